@@ -1,0 +1,66 @@
+"""Request-level FCFS with a fixed batch size; plain policy, no torch."""
+
+from __future__ import annotations
+
+from engines.dllm.config import EngineConfig, require
+from engines.dllm.kv_pool import KvPool
+from engines.dllm.phase import RefreshRule
+from engines.dllm.plan import StepPlan
+from engines.dllm.request import Request
+from engines.dllm.scheduler import Scheduler, plan_item
+from engines.dllm.sequence import Sequence
+
+
+class StaticBatchScheduler(Scheduler):
+    """Forms a batch only when nothing runs: the oldest waiting requests of one generation setting, at
+    most ``batch_size``. All members are in the same phase at every step and end together."""
+
+    def __init__(self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, batch_size: int) -> None:
+        super().__init__(config, pool, rule, exact_steps=True)
+        require(batch_size >= 1, f"batch_size={batch_size} must be at least 1")
+        self.batch_size = batch_size
+        self._pad_to = 0
+
+    def submit(self, request: Request) -> None:
+        generation = request.generation
+        require(generation.threshold is None, f"threshold={generation.threshold} has no meaning in a static batch: leave it out")
+        super().submit(request)
+
+    def charge(self, sequence: Sequence) -> int:
+        return sequence.query_tokens
+
+    def schedule(self) -> StepPlan | None:
+        admitted: list[Request] = []
+        if not self.running:
+            self._form_batch()
+            admitted = [sequence.request for sequence in self.running]
+        if not self.running:
+            return None
+        rows = self._pad_to if self.running[0].phase.is_refresh else self.running[0].block_len
+        return StepPlan(
+            items=tuple(plan_item(sequence) for sequence in self.running),
+            admitted=tuple(admitted),
+            scheduled_tokens=rows * len(self.running),
+            pad_to=self._pad_to,
+        )
+
+    def _form_batch(self) -> None:
+        """Equal slabs, so that the padded cache is one strided view of the pool."""
+        while self.waiting and len(self.running) < self.batch_size:
+            head = self.waiting[0]
+            members = [*self.running, head]
+            slab = max(sequence.kv_rows for sequence in members)
+            if _shape(head) != _shape(members[0]) or slab * len(members) > self.pool.num_rows:
+                break
+            self.running.append(self.waiting.popleft())
+        slab = max((sequence.kv_rows for sequence in self.running), default=0)
+        for sequence in self.running:
+            sequence.kv_rows = slab
+            reserved = self._reserve(sequence)
+            assert reserved, "an empty pool holds the slabs just counted"
+        self._pad_to = max((sequence.request.total_len for sequence in self.running), default=0)
+
+
+def _shape(sequence: Sequence) -> tuple[int, int, int]:
+    generation = sequence.request.generation
+    return generation.gen_length, generation.block_length, generation.steps

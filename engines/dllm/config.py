@@ -1,0 +1,110 @@
+"""Every knob of the diffusion-LLM engine; frozen, keyword-only, checked when built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from engines.errors import UserError
+
+Selection = Literal["head", "uniform", "dense"]
+SchedulerName = Literal["phase", "request"]
+TiePolicy = Literal["stable", "parity"]
+Compat = Literal["paper", "upstream"]
+
+
+def require(ok: bool, message: str) -> None:
+    if not ok:
+        raise UserError(message)
+
+
+def _one_of(name: str, value: str, alias: object) -> None:
+    allowed = get_args(alias)
+    require(value in allowed, f"{name}={value!r} is unknown: use one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """What one request asks for.
+
+    ``steps`` is the total over all blocks; ``threshold`` switches to parallel decoding (every
+    masked position of the block whose confidence reaches it is committed, the best one always).
+    """
+
+    gen_length: int = 256
+    block_length: int = 32
+    steps: int = 256
+    temperature: float = 0.0
+    threshold: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.gen_length >= 1, f"gen_length={self.gen_length} must be at least 1")
+        require(self.block_length >= 1, f"block_length={self.block_length} must be at least 1")
+        require(self.steps >= self.num_blocks,
+                f"steps={self.steps} is fewer than the {self.num_blocks} blocks of gen_length={self.gen_length}: "
+                f"raise steps or block_length")  # fmt: skip
+        require(self.temperature >= 0, f"temperature={self.temperature} must not be negative")
+        require(self.threshold is None or 0 < self.threshold <= 1, f"threshold={self.threshold} must be in (0, 1]")
+
+    @property
+    def num_blocks(self) -> int:
+        return -(-self.gen_length // self.block_length)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether the published samplers accept it: whole blocks, whole steps per block."""
+        return self.gen_length % self.block_length == 0 and self.steps % self.num_blocks == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityConfig:
+    """Which context rows survive a Refresh (dLLM-Serve §4.5).
+
+    ``selection``: ``head`` keeps each head's own top-k, ``uniform`` one set for all heads of a
+    layer (Sparse-dLLM), ``dense`` every row. ``pool_kernel`` 1 means no pooling.
+    ``refresh_delay`` 1 builds the cache at a block's second step (as published), 0 at its first
+    (a single Refresh per block).
+    """
+
+    selection: Selection = "head"
+    retention_ratio: float = 0.5
+    pool_kernel: int = 3
+    refresh_delay: int = 1
+
+    def __post_init__(self) -> None:
+        _one_of("selection", self.selection, Selection)
+        require(0 < self.retention_ratio <= 1, f"retention_ratio={self.retention_ratio} must be in (0, 1]")
+        require(self.pool_kernel >= 1 and self.pool_kernel % 2 == 1,
+                f"pool_kernel={self.pool_kernel} must be odd and at least 1 (1 means no pooling)")  # fmt: skip
+        require(self.refresh_delay in (0, 1), f"refresh_delay={self.refresh_delay} must be 0 or 1")
+
+    def kept_rows(self, num_outside: int) -> int:
+        """Rows retained of ``num_outside`` context rows: floor(r * N), at least one where there is one."""
+        if self.selection == "dense":
+            return num_outside
+        return min(num_outside, max(1, int(num_outside * self.retention_ratio)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """One serving engine. Token counts are query tokens of one packed step."""
+
+    max_num_batched_tokens: int = 16384
+    max_num_logits: int = 2048
+    max_num_seqs: int = 512
+    max_model_len: int = 4096
+    scheduler: SchedulerName = "phase"
+    sparsity: SparsityConfig = field(default_factory=SparsityConfig)
+    tie_policy: TiePolicy = "stable"
+    compat: Compat = "paper"
+    """``upstream`` commits a block's first position in its first full step, whatever its confidence."""
+    suppress_mask_token: bool = True
+    """Never commit the mask id itself; confidences of other tokens are not affected."""
+
+    def __post_init__(self) -> None:
+        _one_of("scheduler", self.scheduler, SchedulerName)
+        _one_of("tie_policy", self.tie_policy, TiePolicy)
+        _one_of("compat", self.compat, Compat)
+        for name in ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "max_model_len"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")

@@ -1,0 +1,71 @@
+"""What a scheduler decides for one iteration, and what an executor answers. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engines.dllm.phase import Phase
+from engines.dllm.request import Request
+
+
+class PlanItem(NamedTuple):
+    """One request's part of a step. Positions are absolute, ``kv_start`` is a row of the KV pool."""
+
+    request_id: int
+    phase: Phase
+    total_len: int
+    block_start: int
+    block_end: int
+    commit: int
+    masks_left: int
+    kept_rows: int
+    kv_start: int
+
+    @property
+    def block_len(self) -> int:
+        return self.block_end - self.block_start
+
+    @property
+    def query_tokens(self) -> int:
+        return self.total_len if self.phase.is_refresh else self.block_len
+
+    @property
+    def key_tokens(self) -> int:
+        return self.total_len if self.phase.is_refresh else self.kept_rows + self.block_len
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    items: tuple[PlanItem, ...]
+    admitted: tuple[Request, ...]
+    scheduled_tokens: int
+    """Query tokens charged against max_num_batched_tokens (the scheduler's currency, §4.4)."""
+    pad_to: int | None = None
+    """A static batch pads every Refresh to this length; None for packed (varlen) batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """``committed[i]`` belongs to ``plan.items[i]``. ``duration_s`` is None when the step ran for real:
+    then the engine's own clock says how long it took."""
+
+    committed: tuple[int, ...]
+    query_rows: int
+    logit_rows: int
+    forward_s: float
+    duration_s: float | None
+
+
+class Executor(Protocol):
+    """Runs a plan, for real or on a cost model; decides nothing."""
+
+    def validate(self, request: Request) -> None:
+        """Raise UserError for a request this executor cannot run; called before it is queued."""
+        ...
+
+    def execute(self, plan: StepPlan) -> StepOutcome: ...
+
+    def release(self, request_id: int) -> tuple[int, ...] | None:
+        """Free the request's state; its generated ids, or None where no tokens exist (simulation)."""
+        ...

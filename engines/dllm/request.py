@@ -1,0 +1,57 @@
+"""A request as the engine receives it, and what one step of the engine reports.
+
+Who fills what: a workload makes ``Request``; a scheduler turns live requests into a ``StepPlan``
+(engines/dllm/plan.py); an executor, real or simulated, answers it; the engine reports the step as a
+``StepRecord``, and a driver stamps the times of requests from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.dllm.config import GenerationConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """``prompt_ids`` may be None on a simulated executor, which needs only the length."""
+
+    request_id: int
+    prompt_len: int
+    generation: GenerationConfig
+    prompt_ids: tuple[int, ...] | None = None
+    arrival_s: float = 0.0
+
+    @property
+    def total_len(self) -> int:
+        return self.prompt_len + self.generation.gen_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One engine iteration. Times of requests are stamped at the END of the step they happen in,
+    except admission, which is stamped at its start."""
+
+    step: int
+    duration_s: float
+    """Wall seconds (torch) or charged seconds (roofline) of the whole step."""
+    forward_s: float
+    """The part inside the model's forward, logits included; equals duration_s on the roofline."""
+    num_refresh: int
+    num_reuse: int
+    query_tokens: int
+    """Rows the forward computes (padding included where the system pads)."""
+    scheduled_tokens: int
+    """Query tokens charged against max_num_batched_tokens."""
+    logit_rows: int
+    committed_tokens: int
+    kv_rows_used: int
+    kv_rows_total: int
+    num_running: int
+    num_waiting: int
+    admitted: tuple[int, ...] = ()
+    first_block: tuple[int, ...] = ()
+    """Requests whose first block completed in this step (what a client can see first)."""
+    finished: tuple[int, ...] = ()
+    failed: tuple[tuple[int, str], ...] = ()
+    """Requests given up in this step, each with one sentence why."""

@@ -1,0 +1,103 @@
+"""A live request as a state machine: (block, step in block) decides its phase and its quota."""
+
+from __future__ import annotations
+
+from engines.dllm.config import GenerationConfig, SparsityConfig
+from engines.dllm.phase import Phase, RefreshRule
+from engines.dllm.request import Request
+
+
+def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
+    """Total steps shared out in proportion to block lengths; S = steps / blocks where that is whole.
+
+    Cumulative floors keep every block at one step or more whenever steps >= blocks, also with a
+    ragged last block.
+    """
+    ends = [min((b + 1) * generation.block_length, generation.gen_length) for b in range(generation.num_blocks)]
+    bounds = [0, *(generation.steps * end // generation.gen_length for end in ends)]
+    return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
+
+
+def cache_rows(request: Request, sparsity: SparsityConfig) -> int:
+    """KV rows one request holds for life: the most any of its blocks needs, retained + own (§4.5)."""
+    generation = request.generation
+    last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
+    lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
+    return max(sparsity.kept_rows(request.total_len - length) + length for length in lengths)
+
+
+class Sequence:
+    """Mutable by ``advance`` alone; everything a scheduler or an executor needs is derived.
+
+    ``exact_steps`` runs every step of a block even when nothing is left to commit, as the published
+    samplers do; otherwise a finished block ends at once, which cannot change a token.
+    """
+
+    __slots__ = (
+        "admitted_step", "block", "exact_steps", "kv_rows", "kv_start", "masks_left", "quota_steps",
+        "request", "rule", "sparsity", "step_in_block",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, rule: RefreshRule, sparsity: SparsityConfig, *, exact_steps: bool = False) -> None:
+        self.request = request
+        self.rule = rule
+        self.sparsity = sparsity
+        self.exact_steps = exact_steps
+        self.quota_steps = steps_per_block(request.generation)
+        self.block = 0
+        self.step_in_block = 0
+        self.masks_left = self.block_len
+        self.kv_rows = cache_rows(request, sparsity) if rule.caches else 0
+        self.kv_start = -1
+        self.admitted_step = -1
+
+    @property
+    def block_start(self) -> int:
+        return self.request.prompt_len + self.block * self.request.generation.block_length
+
+    @property
+    def block_end(self) -> int:
+        return min(self.block_start + self.request.generation.block_length, self.request.total_len)
+
+    @property
+    def block_len(self) -> int:
+        return self.block_end - self.block_start
+
+    @property
+    def is_finished(self) -> bool:
+        return self.block == self.request.generation.num_blocks
+
+    @property
+    def phase(self) -> Phase:
+        return self.rule.phase(self.step_in_block)
+
+    @property
+    def query_tokens(self) -> int:
+        return self.request.total_len if self.phase.is_refresh else self.block_len
+
+    @property
+    def kept_rows(self) -> int:
+        return self.sparsity.kept_rows(self.request.total_len - self.block_len)
+
+    @property
+    def quota(self) -> int:
+        """Tokens to commit in this step: n // S, the remainder to the earliest steps of the block.
+
+        With a threshold it is the least, one; the executor says how many passed.
+        """
+        if self.request.generation.threshold is not None:
+            return min(1, self.masks_left)
+        return -(-self.masks_left // (self.quota_steps[self.block] - self.step_in_block))
+
+    def advance(self, committed: int) -> None:
+        """Book one executed step; moves on to the next block when this one is complete."""
+        self.masks_left -= committed
+        self.step_in_block += 1
+        if self.request.generation.threshold is not None or not self.exact_steps:
+            block_done = self.masks_left == 0
+        else:
+            block_done = self.step_in_block == self.quota_steps[self.block]
+        if block_done:
+            self.block += 1
+            self.step_in_block = 0
+            self.masks_left = 0 if self.is_finished else self.block_len

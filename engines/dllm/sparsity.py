@@ -1,0 +1,69 @@
+"""Which context rows a Refresh retains (dLLM-Serve §4.5, eq. 6; Sparse-dLLM for ``uniform``).
+
+Shapes: n requests building their cache in this step, B the longest block, C the longest context
+(all positions outside the block: prefix ++ suffix, as one list), H / Hkv heads, D head width.
+
+score[h, j] = mean over the block's query rows of q[h] . k[j], after rotation, unscaled. ``head``
+ranks each KV head on its own (with GQA the maximum over its query heads) and pools per head;
+``uniform`` averages the heads first, then pools, and all heads share one set. Pooling is a max over
+``kernel`` neighbours of the list, across the gap the block leaves. Ties go to the lower index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.dllm.config import Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextRows:
+    """Where block and context rows of the building requests lie among the step's packed rows."""
+
+    block_rows: Tensor
+    """[n, B] packed row of each block position (padding repeats row 0 of the request)."""
+    block_valid: Tensor
+    """[n, B]"""
+    context_rows: Tensor
+    """[n, C]"""
+    context_valid: Tensor
+    """[n, C]"""
+
+
+def importance(q: Tensor, k: Tensor, rows: ContextRows, selection: Selection, kernel: int) -> Tensor:
+    """Pooled scores [n, Hkv or 1, C]; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated."""
+    n, context = rows.context_rows.shape
+    kv_heads, width = k.shape[1], k.shape[2]
+    group = q.shape[1] // kv_heads
+    weight = rows.block_valid.to(q.dtype)
+    block_q = q[rows.block_rows] * weight[:, :, None, None]
+    mean_q = block_q.sum(dim=1) / weight.sum(dim=1)[:, None, None]
+    # A product and a sum over D, not a matmul: each score is then the same number in any batch.
+    keys = k[rows.context_rows].unsqueeze(3)
+    score = (mean_q.view(n, 1, kv_heads, group, width) * keys).sum(dim=-1)
+    score = score.amax(dim=3) if selection == "head" else score.flatten(2).mean(dim=2, keepdim=True)
+    score = score.transpose(1, 2).masked_fill(~rows.context_valid.unsqueeze(1), -torch.inf)
+    if kernel > 1:
+        score = F.max_pool1d(score, kernel, stride=1, padding=kernel // 2)
+        score = score.masked_fill(~rows.context_valid.unsqueeze(1), -torch.inf)
+    return score.view(n, -1, context)
+
+
+def top_rows(score: Tensor, num_kept: int) -> Tensor:
+    """[n, heads, num_kept] context indices, most important first, ties to the lower index."""
+    return score.sort(dim=-1, descending=True, stable=True).indices[..., :num_kept]
+
+
+def top_rows_parity(score: Tensor, kept: list[int], num_context: list[int]) -> Tensor:
+    """As ``top_rows`` by ``torch.topk`` on each request's own [1, N] list: the library's order of
+    ties, which is what the published samplers get. For comparisons only."""
+    width = max(kept)
+    chosen = score.new_zeros((score.shape[0], score.shape[1], width), dtype=torch.int64)
+    for i, (count, length) in enumerate(zip(kept, num_context, strict=True)):
+        for head in range(score.shape[1]):
+            chosen[i, head, :count] = torch.topk(score[i, head : head + 1, :length].contiguous(), count, dim=-1).indices[0]
+    return chosen

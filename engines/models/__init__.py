@@ -1,0 +1,1 @@
+"""Model shapes (plain arithmetic), torch modules and loaders."""

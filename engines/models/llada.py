@@ -1,0 +1,128 @@
+"""The LLaDA mask predictor over packed (varlen) rows.
+
+Shapes: N packed rows (all requests of a step, no padding), d model width, H / Hkv query and
+key-value heads, D head width, V vocabulary rows. Rows of different requests meet only inside
+``attend``; everything else is row-wise, which is what makes continuous batching a concatenation.
+
+LLaDA has no time-step embedding: the number of masks is the only time information.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engines.models.config import LLaDAConfig
+
+
+class Attend(Protocol):
+    """Attention of one layer: rotated q [N, H, D] against whatever keys the cache policy exposes."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rotated ``k`` and ``v`` are [N, Hkv, D]; returns [N, H, D]."""
+        ...
+
+
+class RMSNorm(nn.Module):
+    """y = w * cast(x / rms(x)), normalised in float32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        y = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+        return self.weight * y.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotary embedding in float32; x [N, heads, D], cos and sin [N, 1, D/2]."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+class LLaDABlock(nn.Module):
+    def __init__(self, config: LLaDAConfig) -> None:
+        super().__init__()
+        d, hidden = config.d_model, config.mlp_hidden_size
+        kv = config.n_kv_heads * config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
+        self.attn_norm = RMSNorm(d, config.rms_norm_eps)
+        self.q_proj = nn.Linear(d, d, bias=False)
+        self.k_proj = nn.Linear(d, kv, bias=False)
+        self.v_proj = nn.Linear(d, kv, bias=False)
+        self.attn_out = nn.Linear(d, d, bias=False)
+        self.ff_norm = RMSNorm(d, config.rms_norm_eps)
+        self.ff_proj = nn.Linear(d, hidden, bias=False)
+        self.up_proj = nn.Linear(d, hidden, bias=False)
+        self.ff_out = nn.Linear(hidden, d, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        n = x.shape[0]
+        h = self.attn_norm(x)
+        q = rotate(self.q_proj(h).view(n, self.heads, self.head_dim), cos, sin)
+        k = rotate(self.k_proj(h).view(n, self.kv_heads, self.head_dim), cos, sin)
+        v = self.v_proj(h).view(n, self.kv_heads, self.head_dim)
+        x = x + self.attn_out(attend(layer, q, k, v).reshape(n, -1))
+        h = self.ff_norm(x)
+        return x + self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+
+
+class LLaDAModelLM(nn.Module):
+    """State-dict names are those of the published checkpoints (``model.transformer.*``)."""
+
+    def __init__(self, config: LLaDAConfig) -> None:
+        super().__init__()
+        self.config = config
+        transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config.vocab_size, config.d_model),
+                "blocks": nn.ModuleList(LLaDABlock(config) for _ in range(config.n_layers)),
+                "ln_f": RMSNorm(config.d_model, config.rms_norm_eps),
+            }
+        )
+        if not config.weight_tying:
+            transformer["ff_out"] = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.model = nn.ModuleDict({"transformer": transformer})
+        self._rotary: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def transformer(self) -> nn.ModuleDict:
+        return self.model["transformer"]  # type: ignore[return-value]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.transformer["blocks"]  # type: ignore[return-value]
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin [N, 1, D/2] in float32 (rope_full_precision) for absolute positions [N]."""
+        if self._rotary is None or self._rotary[0].device != positions.device:
+            half = self.config.head_dim // 2
+            exponent = torch.arange(half, dtype=torch.float32) * 2 / self.config.head_dim
+            angles = torch.outer(
+                torch.arange(self.config.max_sequence_length, dtype=torch.float32),
+                1.0 / self.config.rope_theta**exponent,
+            )
+            self._rotary = (angles.cos().unsqueeze(1).to(positions.device), angles.sin().unsqueeze(1).to(positions.device))
+        cos, sin = self._rotary
+        return cos[positions], sin[positions]
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        x = self.transformer["wte"](ids)
+        cos, sin = self.rotary(positions)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, cos, sin, layer, attend)
+        return self.transformer["ln_f"](x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, V] logits; row i predicts the token AT its own position (no shift)."""
+        if self.config.weight_tying:
+            return F.linear(hidden, self.transformer["wte"].weight)
+        return self.transformer["ff_out"](hidden)
