@@ -71,19 +71,22 @@ class SparsityConfig:
     retention_ratio: float = 0.5
     pool_kernel: int = 3
     refresh_delay: int = 1
+    min_kept: int = 1
+    """Rows kept at the least; Sparse-dLLM's floor may reach 0."""
 
     def __post_init__(self) -> None:
         _one_of("selection", self.selection, Selection)
         require(0 < self.retention_ratio <= 1, f"retention_ratio={self.retention_ratio} must be in (0, 1]")
         require(self.pool_kernel >= 1 and self.pool_kernel % 2 == 1,
                 f"pool_kernel={self.pool_kernel} must be odd and at least 1 (1 means no pooling)")  # fmt: skip
+        require(self.min_kept in (0, 1), f"min_kept={self.min_kept} must be 0 or 1")
         require(self.refresh_delay in (0, 1), f"refresh_delay={self.refresh_delay} must be 0 or 1")
 
     def kept_rows(self, num_outside: int) -> int:
-        """Rows retained of ``num_outside`` context rows: floor(r * N), at least one where there is one."""
+        """Rows retained of ``num_outside`` context rows: floor(r * N), at least ``min_kept`` of them."""
         if self.selection == "dense":
             return num_outside
-        return min(num_outside, max(1, int(num_outside * self.retention_ratio)))
+        return min(num_outside, max(self.min_kept, int(num_outside * self.retention_ratio)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,10 @@ class Phase(Enum):
     REUSE = "reuse"
     """Block rows against the packed context and their own fresh keys and values."""
 
-    @property
-    def is_refresh(self) -> bool:
-        return self is not Phase.REUSE
+    is_refresh: bool
+
+    def __init__(self, label: str) -> None:
+        self.is_refresh = label != "reuse"
 
 
 class RefreshRule(Protocol):

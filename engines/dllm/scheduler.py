@@ -71,16 +71,18 @@ class Scheduler(ABC):
         budget = self.config.max_num_batched_tokens
         chosen: list[Sequence] = []
         for sequence in self.running:
-            if self.charge(sequence) <= budget:
-                budget -= self.charge(sequence)
+            charge = self.charge(sequence)
+            if charge <= budget:
+                budget -= charge
                 chosen.append(sequence)
         admitted: list[Request] = []
         if len(chosen) == len(self.running):
             while self.waiting and len(self.running) < self.config.max_num_seqs:
                 sequence = self.waiting[0]
-                if self.charge(sequence) > budget or not self._reserve(sequence):
+                charge = self.charge(sequence)
+                if charge > budget or not self._reserve(sequence):
                     break
-                budget -= self.charge(sequence)
+                budget -= charge
                 self.running.append(self.waiting.popleft())
                 chosen.append(sequence)
                 admitted.append(sequence.request)
@@ -124,12 +126,12 @@ def plan_item(sequence: Sequence) -> PlanItem:
     return PlanItem(
         request_id=sequence.request.request_id,
         phase=sequence.phase,
-        total_len=sequence.request.total_len,
+        total_len=sequence.total_len,
         block_start=sequence.block_start,
         block_end=sequence.block_end,
         commit=sequence.quota,
         masks_left=sequence.masks_left,
-        kept_rows=sequence.kept_rows if sequence.rule.caches else 0,
+        kept_rows=sequence.kept_rows,
         kv_start=sequence.kv_start,
     )
 
@@ -145,7 +147,7 @@ class RequestScheduler(Scheduler):
     """Request-level provisioning (§3.1): the whole length for life, so Reuse headroom sits idle."""
 
     def charge(self, sequence: Sequence) -> int:
-        return sequence.request.total_len
+        return sequence.total_len
 
 
 SCHEDULERS: dict[str, type[Scheduler]] = {"phase": PhaseScheduler, "request": RequestScheduler}

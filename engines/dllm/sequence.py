@@ -34,8 +34,8 @@ class Sequence:
     """
 
     __slots__ = (
-        "admitted_step", "block", "exact_steps", "kv_rows", "kv_start", "masks_left", "quota_steps",
-        "request", "rule", "sparsity", "step_in_block",
+        "block", "block_end", "block_start", "exact_steps", "kept_rows", "kv_rows", "kv_start", "masks_left",
+        "quota_steps", "request", "rule", "sparsity", "step_in_block", "total_len",
     )  # fmt: skip
 
     def __init__(self, request: Request, rule: RefreshRule, sparsity: SparsityConfig, *, exact_steps: bool = False) -> None:
@@ -44,20 +44,19 @@ class Sequence:
         self.sparsity = sparsity
         self.exact_steps = exact_steps
         self.quota_steps = steps_per_block(request.generation)
-        self.block = 0
-        self.step_in_block = 0
-        self.masks_left = self.block_len
+        self.total_len = request.total_len
+        self._enter(0)
         self.kv_rows = cache_rows(request, sparsity) if rule.caches else 0
         self.kv_start = -1
-        self.admitted_step = -1
 
-    @property
-    def block_start(self) -> int:
-        return self.request.prompt_len + self.block * self.request.generation.block_length
-
-    @property
-    def block_end(self) -> int:
-        return min(self.block_start + self.request.generation.block_length, self.request.total_len)
+    def _enter(self, block: int) -> None:
+        generation = self.request.generation
+        self.block = block
+        self.step_in_block = 0
+        self.block_start = self.request.prompt_len + block * generation.block_length
+        self.block_end = min(self.block_start + generation.block_length, self.total_len)
+        self.masks_left = self.block_len
+        self.kept_rows = self.sparsity.kept_rows(self.total_len - self.block_len) if self.rule.caches else 0
 
     @property
     def block_len(self) -> int:
@@ -73,11 +72,7 @@ class Sequence:
 
     @property
     def query_tokens(self) -> int:
-        return self.request.total_len if self.phase.is_refresh else self.block_len
-
-    @property
-    def kept_rows(self) -> int:
-        return self.sparsity.kept_rows(self.request.total_len - self.block_len)
+        return self.total_len if self.phase.is_refresh else self.block_len
 
     @property
     def quota(self) -> int:
@@ -97,7 +92,9 @@ class Sequence:
             block_done = self.masks_left == 0
         else:
             block_done = self.step_in_block == self.quota_steps[self.block]
-        if block_done:
+        if not block_done:
+            return
+        if self.block + 1 < self.request.generation.num_blocks:
+            self._enter(self.block + 1)
+        else:
             self.block += 1
-            self.step_in_block = 0
-            self.masks_left = 0 if self.is_finished else self.block_len

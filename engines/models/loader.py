@@ -11,11 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from engines.errors import UserError
+from engines.models.checkpoint import checkpoint_dir, read_config
 from engines.models.config import LLADA_8B, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
-
-TINY_DIR = Path(__file__).parent / "tiny"
-"""The embedded checkpoint: a small model trained on tasks this project generates."""
 
 SHAPES = {"llada-8b": LLADA_8B}
 """Full-size shapes that need no download with ``weights="random"``."""
@@ -28,36 +26,6 @@ def parse_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"dtype={name!r} is unknown: use one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def checkpoint_dir(model: str) -> Path:
-    """Directory of ``model``: 'tiny', a local path, or a hub id (fetched with huggingface_hub)."""
-    if model == "tiny":
-        return TINY_DIR
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
-    if model.count("/") != 1 or path.exists() or model.startswith((".", "/", "~")):
-        raise UserError(f"model={model!r} is not a directory: give a checkpoint directory, a hub id or 'tiny'")
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise UserError(f"model={model!r} is a hub id and huggingface_hub is missing: pip install '.[hub]' or give a directory") from error
-    try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-    except (OSError, ValueError) as error:
-        raise UserError(f"model={model!r} could not be fetched from the hub ({type(error).__name__}): check the id and the network, or give a directory") from error
-
-
-def read_config(directory: Path) -> LLaDAConfig:
-    path = directory / "config.json"
-    if not path.is_file():
-        raise UserError(f"model directory {directory} has no config.json: give a LLaDA checkpoint")
-    try:
-        raw = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON (line {error.lineno}): restore the checkpoint's config") from error
-    return LLaDAConfig.from_dict(raw)
 
 
 def read_weights(directory: Path) -> dict[str, Tensor]:

@@ -1,0 +1,91 @@
+"""Catalogue of GPUs: vendor peaks, memory and links, each with its source.
+
+Memory sizes are read in decimal: "24 GB" is 24e9 bytes, bandwidth likewise. A card reports up to
+7 % more than that (an RTX 4090 has 24 GiB on board) or slightly less (ECC of the L40S takes its
+share); driver and context take some back. A memory plan adds its own guard band on top.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from engines.errors import UserError
+
+GB = 10**9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    name: str
+    bf16_tflops: float
+    """Dense BF16 matrix peak with float32 accumulation, no structured sparsity."""
+    memory_bandwidth_gb_s: float
+    memory_bytes: int
+    nvlink_gb_s: float | None
+    """Per GPU, both directions together (as vendors print it); None where there is no NVLink."""
+    pcie_gb_s: float
+    """x16 slot, both directions together."""
+    source: str
+
+    @property
+    def peak_flops(self) -> float:
+        """FLOP per second."""
+        return self.bf16_tflops * 1e12
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        return self.memory_bandwidth_gb_s * 1e9
+
+    @property
+    def ridge_flop_per_byte(self) -> float:
+        """Arithmetic intensity above which the card is compute-bound."""
+        return self.peak_flops / self.bandwidth
+
+
+RTX4090 = Gpu(
+    name="rtx4090", bf16_tflops=165.2, memory_bandwidth_gb_s=1008, memory_bytes=24 * GB, nvlink_gb_s=None, pcie_gb_s=64,
+    source="NVIDIA Ada GPU Architecture whitepaper, GeForce RTX 4090: BF16 tensor peak with FP32 accumulation, dense; "
+    "24 GB GDDR6X, PCIe Gen4 x16.",
+)  # fmt: skip
+L40S = Gpu(
+    name="l40s", bf16_tflops=362.05, memory_bandwidth_gb_s=864, memory_bytes=48 * GB, nvlink_gb_s=None, pcie_gb_s=64,
+    source="NVIDIA L40S datasheet: BFLOAT16 Tensor Core 362.05 TFLOPS dense (733 with sparsity), 48 GB GDDR6 with ECC, "
+    "864 GB/s, PCIe Gen4 x16 64 GB/s bidirectional.",
+)  # fmt: skip
+H200 = Gpu(
+    name="h200", bf16_tflops=989.5, memory_bandwidth_gb_s=4800, memory_bytes=141 * GB, nvlink_gb_s=900, pcie_gb_s=128,
+    source="NVIDIA H200 SXM datasheet: BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense; 141 GB HBM3e, "
+    "4.8 TB/s, NVLink 900 GB/s, PCIe Gen5 128 GB/s.",
+)  # fmt: skip
+H20 = Gpu(
+    name="h20", bf16_tflops=148, memory_bandwidth_gb_s=4000, memory_bytes=96 * GB, nvlink_gb_s=900, pcie_gb_s=128,
+    source="NVIDIA H20 SXM specifications as reported by system vendors (no public datasheet): BF16 148 TFLOPS dense, "
+    "96 GB HBM3, 4.0 TB/s, NVLink 900 GB/s, PCIe Gen5 x16.",
+)  # fmt: skip
+
+GPUS: tuple[Gpu, ...] = (RTX4090, L40S, H200, H20)
+
+
+def gpu(name: str) -> Gpu:
+    """Look a GPU up by its name, ignoring case."""
+    for known in GPUS:
+        if known.name == name.lower():
+            return known
+    raise UserError(f"gpu={name!r} is unknown: use one of {', '.join(known.name for known in GPUS)}")
+
+
+_UNITS = {"MB": 10**6, "GB": GB, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of a size such as ``24GB`` (decimal) or ``24GiB`` (binary)."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    size = int(float(match[1]) * unit) if match and unit else 0
+    if size < 1:
+        raise UserError(
+            f"memory size {text!r} is not understood: write a positive number and MB, GB, MiB or GiB, as in 24GB"
+        )
+    return size

@@ -1,0 +1,215 @@
+"""What a transformer costs, from its dimensions alone: parameters, FLOPs and bytes.
+
+A FLOP is one multiply or one add (a GEMM of m x k by k x n costs 2mkn). Only matrix products are
+counted; norms, rotations, biases and activations are below one percent and are left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from engines.errors import UserError
+from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
+from engines.models.config import LLaDAConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Pre-norm transformer with rotary positions, grouped-query attention and a gated MLP."""
+
+    name: str
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    """Independent of ``d_model / n_heads``: Qwen3 has 64 heads of 128 in a width of 5120."""
+    mlp_hidden: int
+    """Hidden width of one expert where there are several."""
+    vocab_rows: int
+    """Rows of the embedding and of the head, padding rows included."""
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    """A norm weight of ``head_dim`` each for queries and keys in every layer (Qwen3)."""
+    num_experts: int = 1
+    experts_per_token: int = 1
+    dtype_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if type(value) is int and value < 1:
+                raise UserError(f"{self.name}: {field.name}={value} must be at least 1")
+        if self.n_heads % self.n_kv_heads:
+            raise UserError(f"{self.name}: n_heads={self.n_heads} must be a multiple of n_kv_heads={self.n_kv_heads}")
+        if self.experts_per_token > self.num_experts:
+            raise UserError(
+                f"{self.name}: experts_per_token={self.experts_per_token} exceeds num_experts={self.num_experts}: lower it"
+            )
+
+    @staticmethod
+    def from_llada(config: LLaDAConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
+        return ModelShape(
+            name=name,
+            d_model=config.d_model,
+            n_layers=config.n_layers,
+            n_heads=config.n_heads,
+            n_kv_heads=config.n_kv_heads,
+            head_dim=config.head_dim,
+            mlp_hidden=config.mlp_hidden_size,
+            vocab_rows=config.vocab_size,
+            tied=config.weight_tying,
+            dtype_bytes=dtype_bytes,
+        )
+
+    # ---- weights -------------------------------------------------------------------------------
+
+    @property
+    def q_width(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def _attention_weights(self) -> int:
+        """q, k, v and output matrices of one layer."""
+        return 2 * self.d_model * (self.q_width + self.kv_width)
+
+    @property
+    def _expert_weights(self) -> int:
+        """gate, up and down matrices of one expert of one layer."""
+        return 3 * self.d_model * self.mlp_hidden
+
+    @property
+    def _router_weights(self) -> int:
+        return self.d_model * self.num_experts if self.num_experts > 1 else 0
+
+    @property
+    def _vectors(self) -> int:
+        """Norm weights and biases of one layer."""
+        norms = 2 * self.d_model + (2 * self.head_dim if self.qk_norm else 0)
+        return norms + (self.q_width + 2 * self.kv_width if self.qkv_bias else 0)
+
+    @property
+    def _embedding(self) -> int:
+        return self.vocab_rows * self.d_model
+
+    @property
+    def num_params(self) -> int:
+        layer = self._attention_weights + self.num_experts * self._expert_weights + self._router_weights + self._vectors
+        return self.n_layers * layer + self.d_model + self._embedding * (1 if self.tied else 2)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Resident bytes of all weights."""
+        return self.num_params * self.dtype_bytes
+
+    def streamed_weight_bytes_layers(self, query_rows: int | None = None) -> int:
+        """Bytes of layer weights (and final norm) one forward reads, once whatever the batch.
+
+        The embedding is gathered by rows, so it is not streamed. With experts, ``query_rows`` rows
+        routed uniformly and independently touch E (1 - (1 - k/E)^rows) of E experts on average;
+        None means all of them.
+        """
+        experts = float(self.num_experts)
+        if query_rows is not None and self.num_experts > 1:
+            experts *= 1 - (1 - self.experts_per_token / self.num_experts) ** query_rows
+        dense = self._attention_weights + self._router_weights + self._vectors
+        return round((self.n_layers * (dense + experts * self._expert_weights) + self.d_model) * self.dtype_bytes)
+
+    @property
+    def streamed_weight_bytes_head(self) -> int:
+        """Bytes of the LM head, read once for every chunk of logit rows."""
+        return self._embedding * self.dtype_bytes
+
+    # ---- FLOPs ---------------------------------------------------------------------------------
+
+    @property
+    def linear_flops_per_token(self) -> int:
+        """All matrices of all layers for one query row; the LM head is counted apart."""
+        active = self._attention_weights + self._router_weights + self.experts_per_token * self._expert_weights
+        return 2 * self.n_layers * active
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """Scores and weighted sum of one (query row, key row) pair over all layers and heads."""
+        return 4 * self.q_width * self.n_layers
+
+    def attention_flops(self, q_rows: int, k_rows: int) -> int:
+        """Every query row attends to every key row (bidirectional: no causal half)."""
+        return self.attention_flops_per_pair * q_rows * k_rows
+
+    @property
+    def logits_flops_per_row(self) -> int:
+        return 2 * self._embedding
+
+    # ---- bytes of state and activations ----------------------------------------------------------
+
+    @property
+    def kv_bytes_per_token_per_layer(self) -> int:
+        return 2 * self.kv_width * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of one token over all layers."""
+        return self.kv_bytes_per_token_per_layer * self.n_layers
+
+    @property
+    def activation_bytes_per_query_token(self) -> int:
+        """Residual, q, k, v, attention output, gate, up and their product, all alive at once.
+
+        One layer's worth: layers run in turn and free their temporaries. No reuse inside a layer
+        is assumed, so an executor's measured peak should stay below this.
+        """
+        attention = 2 * (self.q_width + self.kv_width)
+        return (self.d_model + attention + 3 * self.experts_per_token * self.mlp_hidden) * self.dtype_bytes
+
+    def logits_bytes_per_row(self, dtype_bytes: int | None = None) -> int:
+        return self.vocab_rows * (self.dtype_bytes if dtype_bytes is None else dtype_bytes)
+
+
+LLADA_8B = ModelShape.from_llada(_LLADA_8B_CONFIG, name="LLaDA-8B")
+
+# Dimensions below are those of the published config.json files; the tests hold each against the
+# checkpoint's published parameter count.
+QWEN2_5_7B = ModelShape(
+    name="Qwen2.5-7B", d_model=3584, n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128,
+    mlp_hidden=18944, vocab_rows=152064, qkv_bias=True,
+)  # fmt: skip
+DREAM_7B = replace(QWEN2_5_7B, name="Dream-7B")
+"""A Qwen2.5-7B body trained as a masked diffuser."""
+QWEN2_5_14B = ModelShape(
+    name="Qwen2.5-14B", d_model=5120, n_layers=48, n_heads=40, n_kv_heads=8, head_dim=128,
+    mlp_hidden=13824, vocab_rows=152064, qkv_bias=True,
+)  # fmt: skip
+QWEN2_5_32B = ModelShape(
+    name="Qwen2.5-32B", d_model=5120, n_layers=64, n_heads=40, n_kv_heads=8, head_dim=128,
+    mlp_hidden=27648, vocab_rows=152064, qkv_bias=True,
+)  # fmt: skip
+QWEN3_32B = ModelShape(
+    name="Qwen3-32B", d_model=5120, n_layers=64, n_heads=64, n_kv_heads=8, head_dim=128,
+    mlp_hidden=25600, vocab_rows=151936, qk_norm=True,
+)  # fmt: skip
+LLAMA_3_1_70B = ModelShape(
+    name="Llama-3.1-70B", d_model=8192, n_layers=80, n_heads=64, n_kv_heads=8, head_dim=128,
+    mlp_hidden=28672, vocab_rows=128256,
+)  # fmt: skip
+MIXTRAL_8X7B = ModelShape(
+    name="Mixtral-8x7B", d_model=4096, n_layers=32, n_heads=32, n_kv_heads=8, head_dim=128,
+    mlp_hidden=14336, vocab_rows=32000, num_experts=8, experts_per_token=2,
+)  # fmt: skip
+
+SHAPES: tuple[ModelShape, ...] = (
+    LLADA_8B, DREAM_7B, QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B,
+)  # fmt: skip
+
+
+def model_shape(name: str) -> ModelShape:
+    """Look a shape up by its name, ignoring case."""
+    for shape in SHAPES:
+        if shape.name.lower() == name.lower():
+            return shape
+    raise UserError(f"model={name!r} is unknown: use one of {', '.join(shape.name for shape in SHAPES)}")

@@ -1,0 +1,3 @@
+"""Experiment harness and command line."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,130 @@
+"""One cell of an experiment grid: everything that decides a run's numbers, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from engines.errors import UserError
+
+Scalar = str | int | float | bool | None
+
+CELL_SCHEMA_VERSION = 1
+"""What the fields of a cell mean. Raising it gives every cell a new key, so old runs are not reused."""
+
+KEY_LENGTH = 12
+PREFIX_LENGTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """``figure`` says who asked; it is not part of the key, so that figures share runs.
+
+    ``rate`` is the asked arrival rate in requests per second, None where the workload brings its own
+    arrivals. ``knobs`` are (name, JSON scalar) pairs; they are sorted by name when the cell is built.
+    """
+
+    figure: str | None = None
+    system: str
+    dataset: str
+    platform: str
+    executor: str
+    rate: float | None
+    seed: int
+    knobs: tuple[tuple[str, Scalar], ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("system", "dataset", "platform", "executor"):
+            _check_text(name, getattr(self, name))
+        if self.figure is not None:
+            _check_text("figure", self.figure)
+        if not _is_int(self.seed) or self.seed < 0:
+            raise UserError(f"seed={self.seed!r} must be an integer of at least 0")
+        if self.rate is not None:
+            is_number = _is_int(self.rate) or isinstance(self.rate, float)
+            if not is_number or not math.isfinite(self.rate) or self.rate <= 0:
+                raise UserError(f"rate={self.rate!r} must be a positive number of requests per second, or null")
+            object.__setattr__(self, "rate", float(self.rate))
+        object.__setattr__(self, "knobs", _sorted_knobs(self.knobs))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Cell:
+        """The inverse of ``to_dict``; ``knobs`` may also be a list of pairs."""
+        allowed = [f.name for f in fields(cls)]
+        if unknown := sorted(set(values) - set(allowed)):
+            raise UserError(f"cell key {unknown[0]!r} is unknown: use {', '.join(allowed)}")
+        if missing := [name for name in allowed if name not in values and name not in ("figure", "knobs")]:
+            raise UserError(f"cell key {missing[0]!r} is missing: give it a value")
+        given = dict(values)
+        knobs = given.pop("knobs", ())
+        if isinstance(knobs, Mapping):
+            pairs = tuple(knobs.items())
+        elif isinstance(knobs, list | tuple) and all(isinstance(k, list | tuple) and len(k) == 2 for k in knobs):
+            pairs = tuple((name, value) for name, value in knobs)
+        else:
+            raise UserError(f"knobs={knobs!r} must be a mapping of knob names to values")
+        return cls(**given, knobs=pairs)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"figure": self.figure, **self.identity}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The hashed part."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("figure", "knobs")}
+        return {**own, "knobs": dict(self.knobs)}
+
+    @property
+    def knob_values(self) -> dict[str, Scalar]:
+        return dict(self.knobs)
+
+    @cached_property
+    def key(self) -> str:
+        hashed = {"schema": CELL_SCHEMA_VERSION, **_canonical(self.identity)}
+        text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
+
+    @property
+    def folder_name(self) -> str:
+        parts = [self.system, self.dataset, self.platform, self.executor]
+        if self.rate is not None:
+            parts.append(f"r{self.rate:g}")
+        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join([*parts, f"s{self.seed}"])).lstrip("._-")
+        return f"{prefix[:PREFIX_LENGTH]}_{self.key}"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise UserError(f"{name}={value!r} must be a non-empty name")
+
+
+def _sorted_knobs(knobs: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Scalar], ...]:
+    for name, value in knobs:
+        _check_text("knob name", name)
+        if value is not None and not isinstance(value, str | int | float | bool):
+            raise UserError(f"knob {name}={value!r} must be a string, a number, a boolean or null")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"knob {name}={value!r} must be finite")
+    names = [name for name, _ in knobs]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"knob {repeated[0]!r} is given more than once: keep one")
+    return tuple(sorted(knobs, key=lambda pair: pair[0]))
+
+
+def _canonical(value: Any) -> Any:
+    """1 and 1.0 are one value: a grid written in YAML must not differ from one written in Python."""
+    if isinstance(value, dict):
+        return {name: _canonical(v) for name, v in value.items()}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value

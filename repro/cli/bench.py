@@ -1,0 +1,121 @@
+"""``repro bench``: any system on any workload and platform."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repro.cli import options as opt
+from repro.cli.output import number, print_json, print_table
+
+
+def bench(
+    system: Annotated[list[str] | None, typer.Option(help="May be given several times [default: dllm-serve].")] = None,
+    dataset_name: Annotated[list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")] = None,
+    platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090 or l40s.")] = "cpu-tiny",
+    executor: Annotated[str | None, typer.Option(help="torch (measured) or roofline (simulated).")] = None,
+    request_rate: Annotated[list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")] = None,
+    num_prompts: Annotated[int | None, typer.Option(help="Requests per run.")] = None,
+    burstiness: Annotated[float | None, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.")] = None,
+    dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
+    dataset_source: Annotated[str | None, typer.Option(help="auto, hub, local or embedded.")] = None,
+    input_len: Annotated[int | None, typer.Option(help="Fix every prompt to this many tokens.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="phase or request.")] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Query tokens per packed step.")] = None,
+    max_num_logits: Annotated[int | None, typer.Option(help="Logit rows alive at once.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests running at once.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
+    logit_rows: Annotated[str | None, typer.Option(help="Memory plan: decomposed or monolithic.")] = None,
+    model: opt.Model = None,
+    weights: opt.Weights = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    gen_length: opt.GenLength = None,
+    block_length: opt.BlockLength = None,
+    steps: opt.Steps = None,
+    temperature: opt.Temperature = None,
+    threshold: opt.Threshold = None,
+    retention_ratio: opt.RetentionRatio = None,
+    pool_kernel: opt.PoolKernel = None,
+    selection: opt.Selection = None,
+    refresh_delay: opt.RefreshDelay = None,
+    compat: opt.Compat = None,
+    tie_policy: opt.TiePolicy = None,
+    seed: opt.Seed = 0,
+    result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
+    force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Check everything, list the runs and why each would run.")] = False,
+    continue_on_error: Annotated[bool, typer.Option(help="Go on with the next run after a failure.")] = False,
+    json: opt.Json = False,
+) -> None:
+    """Run systems on a workload; the same command again continues, and reuses what is done."""
+    from repro.cell import Cell
+    from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
+    from repro.paths import LOCAL
+    from repro.platforms import platform as platform_of
+    from repro.store import Store
+
+    where = platform_of(platform)
+    knobs = opt.given(
+        num_requests=num_prompts, burstiness=burstiness, dataset_path=None if dataset_path is None else str(dataset_path),
+        source=dataset_source, fixed_prompt_len=input_len, scheduler=scheduler,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_logits=max_num_logits, max_num_seqs=max_num_seqs,
+        batch_size=batch_size, memory_bytes=opt.parse_memory_limit(memory_limit), logit_rows=logit_rows, model=model,
+        weights=weights, dtype=dtype, device=device, gen_length=gen_length, block_length=block_length, steps=steps,
+        temperature=temperature, threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel,
+        selection=selection, refresh_delay=refresh_delay, compat=compat, tie_policy=tie_policy,
+    )  # fmt: skip
+    if input_len is not None:
+        knobs["length_scale"] = 1.0
+    if dataset_path is not None and dataset_source is None:
+        knobs["source"] = "local"
+    if burstiness is not None:
+        knobs["arrivals"] = "gamma"
+    if gen_length is not None and steps is None:
+        knobs["steps"] = gen_length
+    cells = [
+        Cell(system=name, dataset=dataset, platform=platform, executor=executor or where.executor,
+             rate=opt.parse_rate(rate), seed=seed, knobs=tuple(knobs.items()))
+        for dataset in dataset_name or ["osc"]
+        for rate in request_rate or ["inf"]
+        for name in system or ["dllm-serve"]
+    ]  # fmt: skip
+    store = Store(result_dir or LOCAL)
+    experiments = prepare_all(cells)
+    if dry_run:
+        reasons = [(e.cell.folder_name, store.why(e.cell)) for e in experiments]
+        if json:
+            print_json([{"run": name, "why": reason} for name, reason in reasons])
+        else:
+            print_table("Would run", ("run", "why"), reasons)
+        return
+    outcomes = run_sweep(experiments, store, force=force, continue_on_error=continue_on_error)
+    runs = load_all(experiments, store)
+    if json:
+        print_json([{"cell": run.cell.to_dict(), "obtained": run.record.manifest["obtained"], "valid": run.validity.valid,
+                     "reasons": list(run.validity.reasons), "facts": run.record.manifest["facts"],
+                     "folder": str(store.folder(run.cell)), "summary": run.summary} for run in runs])  # fmt: skip
+    else:
+        print_table("Runs", _COLUMNS, [_row(run) for run in runs])
+    say_what_ran(outcomes, store.root)
+    if any(o.status == "failed" or (o.validity is not None and not o.validity.valid) for o in outcomes):
+        raise typer.Exit(1)
+
+
+_COLUMNS = ("system", "dataset", "platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s", "running", "outside fwd",
+            "obtained", "verdict")  # fmt: skip
+
+
+def _row(run) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
+    summary, cell = run.summary, run.cell
+    latency = summary["e2el_s"]
+    outside = summary["outside_forward_share"]
+    return (
+        run.record.manifest["system"], cell.dataset, cell.platform, "inf" if cell.rate is None else f"{cell.rate:g}",
+        number(summary["throughput_tok_s"]), number(latency["mean"], 2), number(latency["p50"], 2), number(latency["p90"], 2),
+        number(summary["mean_running"]), "-" if outside is None else f"{100 * outside:.1f} %",
+        run.record.manifest["obtained"], "VALID" if run.validity.valid else "INVALID",
+    )  # fmt: skip

@@ -1,0 +1,58 @@
+"""Options that several commands share, and their way into a cell's knobs."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import typer
+
+from engines.errors import UserError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")]
+Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Model = Annotated[str | None, typer.Option(help="Checkpoint directory, hub id, 'tiny', or a shape ('llada-8b') with --weights random.")]  # fmt: skip
+Weights = Annotated[str | None, typer.Option(help="checkpoint, or random for a shape without a download.")]
+GenLength = Annotated[int | None, typer.Option(help="Tokens to generate.")]
+BlockLength = Annotated[int | None, typer.Option(help="Tokens per diffusion block.")]
+Steps = Annotated[int | None, typer.Option(help="Denoising steps, over all blocks.")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
+Threshold = Annotated[float | None, typer.Option(help="Parallel decoding: commit every token at least this confident.")]
+RetentionRatio = Annotated[float | None, typer.Option(help="Share of context rows kept, in (0, 1].")]
+PoolKernel = Annotated[int | None, typer.Option(help="Width of the max-pool over scores; odd, 1 is none.")]
+Selection = Annotated[str | None, typer.Option(help="head, uniform or dense.")]
+RefreshDelay = Annotated[int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")]  # fmt: skip
+Compat = Annotated[str | None, typer.Option(help="paper, or upstream for its first-token rule.")]
+TiePolicy = Annotated[str | None, typer.Option(help="stable, or parity (the library's order of ties).")]
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """The options the user set; what is None keeps its default further down."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def parse_rate(text: str) -> float | None:
+    """Requests per second; 'inf' (everything at once) is None."""
+    if text == "inf":
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not 0 < rate < float("inf"):
+        raise UserError(f"request_rate={text!r} must be a positive number of requests/s, or 'inf'")
+    return rate
+
+
+def parse_memory_limit(text: str | None) -> int | None:
+    """'24GB' (10^9), '64MiB' (2^20) or plain bytes."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(B|KB|MB|GB|KIB|MIB|GIB)?", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) <= 0:
+        raise UserError(f"memory_limit={text!r} is not a size: write it like 24GB or 64MiB")
+    unit = (match[2] or "B").upper()
+    scale = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}[unit]
+    return int(float(match[1]) * scale)

@@ -1,0 +1,72 @@
+"""Running a list of cells with progress, resume and a verdict; shared by bench and reproduce."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.errors import UserError
+
+if TYPE_CHECKING:
+    from repro.cell import Cell
+    from repro.experiment import Experiment
+    from repro.runner import CellOutcome
+    from repro.store import Store, StoredRun
+
+
+def prepare_all(cells: Sequence[Cell]) -> list[Experiment]:
+    """Check every cell before the first one runs."""
+    from repro.experiment import prepare
+
+    return [prepare(cell) for cell in cells]
+
+
+def run_sweep(
+    experiments: Sequence[Experiment], store: Store, *, force: bool, continue_on_error: bool, jobs: int | None = None
+) -> list[CellOutcome]:
+    """Simulated cells use all cores, measured ones run alone and in order."""
+    from repro.experiment import run_cell
+    from repro.progress import sweep_progress
+    from repro.runner import run_cells
+
+    simulated = [e.cell for e in experiments if e.cell.executor == "roofline"]
+    measured = [e.cell for e in experiments if e.cell.executor != "roofline"]
+    outcomes: dict[str, CellOutcome] = {}
+    cores = jobs or os.cpu_count() or 1
+    with sweep_progress(len(simulated)) as on_event:
+        new = [cell for cell in simulated if force or not store.is_done(cell)]
+        for outcome in run_cells(simulated, run_cell, store, force=force, continue_on_error=continue_on_error,
+                                 on_event=on_event, jobs=min(cores, max(1, len(new) // 4))):  # fmt: skip
+            outcomes[outcome.cell.key] = outcome
+    with sweep_progress(len(measured)) as on_event:
+        for outcome in run_cells(measured, run_cell, store, force=force, continue_on_error=continue_on_error,
+                                 on_event=on_event):  # fmt: skip
+            outcomes[outcome.cell.key] = outcome
+    return [outcomes[e.cell.key] for e in experiments]
+
+
+def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
+    """Runs done, reused and why, on stderr."""
+    ran = sum(outcome.status == "ran" for outcome in outcomes)
+    reused = [outcome for outcome in outcomes if outcome.status == "reused"]
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    line = f"{ran} runs done, {len(reused)} reused"
+    if reused:
+        line += f" (e.g. {reused[0].reason}; --force runs them again)"
+    print(f"{line}; run folders: {root}", file=sys.stderr)
+    for outcome in failed:
+        print(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
+    for outcome in outcomes:
+        if outcome.validity is not None and not outcome.validity.valid:
+            print(f"INVALID {outcome.cell.folder_name}: {'; '.join(outcome.validity.reasons)}", file=sys.stderr)
+
+
+def load_all(experiments: Sequence[Experiment], store: Store, *, only_stored: bool = False) -> list[StoredRun]:
+    missing = [e for e in experiments if not store.is_done(e.cell)]
+    if missing and only_stored:
+        raise UserError(f"{len(missing)} of {len(experiments)} runs behind this figure are missing "
+                        f"(first: {missing[0].cell.folder_name}): run 'repro reproduce' first")  # fmt: skip
+    return [store.load(e.cell) for e in experiments if store.is_done(e.cell)]

@@ -1,0 +1,96 @@
+"""From a cell to a run: settings, workload, engine, driver."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+
+from repro.calibration import describe_calibration
+from repro.cell import Cell
+from repro.clock import VirtualClock, WallClock
+from repro.driver import DriveProgress, drive_steps
+from repro.record import RunRecord
+from repro.settings import Settings, resolve
+from repro.systems import Resources, System, system
+from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A cell made concrete and checked; nothing heavy has run yet."""
+
+    cell: Cell
+    settings: Settings
+    system: System
+    workload: Workload
+    resources: Resources
+
+
+def prepare(cell: Cell) -> Experiment:
+    """Resolve and check a cell. Every refusal a user can cause is raised here, before any run.
+
+    The cell gets a ``basis``: a digest of its requests and of the checkpoint or calibration behind
+    its numbers. Stored runs are then never reused for other data, another model or another fit.
+    """
+    settings, chosen = resolve(cell), system(cell.system)
+    chosen.refuse_ignored(cell.knob_values)
+    workload = _workload(cell, settings)
+    resources = chosen.plan(settings, max(request.total_len for request in workload.requests))
+    behind = settings.calibration_digest if cell.executor == "roofline" else settings.checkpoint_digest
+    basis = hashlib.sha256(f"{workload.provenance.checksum} {behind}".encode()).hexdigest()[:12]
+    knobs = {**cell.knob_values, "basis": basis}
+    return Experiment(
+        cell=replace(cell, knobs=tuple(knobs.items())),
+        settings=settings,
+        system=chosen,
+        workload=workload,
+        resources=resources,
+    )
+
+
+def run(experiment: Experiment, on_progress: Callable[[DriveProgress], None] | None = None) -> RunRecord:
+    cell, settings = experiment.cell, experiment.settings
+    is_simulated = cell.executor == "roofline"
+    engine = experiment.system.assemble(settings, experiment.resources, cell.executor)
+    clock = VirtualClock() if is_simulated else WallClock()
+    record = drive_steps(engine, experiment.workload.requests, clock, on_progress=on_progress)
+    return record.with_manifest(
+        dataset=asdict(experiment.workload.provenance),
+        max_num_batched_tokens=experiment.resources.config.max_num_batched_tokens,
+        platform=settings.platform.title,
+        model=settings.model,
+        system=experiment.system.title,
+        calibration=describe_calibration(settings.platform.gpu) if is_simulated and settings.platform.gpu else None,
+        facts=dict(experiment.resources.facts),
+    )
+
+
+def run_cell(cell: Cell) -> RunRecord:
+    """``run(prepare(cell))``, importable by worker processes."""
+    return run(prepare(cell))
+
+
+def _workload(cell: Cell, settings: Settings) -> Workload:
+    arrivals = settings.arrivals if cell.rate is not None else "burst"
+    limit = min(settings.engine.max_model_len, settings.engine.max_num_batched_tokens) - settings.generation.gen_length
+    config = WorkloadConfig(
+        dataset=cell.dataset,
+        num_requests=settings.num_requests,
+        seed=cell.seed,
+        arrivals=ArrivalConfig(kind=arrivals, rate=cell.rate, burstiness=settings.burstiness),  # type: ignore[arg-type]
+        source=settings.source,  # type: ignore[arg-type]
+        dataset_path=settings.dataset_path,
+        length_scale=settings.length_scale,
+        max_prompt_len=limit,
+        fixed_prompt_len=settings.fixed_prompt_len,
+    )
+    encode = None
+    if cell.executor == "torch":
+        from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+        from engines.models.tokenizer import load_tokenizer
+
+        # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
+        directory = TINY_DIR if settings.weights == "random" else checkpoint_dir(settings.model)
+        encode = load_tokenizer(directory).encode
+    return build_workload(config, settings.generation, encode=encode)

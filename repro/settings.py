@@ -1,0 +1,103 @@
+"""A cell's knobs, resolved against its platform into the engine's own configuration objects."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.errors import UserError
+from engines.models.checkpoint import checkpoint_dir
+from repro.calibration import load_calibration
+from repro.cell import Cell, Scalar
+from repro.platforms import Platform, platform
+
+_GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold")
+_SPARSITY = ("selection", "retention_ratio", "pool_kernel", "refresh_delay")
+_ENGINE = ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "scheduler", "tie_policy", "compat")
+_RUN = ("memory_bytes", "logit_rows", "batch_size", "num_requests", "length_scale", "source", "dataset_path",
+        "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device")  # fmt: skip
+_NOTES = ("basis",)
+"""Said about a cell, not asked of it: part of its key, without an effect on the run."""
+KNOBS = (*_GENERATION, *_SPARSITY, *_ENGINE, *_RUN, *_NOTES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything a run needs besides its requests. ``batch_size`` None means the largest that fits."""
+
+    platform: Platform
+    generation: GenerationConfig
+    engine: EngineConfig
+    memory_bytes: int
+    logit_rows: str = "decomposed"
+    batch_size: int | None = None
+    num_requests: int
+    length_scale: float
+    source: str = "auto"
+    dataset_path: str | None = None
+    fixed_prompt_len: int | None = None
+    arrivals: str = "poisson"
+    burstiness: float = 1.0
+    dtype: str = "float32"
+    model: str
+    weights: str = "checkpoint"
+    device: str = "cpu"
+
+    @property
+    def calibration_digest(self) -> str:
+        """Of the constants a simulated run is charged by."""
+        assert self.platform.gpu is not None
+        return _digest(repr(load_calibration(self.platform.gpu)).encode())
+
+    @property
+    def checkpoint_digest(self) -> str:
+        """Of the weight files behind a measured run; of the shape alone where weights are random."""
+        if self.weights == "random":
+            return _digest(self.model.encode())
+        parts = [path.read_bytes() for path in sorted(checkpoint_dir(self.model).glob("*.safetensors"))]
+        return _digest(b"".join(parts))
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def resolve(cell: Cell) -> Settings:
+    """Platform defaults overridden by the cell's knobs; an unknown knob is refused by name."""
+    where = platform(cell.platform)
+    if cell.executor not in ("torch", "roofline"):
+        raise UserError(f"executor={cell.executor!r} is unknown: use torch or roofline")
+    if cell.executor == "roofline" and where.gpu is None:
+        raise UserError(f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform rtx4090")
+    knobs: dict[str, Scalar] = cell.knob_values
+    if unknown := sorted(set(knobs) - set(KNOBS)):
+        raise UserError(f"knob {unknown[0]!r} is unknown: use one of {', '.join(KNOBS)}")
+
+    def pick(names: tuple[str, ...], **defaults: Any) -> dict[str, Any]:
+        return {**defaults, **{name: knobs[name] for name in names if name in knobs}}
+
+    generation = GenerationConfig(
+        **pick(_GENERATION, gen_length=where.gen_length, block_length=where.block_length, steps=where.steps), seed=cell.seed
+    )
+    engine = EngineConfig(
+        **pick(
+            _ENGINE,
+            max_num_batched_tokens=where.max_num_batched_tokens,
+            max_num_logits=where.max_num_logits,
+            max_num_seqs=where.max_num_seqs,
+        ),
+        max_model_len=where.max_model_len,
+        sparsity=SparsityConfig(**pick(_SPARSITY)),
+    )
+    if cell.dataset not in where.num_requests and "num_requests" not in knobs:
+        raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
+    run = pick(
+        _RUN,
+        memory_bytes=where.memory_bytes,
+        num_requests=where.num_requests.get(cell.dataset),
+        length_scale=where.length_scale,
+        model=where.model,
+    )
+    return Settings(platform=where, generation=generation, engine=engine, **run)

@@ -1,0 +1,55 @@
+"""Small Python functions from docstrings: the docstring names operations, a glossary above defines them."""
+
+from __future__ import annotations
+
+import random
+
+from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
+
+TASK = "mini-code"
+
+WORDS = (
+    "zib", "tor", "lum", "bex", "dap", "fen", "gol", "hux", "jat", "kep", "nim", "pov",
+    "quz", "rif", "sud", "tig", "vam", "wex", "yol", "zam", "cob", "dreg", "flim", "grop",
+)  # fmt: skip
+OPERATORS = {"plus": "+=", "minus": "-=", "times": "*="}
+_VERBS = ("check", "keep", "clean", "test", "move", "read", "note", "fix")
+_NOUNS = ("input", "file", "names", "cache", "list", "types", "docs", "log", "style", "tests")
+
+
+def generate(
+    seed: int,
+    count: int,
+    split: Split = "train",
+    *,
+    num_facts: Span = (8, 12),
+    num_distractors: Span = (6, 20),
+    num_used: Span = (2, 5),
+) -> list[Problem]:
+    """The same arguments give the same problems on any machine. Answers are executable function bodies."""
+    check_span("num_facts", num_facts, 1, len(WORDS))
+    check_span("num_distractors", num_distractors, 0, 1000)
+    check_span("num_used", num_used, 1, 5)
+    rng = random.Random(f"{TASK}:{seed}:{split}")
+    return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used))
+
+
+def _make(rng: random.Random, num_facts: Span, num_distractors: Span, num_used: Span) -> Problem:
+    glossary = {
+        word: (rng.choice(list(OPERATORS)), rng.randint(2, 9)) for word in rng.sample(WORDS, draw(rng, num_facts))
+    }
+    used = rng.sample(list(glossary), min(draw(rng, num_used), len(glossary)))
+    distractors = [f"# {rng.choice(_VERBS)} the {rng.choice(_NOUNS)}" for _ in range(draw(rng, num_distractors))]
+    statements = {word: f"{name} {value}" for word, (name, value) in glossary.items()}
+    lines = [f"# {word}: {statement}" for word, statement in statements.items()] + distractors
+    rng.shuffle(lines)
+    words_in_order = [line[2:].split(":")[0] for line in lines if ":" in line]
+    body = "".join(f"\n    # {word}\n    x {OPERATORS[glossary[word][0]]} {glossary[word][1]}" for word in used)
+    answer = f"{body}\n    return x"
+    header = "\n".join(lines)
+    return Problem(
+        task=TASK, kind=f"compose-{len(used)}",
+        prompt=f'{header}\ndef f(x):\n    """Apply {", then ".join(used)}."""', answer=answer, final=answer,
+        facts=tuple((word, statements[word]) for word in words_in_order), used=tuple(used),
+        num_distractors=len(distractors),
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Grade-school-style word problems: several facts are recalled from a story, then added or subtracted."""
+
+from __future__ import annotations
+
+import random
+
+from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
+
+TASK = "mini-gsm"
+
+NAMES = (
+    "Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva", "Max", "Ida", "Kim", "Jon",
+    "Amy", "Dan", "Lily", "Omar", "Nina", "Paul", "Rosa", "Hugo", "Vera", "Finn", "Emma", "Luke",
+)  # fmt: skip
+ITEMS = ("pens", "cups", "books", "coins", "hats", "maps", "keys", "cards")
+_NOUNS = ("sky", "room", "road", "tea", "shop", "cat", "door", "tree", "lake", "bus", "game", "wind")
+_ADJECTIVES = ("grey", "quiet", "long", "warm", "small", "old", "green", "cold", "late", "nice")
+
+_DIFFERENCE_SHARE = 0.2
+
+
+def generate(
+    seed: int,
+    count: int,
+    split: Split = "train",
+    *,
+    num_facts: Span = (8, 12),
+    num_distractors: Span = (6, 20),
+    num_used: Span = (2, 5),
+) -> list[Problem]:
+    """The same arguments give the same problems on any machine. A difference always uses two facts."""
+    check_span("num_facts", num_facts, 1, len(NAMES))
+    check_span("num_distractors", num_distractors, 0, 1000)
+    check_span("num_used", num_used, 1, 5)
+    rng = random.Random(f"{TASK}:{seed}:{split}")
+    return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used))
+
+
+def _make(rng: random.Random, num_facts: Span, num_distractors: Span, num_used: Span) -> Problem:
+    counts = {name: rng.randint(1, 9) for name in rng.sample(NAMES, draw(rng, num_facts))}
+    items = {name: rng.choice(ITEMS) for name in counts}
+    used = rng.sample(list(counts), min(draw(rng, num_used), len(counts)))
+    if len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < _DIFFERENCE_SHARE:
+        used = sorted(used[:2], key=lambda name: -counts[name])
+        kind, question, answer, final = "difference", *_difference(used, counts)
+    else:
+        kind, question, answer, final = f"total-{len(used)}", *_total(used, counts)
+
+    distractors = [
+        f"The {rng.choice(_NOUNS)} was {rng.choice(_ADJECTIVES)}." for _ in range(draw(rng, num_distractors))
+    ]
+    story = [f"{name} has {counts[name]} {items[name]}." for name in counts] + distractors
+    rng.shuffle(story)
+    names_in_story = [sentence.split()[0] for sentence in story]
+    facts = tuple((name, f"{counts[name]} {items[name]}") for name in names_in_story if name in counts)
+    return Problem(
+        task=TASK, kind=kind, prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:", answer=answer,
+        final=final, facts=facts, used=tuple(used), num_distractors=len(distractors),
+    )  # fmt: skip
+
+
+def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
+    if len(used) == 1:
+        who = f"does {used[0]}"
+    else:
+        who = f"do {', '.join(used[:-1])} and {used[-1]}"
+    total = counts[used[0]]
+    answer = f" {used[0]} has {total}."
+    for name in used[1:]:
+        answer += f" {name} has {counts[name]}. {total} + {counts[name]} = {total + counts[name]}."
+        total += counts[name]
+    return f"How many things {who} have in total?", f"{answer} #### {total}", str(total)
+
+
+def _difference(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
+    more, fewer = used
+    result = counts[more] - counts[fewer]
+    answer = f" {more} has {counts[more]}. {fewer} has {counts[fewer]}. {counts[more]} - {counts[fewer]} = {result}. #### {result}"
+    return f"How many more things does {more} have than {fewer}?", answer, str(result)

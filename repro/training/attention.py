@@ -1,0 +1,34 @@
+"""Full bidirectional attention over a rectangular batch, as the model's ``attend`` callback."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engines.models.llada import Attend
+
+
+def batched_attention(lengths: Tensor, columns: int) -> Attend:
+    """Rows are B sequences of ``columns`` each; columns beyond ``lengths`` [B] are never attended.
+
+    Written as two batched products: on a CPU their backward pass takes half the time of the fused
+    call's in bfloat16. Query and key heads must be equal in number.
+    """
+    batch = lengths.shape[0]
+    padded = torch.arange(columns, device=lengths.device) >= lengths[:, None]
+    bias = torch.zeros(batch, 1, columns, device=lengths.device).masked_fill(padded[:, None], -1e4)
+    has_padding = bool(padded.any())
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        heads, width = q.shape[1:]
+
+        def per_head(x: Tensor) -> Tensor:
+            return x.view(batch, columns, heads, width).transpose(1, 2).reshape(batch * heads, columns, width)
+
+        scores = torch.bmm(per_head(q) * width**-0.5, per_head(k).transpose(1, 2))
+        if has_padding:
+            scores = (scores.view(batch, heads, columns, columns) + bias[:, None].to(scores.dtype)).view_as(scores)
+        mixed = torch.bmm(scores.softmax(-1).to(v.dtype), per_head(v))
+        return mixed.view(batch, heads, columns, width).transpose(1, 2).reshape(batch * columns, heads, width)
+
+    return attend

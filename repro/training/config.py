@@ -1,0 +1,91 @@
+"""Every hyper-parameter of the tiny model; frozen, so one config and one seed name one checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engines.errors import UserError
+from repro.tasks.problem import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One rung of the curriculum, in force until ``until`` (a fraction of all steps)."""
+
+    until: float
+    num_facts: Span
+    num_distractors: Span
+    num_used: Span
+
+
+# Recall from context appears in a sudden transition; from few facts it does so within minutes,
+# from the full task it does not.
+CURRICULUM = (
+    Stage(until=0.15, num_facts=(2, 4), num_distractors=(0, 1), num_used=(2, 4)),
+    Stage(until=0.30, num_facts=(3, 6), num_distractors=(0, 4), num_used=(2, 5)),
+    Stage(until=0.45, num_facts=(5, 9), num_distractors=(2, 10), num_used=(2, 5)),
+    Stage(until=1.00, num_facts=(8, 12), num_distractors=(6, 20), num_used=(2, 5)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    seed: int = 0
+    steps: int = 5000
+
+    d_model: int = 128
+    n_layers: int = 4
+    n_heads: int = 8
+    mlp_hidden_size: int = 384
+    max_sequence_length: int = 1024
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    weight_tying: bool = False
+
+    vocab_size: int = 768
+    """Upper limit; training the tokenizer stops earlier when no pair of pieces repeats."""
+    tokenizer_problems: int = 3000
+    """Problems per task the tokenizer is trained on."""
+
+    gen_length: int = 64
+    block_lengths: tuple[int, ...] = (16, 32)
+    tokens_per_batch: int = 4096
+    curriculum: tuple[Stage, ...] = CURRICULUM
+    rehearsal: float = 0.1
+    """Share of batches drawn from a random earlier stage."""
+
+    matrix_learning_rate: float = 0.02
+    """Peak rate of Muon, which trains the matrices of the blocks."""
+    learning_rate: float = 3e-3
+    """Peak rate of AdamW, which trains the embedding, the head and the gains."""
+    final_rate_share: float = 0.02
+    """Both rates end at this share of their peak."""
+    warmup_steps: int = 100
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: float = 0.05
+    grad_clip: float = 1.0
+    fill_weight: float = 0.1
+    """Loss weight of end-of-text positions after the first."""
+    pattern_shares: tuple[float, float, float] = field(default=(0.25, 0.35, 0.40))
+    """Shares of the mask patterns: whole answer, random within a block, left-to-right within a block."""
+
+    bfloat16: bool = True
+    threads: int = 2
+    log_every: int = 50
+    evaluate_every: int = 1000
+    save_every: int = 250
+    quick_problems: int = 16
+    """Held-out problems per task of the evaluation during training."""
+    final_problems: int = 500
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UserError(f"steps={self.steps} must be at least 1")
+        if any(self.gen_length % block for block in self.block_lengths):
+            raise UserError(f"block_lengths={self.block_lengths} must all divide gen_length={self.gen_length}")
+        if self.curriculum[-1].until != 1.0 or [s.until for s in self.curriculum] != sorted(
+            s.until for s in self.curriculum
+        ):
+            raise UserError("curriculum must have increasing `until`, the last one 1.0")
+        if abs(sum(self.pattern_shares) - 1) > 1e-6:
+            raise UserError(f"pattern_shares={self.pattern_shares} must add up to 1")

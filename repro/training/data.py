@@ -1,0 +1,82 @@
+"""Batches as a function of (config, step): resuming needs no generator state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.models.tokenizer import TextTokenizer
+from repro.tasks import GENERATORS, Problem
+from repro.training.config import Stage, TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """B sequences of prompt + answer region, right-padded to T columns with the end-of-text id."""
+
+    ids: np.ndarray
+    """[B, T] int64, clean."""
+    lengths: np.ndarray
+    """[B]; prompt + gen_length. Columns beyond it are padding and must not be attended."""
+    prompt_lengths: np.ndarray
+    """[B]."""
+    answer_lengths: np.ndarray
+    """[B]; answer tokens before the first end-of-text."""
+
+
+def stage_at(config: TrainConfig, step: int, rng: np.random.Generator) -> Stage:
+    current = next(
+        i for i, stage in enumerate(config.curriculum) if step < stage.until * config.steps or stage.until == 1.0
+    )
+    if current and rng.random() < config.rehearsal:
+        current = int(rng.integers(current))
+    return config.curriculum[current]
+
+
+def encode_problems(problems: Sequence[Problem], tokenizer: TextTokenizer, gen_length: int) -> Batch:
+    prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
+    answers = tokenizer.encode_batch([problem.answer for problem in problems])
+    too_long = max(map(len, answers))
+    if too_long > gen_length:
+        raise ValueError(f"an answer of {too_long} tokens does not fit gen_length={gen_length}")
+    lengths = np.array([len(prompt) + gen_length for prompt in prompts])
+    ids = np.full((len(problems), _round_up(int(lengths.max()))), tokenizer.eos_token_id, dtype=np.int64)
+    for row, prompt, answer in zip(ids, prompts, answers, strict=True):
+        row[: len(prompt)] = prompt
+        row[len(prompt) : len(prompt) + len(answer)] = answer
+    return Batch(
+        ids=ids,
+        lengths=lengths,
+        prompt_lengths=lengths - gen_length,
+        answer_lengths=np.array([len(answer) for answer in answers]),
+    )
+
+
+def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batch:
+    """Both tasks in equal number, of one number of facts and distractors so that lengths are close."""
+    rng = np.random.default_rng((config.seed, step))
+    stage = stage_at(config, step, rng)
+    num_facts = _draw(rng, stage.num_facts)
+    num_distractors = _draw(rng, stage.num_distractors)
+    columns = _round_up(22 + 6 * num_facts + 5 * num_distractors + config.gen_length)
+    per_task = max(1, config.tokens_per_batch // columns // len(GENERATORS))
+    problems = [
+        problem
+        for generate in GENERATORS.values()
+        for problem in generate(
+            config.seed * 1_000_003 + step, per_task, "train",
+            num_facts=num_facts, num_distractors=num_distractors, num_used=stage.num_used,
+        )
+    ]  # fmt: skip
+    return encode_problems(problems, tokenizer, config.gen_length)
+
+
+def _round_up(columns: int) -> int:
+    """Few distinct shapes: on a CPU a matrix product of a new shape costs more to plan than to run."""
+    return -(-columns // 16) * 16
+
+
+def _draw(rng: np.random.Generator, span: int | tuple[int, int]) -> int:
+    return span if isinstance(span, int) else int(rng.integers(span[0], span[1] + 1))

@@ -1,0 +1,137 @@
+"""Accuracy under the dense reference sampler: no cache, block-wise, the most confident token first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.models.llada import LLaDAModelLM
+from engines.models.tokenizer import TextTokenizer
+from repro.tasks import Problem, grade
+from repro.training.attention import batched_attention
+from repro.training.data import encode_problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Shares of n problems; ``low`` and ``high`` bound ``exact`` (Wilson, 95 %)."""
+
+    n: int
+    exact: float
+    strict: float
+    flexible: float
+    low: float
+    high: float
+
+
+def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson score interval of a proportion; undefined for n = 0."""
+    share = successes / n
+    centre = share + z * z / (2 * n)
+    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+@torch.inference_mode()
+def sample_dense(
+    model: LLaDAModelLM, prompts: Sequence[Sequence[int]], *, gen_length: int, block_length: int
+) -> list[list[int]]:
+    """Temperature 0, one token a step, ``gen_length`` steps; returns the answer regions.
+
+    Stops early once a sequence's committed text is closed by an end-of-text token with no mask
+    before it: later commits cannot change that text, and the rest is returned as end-of-text.
+    """
+    mask_id, eos_id = model.config.mask_token_id, model.config.eos_token_id
+    starts = torch.tensor([len(prompt) for prompt in prompts])
+    lengths = starts + gen_length
+    count, columns = len(prompts), int(lengths.max())
+    ids = torch.full((count, columns), eos_id)
+    for row, prompt in zip(ids, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+        row[len(prompt) : len(prompt) + gen_length] = mask_id
+    live = torch.arange(count)
+    for block in range(0, gen_length, block_length):
+        where = starts[:, None] + torch.arange(block, min(block + block_length, gen_length))
+        for _ in range(where.shape[1]):
+            live = live[~_is_closed(ids, starts, live, gen_length, mask_id, eos_id)]
+            if not len(live):
+                break
+            _commit_best(model, ids, lengths, live, where[live])
+    answers = [row[start : start + gen_length].tolist() for row, start in zip(ids, starts.tolist(), strict=True)]
+    return [[eos_id if token == mask_id else token for token in answer] for answer in answers]
+
+
+def _is_closed(ids: Tensor, starts: Tensor, live: Tensor, gen_length: int, mask_id: int, eos_id: int) -> Tensor:
+    answers = ids[live[:, None], starts[live][:, None] + torch.arange(gen_length)]
+    first_mask = torch.where(answers == mask_id, torch.arange(gen_length), gen_length).amin(1)
+    first_eos = torch.where(answers == eos_id, torch.arange(gen_length), gen_length).amin(1)
+    return first_eos < first_mask
+
+
+def _commit_best(model: LLaDAModelLM, ids: Tensor, lengths: Tensor, live: Tensor, where: Tensor) -> None:
+    columns = int(lengths[live].max())
+    inputs = ids[live, :columns]
+    attend = batched_attention(lengths[live], columns)
+    hidden = model(inputs.reshape(-1), torch.arange(columns).repeat(len(live)), attend)
+    rows = torch.arange(len(live))[:, None] * columns + where
+    logits = model.logits(hidden[rows.reshape(-1)]).float().view(*where.shape, -1)
+    logits[..., model.config.mask_token_id] = -torch.inf
+    confidence, token = logits.softmax(-1).max(-1)
+    masked = ids[live[:, None], where] == model.config.mask_token_id
+    best = torch.where(masked, confidence, -torch.inf).argmax(1, keepdim=True)
+    ids[live[:, None], where.gather(1, best)] = token.gather(1, best)
+
+
+def measure_accuracy(
+    model: LLaDAModelLM,
+    tokenizer: TextTokenizer,
+    problems: Sequence[Problem],
+    *,
+    gen_length: int,
+    block_length: int,
+    batch_size: int = 32,
+) -> Accuracy:
+    order = np.argsort([len(problem.prompt) for problem in problems], kind="stable")
+    grades = []
+    for first in range(0, len(order), batch_size):
+        chunk = [problems[int(i)] for i in order[first : first + batch_size]]
+        prompts = tokenizer.encode_batch([problem.prompt for problem in chunk])
+        answers = sample_dense(model, prompts, gen_length=gen_length, block_length=block_length)
+        grades += [grade(problem, tokenizer.decode(answer)) for problem, answer in zip(chunk, answers, strict=True)]
+    n = len(grades)
+    exact = sum(g.exact for g in grades)
+    low, high = wilson_interval(exact, n)
+    return Accuracy(
+        n=n, exact=exact / n, strict=sum(g.strict for g in grades) / n,
+        flexible=sum(g.flexible for g in grades) / n, low=low, high=high,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def frontier_accuracy(
+    model: LLaDAModelLM, tokenizer: TextTokenizer, problems: Sequence[Problem], gen_length: int
+) -> float:
+    """Share of answer tokens predicted right from everything to their left (a cheap progress figure)."""
+    batch = encode_problems(problems, tokenizer, gen_length)
+    lengths = torch.from_numpy(batch.lengths)
+    count, columns = batch.ids.shape
+    positions = torch.arange(columns).repeat(count)
+    right = total = 0
+    for offset in range(int(batch.answer_lengths.max())):
+        inputs = torch.from_numpy(batch.ids.copy())
+        where = torch.from_numpy(batch.prompt_lengths) + offset
+        target = inputs[torch.arange(count), where].clone()
+        columns_masked = torch.arange(columns) >= where[:, None]
+        inputs[columns_masked & (torch.arange(columns) < lengths[:, None])] = model.config.mask_token_id
+        hidden = model(inputs.reshape(-1), positions, batched_attention(lengths, columns))
+        guess = model.logits(hidden[torch.arange(count) * columns + where]).argmax(-1)
+        use = torch.from_numpy(batch.answer_lengths) > offset
+        right += int((guess == target)[use].sum())
+        total += int(use.sum())
+    return right / total

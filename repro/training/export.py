@@ -1,0 +1,99 @@
+"""Write a trained model as a checkpoint folder, measure the very weights written, and describe them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.models.config import LLaDAConfig
+from engines.models.llada import LLaDAModelLM
+from engines.models.tokenizer import load_tokenizer
+from repro.tasks import GENERATORS
+from repro.training.card import render_card
+from repro.training.config import TrainConfig
+from repro.training.evaluate import measure_accuracy
+
+FINAL_SEED = 7_002
+WEIGHTS_FILE = "model.safetensors"
+REPORT_FILE = "training_report.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def save_model(model: LLaDAModelLM, config: TrainConfig, directory: Path) -> None:
+    """``config.json``, ``generation_config.json`` and float16 weights."""
+    halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
+    temporary = directory / (WEIGHTS_FILE + ".tmp")
+    save_file(halved, temporary, metadata={"format": "pt"})
+    os.replace(temporary, directory / WEIGHTS_FILE)
+    _write_json(directory / "config.json", model.config.to_dict() | {"torch_dtype": "float16"})
+    generation = {
+        "gen_length": config.gen_length,
+        "block_length": max(config.block_lengths),
+        "steps": config.gen_length,
+        "temperature": 0.0,
+        "mask_token_id": model.config.mask_token_id,
+        "eos_token_id": model.config.eos_token_id,
+        "pad_token_id": model.config.pad_token_id,
+    }
+    _write_json(directory / "generation_config.json", generation)
+
+
+def load_model(directory: Path) -> LLaDAModelLM:
+    """The stored weights in float32; every name and shape must match."""
+    config = LLaDAConfig.from_dict(json.loads((directory / "config.json").read_text()))
+    model = LLaDAModelLM(config)
+    weights = load_file(directory / WEIGHTS_FILE)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=True)
+    return model.eval()
+
+
+def export_checkpoint(
+    model: LLaDAModelLM, config: TrainConfig, directory: Path, *, step: int, wall_s: float, history: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """Save, reload, evaluate on held-out problems, write the report and the card; returns the report."""
+    save_model(model, config, directory)
+    stored = load_model(directory)
+    tokenizer = load_tokenizer(directory)
+    began = time.perf_counter()
+    accuracy = []
+    for task, generate in GENERATORS.items():
+        problems = generate(FINAL_SEED, config.final_problems, "heldout")
+        for block_length in config.block_lengths:
+            result = measure_accuracy(
+                stored, tokenizer, problems, gen_length=config.gen_length, block_length=block_length
+            )
+            accuracy.append({"task": task, "block_length": block_length, "obtained": "measured"} | asdict(result))
+    report = {
+        "schema_version": 1,
+        "obtained": "measured",
+        "config": asdict(config),
+        "parameters": sum(parameter.numel() for parameter in stored.parameters()),
+        "vocab_size": tokenizer.vocab_size,
+        "steps_done": step,
+        "training_wall_s": round(wall_s, 1),
+        "evaluation_wall_s": round(time.perf_counter() - began, 1),
+        "hardware": f"{platform.machine()} CPU, {config.threads} threads, {os.cpu_count()} cores",
+        "torch": torch.__version__,
+        "accuracy": accuracy,
+        "history": history,
+    }
+    _write_json(directory / REPORT_FILE, report)
+    write_text(directory / "README.md", render_card(report))
+    return report

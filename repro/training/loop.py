@@ -1,0 +1,222 @@
+"""The training loop: seeded, resumable, logged."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import sys
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.errors import UserError
+from engines.models.config import LLaDAConfig
+from engines.models.llada import LLaDAModelLM
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from repro.tasks import GENERATORS
+from repro.training.attention import batched_attention
+from repro.training.config import TrainConfig
+from repro.training.data import make_batch
+from repro.training.evaluate import measure_accuracy
+from repro.training.export import export_checkpoint
+from repro.training.objective import mask_batch, masked_loss
+from repro.training.tokenizer import save_tokenizer, train_tokenizer
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "state.pt"
+QUICK_SEED = 7_001
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """Everything a resumed run needs; batches and masks are functions of the step and need nothing."""
+
+    config: TrainConfig
+    tokenizer: TextTokenizer
+    model: LLaDAModelLM
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    """Muon for the matrices of the blocks, AdamW for the rest."""
+    step: int = 0
+    wall_s: float = 0.0
+    """Seconds spent so far, quick evaluations included, over all resumed parts."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def loss(self) -> Tensor:
+        """The loss of the current step's batch."""
+        batch = make_batch(self.config, self.tokenizer, self.step)
+        masked = mask_batch(self.config, batch, self.tokenizer.mask_token_id, self.step)
+        count, columns = batch.ids.shape
+        attend = batched_attention(torch.from_numpy(batch.lengths), columns)
+        with self.autocast():
+            ids = torch.from_numpy(masked.inputs).reshape(-1)
+            hidden = self.model(ids, torch.arange(columns).repeat(count), attend)
+            logits = self.model.logits(hidden[torch.from_numpy(masked.rows)])
+        return masked_loss(logits, torch.from_numpy(masked.targets), torch.from_numpy(masked.weights))
+
+    def advance(self) -> float:
+        """One optimiser step; returns its loss."""
+        share = rate_share(self.config, self.step)
+        peaks = (self.config.matrix_learning_rate, self.config.learning_rate)
+        for optimizer, peak in zip(self.optimizers, peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * share
+        loss = self.loss()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return loss.item()
+
+    def quick_accuracy(self) -> dict[str, float]:
+        """Exact match on a few held-out problems of each task, at the largest block length."""
+        result = {}
+        for task, generate in GENERATORS.items():
+            problems = generate(QUICK_SEED, self.config.quick_problems, "heldout")
+            with self.autocast():
+                accuracy = measure_accuracy(
+                    self.model, self.tokenizer, problems,
+                    gen_length=self.config.gen_length, block_length=max(self.config.block_lengths),
+                )  # fmt: skip
+            result[task] = accuracy.exact
+        return result
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", dtype=torch.bfloat16) if self.config.bfloat16 else nullcontext()
+
+    def save(self, path: Path) -> None:
+        state = {
+            "config": asdict(self.config), "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers], "step": self.step, "wall_s": self.wall_s, "history": self.history,
+        }  # fmt: skip
+        temporary = path.with_name(path.name + ".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, path)
+
+    def restore(self, path: Path) -> None:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["config"] != asdict(self.config):
+            raise UserError(f"{path} was written with other settings: give another output folder or do not resume")
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.wall_s, self.history = state["step"], state["wall_s"], state["history"]
+
+
+def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
+    return LLaDAConfig(
+        d_model=config.d_model, n_layers=config.n_layers, n_heads=config.n_heads, n_kv_heads=config.n_heads,
+        mlp_hidden_size=config.mlp_hidden_size, vocab_size=tokenizer.vocab_size,
+        max_sequence_length=config.max_sequence_length, rope_theta=config.rope_theta,
+        rms_norm_eps=config.rms_norm_eps, mask_token_id=tokenizer.mask_token_id,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id, weight_tying=config.weight_tying,
+    )  # fmt: skip
+
+
+def initialise(model: LLaDAModelLM, seed: int) -> None:
+    """Normal weights of deviation 1/sqrt(fan-in), residual outputs divided by sqrt(2 layers)."""
+    generator = torch.Generator().manual_seed(seed)
+    shrink = math.sqrt(2 * model.config.n_layers)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            is_residual = ".blocks." in name and name.endswith(("attn_out", "ff_out"))
+            std = module.in_features**-0.5 / (shrink if is_residual else 1.0)
+            nn.init.normal_(module.weight, std=std, generator=generator)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=0.1, generator=generator)
+
+
+def rate_share(config: TrainConfig, step: int) -> float:
+    """Learning rate over its peak: linear warm-up, then cosine down to ``final_rate_share``."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, config.steps - config.warmup_steps)
+    low = config.final_rate_share
+    return low + (1 - low) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+
+
+def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
+    """Train and save the tokenizer, make the seeded model and its optimiser."""
+    raw = train_tokenizer(seed=config.seed, problems_per_task=config.tokenizer_problems, vocab_size=config.vocab_size)
+    save_tokenizer(raw, out_dir, max_length=config.max_sequence_length)
+    tokenizer = load_tokenizer(out_dir)
+    model = LLaDAModelLM(model_config(config, tokenizer))
+    initialise(model, config.seed)
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    muon = torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
+    adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=config.betas, weight_decay=0.0, fused=True)
+    return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
+
+
+def train_tiny(config: TrainConfig, out_dir: Path, resume: bool = True, *, stop_after: int | None = None) -> dict[str, Any]:
+    """Train into ``out_dir`` and return the report written there as ``training_report.json``.
+
+    A folder holding an interrupted run of the same config is continued when ``resume``, and ends
+    with the very weights of an uninterrupted run. ``stop_after`` leaves after that many steps with
+    the state saved and nothing exported; the report then holds only the progress.
+    """
+    torch.set_num_threads(config.threads)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    trainer = build_trainer(config, out_dir)
+    state_path = out_dir / STATE_FILE
+    if resume and state_path.exists():
+        trainer.restore(state_path)
+        log.info("resumed %s at step %d", state_path, trainer.step)
+    last = config.steps if stop_after is None else min(stop_after, config.steps)
+    _train(trainer, last, state_path)
+    if trainer.step < config.steps:
+        return {"step": trainer.step, "history": trainer.history}
+    return export_checkpoint(
+        trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
+    )
+
+
+def _train(trainer: Trainer, last: int, state_path: Path) -> None:
+    config = trainer.config
+    before, began = trainer.wall_s, time.perf_counter()
+    losses: list[float] = []
+    with _progress() as bar:
+        task = bar.add_task("training", total=config.steps, completed=trainer.step) if bar else None
+        while trainer.step < last:
+            losses.append(trainer.advance())
+            trainer.wall_s = before + time.perf_counter() - began
+            step = trainer.step
+            at_end = step == last
+            if bar and task is not None:
+                bar.update(task, completed=step)
+            if step % config.log_every == 0 or at_end:
+                entry: dict[str, Any] = {"step": step, "loss": sum(losses) / len(losses), "wall_s": trainer.wall_s}
+                losses.clear()
+                if config.quick_problems and (step % config.evaluate_every == 0 or step == config.steps):
+                    entry |= {"quick_accuracy": trainer.quick_accuracy()}
+                    trainer.wall_s = before + time.perf_counter() - began
+                trainer.history.append(entry)
+                log.info("%s", "  ".join(f"{key} {_short(value)}" for key, value in entry.items()))
+            if step % config.save_every == 0 or at_end:
+                trainer.save(state_path)
+
+
+def _progress() -> AbstractContextManager[Any]:
+    """A bar on a terminal, nothing otherwise: the log carries the same facts."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+    from rich.progress import Progress
+
+    return Progress(console=Console(stderr=True))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{key}={_short(item)}" for key, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

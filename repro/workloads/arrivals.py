@@ -1,0 +1,102 @@
+"""When requests arrive, in seconds from the first one.
+
+Request 0 always arrives at 0. Random gaps are drawn at one request per second and then divided by
+the rate, so runs that differ only in the rate see the same pattern, stretched (common random
+numbers): a difference between two rates is not the luck of two draws.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.errors import UserError
+from repro.workloads.seed import derive_seed
+
+ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
+
+_DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ between machines
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalConfig:
+    """``rate`` is in requests per second.
+
+    ``gamma`` takes ``burstiness`` as vLLM's benchmark does: the shape of the gaps' gamma
+    distribution, 1 is Poisson, below 1 burstier, above 1 more even (the coefficient of variation of
+    the gaps is burstiness ** -0.5). ``burst`` has everything arrive at 0. ``trace`` replays the
+    timestamps of ``path``, or of the workload's own file when ``path`` is None; a ``rate``
+    rescales the trace's own mean rate.
+    """
+
+    kind: ArrivalKind
+    rate: float | None = None
+    burstiness: float = 1.0
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(ArrivalKind):
+            raise UserError(f"arrivals={self.kind!r} is unknown: use one of {', '.join(get_args(ArrivalKind))}")
+        if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
+            raise UserError(f"rate={self.rate} must be a finite number of requests/s above 0"
+                            f" (for everything at once use arrivals='burst')")  # fmt: skip
+        if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
+            raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
+        if self.kind == "burst" and self.rate is not None:
+            raise UserError(f"rate={self.rate} has no effect when arrivals='burst': leave it out")
+        if self.kind != "gamma" and self.burstiness != 1.0:
+            raise UserError(f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma'")
+        if not (math.isfinite(self.burstiness) and self.burstiness > 0):
+            raise UserError(f"burstiness={self.burstiness} must be a finite number above 0 (1 is Poisson)")
+        if self.kind != "trace" and self.path is not None:
+            raise UserError(f"path={self.path!r} has no effect when arrivals={self.kind!r}: use 'trace'")
+
+
+def arrival_times(
+    config: ArrivalConfig, num: int, seed: int, *, trace_s: NDArray[np.float64] | None = None
+) -> NDArray[np.float64]:
+    """``num`` non-decreasing times in seconds; the first n of a longer call are the same.
+
+    ``trace_s`` are the trace's timestamps in rising order, needed for (only) kind ``trace``.
+    """
+    if config.kind == "trace":
+        if trace_s is None:
+            raise ValueError("trace_s is needed for trace arrivals")
+        times = _replay(trace_s, num, config.rate)
+    elif config.kind == "burst":
+        times = np.zeros(num)
+    else:
+        assert config.rate is not None
+        times = np.concatenate([[0.0], np.cumsum(_unit_gaps(config, num - 1, seed)) / config.rate])[:num]
+    return np.round(times, _DECIMALS)
+
+
+def _unit_gaps(config: ArrivalConfig, num: int, seed: int) -> NDArray[np.float64]:
+    """Gaps with mean 1. Poisson and gamma have their own streams: burstiness 1 is Poisson in law, not draw by draw."""
+    if config.kind == "constant":
+        return np.ones(max(num, 0))
+    rng = np.random.default_rng(derive_seed(seed, "arrivals", config.kind))
+    if config.kind == "poisson":
+        return -np.log1p(-rng.random(max(num, 0)))
+    return rng.standard_gamma(config.burstiness, size=max(num, 0)) / config.burstiness
+
+
+def _replay(trace_s: NDArray[np.float64], num: int, rate: float | None) -> NDArray[np.float64]:
+    """The trace from its first timestamp, run again from its end where it is too short.
+
+    The rate of the whole trace is what gets rescaled, not that of the part used: so a longer
+    workload does not move the arrivals of a shorter one.
+    """
+    relative = trace_s - trace_s[0]
+    span = float(relative[-1])
+    if span == 0 and (rate is not None or num > len(relative)):
+        raise UserError(f"the trace's {len(relative)} timestamps are all equal: it has no rate to rescale or to repeat,"
+                        f" use arrivals='burst'")  # fmt: skip
+    mean_gap = span / (len(relative) - 1) if len(relative) > 1 else 0.0
+    index = np.arange(num)
+    times = relative[index % len(relative)] + (index // len(relative)) * (span + mean_gap)
+    return times / (mean_gap * rate) if rate is not None else times

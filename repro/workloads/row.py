@@ -1,0 +1,48 @@
+"""One row of a prompt or trace file, and the error that names a bad one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from engines.errors import UserError
+
+UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
+"""What reading a file that is not text, or a damaged .gz, raises."""
+
+_SHOWN = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRow:
+    """Exactly one of ``prompt`` and ``prompt_len`` is set (by the parsers).
+
+    ``gen_length`` is what the request asks for; ``response_len`` what the traced service answered,
+    which is not the same thing and never sets a request's length.
+    """
+
+    prompt: str | None = None
+    prompt_len: int | None = None
+    arrival_s: float | None = None
+    gen_length: int | None = None
+    response_len: int | None = None
+
+
+def bad_line(path: Path, line: int, field: str, value: object, fix: str) -> UserError:
+    shown = repr(value)
+    if len(shown) > _SHOWN:
+        shown = shown[: _SHOWN - 3] + "..."
+    return UserError(f"{path.name} line {line}: field {field!r} is {shown}: {fix}")
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file, unpacked if it ends in .gz. A file that is not there is the caller's mistake."""
+    if not path.is_file():
+        raise UserError(f"file {str(path)!r} does not exist: check the path")
+    if path.suffix == ".gz":
+        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")

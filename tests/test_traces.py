@@ -1,0 +1,210 @@
+"""Trace parsers: right rows from good files, one clear sentence for each bad line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from engines.errors import UserError
+from repro.workloads.row import PromptRow
+from repro.workloads.trace import (
+    detect_format,
+    estimate_tokens,
+    parse_lengths_csv,
+    parse_prompts_jsonl,
+    parse_trace,
+    parse_trace_jsonl,
+    prompt_at,
+)
+
+BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
+AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_burstgpt(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "b.csv", BURST_HEADER, "5,ChatGPT,472,18,490,Conversation log", "", "45,ChatGPT,0,0,0,API log"
+    )
+    assert parse_trace(path) == (
+        PromptRow(arrival_s=5.0, prompt_len=472, response_len=18),
+        PromptRow(arrival_s=45.0, prompt_len=0, response_len=0),
+    )
+
+
+def test_burstgpt_with_more_columns_in_another_order(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "b.csv", "Session ID,Response tokens,Request tokens,Elapsed time,Timestamp", "s1,18,472,0.5,5"
+    )
+    assert parse_trace(path) == (PromptRow(arrival_s=5.0, prompt_len=472, response_len=18),)
+
+
+def test_azure_keeps_all_seven_decimals(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.csv", AZURE_HEADER, "2023-11-16 23:59:59.9799605,4808,10", "2023-11-17 00:00:00.0319600,3180,8"
+    )
+    first, second = parse_trace(path)
+    assert (first.prompt_len, first.response_len, second.prompt_len) == (4808, 10, 3180)
+    assert second.arrival_s - first.arrival_s == pytest.approx(0.0519995, abs=5e-7)
+
+
+def test_mooncake_milliseconds_and_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl.gz"
+    record = {"timestamp": 1500, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}
+    path.write_bytes(gzip.compress((json.dumps(record) + "\n").encode()))
+    assert parse_trace(path) == (PromptRow(arrival_s=1.5, prompt_len=6758, response_len=500),)
+
+
+def test_own_format(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "t.jsonl",
+        '{"arrival_s": 0.0, "prompt_len": 120, "gen_length": 256}',
+        '{"arrival_s": 1.5, "prompt": "Write a haiku.", "gen_length": 64}',
+        '{"prompt_len": 9}',
+    )
+    assert parse_trace(path) == (
+        PromptRow(arrival_s=0.0, prompt_len=120, gen_length=256),
+        PromptRow(arrival_s=1.5, prompt="Write a haiku.", gen_length=64),
+        PromptRow(prompt_len=9),
+    )
+
+
+def test_prompts_from_a_list_column_with_a_filter(tmp_path: Path) -> None:
+    path = write(tmp_path / "q.jsonl", '{"turns": ["solve", "x"], "task": "a"}', '{"turns": [], "task": "b"}')
+    assert parse_prompts_jsonl(path, "turns[0]", keep=lambda r: r["task"] == "a") == (PromptRow(prompt="solve"),)
+    with pytest.raises(UserError, match=r"q.jsonl line 2: field 'turns\[0\]' is None: expected the prompt's text"):
+        parse_prompts_jsonl(path, "turns[0]")
+
+
+def test_lengths_in_characters_get_the_template_only_where_there_is_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "l.csv", "id,chars", "0,1048", "1,1049", "2,0")
+    assert [row.prompt_len for row in parse_lengths_csv(path, "chars", unit="chars", offset=25)] == [287, 288, 0]
+
+
+def test_token_estimate_rounds_up() -> None:
+    assert [estimate_tokens(n) for n in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+
+
+def test_prompt_at() -> None:
+    record = {"question": "q", "turns": ["a", "b"]}
+    assert prompt_at(record, "question") == "q"
+    assert prompt_at(record, "turns[1]") == "b"
+    assert prompt_at(record, "turns[2]") is None
+    assert prompt_at(record, "answer") is None
+    with pytest.raises(UserError, match=r"'turns\[x\]' is not a name"):
+        prompt_at(record, "turns[x]")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([BURST_HEADER, "5,G,472,18,490,C", "45,G,many,2,3,C"],
+         "bad.csv line 3: field 'Request tokens' is 'many': expected a whole number, at least 0"),
+        ([BURST_HEADER, "5,G,-3,18,490,C"],
+         "bad.csv line 2: field 'Request tokens' is '-3': expected a whole number, at least 0"),
+        ([BURST_HEADER, "5,G,12.5,18,490,C"],
+         "bad.csv line 2: field 'Request tokens' is '12.5': expected a whole number, at least 0"),
+        ([BURST_HEADER, "soon,G,3,18,490,C"],
+         "bad.csv line 2: field 'Timestamp' is 'soon': expected a finite number, not negative"),
+        ([BURST_HEADER, "nan,G,3,18,490,C"],
+         "bad.csv line 2: field 'Timestamp' is 'nan': expected a finite number, not negative"),
+        ([BURST_HEADER, "5,G,3,,490,C"],
+         "bad.csv line 2: field 'Response tokens' is '': expected a whole number, at least 0"),
+        ([BURST_HEADER, "5,G,3"],
+         "bad.csv line 2: field 'Response tokens' is '5,G,3': the line has 3 cells, the header 6"),
+        (["Timestamp,Request tokens", "5,3"],
+         "bad.csv line 1: field 'Response tokens' is None: column missing, the file has Timestamp, Request tokens"),
+        ([AZURE_HEADER, "16 Nov 2023,3,4"],
+         "bad.csv line 2: field 'TIMESTAMP' is '16 Nov 2023': expected a time like 2023-11-16 18:17:03.9799600"),
+        ([AZURE_HEADER, "2023-13-45 18:17:03.9,3,4"],
+         "bad.csv line 2: field 'TIMESTAMP' is '2023-13-45 18:17:03.9': expected a time like 2023-11-16 18:17:03.9799600"),
+        ([BURST_HEADER], "bad.csv has no rows: check that it is the whole file"),
+        (["when,what", "1,2"],
+         "bad.csv line 1: field 'header' is 'when,what': not a known trace, use one of burstgpt_csv, azure_csv, "
+         "mooncake_jsonl, trace_jsonl"),
+        (['{"timestamp": 0, "input_length": "12", "output_length": 5.0}'],
+         "bad.csv line 1: field 'output_length' is 5.0: expected a whole number, at least 0"),
+        (['{"timestamp": 0, "input_length": 12}'], "bad.csv line 1: field 'output_length' is None: the key is missing"),
+        (['{"timestamp": -1, "input_length": 12, "output_length": 5}'],
+         "bad.csv line 1: field 'timestamp' is -1: expected a finite number, not negative"),
+        (['{"prompt_len": 3}', '{"prompt_len": 3'],
+         "bad.csv line 2: field 'line' is '{\"prompt_len\": 3': not JSON (Expecting ',' delimiter), one object a line"),
+        (['{"prompt_len": 3}', "[1, 2]"], "bad.csv line 2: field 'line' is [1, 2]: expected an object {...}, one a line"),
+        (['{"prompt_len": 0}'], "bad.csv line 1: field 'prompt_len' is 0: expected a whole number, at least 1"),
+        (['{"prompt_len": true}'], "bad.csv line 1: field 'prompt_len' is True: expected a whole number, at least 1"),
+        (['{"prompt_len": 3, "prompt": "x"}'],
+         "bad.csv line 1: field 'prompt_len' is 3: give either prompt (text) or prompt_len (tokens), not both or neither"),
+        (['{"arrival_s": 3}'],
+         "bad.csv line 1: field 'prompt_len' is None: give either prompt (text) or prompt_len (tokens), not both or neither"),
+        (['{"prompt": ""}'], "bad.csv line 1: field 'prompt' is '': expected a text that is not empty"),
+        (['{"prompt_len": 3, "arival_s": 1}'],
+         "bad.csv line 1: field 'arival_s' is 1: unknown key, use only arrival_s, prompt_len, prompt, gen_length"),
+        (['{"prompt_len": 3, "arrival_s": NaN}'],
+         "bad.csv line 1: field 'arrival_s' is nan: expected a finite number, not negative"),
+        (['{"prompt_len": 3, "gen_length": 0}'],
+         "bad.csv line 1: field 'gen_length' is 0: expected a whole number, at least 1"),
+    ],
+)  # fmt: skip
+def test_malformed_line_is_named(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse_trace(write(tmp_path / "bad.csv", *lines))
+    assert str(caught.value) == message
+
+
+def test_long_values_are_shortened_in_the_message(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", json.dumps({"prompt_len": "x" * 500}))
+    with pytest.raises(UserError) as caught:
+        parse_trace_jsonl(path)
+    assert len(str(caught.value)) < 160
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere.csv' does not exist: check the path"):
+        parse_trace(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00\x01binary\x00", gzip.compress(b"x" * 100)[:20]])
+def test_unreadable_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"broken\.csv\.gz is not a text file"):
+        detect_format(path)
+
+
+def test_file_damaged_in_the_middle(tmp_path: Path) -> None:
+    lines = "\n".join(json.dumps({"prompt_len": n, "arrival_s": n * 0.37}) for n in range(1, 20_000))
+    packed = gzip.compress(lines.encode())
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(UserError, match=r"cut.jsonl.gz line \d+: unreadable"):
+        parse_trace(path)
+
+
+REAL = {
+    # file: (rows, mean prompt tokens, seconds from the first to the last arrival)
+    "azure/AzureLLMInferenceTrace_code.csv": (8819, 2047.85, 3435.948),
+    "azure/AzureLLMInferenceTrace_conv.csv": (19366, 1154.70, 3501.722),
+    "mooncake/conversation_trace.jsonl.gz": (12031, 12035.06, 3536.999),
+    "mooncake/synthetic_trace.jsonl.gz": (3993, 15325.48, 1022.025),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_published_traces_parse_to_their_known_statistics(name: str) -> None:
+    directory = os.environ.get("REPRO_DATA_DIR")
+    if not directory or not (Path(directory) / name).is_file():
+        pytest.skip(f"REPRO_DATA_DIR has no {name}")
+    rows = parse_trace(Path(directory) / name)
+    num_rows, mean_prompt, span_s = REAL[name]
+    assert len(rows) == num_rows
+    assert sum(row.prompt_len for row in rows) / num_rows == pytest.approx(mean_prompt, abs=0.006)
+    stamps = [row.arrival_s for row in rows]
+    assert max(stamps) - min(stamps) == pytest.approx(span_s, abs=0.001)

@@ -1,0 +1,689 @@
+"""Cards, length statistics, sources, and the workloads made of them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError
+from repro.workloads import ArrivalConfig, WorkloadConfig, build_workload, known_datasets, load_card
+from repro.workloads.card import CARDS_DIR, HubReference, parse_card
+from repro.workloads.lengths import (
+    EmpiricalLengths,
+    LogNormalLengths,
+    fit_mean_median,
+    fit_mean_sigma,
+    fit_mean_std,
+    fit_quantiles,
+    fit_statistics,
+)
+from repro.workloads.seed import derive_seed
+from repro.workloads.source import HubLoader, find_data_dir, load_hub_columns
+from repro.workloads.text import more_text, prompt_text
+from repro.workloads.trace import estimate_tokens
+
+PAPER_DATASETS = ("livebench", "burst", "osc")
+GENERATION = GenerationConfig(gen_length=64, block_length=32, steps=64)
+GOLDEN_BURST_LENGTHS = [94, 1677, 604, 827, 1906, 2025]
+GOLDEN_BURST_CHECKSUM = "46e4adb2a12b6d566098e939db49190a49988d6c896ddb6839085bbb3d0fe3fb"
+
+
+def config(dataset: str = "osc", **options: object) -> WorkloadConfig:
+    defaults: dict = {
+        "num_requests": 50,
+        "seed": 3,
+        "arrivals": ArrivalConfig(kind="poisson", rate=0.5),
+        "source": "embedded",
+        "max_prompt_len": 3744,
+    }
+    return WorkloadConfig(dataset=dataset, **{**defaults, **options})
+
+
+def encode_words(text: str) -> list[int]:
+    """A stand-in tokenizer: a word is a token, whose id tells the word's length."""
+    return [len(word) for word in text.split()]
+
+
+def lengths(workload: object) -> list[int]:
+    return [request.prompt_len for request in workload.requests]  # type: ignore[attr-defined]
+
+
+def write_jsonl(path: Path, *records: object) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+# Length distributions ------------------------------------------------------------------------------------------------
+
+
+@given(mean=st.floats(20, 5000), spread=st.floats(0.05, 1.5))
+@settings(max_examples=50, deadline=None)
+def test_fits_return_what_a_log_normal_was_made_of(mean: float, spread: float) -> None:
+    mu, sigma = math.log(mean), spread
+    true_mean = math.exp(mu + sigma**2 / 2)
+    true_std = true_mean * math.sqrt(math.expm1(sigma**2))
+    p10, p90 = math.exp(mu - 1.2815515655 * sigma), math.exp(mu + 1.2815515655 * sigma)
+    for fit in (
+        fit_mean_std(true_mean, true_std),
+        fit_mean_median(true_mean, math.exp(mu)),
+        fit_quantiles(0.1, p10, 0.9, p90),
+        fit_mean_sigma(true_mean, sigma),
+    ):
+        assert (fit.mu, fit.sigma) == pytest.approx((mu, sigma), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [{"mean": 3.0}, {"mean": 3.0, "median": 4.0}, {"mean": 0.0, "std": 1.0}, {}])
+def test_statistics_that_determine_nothing_are_refused(bad: dict) -> None:
+    with pytest.raises(UserError):
+        fit_statistics(bad)
+
+
+def test_clipped_mean_closed_form_agrees_with_numerical_integration() -> None:
+    dist = LogNormalLengths(mu=5.0, sigma=0.9, low=40, high=700, offset=25)
+    z = np.linspace(-8, 8, 200_001)
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    value = np.clip(25 + np.exp(5.0 + 0.9 * z), 40, 700)
+    assert dist.mean == pytest.approx(float((value * density).sum() * (z[1] - z[0])), rel=1e-6)
+
+
+def test_log_normal_draws_stay_in_bounds_and_reach_them() -> None:
+    dist = LogNormalLengths(mu=5.0, sigma=1.0, low=100, high=300)
+    draws = dist.draw(2000, np.random.default_rng(0))
+    assert (draws.min(), draws.max()) == (100, 300)
+    assert (draws == 300).mean() == pytest.approx(0.2407, abs=4 * math.sqrt(0.24 * 0.76 / 2000))
+
+
+def test_empirical_draws_only_observed_values_evenly() -> None:
+    dist = EmpiricalLengths(values=(9, 5, 7))
+    draws = dist.draw(3000, np.random.default_rng(0))
+    values, counts = np.unique(draws, return_counts=True)
+    assert values.tolist() == [5, 7, 9]
+    assert counts == pytest.approx(1000, abs=4 * math.sqrt(3000 * 2 / 9))
+    assert (dist.mean, dist.quantile(0.5)) == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("options", [{"low": 0, "high": 9}, {"low": 9, "high": 8}, {"low": 5, "high": 9, "offset": 5}])
+def test_length_bounds_are_checked(options: dict) -> None:
+    with pytest.raises(UserError, match="need offset"):
+        LogNormalLengths(mu=1.0, sigma=1.0, **options)
+
+
+# Cards ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cards_folder_is_no_package() -> None:
+    assert not (CARDS_DIR / "__init__.py").exists(), "it would hide the Hugging Face library"
+
+
+def test_known_datasets() -> None:
+    assert known_datasets() == ("burst", "gsm8k", "humaneval", "livebench", "osc")
+
+
+@pytest.mark.parametrize("name", known_datasets())
+def test_card_is_complete(name: str) -> None:
+    card = load_card(name)
+    assert card.embedded.sources
+    assert card.defects
+    assert card.hub.revision is not None or "revision" in card.hub.note
+    assert card.embedded.basis == ("assumed" if name == "livebench" else "fitted")
+
+
+def test_derived_trace_sizes() -> None:
+    assert [load_card(name).paper_run.num_requests for name in PAPER_DATASETS] == [128, 2000, 2000]
+
+
+@pytest.mark.parametrize("name", known_datasets())
+def test_embedded_lengths_have_the_card_s_statistics(name: str) -> None:
+    """Mean and median of 20,000 draws, within four standard errors of what the card was fitted to."""
+    card = load_card(name)
+    dist, stats, n = card.embedded.lengths, dict(card.embedded.statistics), 20_000
+    assert isinstance(dist, LogNormalLengths)
+    draws = dist.draw(n, np.random.default_rng(derive_seed(0, name))).astype(float)
+    assert dist.mean == pytest.approx(stats["mean"] + dist.offset, rel=0.005)  # the card's clipping costs under 0.5 %
+    assert draws.mean() == pytest.approx(dist.mean, abs=4 * draws.std() / math.sqrt(n))
+    median = dist.offset + math.exp(dist.mu)
+    density = 1 / ((median - dist.offset) * dist.sigma * math.sqrt(2 * math.pi))
+    assert np.median(draws) == pytest.approx(median, abs=0.5 + 4 * 0.5 / (density * math.sqrt(n)))
+    if "median" in stats:
+        assert median == pytest.approx(stats["median"], rel=0.001)
+    if "std" in stats:
+        assert draws.std() == pytest.approx(stats["std"], rel=0.06)
+
+
+def test_burst_card_quotes_its_own_distribution() -> None:
+    """The held-out figures and the clipping named in burst.yaml."""
+    dist = load_card("burst").embedded.lengths
+    assert isinstance(dist, LogNormalLengths)
+    assert dist.mean_clipped_at(1023) == pytest.approx(457, abs=0.5)
+    assert dist.quantile(0.1) == pytest.approx(90, abs=0.5)
+    assert dist.mean_clipped_at(3744) == pytest.approx(594, abs=0.5)
+    assert dist.quantile(1 - 0.0132) == pytest.approx(3744, rel=0.01)
+    assert dist.quantile(1 - 0.158) == pytest.approx(1023, rel=0.01)
+
+
+def test_unknown_dataset_lists_the_known_ones() -> None:
+    with pytest.raises(UserError) as caught:
+        load_card("sharegpt")
+    assert str(caught.value) == "dataset='sharegpt' is unknown: use one of burst, gsm8k, humaneval, livebench, osc"
+
+
+def test_case_of_a_dataset_does_not_matter() -> None:
+    assert config("LiveBench") == config("livebench")
+    assert build_workload(config("OSC"), GENERATION).name == "osc"
+
+
+def test_missing_cards_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no dataset cards in"):
+        load_card("osc", tmp_path)
+
+
+def raw_card() -> dict:
+    import yaml
+
+    return yaml.safe_load((CARDS_DIR / "burst.yaml").read_text(encoding="utf-8"))
+
+
+def test_raw_card_parses() -> None:
+    assert parse_card(raw_card(), where="burst.yaml") == load_card("burst")
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (["colour"], "red", "card: unknown key colour: use only name, title"),
+        (["hub", "branch"], "main", "card: hub: unknown key branch: use only id, config, split, revision, note"),
+        (["hub", "id"], None, "card: hub: id=None must be text"),
+        (["hub"], None, "card: hub must be a mapping"),
+        (["columns", "prompt"], "text", "card: columns: columns: give either prompt or prompt_tokens"),
+        (["embedded", "lengths", "mu"], 5.0, "mu=5.0, sigma=1.0629 do not follow from the statistics: put mu: 5.8665"),
+        (["embedded", "lengths", "low"], 2.5, "low=2.5 must be a whole number"),
+        (["embedded", "lengths", "distribution"], "zipf", "distribution must be one of lognormal, empirical"),
+        (["embedded", "statistics"], {"mean": "many"}, "must map names to numbers"),
+        (["embedded", "text"], "poem", "text='poem' is unknown: use one of coding, post"),
+        (["embedded", "basis"], "guessed", "basis='guessed' is unknown: use one of fitted, assumed"),
+        (["local"], [{"path": "x", "format": "parquet"}], "format='parquet' is unknown: use one of burstgpt_csv"),
+        (["local"], [{"path": "x", "format": "lengths_csv"}], "column goes with format lengths_csv"),
+        (["filter"], {"column": "a", "values": [1]}, "every item must be text"),
+        (["defects"], "none", "card: defects must be a list"),
+        (["title"], "", "card: title='' must be text"),
+    ],
+)
+def test_bad_cards_are_refused(keys: list[str], value: object, message: str) -> None:
+    raw = raw_card()
+    section = raw
+    for key in keys[:-1]:
+        section = section[key]
+    section[keys[-1]] = value
+    with pytest.raises(UserError) as caught:
+        parse_card(raw, where="card")
+    assert message in str(caught.value)
+
+
+def test_missing_key_is_named() -> None:
+    raw = raw_card()
+    del raw["licence"]
+    with pytest.raises(UserError, match="card: missing key licence"):
+        parse_card(raw, where="card")
+
+
+# Workloads from the embedded generator -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PAPER_DATASETS)
+def test_first_requests_of_a_longer_workload_are_the_same(name: str) -> None:
+    short = build_workload(config(name, num_requests=20), GENERATION, encode=encode_words)
+    long = build_workload(config(name, num_requests=60), GENERATION, encode=encode_words)
+    assert long.requests[:20] == short.requests
+
+
+def test_lengths_and_seeds_do_not_depend_on_arrivals() -> None:
+    slow = build_workload(config(), GENERATION)
+    for arrivals in (ArrivalConfig(kind="poisson", rate=2.0), ArrivalConfig(kind="burst")):
+        other = build_workload(config(arrivals=arrivals), GENERATION)
+        assert [replace(r, arrival_s=0) for r in other.requests] == [replace(r, arrival_s=0) for r in slow.requests]
+        assert other.provenance.checksum != slow.provenance.checksum
+
+
+def test_same_config_same_checksum_and_every_seed_another() -> None:
+    first, again = build_workload(config(), GENERATION), build_workload(config(), GENERATION)
+    assert first == again
+    other = build_workload(config(seed=4), GENERATION)
+    assert other.provenance.checksum != first.provenance.checksum
+    assert lengths(other) != lengths(first)
+
+
+def test_checksum_covers_token_ids() -> None:
+    plain = build_workload(config(), GENERATION)
+    words = build_workload(config(), GENERATION, encode=encode_words)
+    shifted = build_workload(config(), GENERATION, encode=lambda text: [i + 1 for i in encode_words(text)])
+    assert len({w.provenance.checksum for w in (plain, words, shifted)}) == 3
+    assert lengths(plain) == lengths(words) == lengths(shifted)
+
+
+def test_golden_checksum() -> None:
+    """Pinned: a change here changes every simulated result."""
+    workload = build_workload(config("burst", seed=0), GENERATION)
+    assert lengths(workload)[:6] == GOLDEN_BURST_LENGTHS
+    assert workload.provenance.checksum == GOLDEN_BURST_CHECKSUM
+
+
+def test_simulated_requests_carry_no_tokens() -> None:
+    workload = build_workload(config(), GENERATION)
+    assert all(request.prompt_ids is None for request in workload.requests)
+    assert [request.request_id for request in workload.requests] == list(range(50))
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 3.0])
+@pytest.mark.parametrize("name", known_datasets())
+def test_token_ids_have_exactly_the_scaled_length(name: str, scale: float) -> None:
+    options = {"num_requests": 12, "length_scale": scale}
+    simulated = build_workload(config(name, **options), GENERATION)
+    real = build_workload(config(name, **options), GENERATION, encode=encode_words)
+    assert lengths(simulated) == lengths(real)
+    for request in real.requests:
+        assert request.prompt_ids is not None
+        assert len(request.prompt_ids) == request.prompt_len
+
+
+def test_generation_seeds_differ_by_request_and_ignore_the_base_seed() -> None:
+    workload = build_workload(config(), GENERATION)
+    seeds = [request.generation.seed for request in workload.requests]
+    assert len(set(seeds)) == 50
+    assert build_workload(config(), replace(GENERATION, seed=99)) == workload
+    assert {replace(request.generation, seed=0) for request in workload.requests} == {GENERATION}
+
+
+def test_clipping_and_scaling_are_recorded() -> None:
+    free = build_workload(config("burst", num_requests=400, max_prompt_len=29665), GENERATION)
+    clipped = build_workload(config("burst", num_requests=400, max_prompt_len=500, min_prompt_len=100), GENERATION)
+    expected = sum(n > 500 or n < 100 for n in lengths(free))
+    assert clipped.provenance.num_clipped == expected > 0
+    assert f"{expected} of 400 lengths clipped to [100, 500]" in clipped.provenance.description
+    assert lengths(clipped) == [min(max(n, 100), 500) for n in lengths(free)]
+
+    scaled = build_workload(config("burst", num_requests=400, max_prompt_len=29665, length_scale=0.5), GENERATION)
+    assert lengths(scaled) == [max(8, round(n * 0.5)) for n in lengths(free)]
+    assert scaled.provenance.length_scale == 0.5
+    assert "lengths x 0.5" in scaled.provenance.description
+
+
+def test_fixed_length() -> None:
+    workload = build_workload(config(fixed_prompt_len=77), GENERATION, encode=encode_words)
+    assert set(lengths(workload)) == {77}
+    assert workload.provenance.num_clipped == 0
+    assert "every prompt set to 77 tokens" in workload.provenance.description
+
+
+def test_length_stats() -> None:
+    workload = build_workload(config(num_requests=41), GENERATION)
+    ordered = sorted(lengths(workload))
+    stats = workload.provenance.lengths
+    assert (stats.n, stats.p50, stats.p90, stats.max) == (41, ordered[20], ordered[36], ordered[40])
+    assert stats.mean == pytest.approx(sum(ordered) / 41)
+
+
+def test_assumed_lengths_say_so() -> None:
+    assert "ASSUMPTION" in build_workload(config("livebench"), GENERATION).provenance.description
+    assert "ASSUMPTION" not in build_workload(config("burst"), GENERATION).provenance.description
+
+
+def test_config_and_provenance_are_json_and_hashable() -> None:
+    workload = build_workload(config(), GENERATION)
+    json.dumps(asdict(config()), allow_nan=False)
+    json.dumps(asdict(workload.provenance), allow_nan=False)
+    assert hash(config()) == hash(config())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_requests": 0}, "num_requests=0 must be at least 1"),
+        ({"seed": -1}, "seed=-1 must not be negative"),
+        ({"min_prompt_len": 0}, "min_prompt_len=0, max_prompt_len=3744: need 1 <= min <= max"),
+        ({"max_prompt_len": 4}, "min_prompt_len=8, max_prompt_len=4: need"),
+        ({"length_scale": 0.0}, "length_scale=0.0 must be a finite number above 0"),
+        ({"length_scale": math.nan}, "length_scale=nan must be"),
+        ({"fixed_prompt_len": 5000}, "fixed_prompt_len=5000 must be between min_prompt_len=8 and max_prompt_len=3744"),
+        ({"fixed_prompt_len": 50, "length_scale": 2.0}, "length_scale=2.0 has no effect with fixed_prompt_len=50"),
+        ({"source": "web"}, "source='web' is unknown: use one of auto, hub, local, embedded"),
+        ({"source": "hub", "dataset_path": "x"}, "dataset_path='x' has no effect with source='hub'"),
+    ],
+)
+def test_bad_configs_are_refused(options: dict, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config(**options)
+    assert message in str(caught.value)
+
+
+def test_tokenizer_that_yields_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="tokenizer returned no ids"):
+        build_workload(config(), GENERATION, encode=lambda text: [])
+
+
+# Generated text ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("style", ["coding", "post", "chat", "math", "function"])
+def test_text_has_about_the_asked_number_of_words_and_differs(style: str) -> None:
+    texts = [prompt_text(style, random.Random(seed), 200).text for seed in range(30)]
+    assert all(200 <= len(text.split()) < 240 for text in texts)
+    assert len(set(texts)) == 30
+    assert prompt_text(style, random.Random(7), 200).text == texts[7]
+    assert "{" not in "".join(texts)
+
+
+def test_post_has_the_form_of_a_summarisation_prompt() -> None:
+    prompt = prompt_text("post", random.Random(0), 120)
+    parts = [prompt.text.index(part) for part in ("SUBREDDIT: r/", "\n\nTITLE: ", "\n\nPOST: ", "\n\nTL;DR:")]
+    assert parts == sorted(parts)
+    assert prompt.text.endswith("TL;DR:")
+
+
+def test_no_more_words_than_none() -> None:
+    assert more_text("chat", random.Random(0), 0) == ""
+
+
+def test_closing_words_survive_cutting() -> None:
+    workload = build_workload(config("osc", fixed_prompt_len=40), GENERATION, encode=encode_words)
+    closing = encode_words("TL;DR:")
+    assert all(request.prompt_ids[-1:] == tuple(closing) for request in workload.requests if request.prompt_ids)
+
+
+# Local files ---------------------------------------------------------------------------------------------------------
+
+
+def test_auto_takes_a_local_file_from_the_data_directory_else_the_generator(tmp_path: Path) -> None:
+    cfg = config("gsm8k", source="auto", num_requests=3)
+    assert build_workload(cfg, GENERATION, data_dir=tmp_path).provenance.source == "embedded"
+    questions = [{"question": "x" * n, "answer": "4"} for n in (40, 80, 121)]
+    path = write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", *questions)
+    local = build_workload(cfg, GENERATION, data_dir=tmp_path)
+    assert sorted(lengths(local)) == [10, 20, 31]
+    provenance = local.provenance
+    assert (provenance.source, provenance.location) == ("local", "gsm8k/gsm8k_test.jsonl")
+    assert provenance.revision is not None
+    assert provenance.revision.startswith("sha256:")
+    assert "characters / 4" in provenance.description
+    assert str(tmp_path) not in json.dumps(asdict(provenance))
+    path.write_text(path.read_text() + "\n")
+    assert build_workload(cfg, GENERATION, data_dir=tmp_path).provenance.revision != provenance.revision
+
+
+def test_embedded_ignores_the_data_directory(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", {"question": "x" * 40})
+    assert build_workload(config("gsm8k"), GENERATION, data_dir=tmp_path).provenance.source == "embedded"
+
+
+def test_environment_names_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
+    assert find_data_dir(None) == tmp_path
+    monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match=r"REPRO_DATA_DIR='.*gone' is not a directory: correct or unset it"):
+        find_data_dir(None)
+    monkeypatch.delenv("REPRO_DATA_DIR")
+    assert find_data_dir(None) is None
+
+
+def test_local_without_a_file_lists_what_is_accepted(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        build_workload(config("burst", source="local"), GENERATION, data_dir=tmp_path)
+    message = str(caught.value)
+    assert "burstgpt/BurstGPT_1.csv" in message
+    assert "REPRO_DATA_DIR" in message
+    assert "dataset_path" in message
+
+
+def test_rows_are_all_used_before_any_repeats(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", *({"prompt_len": n} for n in range(10, 20)))
+    workload = build_workload(config(source="local", dataset_path=str(path), num_requests=25), GENERATION)
+    got = lengths(workload)
+    assert sorted(got[:10]) == sorted(got[10:20]) == list(range(10, 20))
+    assert got[:10] != got[10:20]
+    assert workload.provenance.num_repeated == 15
+    assert "15 of 25 requests repeat a row" in workload.provenance.description
+    assert (
+        lengths(build_workload(config(source="local", dataset_path=str(path), num_requests=7), GENERATION)) == got[:7]
+    )
+
+
+def test_own_text_is_cut_and_continued(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "t.jsonl", {"prompt": " ".join("w" * n for n in range(1, 31))})
+    for scale, length in ((0.5, 15), (2.0, 60)):
+        cfg = config(dataset_path=str(path), source="local", num_requests=1, length_scale=scale)
+        (request,) = build_workload(cfg, GENERATION, encode=encode_words).requests
+        assert request.prompt_len == length
+        assert request.prompt_ids is not None
+        assert len(request.prompt_ids) == length
+        assert request.prompt_ids[:15] == tuple(range(1, 16))
+        assert request.prompt_ids[:30] == tuple(range(1, min(length, 30) + 1))
+
+
+def test_gen_length_of_a_row_keeps_the_steps_per_block(tmp_path: Path) -> None:
+    path = write_jsonl(
+        tmp_path / "t.jsonl",
+        {"prompt_len": 9, "arrival_s": 2, "gen_length": 128},
+        {"prompt_len": 10, "arrival_s": 3.5, "gen_length": 40},
+        {"prompt_len": 11, "arrival_s": 4},
+    )
+    cfg = config(dataset_path=str(path), source="local", num_requests=3, arrivals=ArrivalConfig(kind="trace"))
+    requests = build_workload(cfg, replace(GENERATION, steps=32)).requests
+    assert [(r.prompt_len, r.arrival_s, r.generation.gen_length, r.generation.steps) for r in requests] == [
+        (9, 0.0, 128, 64),
+        (10, 1.5, 40, 32),
+        (11, 2.0, 64, 32),
+    ]
+
+
+def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path: Path) -> None:
+    path = tmp_path / "BurstGPT_1.csv"
+    rows = [(30, 300), (10, 100), (20, 0), (40, 400)]  # the third failed
+    path.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        + "".join(f"{stamp},ChatGPT,{tokens},5,0,API log\n" for stamp, tokens in rows)
+    )
+    cfg = config(
+        "burst", dataset_path=str(path), source="local", num_requests=4, arrivals=ArrivalConfig(kind="trace", rate=1.0)
+    )
+    workload = build_workload(cfg, GENERATION)
+    # 3 usable rows over 30 s: mean gap 15 s becomes 1 s, and the fourth request starts the trace again
+    assert [(r.prompt_len, round(r.arrival_s, 6)) for r in workload.requests] == [
+        (100, 0.0), (300, 1.333333), (400, 2.0), (100, 3.0)]  # fmt: skip
+    assert "1 rows with an empty prompt left out" in workload.provenance.description
+
+
+def test_arrivals_of_another_trace(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.5,9,9\n2023-11-16 18:17:05.7500000,9,9\n"
+    )
+    arrivals = ArrivalConfig(kind="trace", path=str(path))
+    traced = build_workload(config(num_requests=2, arrivals=arrivals), GENERATION)
+    assert [r.arrival_s for r in traced.requests] == [0.0, 2.25]
+    assert lengths(traced) == lengths(build_workload(config(num_requests=2), GENERATION))
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        ([{"prompt_len": 9}, {"prompt_len": 9, "arrival_s": 1}], "has a timestamp for 1 of 2 rows only"),
+        (None, "arrivals='trace' with embedded prompts, which have no timestamps"),
+    ],
+)
+def test_trace_arrivals_need_timestamps(tmp_path: Path, records: list | None, message: str) -> None:
+    options: dict = {"arrivals": ArrivalConfig(kind="trace")}
+    if records is not None:
+        options |= {"source": "local", "dataset_path": str(write_jsonl(tmp_path / "t.jsonl", *records))}
+    with pytest.raises(UserError, match=message):
+        build_workload(config(**options), GENERATION)
+
+
+def test_livebench_file_is_filtered_and_gzipped(tmp_path: Path) -> None:
+    rows = [
+        {"turns": ["solve " * 20], "task": "LCB_generation"},
+        {"turns": ["finish " * 10], "task": "coding_completion"},
+        {"turns": ["other " * 50], "task": "agentic_coding"},
+    ]
+    path = tmp_path / "livebench" / "livebench_coding.jsonl.gz"
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode()))
+    workload = build_workload(config("livebench", source="local", num_requests=2), GENERATION, data_dir=tmp_path)
+    assert sorted(lengths(workload)) == sorted([estimate_tokens(120), estimate_tokens(70)])
+
+
+def test_prompt_file_of_any_name(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "mine.jsonl", {"prompt": "x" * 400, "chosen": "a", "rejected": "b"})
+    workload = build_workload(config("osc", source="local", dataset_path=str(path), num_requests=1), GENERATION)
+    assert lengths(workload) == [100]
+
+
+def test_file_without_a_usable_row(tmp_path: Path) -> None:
+    path = tmp_path / "burstgpt1_first500.csv"
+    path.write_text("row,request_tokens_clipped_1023,timestamp_s\n0,0,5\n")
+    with pytest.raises(UserError, match=r"has no usable row \(1 read, none with a prompt\)"):
+        build_workload(config("burst", source="local", dataset_path=str(path)), GENERATION)
+
+
+def real_data_dir(name: str) -> Path:
+    directory = os.environ.get("REPRO_DATA_DIR")
+    if not directory or not (Path(directory) / name).is_file():
+        pytest.skip(f"REPRO_DATA_DIR has no {name}")
+    return Path(directory)
+
+
+def test_burst_statistics_are_those_of_the_slice() -> None:
+    directory = real_data_dir("burstgpt/burstgpt1_first500.csv")
+    cfg = config("burst", source="local", num_requests=481, min_prompt_len=1)
+    workload = build_workload(cfg, GENERATION, data_dir=directory)
+    assert "19 rows with an empty prompt left out" in workload.provenance.description
+    assert workload.provenance.num_repeated == 0
+    assert workload.provenance.lengths.p50 == dict(load_card("burst").embedded.statistics)["median"]
+    assert workload.provenance.lengths.mean == pytest.approx(447.35, abs=0.01)
+
+
+def test_osc_statistics_are_those_of_the_length_table() -> None:
+    directory = real_data_dir("osc/tldr_post_lengths.csv")
+    with (directory / "osc/tldr_post_lengths.csv").open() as file:
+        posts = np.array([estimate_tokens(int(row["post_chars"])) for row in csv.DictReader(file)])
+    stats = dict(load_card("osc").embedded.statistics)
+    assert (stats["mean"], stats["std"]) == pytest.approx((posts.mean(), posts.std()), abs=0.01)
+    workload = build_workload(config("osc", source="local", num_requests=100), GENERATION, data_dir=directory)
+    assert workload.provenance.lengths.mean == pytest.approx(posts.mean() + 25)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "rows"),
+    [("gsm8k", "gsm8k/gsm8k_test.jsonl", 1319), ("humaneval", "humaneval/HumanEval.jsonl.gz", 164)],
+)
+def test_quality_set_statistics_are_those_of_the_files(name: str, path: str, rows: int) -> None:
+    directory = real_data_dir(path)
+    cfg = config(name, source="local", num_requests=rows, min_prompt_len=1)
+    workload = build_workload(cfg, GENERATION, data_dir=directory)
+    stats, found = dict(load_card(name).embedded.statistics), np.array(lengths(workload))
+    assert (found.mean(), found.std()) == pytest.approx((stats["mean"], stats["std"]), abs=0.01)
+    assert workload.provenance.num_repeated == 0
+
+
+# The hub -------------------------------------------------------------------------------------------------------------
+
+
+def hub_of(columns: Mapping[str, Sequence[object]]) -> tuple[HubLoader, list[tuple[HubReference, tuple[str, ...]]]]:
+    """A loader that serves ``columns`` and remembers what it was asked for."""
+    asked: list[tuple[HubReference, tuple[str, ...]]] = []
+
+    def load(hub: HubReference, wanted: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
+        asked.append((hub, wanted))
+        return columns
+
+    return load, asked
+
+
+def test_hub_text_with_filter() -> None:
+    loader, asked = hub_of(
+        {"turns": [["a" * 80], ["b" * 4000], ["c" * 40]], "task": ["LCB_generation", "agentic", "coding_completion"]}
+    )
+    workload = build_workload(config("livebench", source="hub", num_requests=2), GENERATION, hub_loader=loader)
+    assert sorted(lengths(workload)) == [10, 20]
+    ((hub, wanted),) = asked
+    assert (hub.id, hub.split, wanted) == ("livebench/coding", "test", ("turns", "task"))
+    provenance = workload.provenance
+    assert (provenance.source, provenance.location) == ("hub", "livebench/coding")
+    assert provenance.revision == hub.revision is not None
+
+
+def test_hub_token_counts_with_timestamps() -> None:
+    loader, asked = hub_of({"Request tokens": [40, 0, 90], "Response tokens": [1, 0, 2], "Timestamp": [5, 6, 9]})
+    cfg = config("burst", source="hub", num_requests=2, arrivals=ArrivalConfig(kind="trace"))
+    workload = build_workload(cfg, GENERATION, hub_loader=loader)
+    assert [(r.prompt_len, r.arrival_s) for r in workload.requests] == [(40, 0.0), (90, 4.0)]
+    assert asked[0][1] == ("Request tokens", "Timestamp", "Response tokens")
+    assert workload.provenance.revision is None
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "message"),
+    [
+        ("osc", {"text": ["a"]}, "CarperAI/openai_summarize_comparisons has no column prompt"),
+        ("osc", {"prompt": ["a", None]}, "row 1: column 'prompt' is None, expected the prompt's text"),
+        ("burst", {"Request tokens": [-4], "Response tokens": [1], "Timestamp": [5]},
+         "lzzmm/BurstGPT row 0: column 'Request tokens' is -4, expected a token count"),
+        ("burst", {"Request tokens": [4], "Response tokens": [1], "Timestamp": ["5"]},
+         "lzzmm/BurstGPT row 0: column 'Timestamp' is '5', expected seconds"),
+    ],
+)  # fmt: skip
+def test_hub_rows_of_another_shape_are_refused(name: str, columns: dict, message: str) -> None:
+    loader, _ = hub_of(columns)
+    with pytest.raises(UserError) as caught:
+        build_workload(config(name, source="hub"), GENERATION, hub_loader=loader)
+    assert message in str(caught.value)
+
+
+def test_hub_library_reads_columns(tmp_path: Path) -> None:
+    try:
+        from datasets import load_dataset  # noqa: F401
+    except ImportError:
+        pytest.skip("the Hugging Face datasets library is not installed")
+    write_jsonl(tmp_path / "test.jsonl", {"prompt": "a", "chosen": "b"}, {"prompt": "c", "chosen": "d"})
+    hub = HubReference(id=str(tmp_path), config=None, split="test", revision=None, note="")
+    assert load_hub_columns(hub, ("prompt",)) == {"prompt": ["a", "c"]}
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_hub_columns(replace(hub, split="absent"), ("prompt",))
+
+
+def test_hub_without_the_library_says_what_to_install() -> None:
+    """In a fresh interpreter where only this repository's own ``datasets`` folder can be found."""
+    code = (
+        "import sys; from engines.errors import UserError; from repro.workloads.card import load_card;"
+        "from repro.workloads.source import open_source; card = load_card('osc');"
+        "sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
+        "try: open_source(card, 'hub')\n"
+        "except UserError as error: print(error)"
+    )
+    root = CARDS_DIR.parent
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert "pip install 'datasets>=3.0', or use source='auto'" in done.stdout
+
+
+def test_importing_workloads_is_light() -> None:
+    code = (
+        "import sys, repro.workloads; print(sorted({'torch', 'pandas', 'datasets', 'transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CARDS_DIR.parent, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
