@@ -29,7 +29,7 @@ def generate(
     """The same arguments give the same problems on any machine. Answers are executable function bodies."""
     check_span("num_facts", num_facts, 1, len(WORDS))
     check_span("num_distractors", num_distractors, 0, 1000)
-    check_span("num_used", num_used, 1, 5)
+    check_span("num_used", num_used, 1, 8)
     rng = random.Random(f"{TASK}:{seed}:{split}")
     return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used))
 

@@ -27,20 +27,29 @@ def generate(
     num_facts: Span = (8, 12),
     num_distractors: Span = (6, 20),
     num_used: Span = (2, 5),
+    listing_share: float = 0.0,
 ) -> list[Problem]:
-    """The same arguments give the same problems on any machine. A difference always uses two facts."""
+    """The same arguments give the same problems on any machine. A difference always uses two facts.
+
+    ``listing_share`` of the problems, for training only, ask to recall every fact of the story (up to 12).
+    """
     check_span("num_facts", num_facts, 1, len(NAMES))
     check_span("num_distractors", num_distractors, 0, 1000)
     check_span("num_used", num_used, 1, 5)
     rng = random.Random(f"{TASK}:{seed}:{split}")
-    return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used))
+    return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used, listing_share))
 
 
-def _make(rng: random.Random, num_facts: Span, num_distractors: Span, num_used: Span) -> Problem:
+def _make(
+    rng: random.Random, num_facts: Span, num_distractors: Span, num_used: Span, listing_share: float
+) -> Problem:
     counts = {name: rng.randint(1, 9) for name in rng.sample(NAMES, draw(rng, num_facts))}
     items = {name: rng.choice(ITEMS) for name in counts}
     used = rng.sample(list(counts), min(draw(rng, num_used), len(counts)))
-    if len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < _DIFFERENCE_SHARE:
+    if rng.random() < listing_share:
+        used = rng.sample(list(counts), min(len(counts), 12))
+        kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)
+    elif len(used) >= 2 and counts[used[0]] != counts[used[1]] and rng.random() < _DIFFERENCE_SHARE:
         used = sorted(used[:2], key=lambda name: -counts[name])
         kind, question, answer, final = "difference", *_difference(used, counts)
     else:
@@ -60,10 +69,7 @@ def _make(rng: random.Random, num_facts: Span, num_distractors: Span, num_used: 
 
 
 def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
-    if len(used) == 1:
-        who = f"does {used[0]}"
-    else:
-        who = f"do {', '.join(used[:-1])} and {used[-1]}"
+    who = f"does {used[0]}" if len(used) == 1 else f"do {_enumerate(used)}"
     total = counts[used[0]]
     answer = f" {used[0]} has {total}."
     for name in used[1:]:
@@ -77,3 +83,12 @@ def _difference(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]
     result = counts[more] - counts[fewer]
     answer = f" {more} has {counts[more]}. {fewer} has {counts[fewer]}. {counts[more]} - {counts[fewer]} = {result}. #### {result}"
     return f"How many more things does {more} have than {fewer}?", answer, str(result)
+
+
+def _listing(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:
+    answer = "".join(f" {name} has {counts[name]}." for name in used)
+    return f"How many things have {_enumerate(used)}?", answer, answer
+
+
+def _enumerate(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -15,16 +15,21 @@ class Stage:
     until: float
     num_facts: Span
     num_distractors: Span
-    num_used: Span
+    num_used: Span = (2, 5)
+    """Facts a mini-gsm question needs."""
+    num_operations: Span = (2, 5)
+    """Words a mini-code function composes."""
+    listing_share: float = 0.0
+    """Share of mini-gsm problems that only recall, which makes recall dense."""
 
 
-# Recall from context appears in a sudden transition; from few facts it does so within minutes,
-# from the full task it does not.
+# Recall from context appears in a sudden transition; from few facts, all of them asked for, it does
+# so within minutes, from the full task it does not.
 CURRICULUM = (
-    Stage(until=0.15, num_facts=(2, 4), num_distractors=(0, 1), num_used=(2, 4)),
-    Stage(until=0.30, num_facts=(3, 6), num_distractors=(0, 4), num_used=(2, 5)),
-    Stage(until=0.45, num_facts=(5, 9), num_distractors=(2, 10), num_used=(2, 5)),
-    Stage(until=1.00, num_facts=(8, 12), num_distractors=(6, 20), num_used=(2, 5)),
+    Stage(until=0.15, num_facts=(2, 6), num_distractors=(0, 1), num_used=(1, 4), num_operations=(2, 6), listing_share=0.8),
+    Stage(until=0.30, num_facts=(4, 9), num_distractors=(0, 5), num_used=(2, 5), num_operations=(2, 8), listing_share=0.4),
+    Stage(until=0.45, num_facts=(6, 11), num_distractors=(2, 12), num_used=(2, 5), listing_share=0.1),
+    Stage(until=1.00, num_facts=(8, 12), num_distractors=(6, 20)),
 )
 
 
@@ -54,9 +59,9 @@ class TrainConfig:
     rehearsal: float = 0.1
     """Share of batches drawn from a random earlier stage."""
 
-    matrix_learning_rate: float = 0.02
+    matrix_learning_rate: float | None = None
     """Peak rate of Muon, which trains the matrices of the blocks."""
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     """Peak rate of AdamW, which trains the embedding, the head and the gains."""
     final_rate_share: float = 0.02
     """Both rates end at this share of their peak."""

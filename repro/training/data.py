@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.models.tokenizer import TextTokenizer
-from repro.tasks import GENERATORS, Problem
+from repro.tasks import Problem, mini_code, mini_gsm
 from repro.training.config import Stage, TrainConfig
 
 
@@ -61,15 +61,14 @@ def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batc
     num_facts = _draw(rng, stage.num_facts)
     num_distractors = _draw(rng, stage.num_distractors)
     columns = _round_up(22 + 6 * num_facts + 5 * num_distractors + config.gen_length)
-    per_task = max(1, config.tokens_per_batch // columns // len(GENERATORS))
-    problems = [
-        problem
-        for generate in GENERATORS.values()
-        for problem in generate(
-            config.seed * 1_000_003 + step, per_task, "train",
-            num_facts=num_facts, num_distractors=num_distractors, num_used=stage.num_used,
-        )
-    ]  # fmt: skip
+    count = max(1, config.tokens_per_batch // columns // 2)
+    seed = config.seed * 1_000_003 + step
+    problems = mini_gsm.generate(
+        seed, count, "train", num_facts=num_facts, num_distractors=num_distractors,
+        num_used=stage.num_used, listing_share=stage.listing_share,
+    ) + mini_code.generate(
+        seed, count, "train", num_facts=num_facts, num_distractors=num_distractors, num_used=stage.num_operations,
+    )  # fmt: skip
     return encode_problems(problems, tokenizer, config.gen_length)
 
 

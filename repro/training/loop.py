@@ -63,7 +63,7 @@ class Trainer:
     def advance(self) -> float:
         """One optimiser step; returns its loss."""
         share = rate_share(self.config, self.step)
-        peaks = (self.config.matrix_learning_rate, self.config.learning_rate)
+        peaks = (self.config.matrix_learning_rate, self.config.learning_rate)[-len(self.optimizers):]
         for optimizer, peak in zip(self.optimizers, peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
@@ -153,6 +153,11 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
+    if config.matrix_learning_rate is None:
+        decayed = [p for p in model.parameters() if p.ndim == 2]
+        gains = [p for p in model.parameters() if p.ndim != 2]
+        adamw = torch.optim.AdamW([{"params":decayed,"weight_decay":config.weight_decay},{"params":gains,"weight_decay":0.0}], lr=config.learning_rate, betas=config.betas, fused=True)
+        return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(adamw,))
     muon = torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
     adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=config.betas, weight_decay=0.0, fused=True)
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))

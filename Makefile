@@ -1,0 +1,93 @@
+# A fresh machine needs make and python3 (3.11 or newer); the first target builds .venv, later ones reuse it.
+#
+#   PYTHON       interpreter the environment is made with
+#   TORCH        what pip installs as torch; by default a CPU build, or plain torch where nvidia-smi works
+#   TORCH_INDEX  where CPU builds are looked for, besides the usual index
+#   TEST_JOBS    pytest workers; each computes with one thread
+
+PYTHON ?= python3
+TORCH ?=
+TORCH_CPU := torch==2.13.0
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+TEST_JOBS ?= 2
+
+FIGURES := fig3
+
+VENV := .venv
+STAMP := $(VENV)/.stamp
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+SAY := @printf '%s\n'
+
+.DEFAULT_GOAL := help
+# Measured runs must not disturb each other.
+.NOTPARALLEL:
+.PHONY: help setup reproduce-all $(FIGURES:%=reproduce-%) test lint check gpu-suite clean
+
+help:
+	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
+	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures' \
+	  'make reproduce-all   every figure there is: $(FIGURES)' \
+	  'make test            the tests' \
+	  'make lint            ruff, format check, mypy' \
+	  'make check           lint and test' \
+	  'make gpu-suite       the tests that need a CUDA device, or what is missing for them' \
+	  'make clean           remove .venv, caches and build files; results stay' \
+	  'Every target but help and clean runs setup first where needed.'
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo '$(PYTHON) is not installed: install Python 3.11 or newer, or give PYTHON=/path/to/python' >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), too old: install Python 3.11 or newer, or give PYTHON=/path/to/python" >&2; exit 1; }
+	$(SAY) 'setup: making $(VENV) (a few seconds)'
+	@$(PYTHON) -m venv $(VENV) || { echo '$(PYTHON) cannot make $(VENV): install its venv module (Debian, Ubuntu: apt install python3-venv)' >&2; exit 1; }
+	@if $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then \
+	  echo 'setup: torch is there'; \
+	elif [ -n '$(TORCH)' ]; then \
+	  echo 'setup: installing $(TORCH) (1-5 minutes)'; $(PIP) install '$(TORCH)'; \
+	elif nvidia-smi >/dev/null 2>&1; then \
+	  echo 'setup: NVIDIA GPU found, installing torch with CUDA (2-10 minutes, several GB)'; $(PIP) install torch; \
+	else \
+	  echo 'setup: installing $(TORCH_CPU) for CPU (1-3 minutes)'; \
+	  $(PIP) --retries 1 install --no-deps --extra-index-url '$(TORCH_INDEX)' '$(TORCH_CPU)'; \
+	fi
+	$(SAY) 'setup: installing this package and its tools (1-2 minutes)'
+	@$(PIP) install -e '.[dev]'
+	@touch $@
+	$(SAY) 'setup: done'
+
+# Static patterns, so that a figure is one word in FIGURES.
+$(FIGURES:%=reproduce-%): reproduce-%: $(STAMP)
+	$(SAY) 'reproduce $*: minutes on a CPU; what is already stored is not run again'
+	@$(BIN)/repro reproduce $*
+
+reproduce-all: $(FIGURES:%=reproduce-%)
+
+test: $(STAMP)
+	$(SAY) 'test: $(TEST_JOBS) workers (a few minutes)'
+	@$(BIN)/python -m pytest -n $(TEST_JOBS)
+
+lint: $(STAMP)
+	$(SAY) 'lint: ruff check, ruff format --check, mypy (under a minute)'
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+check: lint test
+
+gpu-suite: $(STAMP)
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
+	  echo 'gpu-suite: the tests marked gpu, one at a time'; $(BIN)/python -m pytest -m gpu -n 0 || \
+	    { status=$$?; [ $$status -eq 5 ] || exit $$status; echo 'gpu-suite: no test is marked gpu'; }; \
+	else \
+	  printf '%s\n' 'gpu-suite: not run, torch sees no CUDA device. It needs' \
+	    '  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B' \
+	    '  a CUDA build of torch: make clean, then make setup TORCH=torch' \
+	    '`.venv/bin/repro doctor` says what this machine can run.'; \
+	fi
+
+clean:
+	$(SAY) 'clean: removing $(VENV), caches and build files; results stay'
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@for folder in baselines engines paper_figures repro tests; do find $$folder -name __pycache__ -type d -prune -exec rm -rf {} +; done

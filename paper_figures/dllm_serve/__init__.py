@@ -1,0 +1,1 @@
+"""Figures of dLLM-Serve (arXiv:2512.17077)."""
