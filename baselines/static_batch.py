@@ -49,7 +49,9 @@ class PaddedTorchExecutor(TorchExecutor):
         def padded(pool: Tensor) -> Tensor:
             """The batch's equal slabs of the pool as one [n, width, Hkv, D] view."""
             row = pool.stride(0)
-            return pool.as_strided((n, width, *pool.shape[1:]), (stride * row, *pool.stride()), pool.storage_offset() + start * row)
+            return pool.as_strided(
+                (n, width, *pool.shape[1:]), (stride * row, *pool.stride()), pool.storage_offset() + start * row
+            )
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out = torch.zeros_like(q)

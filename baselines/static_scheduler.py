@@ -23,7 +23,10 @@ class StaticBatchScheduler(Scheduler):
 
     def submit(self, request: Request) -> None:
         generation = request.generation
-        require(generation.threshold is None, f"threshold={generation.threshold} has no meaning in a static batch: leave it out")
+        require(
+            generation.threshold is None,
+            f"threshold={generation.threshold} has no meaning in a static batch: leave it out",
+        )
         super().submit(request)
 
     def charge(self, sequence: Sequence) -> int:

@@ -24,7 +24,9 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     return out.transpose(1, 2)
 
 
-def varlen_attention(out: Tensor, q: Tensor, k: Tensor, v: Tensor, q_runs: Sequence[Run], k_runs: Sequence[Run]) -> None:
+def varlen_attention(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, q_runs: Sequence[Run], k_runs: Sequence[Run]
+) -> None:
     """Attend each q run to its k run, into ``out``; q, out [Nq, H, D], k and v [Nk, Hkv, D].
 
     Runs of k may lie anywhere (a KV pool), in any order; nothing is gathered or concatenated.

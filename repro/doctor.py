@@ -21,15 +21,17 @@ from repro.workloads.source import DATA_DIR_VARIABLE, find_data_dir
 
 Status = Literal["ok", "no", "info"]
 
+_UNUSED = "nothing here uses it yet"
 OPTIONAL: Mapping[str, str] = {
-    "transformers": "tokenizers and configurations of hub models",
-    "datasets": "source=hub of the data set cards",
-    "lm_eval": "accuracy on published benchmarks",
-    "flash_attn": "its attention kernels on a GPU",
-    "vllm": "serving with vLLM",
-    "ray": "sweeps over several machines",
+    "huggingface_hub": "models by hub id",
+    "datasets": "data sets from the hub (source=hub)",
+    "transformers": _UNUSED,
+    "lm_eval": _UNUSED,
+    "flash_attn": _UNUSED,
+    "vllm": _UNUSED,
+    "ray": _UNUSED,
 }
-"""Packages that are never required -> what they would add."""
+"""Packages that are never required -> what they add."""
 
 OLDEST_PYTHON = (3, 11)
 MIN_DISK_BYTES = 10**9

@@ -52,9 +52,9 @@ def prepare(cell: Cell) -> Experiment:
 def run(experiment: Experiment, on_progress: Callable[[DriveProgress], None] | None = None) -> RunRecord:
     cell, settings = experiment.cell, experiment.settings
     is_simulated = cell.executor == "roofline"
-    engine = experiment.system.assemble(settings, experiment.resources, cell.executor)
+    assembled = experiment.system.assemble(settings, experiment.resources, cell.executor)
     clock = VirtualClock() if is_simulated else WallClock()
-    record = drive_steps(engine, experiment.workload.requests, clock, on_progress=on_progress)
+    record = drive_steps(assembled.engine, experiment.workload.requests, clock, on_progress=on_progress)
     return record.with_manifest(
         dataset=asdict(experiment.workload.provenance),
         max_num_batched_tokens=experiment.resources.config.max_num_batched_tokens,
@@ -62,7 +62,7 @@ def run(experiment: Experiment, on_progress: Callable[[DriveProgress], None] | N
         model=settings.model,
         system=experiment.system.title,
         calibration=describe_calibration(settings.platform.gpu) if is_simulated and settings.platform.gpu else None,
-        facts=dict(experiment.resources.facts),
+        facts={**experiment.resources.facts, **assembled.facts},
     )
 
 

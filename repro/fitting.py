@@ -114,7 +114,7 @@ def _simulate(protocol: CardProtocol, label: str, calibration: Calibration) -> S
         executor="roofline", seed=0, knobs=tuple(run.items()),
     )  # fmt: skip
     experiment = prepare(cell)
-    engine = experiment.system.assemble(experiment.settings, experiment.resources, "roofline")
+    engine = experiment.system.assemble(experiment.settings, experiment.resources, "roofline").engine
     executor = engine.executor
     executor.roofline = Roofline(executor.roofline.shape, gpu(protocol.card), calibration)  # type: ignore[attr-defined]
     return summarize(drive_steps(engine, experiment.workload.requests, VirtualClock()))

@@ -107,7 +107,9 @@ def _engine_parts(options: GenerateOptions, prompt_len: int) -> tuple[EngineConf
     knobs = options.knobs
     total = prompt_len + options.generation.gen_length
     published = options.system != "dllm-serve"
-    sparsity = {name: knobs[name] for name in ("retention_ratio", "pool_kernel", "selection", "refresh_delay") if name in knobs}
+    sparsity: dict[str, Any] = {
+        name: knobs[name] for name in ("retention_ratio", "pool_kernel", "selection", "refresh_delay") if name in knobs
+    }
     if options.system == "sparse-dllm":
         sparsity.update(selection="uniform", min_kept=0)
     config = EngineConfig(

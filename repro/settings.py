@@ -70,7 +70,9 @@ def resolve(cell: Cell) -> Settings:
     if cell.executor not in ("torch", "roofline"):
         raise UserError(f"executor={cell.executor!r} is unknown: use torch or roofline")
     if cell.executor == "roofline" and where.gpu is None:
-        raise UserError(f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform rtx4090")
+        raise UserError(
+            f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform rtx4090"
+        )
     knobs: dict[str, Scalar] = cell.knob_values
     if unknown := sorted(set(knobs) - set(KNOBS)):
         raise UserError(f"knob {unknown[0]!r} is unknown: use one of {', '.join(KNOBS)}")
@@ -79,7 +81,8 @@ def resolve(cell: Cell) -> Settings:
         return {**defaults, **{name: knobs[name] for name in names if name in knobs}}
 
     generation = GenerationConfig(
-        **pick(_GENERATION, gen_length=where.gen_length, block_length=where.block_length, steps=where.steps), seed=cell.seed
+        **pick(_GENERATION, gen_length=where.gen_length, block_length=where.block_length, steps=where.steps),
+        seed=cell.seed,
     )
     engine = EngineConfig(
         **pick(

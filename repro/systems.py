@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from baselines.static_memory import largest_static_batch
 from baselines.static_scheduler import StaticBatchScheduler
-from engines.dllm.budget import plan_memory, rows_for_request
-from engines.dllm.config import EngineConfig
+from engines.dllm.budget import MemoryPlan, plan_memory, rows_for_request
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
@@ -39,9 +39,18 @@ class Resources:
     config: EngineConfig
     rule: RefreshRule
     kv_rows: int
+    longest: int
+    """Tokens of the workload's longest request."""
     batch_size: int | None = None
     """Of a static batch; None for continuous batching."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled:
+    engine: Engine
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What was learnt by assembling: measured memory peaks."""
 
 
 class System(ABC):
@@ -61,7 +70,7 @@ class System(ABC):
         """Pure arithmetic; ``longest`` is the workload's longest request in tokens."""
 
     @abstractmethod
-    def assemble(self, settings: Settings, resources: Resources, executor: str) -> Engine: ...
+    def assemble(self, settings: Settings, resources: Resources, executor: str) -> Assembled: ...
 
 
 class DllmServe(System):
@@ -72,27 +81,47 @@ class DllmServe(System):
 
     def plan(self, settings: Settings, longest: int) -> Resources:
         config = settings.engine
-        per_request = rows_for_request(longest, settings.generation, config.sparsity)
-        plan = plan_memory(
-            model_shape(settings), settings.memory_bytes, config,
-            logit_rows=settings.logit_rows, rows_of_one_request=per_request,  # type: ignore[arg-type]
-        )  # fmt: skip
-        # More rows than all slots together can use would only cost memory.
-        kv_rows = min(plan.kv_rows, config.max_num_seqs * per_request)
-        facts = {"kv_rows": kv_rows, "kv_bytes": plan.kv_bytes, "logits_bytes": plan.logits_bytes}
-        return Resources(config=config, rule=DelayedCache(delay=config.sparsity.refresh_delay), kv_rows=kv_rows, facts=facts)
+        kv_rows, plan = self._kv_rows(settings, longest, activations_measured_bytes=None)
+        facts = {"kv_rows": kv_rows, "activation_bytes": plan.activation_bytes, "logits_bytes": plan.logits_bytes,
+                 "kv_bytes": plan.kv_bytes}  # fmt: skip
+        return Resources(
+            config=config,
+            rule=DelayedCache(delay=config.sparsity.refresh_delay),
+            kv_rows=kv_rows,
+            longest=longest,
+            facts=facts,
+        )
 
-    def assemble(self, settings: Settings, resources: Resources, executor: str) -> Engine:
-        config = resources.config
-        scheduler = SCHEDULERS[config.scheduler](config, KvPool(resources.kv_rows), resources.rule)
+    def assemble(self, settings: Settings, resources: Resources, executor: str) -> Assembled:
+        config, kv_rows, facts = resources.config, resources.kv_rows, {}
         runner: Executor
         if executor == "roofline":
             runner = _roofline(settings, config)
         else:
             from engines.dllm.torch_executor import TorchExecutor
 
-            runner = TorchExecutor(_loaded_model(settings), config, resources.kv_rows)
-        return Engine(scheduler, runner)
+            # The offline profiler (§4.2): the pool gets what the measured worst step leaves.
+            activation_bytes, logits_bytes = _measured_peak(_model_key(settings), config, settings.generation)
+            kv_rows, _ = self._kv_rows(settings, resources.longest, activations_measured_bytes=activation_bytes)
+            facts = {
+                "kv_rows": kv_rows,
+                "measured_activation_bytes": activation_bytes,
+                "measured_logits_bytes": logits_bytes,
+            }
+            runner = TorchExecutor(_load(*_model_key(settings)), config, kv_rows)
+        scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), resources.rule)
+        return Assembled(engine=Engine(scheduler, runner), facts=facts)
+
+    @staticmethod
+    def _kv_rows(settings: Settings, longest: int, *, activations_measured_bytes: int | None) -> tuple[int, MemoryPlan]:
+        per_request = rows_for_request(longest, settings.generation, settings.engine.sparsity)
+        plan = plan_memory(
+            model_shape(settings), settings.memory_bytes, settings.engine,
+            logit_rows=settings.logit_rows, rows_of_one_request=per_request,  # type: ignore[arg-type]
+            activations_measured_bytes=activations_measured_bytes,
+        )  # fmt: skip
+        # More rows than all slots together can use would only cost memory.
+        return min(plan.kv_rows, settings.engine.max_num_seqs * per_request), plan
 
 
 class StaticSystem(System):
@@ -100,7 +129,16 @@ class StaticSystem(System):
 
     cached: bool
     ignored = frozenset(
-        {"selection", "refresh_delay", "scheduler", "compat", "threshold", "max_num_batched_tokens", "max_num_logits", "logit_rows"}
+        {
+            "selection",
+            "refresh_delay",
+            "scheduler",
+            "compat",
+            "threshold",
+            "max_num_batched_tokens",
+            "max_num_logits",
+            "logit_rows",
+        }
     )
 
     def plan(self, settings: Settings, longest: int) -> Resources:
@@ -122,11 +160,12 @@ class StaticSystem(System):
             config=config,
             rule=DelayedCache(delay=1) if self.cached else NoCache(),
             kv_rows=batch_size * rows_for_request(longest, generation, sparsity) if self.cached else 0,
+            longest=longest,
             batch_size=batch_size,
             facts={"batch_size": batch_size},
         )
 
-    def assemble(self, settings: Settings, resources: Resources, executor: str) -> Engine:
+    def assemble(self, settings: Settings, resources: Resources, executor: str) -> Assembled:
         config, batch_size = resources.config, resources.batch_size
         assert batch_size is not None
         scheduler = StaticBatchScheduler(config, KvPool(resources.kv_rows), resources.rule, batch_size=batch_size)
@@ -136,8 +175,8 @@ class StaticSystem(System):
         else:
             from baselines.static_batch import PaddedTorchExecutor
 
-            runner = PaddedTorchExecutor(_loaded_model(settings), config, resources.kv_rows, batch_size=batch_size)
-        return Engine(scheduler, runner)
+            runner = PaddedTorchExecutor(_load(*_model_key(settings)), config, resources.kv_rows, batch_size=batch_size)
+        return Assembled(engine=Engine(scheduler, runner))
 
 
 class SparseDllm(StaticSystem):
@@ -167,10 +206,14 @@ def system(name: str) -> System:
 def require_even(gen_length: int, block_length: int, steps: int) -> None:
     """The published samplers assert whole blocks and whole steps per block; so do we, in words."""
     if gen_length % block_length:
-        raise UserError(f"gen_length={gen_length} is not a multiple of block_length={block_length}, which this system needs: change one of them")
+        raise UserError(
+            f"gen_length={gen_length} is not a multiple of block_length={block_length}, which this system needs: change one of them"
+        )
     blocks = gen_length // block_length
     if steps % blocks:
-        raise UserError(f"steps={steps} is not a multiple of the {blocks} blocks, which this system needs: change steps or block_length")
+        raise UserError(
+            f"steps={steps} is not a multiple of the {blocks} blocks, which this system needs: change steps or block_length"
+        )
 
 
 def model_shape(settings: Settings) -> ModelShape:
@@ -179,7 +222,9 @@ def model_shape(settings: Settings) -> ModelShape:
     from engines.models.checkpoint import checkpoint_dir, read_config
 
     dtype_bytes = 4 if settings.dtype == "float32" else 2
-    return ModelShape.from_llada(read_config(checkpoint_dir(settings.model)), name=settings.model, dtype_bytes=dtype_bytes)
+    return ModelShape.from_llada(
+        read_config(checkpoint_dir(settings.model)), name=settings.model, dtype_bytes=dtype_bytes
+    )
 
 
 def _roofline(settings: Settings, config: EngineConfig) -> RooflineExecutor:
@@ -188,8 +233,8 @@ def _roofline(settings: Settings, config: EngineConfig) -> RooflineExecutor:
     return RooflineExecutor(Roofline(model_shape(settings), gpu(card), load_calibration(card)), config)
 
 
-def _loaded_model(settings: Settings) -> LLaDAModelLM:
-    return _load(settings.model, settings.dtype, settings.device, settings.weights)
+def _model_key(settings: Settings) -> tuple[str, str, str, str]:
+    return settings.model, settings.dtype, settings.device, settings.weights
 
 
 @lru_cache(maxsize=2)
@@ -198,3 +243,14 @@ def _load(name: str, dtype: str, device: str, weights: str) -> LLaDAModelLM:
     from engines.models.loader import load_model, parse_dtype
 
     return load_model(name, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=8)
+def _measured_peak(
+    model_key: tuple[str, str, str, str], config: EngineConfig, generation: GenerationConfig
+) -> tuple[int, int]:
+    """(activation bytes, logits bytes) of the worst step, measured once per sweep."""
+    from engines.dllm.memory_profile import measure_worst_step
+
+    peak = measure_worst_step(_load(*model_key), config, generation)
+    return peak.activation_bytes, peak.logits_bytes

@@ -114,8 +114,10 @@ def test_a_missing_checkpoint_does_not_stop_a_large_card() -> None:
 
 
 def test_optional_packages_never_fail() -> None:
-    with_one = replace(LAPTOP, packages=(("ray", "2.50"), ("vllm", None)))
-    assert row(with_one, "ray") == Row(item="ray", status="ok", detail="2.50: sweeps over several machines")
+    with_one = replace(LAPTOP, packages=(("datasets", "3.1"), ("vllm", None)))
+    assert row(with_one, "datasets") == Row(
+        item="datasets", status="ok", detail="3.1: data sets from the hub (source=hub)"
+    )
     assert row(with_one, "vllm").status == "info"
 
 

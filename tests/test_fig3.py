@@ -165,7 +165,10 @@ def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
 
     text = text_of(picture)
     assert f"All curves measured on {CPU}, 2 cores." in text
-    assert "LiveBench (embedded generator, n = 4); Burst (embedded generator, n = 4)" in text
+    assert (
+        "LiveBench (embedded generator, lengths assumed, n = 4); Burst (embedded generator, lengths fitted, n = 4)"
+        in text
+    )
     assert "Largest static batch: LiveBench 3, Burst 3, OSC 3." in text
     assert "paper" not in text
     assert "simulated" not in text
@@ -295,7 +298,7 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
             runs[i] = replace(runs[i], provenance={"cpu": {"model": "Another", "usable": 8}})
     fig3.render(runs, CPU_TINY, tmp_path)
     text = text_of(drawn[0])
-    assert "Burst (local file burstgpt/x.csv, lengths x 0.25, n = 4)" in text
+    assert "Burst (local burstgpt/x.csv, lengths x 0.25, n = 4)" in text
     assert (
         f"dLLM-Serve: measured on {CPU}, 2 cores. Sparse-dLLM (largest static batch): measured on Another, 8 cores."
         in text
@@ -341,7 +344,7 @@ def test_refuses_what_is_not_the_figures(runs: Sequence[StoredRun] | str, tmp_pa
         cell = replace(fig3.cells(CPU_TINY)[0], rate=None)
         runs = [stored(cell, tok_s=1.0)]
     assert not isinstance(runs, str)
-    with pytest.raises(UserError, match=r"has no runs|is not one of figure"):
+    with pytest.raises(UserError, match=r"has no runs|give runs of"):
         fig3.render(runs, CPU_TINY, tmp_path)
 
 

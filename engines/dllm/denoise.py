@@ -89,5 +89,3 @@ def choose_parity(confidence: Tensor, commit: list[int], offsets: list[int], len
         index = torch.topk(ranked, count).indices - offset
         chosen[i, index[(index >= 0) & (index < width)]] = True
     return chosen & (confidence > -torch.inf)
-
-

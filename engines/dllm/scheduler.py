@@ -46,7 +46,10 @@ class Scheduler(ABC):
         cap, longest = self.config.max_num_batched_tokens, self.config.max_model_len
         total = request.total_len
         require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
-        require(request.request_id not in self._by_id, f"request_id={request.request_id} is already in use: number requests uniquely")
+        require(
+            request.request_id not in self._by_id,
+            f"request_id={request.request_id} is already in use: number requests uniquely",
+        )
         require(total <= longest,
                 f"prompt_len={request.prompt_len} + gen_length={request.generation.gen_length} exceeds "
                 f"max_model_len={longest}: shorten the prompt or the generation")  # fmt: skip

@@ -38,7 +38,9 @@ class Sequence:
         "quota_steps", "request", "rule", "sparsity", "step_in_block", "total_len",
     )  # fmt: skip
 
-    def __init__(self, request: Request, rule: RefreshRule, sparsity: SparsityConfig, *, exact_steps: bool = False) -> None:
+    def __init__(
+        self, request: Request, rule: RefreshRule, sparsity: SparsityConfig, *, exact_steps: bool = False
+    ) -> None:
         self.request = request
         self.rule = rule
         self.sparsity = sparsity

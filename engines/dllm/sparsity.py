@@ -65,5 +65,7 @@ def top_rows_parity(score: Tensor, kept: list[int], num_context: list[int]) -> T
     chosen = score.new_zeros((score.shape[0], score.shape[1], width), dtype=torch.int64)
     for i, (count, length) in enumerate(zip(kept, num_context, strict=True)):
         for head in range(score.shape[1]):
-            chosen[i, head, :count] = torch.topk(score[i, head : head + 1, :length].contiguous(), count, dim=-1).indices[0]
+            chosen[i, head, :count] = torch.topk(
+                score[i, head : head + 1, :length].contiguous(), count, dim=-1
+            ).indices[0]
     return chosen

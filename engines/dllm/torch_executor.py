@@ -58,7 +58,9 @@ class StepRows(NamedTuple):
 class TorchExecutor:
     """``num_slots`` requests at most are resident; the KV pool holds ``kv_rows`` rows of K and V."""
 
-    def __init__(self, model: LLaDAModelLM, config: EngineConfig, kv_rows: int, *, num_slots: int | None = None) -> None:
+    def __init__(
+        self, model: LLaDAModelLM, config: EngineConfig, kv_rows: int, *, num_slots: int | None = None
+    ) -> None:
         self.model = model
         self.config = config
         self.device = next(model.parameters()).device
@@ -70,7 +72,9 @@ class TorchExecutor:
         self.pool_k = torch.empty(pool_shape, dtype=self.dtype, device=self.device)
         self.pool_v = torch.empty(pool_shape, dtype=self.dtype, device=self.device)
         # The last column belongs to no position: padding of a ragged block is read from and written to it.
-        self.tokens = torch.full((self.num_slots, self.max_len + 1), shape.mask_token_id, dtype=torch.int64, device=self.device)
+        self.tokens = torch.full(
+            (self.num_slots, self.max_len + 1), shape.mask_token_id, dtype=torch.int64, device=self.device
+        )
         self._free = list(range(self.num_slots))
         self._slots: dict[int, int] = {}
         self._requests: dict[int, Request] = {}
@@ -263,8 +267,15 @@ class TorchExecutor:
         offset = np.arange(length.max())[None, :]
         inside = offset < length
         position = np.where(inside, start + offset, self.max_len)
-        in_block = np.array([[run[0] + (item.block_start if item.phase.is_refresh else 0)] for item, run in zip(items, runs, strict=True)])
-        index = self._to_device(np.stack((np.broadcast_to(slot, position.shape), position, in_block + np.where(inside, offset, 0))))
+        in_block = np.array(
+            [
+                [run[0] + (item.block_start if item.phase.is_refresh else 0)]
+                for item, run in zip(items, runs, strict=True)
+            ]
+        )
+        index = self._to_device(
+            np.stack((np.broadcast_to(slot, position.shape), position, in_block + np.where(inside, offset, 0)))
+        )
         valid = self._to_device(inside)
         slots, positions, packed = index[0], index[1], index[2]
         masked = (self.tokens[slots, positions] == self.model.config.mask_token_id) & valid
@@ -345,6 +356,8 @@ class TorchExecutor:
         if all(generation.temperature == 0 for generation in generations):
             return None
         temperature = self._to_device(np.array([generation.temperature for generation in generations]))
-        seeds_and_draws = self._to_device(np.array([[generation.seed for generation in generations], draws], dtype=np.int64))
+        seeds_and_draws = self._to_device(
+            np.array([[generation.seed for generation in generations], draws], dtype=np.int64)
+        )
         seeds, counts = seeds_and_draws[0][request], seeds_and_draws[1][request]
         return Sampling(temperature=temperature[request], keys=row_keys(seeds, counts, position))

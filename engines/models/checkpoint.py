@@ -24,11 +24,15 @@ def checkpoint_dir(model: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise UserError(f"model={model!r} is a hub id and huggingface_hub is missing: pip install '.[hub]' or give a directory") from error
+        raise UserError(
+            f"model={model!r} is a hub id and huggingface_hub is missing: pip install '.[hub]' or give a directory"
+        ) from error
     try:
         return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
     except (OSError, ValueError) as error:
-        raise UserError(f"model={model!r} could not be fetched from the hub ({type(error).__name__}): check the id and the network, or give a directory") from error
+        raise UserError(
+            f"model={model!r} could not be fetched from the hub ({type(error).__name__}): check the id and the network, or give a directory"
+        ) from error
 
 
 def read_config(directory: Path) -> LLaDAConfig:

@@ -68,7 +68,9 @@ class LLaDAConfig:
         d_model = int(raw["d_model"])
         n_kv_heads = n_heads if raw.get("n_kv_heads") is None else int(raw["n_kv_heads"])
         if d_model % n_heads or n_heads % n_kv_heads:
-            raise UserError(f"config.json: n_heads={n_heads} must divide d_model={d_model} and be a multiple of n_kv_heads={n_kv_heads}")
+            raise UserError(
+                f"config.json: n_heads={n_heads} must divide d_model={d_model} and be a multiple of n_kv_heads={n_kv_heads}"
+            )
         hidden = raw.get("mlp_hidden_size")
         eos = int(raw["eos_token_id"])
         pad = raw.get("pad_token_id")

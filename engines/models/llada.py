@@ -64,14 +64,19 @@ class LLaDABlock(nn.Module):
         self.ff_out = nn.Linear(hidden, d, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        n = x.shape[0]
-        h = self.attn_norm(x)
+        # Two calls, so that q, k and v are freed before the MLP's activations exist.
+        x = x + self.attention(self.attn_norm(x), cos, sin, layer, attend)
+        return x + self.mlp(self.ff_norm(x))
+
+    def attention(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        n = h.shape[0]
         q = rotate(self.q_proj(h).view(n, self.heads, self.head_dim), cos, sin)
         k = rotate(self.k_proj(h).view(n, self.kv_heads, self.head_dim), cos, sin)
         v = self.v_proj(h).view(n, self.kv_heads, self.head_dim)
-        x = x + self.attn_out(attend(layer, q, k, v).reshape(n, -1))
-        h = self.ff_norm(x)
-        return x + self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+        return self.attn_out(attend(layer, q, k, v).reshape(n, -1))
+
+    def mlp(self, h: Tensor) -> Tensor:
+        return self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
 
 
 class LLaDAModelLM(nn.Module):
@@ -109,7 +114,10 @@ class LLaDAModelLM(nn.Module):
                 torch.arange(self.config.max_sequence_length, dtype=torch.float32),
                 1.0 / self.config.rope_theta**exponent,
             )
-            self._rotary = (angles.cos().unsqueeze(1).to(positions.device), angles.sin().unsqueeze(1).to(positions.device))
+            self._rotary = (
+                angles.cos().unsqueeze(1).to(positions.device),
+                angles.sin().unsqueeze(1).to(positions.device),
+            )
         cos, sin = self._rotary
         return cos[positions], sin[positions]
 
@@ -124,5 +132,5 @@ class LLaDAModelLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] logits; row i predicts the token AT its own position (no shift)."""
         if self.config.weight_tying:
-            return F.linear(hidden, self.transformer["wte"].weight)
+            return F.linear(hidden, self.transformer.get_parameter("wte.weight"))
         return self.transformer["ff_out"](hidden)

@@ -37,7 +37,9 @@ def read_weights(directory: Path) -> dict[str, Tensor]:
         shards = ["model.safetensors"]
     missing = [name for name in shards if not (directory / name).is_file()]
     if missing:
-        raise UserError(f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random")
+        raise UserError(
+            f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random"
+        )
     tensors: dict[str, Tensor] = {}
     for name in shards:
         tensors.update(load_file(directory / name))
@@ -69,8 +71,12 @@ def load_model(
         name for name, tensor in tensors.items() if tensor.shape != expected[name].shape
     ]
     if wrong:
-        raise UserError(f"weights in {directory} do not fit config.json ({wrong[0]} is missing, unexpected or mis-shaped): restore the checkpoint")
-    network.load_state_dict({name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True)
+        raise UserError(
+            f"weights in {directory} do not fit config.json ({wrong[0]} is missing, unexpected or mis-shaped): restore the checkpoint"
+        )
+    network.load_state_dict(
+        {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True
+    )
     return network.requires_grad_(False).eval()
 
 

@@ -42,7 +42,9 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
     path, config_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
     for needed in (path, config_path):
         if not needed.is_file():
-            raise UserError(f"tokenizer directory {directory} lacks {needed.name}: give a checkpoint folder that has it")
+            raise UserError(
+                f"tokenizer directory {directory} lacks {needed.name}: give a checkpoint folder that has it"
+            )
     backend = Tokenizer.from_file(str(path))
     config = json.loads(config_path.read_text())
     ids = {}

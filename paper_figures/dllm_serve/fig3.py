@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engines.errors import UserError
 from paper_figures import style
+from paper_figures.dllm_serve.caption import how_obtained, prompt_sources
+from paper_figures.dllm_serve.curve import (
+    DATASETS,
+    Curve,
+    PaperValue,
+    Point,
+    Series,
+    dataset_title,
+    load_curves,
+    paper_peaks,
+)
 from repro import paths
-from repro.cell import Cell, Scalar
+from repro.cell import Cell
 from repro.figures import Rendered
-from repro.paper import load_figures
 from repro.platforms import Platform
 from repro.store import StoredRun
-from repro.workloads import load_card
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,92 +33,17 @@ NAME = "fig3"
 TITLE = "dLLM-Serve Figure 3: throughput against arrival rate"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 3, §6.2"
 PLATFORMS = ("cpu-tiny", "rtx4090")
-DATASETS = ("livebench", "burst", "osc")
 SEED = 0
 
 PAPER_FIGURE = "dllm-serve/fig3"
 PAPER_PLATFORM = "rtx4090"
 """The paper's card: its values are comparable there and nowhere else."""
 
-FOLLOWS_LOAD = 0.9
-"""A throughput of at least this share of the offered load is not saturated."""
-
 CSV_COLUMNS = (
     "platform", "dataset", "system", "batch_size", "rate_req_s", "throughput_tok_s", "mean_latency_s", "p50_latency_s",
     "p99_latency_s", "outside_forward_share", "num_requests", "obtained", "valid", "run_folder",
 )  # fmt: skip
-TABLE_COLUMNS = ("dataset", "system", "saturated tok/s", "at req/s", "dLLM-Serve is", "obtained", "valid")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Series:
-    """``batch_size`` is the one asked for; None is the system's own choice."""
-
-    system: str
-    batch_size: int | None = None
-
-    @property
-    def label(self) -> str:
-        title = style.system_look(self.system).title
-        if self.batch_size == 1 and self.system == "sparse-dllm":
-            return f"{title} (batch 1, as its published code)"
-        if self.batch_size is not None:
-            return f"{title} (batch {self.batch_size})"
-        return title if self.system == "dllm-serve" else f"{title} (largest static batch)"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One run as the figure sees it."""
-
-    dataset: str
-    series: Series
-    rate: float
-    throughput: float | None
-    gen_length: float
-    """Mean tokens asked for per request."""
-    run: StoredRun
-
-    @property
-    def valid(self) -> bool:
-        return self.run.validity.valid
-
-    @property
-    def offered(self) -> float:
-        """Tokens per second that arrive."""
-        return self.rate * self.gen_length
-
-
-@dataclass(frozen=True, kw_only=True)
-class PaperValue:
-    dataset: str
-    system: str
-    throughput: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A series in one panel, by rate."""
-
-    dataset: str
-    series: Series
-    points: tuple[Point, ...]
-
-    @property
-    def usable(self) -> tuple[tuple[float, float], ...]:
-        """(rate, throughput) of valid runs."""
-        return tuple((p.rate, p.throughput) for p in self.points if p.valid and p.throughput is not None)
-
-    @property
-    def peak(self) -> tuple[float, float] | None:
-        """(rate, throughput) of the highest valid run; the lowest such rate."""
-        return max(self.usable, key=lambda pair: (pair[1], -pair[0]), default=None)
-
-    @property
-    def is_saturated(self) -> bool:
-        """Whether the highest rate asked for more than was delivered."""
-        last = self.points[-1]
-        return last.throughput is not None and last.throughput < FOLLOWS_LOAD * last.offered
+TABLE_COLUMNS = ("dataset", "system", "peak tok/s", "at req/s", "dLLM-Serve is", "obtained", "valid")
 
 
 def cells(platform: Platform) -> list[Cell]:
@@ -131,11 +64,17 @@ def cells(platform: Platform) -> list[Cell]:
     ]
 
 
+def _series(platform: Platform) -> tuple[Series, ...]:
+    both = (Series(system="dllm-serve"), Series(system="sparse-dllm"))
+    # Its published code serves one request at a time; how much of the gap that is, only a large card's runs can say.
+    return (*both, Series(system="sparse-dllm", batch_size=1)) if platform.name == PAPER_PLATFORM else both
+
+
 def render(runs: Sequence[StoredRun], platform: Platform, out: Path) -> Rendered:
     if not runs:
         raise UserError(f"figure {NAME} on platform={platform.name!r} has no runs: run 'repro reproduce {NAME}' first")
-    curves = _curves(runs)
-    paper = _paper_values() if platform.name == PAPER_PLATFORM else ()
+    curves = load_curves(runs)
+    paper = paper_peaks(PAPER_FIGURE) if platform.name == PAPER_PLATFORM else ()
     files = _draw(curves, paper, platform, out)
     rows = [_csv_row(point, platform) for curve in curves for point in curve.points]
     rows += [_csv_paper_row(value, platform) for value in paper]
@@ -147,82 +86,13 @@ def render(runs: Sequence[StoredRun], platform: Platform, out: Path) -> Rendered
     )
 
 
-# -- data -------------------------------------------------------------------------------------------------
-
-
-def _series(platform: Platform) -> tuple[Series, ...]:
-    both = (Series(system="dllm-serve"), Series(system="sparse-dllm"))
-    # Its published code serves one request at a time; how much of the gap that is, only a large card's runs can say.
-    return (*both, Series(system="sparse-dllm", batch_size=1)) if platform.name == PAPER_PLATFORM else both
-
-
-def _curves(runs: Sequence[StoredRun]) -> list[Curve]:
-    """In the order of the panels, then of the series in the style."""
-    grouped: dict[tuple[str, Series], list[Point]] = {}
-    for run in runs:
-        point = _point(run)
-        grouped.setdefault((point.dataset, point.series), []).append(point)
-    systems = list(style.SYSTEMS)
-
-    def order(key: tuple[str, Series]) -> tuple[int, int, int]:
-        dataset, series = key
-        return DATASETS.index(dataset), systems.index(series.system), series.batch_size or 0
-
-    return [
-        Curve(dataset=key[0], series=key[1], points=tuple(sorted(grouped[key], key=lambda point: point.rate)))
-        for key in sorted(grouped, key=order)
-    ]
-
-
-def _point(run: StoredRun) -> Point:
-    cell = run.cell
-    if cell.dataset not in DATASETS or cell.rate is None:
-        raise UserError(
-            f"run {cell.folder_name} is not one of figure {NAME}: it has dataset={cell.dataset!r}, rate={cell.rate}"
-        )
-    style.system_look(cell.system)
-    lengths = run.record.requests["gen_length"]
-    return Point(
-        dataset=cell.dataset,
-        series=Series(system=cell.system, batch_size=_whole(cell.knob_values.get("batch_size"))),
-        rate=cell.rate,
-        throughput=run.summary["throughput_tok_s"],
-        gen_length=sum(lengths) / len(lengths) if lengths else 0.0,
-        run=run,
-    )
-
-
-def _whole(value: Scalar) -> int | None:
-    return None if value is None else int(value)
-
-
-def _paper_values() -> tuple[PaperValue, ...]:
-    """Peaks the paper's text prints; its figure's other points are not in the text."""
-    figure = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE)
-    return tuple(
-        PaperValue(dataset=dataset, system=system.lower(), throughput=float(value))
-        for dataset in DATASETS
-        for system, value in figure.values.get(f"{_title(dataset)}_peak", {}).items()
-    )
-
-
-def _title(dataset: str) -> str:
-    return load_card(dataset).title
-
-
-def _batch_size(point: Point) -> int | None:
-    """What the run used, whoever chose it; None for continuous batching."""
-    facts: dict[str, Any] = point.run.record.manifest.get("facts", {})
-    return facts.get("batch_size")
-
-
 # -- drawing ----------------------------------------------------------------------------------------------
 
 
 def _draw(curves: Sequence[Curve], paper: Sequence[PaperValue], platform: Platform, out: Path) -> tuple[Path, Path]:
     datasets = [name for name in DATASETS if any(curve.dataset == name for curve in curves)]
     with style.drawing():
-        figure, panels = style.row_of_panels([_title(name) for name in datasets])
+        figure, panels = style.row_of_panels([dataset_title(name) for name in datasets])
         for axes, dataset in zip(panels, datasets, strict=True):
             own = [curve for curve in curves if curve.dataset == dataset]
             _draw_panel(axes, own, [value for value in paper if value.dataset == dataset])
@@ -236,12 +106,10 @@ def _draw(curves: Sequence[Curve], paper: Sequence[PaperValue], platform: Platfo
 def _draw_panel(axes: Axes, curves: Sequence[Curve], paper: Sequence[PaperValue]) -> None:
     points = [point for curve in curves for point in curve.points]
     rates = [point.rate for point in points]
-    highest = max(
-        [p.throughput for p in points if p.throughput is not None] + [value.throughput for value in paper], default=0
-    )
+    heights = [point.throughput or 0 for point in points] + [value.throughput for value in paper]
     span = max(rates) - min(rates) or max(rates)
     axes.set_xlim(max(0.0, min(rates) - 0.08 * span), max(rates) + 0.1 * span)
-    axes.set_ylim(0, 1.15 * highest or 1)
+    axes.set_ylim(0, 1.15 * max(heights) or 1)
 
     per_request = sum(point.gen_length for point in points) / len(points)
     load = (axes.get_xlim()[0], axes.get_xlim()[1])
@@ -272,8 +140,8 @@ def _caption(curves: Sequence[Curve], paper: Sequence[PaperValue]) -> list[str]:
     points = [point for curve in curves for point in curve.points]
     lengths = sorted({point.gen_length for point in points})
     sentences = [
-        *_how_obtained(curves),
-        "Prompts: " + "; ".join(_prompts(curves)) + ".",
+        *how_obtained(curves),
+        "Prompts: " + "; ".join(prompt_sources(curves)) + ".",
         f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request, seed {_seeds(points)}. "
         "Throughput: tokens of finished requests over the time from first arrival to last finish. "
         "Offered load: arrival rate x tokens per request.",
@@ -292,57 +160,6 @@ def _caption(curves: Sequence[Curve], paper: Sequence[PaperValue]) -> list[str]:
     return sentences
 
 
-def _how_obtained(curves: Sequence[Curve]) -> list[str]:
-    """Series by what they rest on, a sentence each."""
-    by_basis: dict[str, list[str]] = {}
-    for curve in curves:
-        for basis in sorted({_basis(point.run) for point in curve.points}):
-            labels = by_basis.setdefault(basis, [])
-            if curve.series.label not in labels:
-                labels.append(curve.series.label)
-    if len(by_basis) == 1:
-        return [f"All curves {next(iter(by_basis))}."]
-    return [f"{', '.join(labels)}: {basis}." for basis, labels in by_basis.items()]
-
-
-def _basis(run: StoredRun) -> str:
-    if run.record.obtained == "simulated":
-        calibration = run.record.manifest.get("calibration")
-        return (
-            f"simulated, each step charged to the roofline of {calibration}"
-            if calibration
-            else "simulated, no calibration"
-        )
-    graphics = run.provenance.get("gpu")
-    if str(run.cell.knob_values.get("device", "cpu")).startswith("cuda") and graphics:
-        return f"measured on {graphics['name']}"
-    cpu = run.provenance.get("cpu", {})
-    return f"measured on {cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores"
-
-
-def _prompts(curves: Sequence[Curve]) -> list[str]:
-    """Per panel: source and number of requests; several where its runs differ."""
-    texts = []
-    for dataset in DATASETS:
-        runs = [point.run for curve in curves if curve.dataset == dataset for point in curve.points]
-        sources = sorted({_prompt_source(run) for run in runs})
-        if sources:
-            texts.append(f"{_title(dataset)} {' and '.join(sources)}")
-    return texts
-
-
-def _prompt_source(run: StoredRun) -> str:
-    dataset: dict[str, Any] = run.record.manifest.get("dataset") or {}
-    where = {"embedded": "embedded generator", "local": "local file", "hub": "hub"}.get(
-        dataset.get("source", ""), "unnamed source"
-    )
-    if dataset.get("source") in ("local", "hub"):
-        where += f" {dataset.get('location')}"
-    scale = dataset.get("length_scale", 1.0)
-    scaled = "" if scale == 1.0 else f", lengths x {scale:g}"
-    return f"({where}{scaled}, n = {run.record.num_requests})"
-
-
 def _seeds(points: Iterable[Point]) -> str:
     return ", ".join(str(seed) for seed in sorted({point.run.cell.seed for point in points}))
 
@@ -350,9 +167,9 @@ def _seeds(points: Iterable[Point]) -> str:
 def _batches(curves: Sequence[Curve]) -> str:
     texts = []
     for curve in curves:
-        sizes = sorted({size for point in curve.points if (size := _batch_size(point)) is not None})
+        sizes = {size for point in curve.points if (size := point.used_batch_size) is not None}
         if sizes and curve.series.batch_size is None:
-            texts.append(f"{_title(curve.dataset)} {' to '.join(str(size) for size in {sizes[0]: 0, sizes[-1]: 0})}")
+            texts.append(f"{dataset_title(curve.dataset)} {' or '.join(map(str, sorted(sizes)))}")
     return ", ".join(texts)
 
 
@@ -362,7 +179,7 @@ def _batches(curves: Sequence[Curve]) -> str:
 def _csv_row(point: Point, platform: Platform) -> tuple[object, ...]:
     run, latency = point.run, point.run.summary["e2el_s"]
     return (
-        platform.name, point.dataset, point.series.system, _batch_size(point), point.rate, point.throughput, latency["mean"],
+        platform.name, point.dataset, point.series.system, point.used_batch_size, point.rate, point.throughput, latency["mean"],
         latency["p50"], latency["p99"], run.summary["outside_forward_share"], run.record.num_requests, run.record.obtained,
         point.valid, run.cell.folder_name,
     )  # fmt: skip
@@ -381,13 +198,9 @@ def _table_row(curve: Curve, curves: Sequence[Curve]) -> tuple[str, ...]:
     rate, throughput = curve.peak or (None, None)
     ratio = _ratio(curve, curves)
     return (
-        _title(curve.dataset),
+        dataset_title(curve.dataset),
         curve.series.label,
-        "-"
-        if throughput is None
-        else f"{throughput:.1f}"
-        if curve.is_saturated
-        else f"{throughput:.1f} (not saturated)",
+        "-" if throughput is None else f"{throughput:.1f}{'' if curve.is_saturated else ' (not saturated)'}",
         "-" if rate is None else f"{rate:g}",
         "-" if ratio is None else f"{ratio:.2f}x",
         ", ".join(obtained),
@@ -397,7 +210,7 @@ def _table_row(curve: Curve, curves: Sequence[Curve]) -> tuple[str, ...]:
 
 def _table_paper_row(value: PaperValue) -> tuple[str, ...]:
     title = style.system_look(value.system).title
-    return (_title(value.dataset), title, f"{value.throughput:g}", "not stated", "-", "paper", "-")
+    return (dataset_title(value.dataset), title, f"{value.throughput:g}", "not stated", "-", "paper", "-")
 
 
 def _ratio(curve: Curve, curves: Sequence[Curve]) -> float | None:
@@ -414,7 +227,7 @@ def _notes(curves: Sequence[Curve], paper: Sequence[PaperValue], platform: Platf
     yield from _ratio_notes(curves, paper)
     yield from _saturation_notes(curves)
     yield from _outside_forward_notes(curves)
-    yield from _how_obtained(curves)
+    yield from how_obtained(curves)
     if platform.gpu is not None and any(p.run.record.obtained == "simulated" for c in curves for p in c.points):
         yield _held_out_note(platform.gpu)
 
@@ -433,7 +246,7 @@ def _missing_notes(curves: Sequence[Curve], platform: Platform) -> Iterable[str]
     missing = [key for key in asked if key not in there]
     if missing:
         names = ", ".join(
-            f"{_title(dataset)} {series.label} at {rate:g} req/s" for dataset, series, rate in missing[:3]
+            f"{dataset_title(dataset)} {series.label} at {rate:g} req/s" for dataset, series, rate in missing[:3]
         )
         yield f"{len(missing)} of {len(asked)} runs are missing: {names}{', ...' if len(missing) > 3 else ''}"
 
@@ -443,21 +256,23 @@ def _ratio_notes(curves: Sequence[Curve], paper: Sequence[PaperValue]) -> Iterab
     for curve in curves:
         ratio = _ratio(curve, curves)
         if ratio is not None:
-            by_series.setdefault(curve.series, []).append(f"{ratio:.2f}x ({_title(curve.dataset)})")
+            by_series.setdefault(curve.series, []).append(f"{ratio:.2f}x ({dataset_title(curve.dataset)})")
     for series, ratios in by_series.items():
-        yield f"Saturated throughput of dLLM-Serve over {series.label}: {', '.join(ratios)}."
+        yield f"Peak throughput of dLLM-Serve over {series.label}: {', '.join(ratios)}."
     for dataset in dict.fromkeys(value.dataset for value in paper):
         printed = {value.system: value.throughput for value in paper if value.dataset == dataset}
         ours = printed.pop("dllm-serve")
         drawn = {curve.series.system for curve in curves}
         for system, value in printed.items():
             note = "" if system in drawn else "; that system was not run here, so this is no check of the ratios above"
-            yield f"Paper, {_title(dataset)}: {ours / value:.2f}x over {style.system_look(system).title}{note}."
+            yield f"Paper, {dataset_title(dataset)}: {ours / value:.2f}x over {style.system_look(system).title}{note}."
 
 
 def _saturation_notes(curves: Sequence[Curve]) -> Iterable[str]:
     rising = [
-        f"{_title(curve.dataset)} {curve.series.label}" for curve in curves if curve.usable and not curve.is_saturated
+        f"{dataset_title(curve.dataset)} {curve.series.label}"
+        for curve in curves
+        if curve.usable and not curve.is_saturated
     ]
     if rising:
         yield f"Not saturated at the highest rate, so its peak may lie higher: {', '.join(rising)}."

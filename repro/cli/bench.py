@@ -13,10 +13,14 @@ from repro.cli.output import number, print_json, print_table
 
 def bench(
     system: Annotated[list[str] | None, typer.Option(help="May be given several times [default: dllm-serve].")] = None,
-    dataset_name: Annotated[list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")] = None,
+    dataset_name: Annotated[
+        list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")
+    ] = None,
     platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090 or l40s.")] = "cpu-tiny",
     executor: Annotated[str | None, typer.Option(help="torch (measured) or roofline (simulated).")] = None,
-    request_rate: Annotated[list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")] = None,
+    request_rate: Annotated[
+        list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")
+    ] = None,
     num_prompts: Annotated[int | None, typer.Option(help="Requests per run.")] = None,
     burstiness: Annotated[float | None, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.")] = None,
     dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
@@ -26,7 +30,9 @@ def bench(
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Query tokens per packed step.")] = None,
     max_num_logits: Annotated[int | None, typer.Option(help="Logit rows alive at once.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests running at once.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
+    ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
     logit_rows: Annotated[str | None, typer.Option(help="Memory plan: decomposed or monolithic.")] = None,
     model: opt.Model = None,

@@ -81,7 +81,10 @@ def _make(
     if outcomes:
         say_what_ran(outcomes, store.root)
         if all(outcome.status == "reused" for outcome in outcomes):
-            print("nothing new to run: every run behind this figure is stored; the figure was drawn from them", file=sys.stderr)
+            print(
+                "nothing new to run: every run behind this figure is stored; the figure was drawn from them",
+                file=sys.stderr,
+            )
 
 
 def _relative(path: Path) -> str:

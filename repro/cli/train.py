@@ -13,7 +13,9 @@ from repro.cli.output import print_json
 
 def train_tiny(
     out: Annotated[Path, typer.Option(help="Folder of the new checkpoint.")],
-    steps: Annotated[int | None, typer.Option(help="Optimiser steps [default: those of the embedded checkpoint].")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps [default: those of the embedded checkpoint].")
+    ] = None,
     seed: opt.Seed = 0,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:

@@ -1,0 +1,304 @@
+"""Samplers written down step by step from their published descriptions, for one request.
+
+Nothing here is shared with ``engines``: an own dense forward over the published tensor names, with
+explicit softmax and rotation, and one plain loop per sampler. Slow on purpose. Every function also
+reports by how much its decisions were decided, so that a test case can be told from a coin toss.
+
+P prompt tokens, T = P + gen_length, a block covers [s, e). Shapes: x [T], q [H, n, D], k and v [Hkv, n, D].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Weights = Mapping[str, Tensor]
+Ties = Literal["stable", "topk"]
+"""``stable``: the lower index wins. ``topk``: whatever order torch.topk gives, as published code gets."""
+Selection = Literal["head", "uniform", "dense"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dims:
+    heads: int
+    kv_heads: int
+    layers: int
+    mask_id: int
+    theta: float = 500000.0
+    eps: float = 1e-5
+
+
+@dataclass(kw_only=True)
+class Margins:
+    """The smallest distance from another outcome, over the whole generation; inf where nothing was decided."""
+
+    confidence: float = math.inf
+    """Last committed minus first not committed; with a threshold, distance of a candidate from it."""
+    token: float = math.inf
+    """Top-1 minus top-2 logit of committed positions."""
+    selection: float = math.inf
+    """Last kept minus first dropped importance; exact ties are not counted here."""
+    selection_ties: int = 0
+
+
+@dataclass(kw_only=True)
+class Sampled:
+    token_ids: tuple[int, ...]
+    forwards: int
+    margins: Margins = field(default_factory=Margins)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """What one layer saw: rotated queries and keys, and values."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Context of one layer: per KV head its own rows, [Hkv, kept, D]."""
+
+    k: Tensor
+    v: Tensor
+
+
+# ---- the model ----------------------------------------------------------------------------------
+
+
+def forward(weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None) -> tuple[Tensor, list[Layer]]:
+    """Logits [n, V] of ``ids`` at ``positions``; rows see each other and, first, the cached rows."""
+    root = "model.transformer"
+    x = weights[f"{root}.wte.weight"][ids]
+    seen = []
+    for n in range(dims.layers):
+        block = f"{root}.blocks.{n}"
+        h = _norm(x, weights[f"{block}.attn_norm.weight"], dims.eps)
+        q = _rotate(_split(h @ weights[f"{block}.q_proj.weight"].T, dims.heads), positions, dims.theta)
+        k = _rotate(_split(h @ weights[f"{block}.k_proj.weight"].T, dims.kv_heads), positions, dims.theta)
+        v = _split(h @ weights[f"{block}.v_proj.weight"].T, dims.kv_heads)
+        seen.append(Layer(q=q, k=k, v=v))
+        if cache is not None:
+            k, v = torch.cat((cache[n].k, k), dim=1), torch.cat((cache[n].v, v), dim=1)
+        heads = []
+        for head in range(dims.heads):
+            shared = head // (dims.heads // dims.kv_heads)
+            scores = q[head] @ k[shared].T / math.sqrt(q.shape[-1])
+            odds = torch.exp(scores - scores.max(dim=1, keepdim=True).values)
+            heads.append(odds / odds.sum(dim=1, keepdim=True) @ v[shared])
+        x = x + torch.cat(heads, dim=1) @ weights[f"{block}.attn_out.weight"].T
+        h = _norm(x, weights[f"{block}.ff_norm.weight"], dims.eps)
+        gate, up = h @ weights[f"{block}.ff_proj.weight"].T, h @ weights[f"{block}.up_proj.weight"].T
+        x = x + (gate / (1 + torch.exp(-gate)) * up) @ weights[f"{block}.ff_out.weight"].T
+    return _norm(x, weights[f"{root}.ln_f.weight"], dims.eps) @ weights[f"{root}.ff_out.weight"].T, seen
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return weight * x / torch.sqrt((x * x).mean(dim=1, keepdim=True) + eps)
+
+
+def _split(x: Tensor, heads: int) -> Tensor:
+    return x.view(x.shape[0], heads, -1).transpose(0, 1)
+
+
+def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """x cos + rotate_half(x) sin with the D/2 angles repeated twice, never interleaved."""
+    half = x.shape[-1] // 2
+    frequencies = theta ** -(torch.arange(half, dtype=torch.float32) * 2 / x.shape[-1])
+    angles = torch.outer(positions.to(torch.float32), frequencies)
+    angles = torch.cat((angles, angles), dim=1).to(x.dtype)
+    turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
+    return x * angles.cos() + turned * angles.sin()
+
+
+# ---- samplers -----------------------------------------------------------------------------------
+
+
+def llada(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, ties: Ties = "topk",
+) -> Sampled:  # fmt: skip
+    """The reference loop: every step forwards the whole sequence; a predicted mask id is not guarded against."""
+    num_blocks, per_block = _even(gen_length, block_length, steps)
+    x, total = _masked(prompt, gen_length, dims), len(prompt) + gen_length
+    margins = Margins()
+    for b in range(num_blocks):
+        s, e = len(prompt) + b * block_length, len(prompt) + (b + 1) * block_length
+        quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
+        for i in range(per_block):
+            logits, _ = forward(weights, dims, x, torch.arange(total), None)
+            _commit(x, logits, 0, s, e, quota[i], dims, ties, margins)
+    return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=num_blocks * per_block, margins=margins)
+
+
+def sparse_dllm(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, keep_ratio: float, kernel_size: int, ties: Ties = "topk",
+) -> Sampled:  # fmt: skip
+    """Per block: a full step, a full step that builds the cache, then block-only steps over it."""
+    num_blocks, per_block = _even(gen_length, block_length, steps)
+    x, total = _masked(prompt, gen_length, dims), len(prompt) + gen_length
+    margins = Margins()
+    for b in range(num_blocks):
+        s, e = len(prompt) + b * block_length, len(prompt) + (b + 1) * block_length
+        quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
+        cache: list[Kept] | None = None
+        for i in range(per_block):
+            if i < 2:
+                logits, seen = forward(weights, dims, x, torch.arange(total), None)
+                if i == 1:
+                    num_kept = int((total - block_length) * keep_ratio)
+                    cache = [_select(layer, s, e, num_kept, kernel_size, "uniform", ties, margins) for layer in seen]
+                _commit(x, logits, 0, s, e, quota[i], dims, ties, margins)
+            else:
+                logits, _ = forward(weights, dims, x[s:e], torch.arange(s, e), cache)
+                _commit(x, logits, s, s, e, quota[i], dims, ties, margins)
+    return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=num_blocks * per_block, margins=margins)
+
+
+def dllm_serve(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, keep_ratio: float = 0.5, kernel_size: int = 3,
+    selection: Selection = "head", delay: int = 1, first_token_rule: bool = False, threshold: float | None = None,
+    ties: Ties = "stable",
+) -> Sampled:  # fmt: skip
+    """Any number of steps and a last block of any length; a block ends when no mask is left in it.
+
+    ``first_token_rule``: a block's first position is committed in its full steps, whatever its confidence.
+    """
+    x, total = _masked(prompt, gen_length, dims), len(prompt) + gen_length
+    ends = [min(len(prompt) + end, total) for end in range(block_length, gen_length + block_length, block_length)]
+    # Steps 1..steps are laid over the region like a ruler: a step belongs to the block that its tip is in.
+    share = [0] * len(ends)
+    for step in range(1, steps + 1):
+        share[next(b for b, e in enumerate(ends) if (e - len(prompt)) * steps >= step * gen_length)] += 1
+    margins, forwards, s = Margins(), 0, len(prompt)
+    for e, num_steps in zip(ends, share, strict=True):
+        cache: list[Kept] | None = None
+        i = 0
+        while left := int((x[s:e] == dims.mask_id).sum()):
+            k = 1 if threshold is not None else math.ceil(left / (num_steps - i))
+            if i <= delay:
+                logits, seen = forward(weights, dims, x, torch.arange(total), None)
+                if i == delay:
+                    outside = total - (e - s)
+                    num_kept = outside if selection == "dense" else max(1, int(outside * keep_ratio))
+                    cache = [_select(layer, s, e, num_kept, kernel_size, selection, ties, margins) for layer in seen]
+                offset = 0
+            else:
+                logits, _ = forward(weights, dims, x[s:e], torch.arange(s, e), cache)
+                offset = s
+            forced = first_token_rule and i < delay
+            _commit(x, logits, offset, s, e, k, dims, ties, margins, suppress_mask=True, threshold=threshold, force_first=forced)
+            forwards, i = forwards + 1, i + 1
+        s = e
+    return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=forwards, margins=margins)
+
+
+# ---- their parts --------------------------------------------------------------------------------
+
+
+def _masked(prompt: tuple[int, ...], gen_length: int, dims: Dims) -> Tensor:
+    return torch.tensor([*prompt, *[dims.mask_id] * gen_length])
+
+
+def _even(gen_length: int, block_length: int, steps: int) -> tuple[int, int]:
+    assert gen_length % block_length == 0
+    num_blocks = gen_length // block_length
+    assert steps % num_blocks == 0
+    return num_blocks, steps // num_blocks
+
+
+def _remainder_first(masks: int, steps: int) -> list[int]:
+    return [masks // steps + (i < masks % steps) for i in range(steps)]
+
+
+def _largest(values: Tensor, count: int, ties: Ties) -> list[int]:
+    """Indices of the ``count`` largest, largest first."""
+    if ties == "topk":
+        return torch.topk(values, count).indices.tolist()
+    return sorted(range(len(values)), key=lambda i: (-float(values[i]), i))[:count]
+
+
+def _commit(
+    x: Tensor, logits: Tensor, offset: int, s: int, e: int, count: int, dims: Dims, ties: Ties, margins: Margins, *,
+    suppress_mask: bool = False, threshold: float | None = None, force_first: bool = False,
+) -> None:  # fmt: skip
+    """Low-confidence remasking over rows [offset, offset + n) of the sequence; changes ``x`` in place."""
+    probability = torch.softmax(logits, dim=1)
+    choosable = logits.clone()
+    if suppress_mask:
+        choosable[:, dims.mask_id] = -math.inf
+    token = choosable.argmax(dim=1)
+    confidence = probability.gather(1, token[:, None])[:, 0]
+    for row in range(len(confidence)):
+        if not (s <= offset + row < e) or int(x[offset + row]) != dims.mask_id:
+            confidence[row] = -math.inf
+    chosen: list[int] = []
+    if force_first and confidence[s - offset] > -math.inf:
+        chosen.append(s - offset)
+        confidence[s - offset] = -math.inf
+    ranked = _largest(confidence, count - len(chosen), ties)
+    chosen += ranked
+    candidates = sorted((float(c) for c in confidence if c > -math.inf), reverse=True)
+    if threshold is not None:
+        chosen += [row for row in range(len(confidence)) if confidence[row] >= threshold and row not in chosen]
+        margins.confidence = min([margins.confidence, *(abs(c - threshold) for c in candidates)])
+        if candidates[1:] and candidates[0] < threshold and ranked:
+            margins.confidence = min(margins.confidence, candidates[0] - candidates[1])
+    elif 0 < len(ranked) < len(candidates):
+        margins.confidence = min(margins.confidence, candidates[len(ranked) - 1] - candidates[len(ranked)])
+    for row in chosen:
+        best, second = choosable[row].topk(2).values.tolist()
+        margins.token = min(margins.token, best - second)
+        x[offset + row] = token[row]
+
+
+def _select(
+    layer: Layer, s: int, e: int, num_kept: int, kernel: int, selection: Selection, ties: Ties, margins: Margins
+) -> Kept:
+    """Rows outside [s, e) by importance: mean block query times key, pooled over neighbours in the joined list."""
+    heads, total, _ = layer.q.shape
+    kv_heads = layer.k.shape[0]
+    group = heads // kv_heads
+    outside = [*range(s), *range(e, total)]
+    if selection == "dense":
+        return Kept(k=layer.k[:, outside], v=layer.v[:, outside])
+    score = torch.stack(
+        [layer.k[head // group][outside] @ layer.q[head, s:e].mean(dim=0) for head in range(heads)]
+    )  # [H, N]
+    if selection == "uniform":
+        rankings = [_pool(score.mean(dim=0), kernel)] * kv_heads
+    else:
+        rankings = [_pool(score[g * group : (g + 1) * group].max(dim=0).values, kernel) for g in range(kv_heads)]
+    kept_k, kept_v = [], []
+    for g, ranking in enumerate(rankings):
+        index = _largest(ranking, num_kept, ties)
+        if 0 < num_kept < len(outside):
+            ordered = ranking.sort(descending=True).values
+            gap = float(ordered[num_kept - 1] - ordered[num_kept])
+            if gap == 0:
+                margins.selection_ties += 1
+            above, below = ordered[ordered > ordered[num_kept]], ordered[ordered < ordered[num_kept - 1]]
+            gaps = [float(ordered[num_kept - 1] - below[0])] if len(below) else []
+            gaps += [float(above[-1] - ordered[num_kept])] if len(above) else []
+            margins.selection = min([margins.selection, *gaps])
+        rows = [outside[j] for j in index]
+        kept_k.append(layer.k[g, rows])
+        kept_v.append(layer.v[g, rows])
+    return Kept(k=torch.stack(kept_k), v=torch.stack(kept_v))
+
+
+def _pool(score: Tensor, kernel: int) -> Tensor:
+    half, n = kernel // 2, len(score)
+    return torch.stack([score[max(0, j - half) : min(n, j + half + 1)].max() for j in range(n)])
+
+
+SAMPLERS: Mapping[str, Callable[..., Sampled]] = {"llada": llada, "sparse_dllm": sparse_dllm, "dllm_serve": dllm_serve}

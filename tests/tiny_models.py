@@ -1,0 +1,111 @@
+"""Random LLaDA checkpoints small enough for tests, the same numbers on every machine.
+
+Weights come from numpy's legacy generator, whose stream is frozen. Their scale is large, so that logits
+are well separated and sampled tokens do not hang on the last bit of a sum.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engines.models.config import LLaDAConfig
+from engines.models.llada import LLaDAModelLM
+
+MaskRow = Literal["zero", "loud"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TinyModel:
+    """``mask_row`` is the head's row of the mask token: ``zero`` is hardly ever predicted, ``loud`` often."""
+
+    name: str
+    seed: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    mlp: int
+    vocab: int
+    mask_row: MaskRow = "zero"
+    max_len: int = 256
+
+    @property
+    def mask_id(self) -> int:
+        return self.vocab - 2
+
+    @property
+    def config(self) -> LLaDAConfig:
+        return LLaDAConfig(
+            d_model=self.width, n_layers=self.layers, n_heads=self.heads, n_kv_heads=self.kv_heads,
+            mlp_hidden_size=self.mlp, vocab_size=self.vocab, max_sequence_length=self.max_len, rope_theta=500000.0,
+            rms_norm_eps=1e-5, mask_token_id=self.mask_id, eos_token_id=self.vocab - 1, pad_token_id=self.vocab - 1,
+        )  # fmt: skip
+
+    def weights(self) -> dict[str, Tensor]:
+        """The published tensor names."""
+        random = np.random.RandomState(self.seed)
+
+        def normal(rows: int, columns: int, gain: float) -> Tensor:
+            values = random.standard_normal((rows, columns)) * gain / np.sqrt(columns)
+            return torch.from_numpy(values.astype(np.float32))
+
+        def norm() -> Tensor:
+            return torch.from_numpy((1 + 0.2 * random.standard_normal(self.width)).astype(np.float32))
+
+        d, kv = self.width, self.kv_heads * (self.width // self.heads)
+        root = "model.transformer"
+        embedding = normal(self.vocab, d, float(np.sqrt(d)))
+        # All masks share one embedding: quiet, so that where they are and what is around them decides.
+        embedding[self.mask_id] *= 0.3
+        tensors = {f"{root}.wte.weight": embedding}
+        for n in range(self.layers):
+            block = f"{root}.blocks.{n}"
+            tensors[f"{block}.attn_norm.weight"] = norm()
+            tensors[f"{block}.q_proj.weight"] = normal(d, d, 2.5)
+            tensors[f"{block}.k_proj.weight"] = normal(kv, d, 2.5)
+            tensors[f"{block}.v_proj.weight"] = normal(kv, d, 2.0)
+            tensors[f"{block}.attn_out.weight"] = normal(d, d, 2.0)
+            tensors[f"{block}.ff_norm.weight"] = norm()
+            tensors[f"{block}.ff_proj.weight"] = normal(self.mlp, d, 1.5)
+            tensors[f"{block}.up_proj.weight"] = normal(self.mlp, d, 1.5)
+            tensors[f"{block}.ff_out.weight"] = normal(d, self.mlp, 1.5)
+        tensors[f"{root}.ln_f.weight"] = norm()
+        head = normal(self.vocab, d, 3.0)
+        head[self.mask_id] *= 0.0 if self.mask_row == "zero" else 1.6
+        tensors[f"{root}.ff_out.weight"] = head
+        return tensors
+
+    def write(self, directory: Path) -> Path:
+        """A checkpoint folder in the published layout."""
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "config.json").write_text(json.dumps(self.config.to_dict()))
+        save_file(self.weights(), directory / "model.safetensors")
+        return directory
+
+
+@lru_cache
+def network(model: TinyModel) -> LLaDAModelLM:
+    loaded = LLaDAModelLM(model.config)
+    loaded.load_state_dict(model.weights())
+    return loaded.requires_grad_(False).eval()
+
+
+def prompt_of(model: TinyModel, seed: int, length: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.random.RandomState(seed).randint(0, model.mask_id, length))
+
+
+MHA = TinyModel(name="mha", seed=1, layers=3, width=32, heads=4, kv_heads=4, mlp=48, vocab=96)
+GQA = TinyModel(name="gqa", seed=2, layers=2, width=48, heads=6, kv_heads=2, mlp=64, vocab=128)
+MQA = TinyModel(name="mqa", seed=3, layers=2, width=32, heads=4, kv_heads=1, mlp=40, vocab=80)
+LOUD = TinyModel(name="loud", seed=4, layers=2, width=32, heads=2, kv_heads=2, mlp=40, vocab=64, mask_row="loud")
+ONE_LAYER = TinyModel(name="one-layer", seed=5, layers=1, width=32, heads=4, kv_heads=2, mlp=48, vocab=96)
+MODELS = {model.name: model for model in (MHA, GQA, MQA, LOUD, ONE_LAYER)}
