@@ -73,7 +73,9 @@ class Kept:
 # ---- the model ----------------------------------------------------------------------------------
 
 
-def forward(weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None) -> tuple[Tensor, list[Layer]]:
+def forward(
+    weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None
+) -> tuple[Tensor, list[Layer]]:
     """Logits [n, V] of ``ids`` at ``positions``; rows see each other and, first, the cached rows."""
     root = "model.transformer"
     x = weights[f"{root}.wte.weight"][ids]
@@ -196,7 +198,20 @@ def dllm_serve(
                 logits, _ = forward(weights, dims, x[s:e], torch.arange(s, e), cache)
                 offset = s
             forced = first_token_rule and i < delay
-            _commit(x, logits, offset, s, e, k, dims, ties, margins, suppress_mask=True, threshold=threshold, force_first=forced)
+            _commit(
+                x,
+                logits,
+                offset,
+                s,
+                e,
+                k,
+                dims,
+                ties,
+                margins,
+                suppress_mask=True,
+                threshold=threshold,
+                force_first=forced,
+            )
             forwards, i = forwards + 1, i + 1
         s = e
     return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=forwards, margins=margins)

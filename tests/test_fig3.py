@@ -288,6 +288,14 @@ def test_missing_runs_are_counted(tmp_path: Path) -> None:
     assert "1 of 24 runs are missing: OSC Sparse-dLLM (largest static batch) at 16 req/s" in rendered.notes
 
 
+def test_a_panel_without_runs_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
+    fig3.render([run for run in runs_of(RTX4090) if run.cell.dataset == "osc"], RTX4090, tmp_path)
+    (picture,) = drawn
+    assert [text.get_text() for text in panel(picture, "Burst").texts] == ["no runs stored"]
+    assert not list(panel(picture, "OSC").texts)
+    assert len(lines(panel(picture, "OSC"))) == 4
+
+
 def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
     runs = runs_of(CPU_TINY)
     for i, run in enumerate(runs):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from golden.make import CASES, checksum, run
 from tiny_models import MODELS
 
@@ -160,7 +159,9 @@ def recorded() -> tuple[Path, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", RECORDED_SYSTEM)
-def test_recorded_ids(method: str, recorded: tuple[Path, dict[str, Any]], record_property: Callable[[str, object], None]) -> None:
+def test_recorded_ids(
+    method: str, recorded: tuple[Path, dict[str, Any]], record_property: Callable[[str, object], None]
+) -> None:
     folder, content = recorded
     cases = [case for case in content["cases"] if case["method"] == method]
     if not cases:
@@ -183,8 +184,3 @@ def test_recorded_ids(method: str, recorded: tuple[Path, dict[str, Any]], record
     record_property(method, dict(tally))
     print(f"{method}: {', '.join(f'{count} {what}' for what, count in sorted(tally.items()))}")
     assert not wrong
-
-
-def test_torch_has_one_thread_here() -> None:
-    """Sums come out the same on every machine only so; conftest sees to it."""
-    assert torch.get_num_threads() == 1

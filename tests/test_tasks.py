@@ -22,8 +22,12 @@ def test_same_seed_gives_same_problems_and_another_seed_others(task: str) -> Non
 def test_splits_are_disjoint_by_content(task: str) -> None:
     generate = GENERATORS[task]
     # Few facts make repeats across seeds likely, which is what could leak.
-    train = {p.key for seed in range(4) for p in generate(seed, 300, "train", num_facts=1, num_distractors=0, num_used=1)}
-    held = {p.key for seed in range(4) for p in generate(seed, 60, "heldout", num_facts=1, num_distractors=0, num_used=1)}
+    train = {
+        p.key for seed in range(4) for p in generate(seed, 300, "train", num_facts=1, num_distractors=0, num_used=1)
+    }
+    held = {
+        p.key for seed in range(4) for p in generate(seed, 60, "heldout", num_facts=1, num_distractors=0, num_used=1)
+    }
     assert train
     assert held
     assert not train & held
@@ -41,15 +45,18 @@ def test_split_ignores_order_and_distractors(task: str) -> None:
 
 def test_mini_gsm_answers_are_right() -> None:
     kinds = set()
-    for problem in mini_gsm.generate(1, 400, listing_share=0.1):
+    for problem in mini_gsm.generate(1, 400, listing_share=0.1, drill_share=0.1):
         counts = {name: int(value) for name, value in re.findall(r"(\w+) has (\d) \w+\.", problem.prompt)}
         assert len(counts) == problem.num_facts
-        kinds.add(problem.kind.split("-")[0])
+        kinds.add(problem.kind.split("-")[0].split()[0])
         recalled = re.findall(r"(\w+) has (\d+)\.", problem.answer)
         assert recalled == [(name, str(counts[name])) for name in problem.used]
         for left, operator, right, result in re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", problem.answer):
             assert int(result) == (int(left) + int(right) if operator == "+" else int(left) - int(right))
         question = problem.prompt.split("Question:")[1]
+        if problem.kind.startswith("drill"):
+            assert problem.final == str(sum(map(int, re.findall(r"\d+", question))))
+            continue
         assert [name for name in re.findall(r"[A-Z][a-z]+", question) if name in counts] == list(problem.used)
         if problem.kind == "difference":
             assert problem.final == str(counts[problem.used[0]] - counts[problem.used[1]])
@@ -57,7 +64,7 @@ def test_mini_gsm_answers_are_right() -> None:
         elif problem.kind.startswith("total"):
             assert problem.final == str(sum(counts[name] for name in problem.used))
             assert problem.answer.endswith(f"#### {problem.final}")
-    assert kinds == {"total", "difference", "listing"}
+    assert kinds == {"total", "difference", "listing", "drill"}
 
 
 def test_mini_code_answers_run_and_agree_with_the_glossary() -> None:
@@ -70,8 +77,8 @@ def test_mini_code_answers_run_and_agree_with_the_glossary() -> None:
         for start in (-3, 0, 7):
             value = start
             for word in words:
-                name, operand = glossary[word].split()
-                value = {"plus": value + int(operand), "minus": value - int(operand), "times": value * int(operand)}[name]
+                _, name, operand = glossary[word].split()
+                value = {"+=": value + int(operand), "-=": value - int(operand), "*=": value * int(operand)}[name]
             assert scope["f"](start) == value
 
 

@@ -90,10 +90,9 @@ def render(runs: Sequence[StoredRun], platform: Platform, out: Path) -> Rendered
 
 
 def _draw(curves: Sequence[Curve], paper: Sequence[PaperValue], platform: Platform, out: Path) -> tuple[Path, Path]:
-    datasets = [name for name in DATASETS if any(curve.dataset == name for curve in curves)]
     with style.drawing():
-        figure, panels = style.row_of_panels([dataset_title(name) for name in datasets])
-        for axes, dataset in zip(panels, datasets, strict=True):
+        figure, panels = style.row_of_panels([dataset_title(name) for name in DATASETS])
+        for axes, dataset in zip(panels, DATASETS, strict=True):
             own = [curve for curve in curves if curve.dataset == dataset]
             _draw_panel(axes, own, [value for value in paper if value.dataset == dataset])
             axes.set_xlabel("arrival rate (req/s)")
@@ -105,6 +104,9 @@ def _draw(curves: Sequence[Curve], paper: Sequence[PaperValue], platform: Platfo
 
 def _draw_panel(axes: Axes, curves: Sequence[Curve], paper: Sequence[PaperValue]) -> None:
     points = [point for curve in curves for point in curve.points]
+    if not points:
+        axes.text(0.5, 0.5, "no runs stored", transform=axes.transAxes, ha="center", color=style.GUIDE_COLOR)
+        return
     rates = [point.rate for point in points]
     heights = [point.throughput or 0 for point in points] + [value.throughput for value in paper]
     span = max(rates) - min(rates) or max(rates)
@@ -144,7 +146,7 @@ def _caption(curves: Sequence[Curve], paper: Sequence[PaperValue]) -> list[str]:
         "Prompts: " + "; ".join(prompt_sources(curves)) + ".",
         f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request, seed {_seeds(points)}. "
         "Throughput: tokens of finished requests over the time from first arrival to last finish. "
-        "Offered load: arrival rate x tokens per request.",
+        "Offered load: nominal rate x tokens per request; the arrivals drawn can be a little faster or slower.",
     ]
     batches = _batches(curves)
     if batches:

@@ -54,13 +54,13 @@ def _make(
     module = entry.load()
     chosen = [platform_of(p) for p in platforms or module.PLATFORMS]
     store = Store(result_dir or LOCAL)
-    grids = {where: prepare_all(module.cells(where)) for where in chosen}
+    grids = [(where, prepare_all(module.cells(where))) for where in chosen]
     outcomes = []
     if not draw_only:
-        everything = [experiment for grid in grids.values() for experiment in grid]
+        everything = [experiment for _, grid in grids for experiment in grid]
         outcomes = run_sweep(everything, store, force=force, continue_on_error=False)
     drawn = []
-    for where, grid in grids.items():
+    for where, grid in grids:
         rendered = module.render(load_all(grid, store, only_stored=draw_only), where, out_dir or FIGURES)
         drawn.append((where, rendered))
         if not json:

@@ -10,9 +10,9 @@ TASK = "mini-code"
 
 WORDS = (
     "zib", "tor", "lum", "bex", "dap", "fen", "gol", "hux", "jat", "kep", "nim", "pov",
-    "quz", "rif", "sud", "tig", "vam", "wex", "yol", "zam", "cob", "dreg", "flim", "grop",
+    "quz", "rif", "sud", "tig",
 )  # fmt: skip
-OPERATORS = {"plus": "+=", "minus": "-=", "times": "*="}
+OPERATORS = ("+=", "-=", "*=")
 _VERBS = ("check", "keep", "clean", "test", "move", "read", "note", "fix")
 _NOUNS = ("input", "file", "names", "cache", "list", "types", "docs", "log", "style", "tests")
 
@@ -25,26 +25,31 @@ def generate(
     num_facts: Span = (8, 12),
     num_distractors: Span = (6, 20),
     num_used: Span = (2, 5),
+    num_words: int = len(WORDS),
 ) -> list[Problem]:
-    """The same arguments give the same problems on any machine. Answers are executable function bodies."""
-    check_span("num_facts", num_facts, 1, len(WORDS))
+    """The same arguments give the same problems on any machine. Answers are executable function bodies.
+
+    Words come from the first ``num_words`` of ``WORDS``.
+    """
+    check_span("num_words", num_words, 1, len(WORDS))
+    check_span("num_facts", num_facts, 1, num_words)
     check_span("num_distractors", num_distractors, 0, 1000)
     check_span("num_used", num_used, 1, 8)
     rng = random.Random(f"{TASK}:{seed}:{split}")
-    return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used))
+    return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used, WORDS[:num_words]))
 
 
-def _make(rng: random.Random, num_facts: Span, num_distractors: Span, num_used: Span) -> Problem:
-    glossary = {
-        word: (rng.choice(list(OPERATORS)), rng.randint(2, 9)) for word in rng.sample(WORDS, draw(rng, num_facts))
-    }
+def _make(
+    rng: random.Random, num_facts: Span, num_distractors: Span, num_used: Span, words: tuple[str, ...]
+) -> Problem:
+    glossary = {word: (rng.choice(OPERATORS), rng.randint(2, 9)) for word in rng.sample(words, draw(rng, num_facts))}
     used = rng.sample(list(glossary), min(draw(rng, num_used), len(glossary)))
     distractors = [f"# {rng.choice(_VERBS)} the {rng.choice(_NOUNS)}" for _ in range(draw(rng, num_distractors))]
-    statements = {word: f"{name} {value}" for word, (name, value) in glossary.items()}
+    statements = {word: f"x {name} {value}" for word, (name, value) in glossary.items()}
     lines = [f"# {word}: {statement}" for word, statement in statements.items()] + distractors
     rng.shuffle(lines)
     words_in_order = [line[2:].split(":")[0] for line in lines if ":" in line]
-    body = "".join(f"\n    # {word}\n    x {OPERATORS[glossary[word][0]]} {glossary[word][1]}" for word in used)
+    body = "".join(f"\n    # {word}\n    {statements[word]}" for word in used)
     answer = f"{body}\n    return x"
     header = "\n".join(lines)
     return Problem(

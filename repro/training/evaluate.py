@@ -14,7 +14,6 @@ from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer
 from repro.tasks import Problem, grade
 from repro.training.attention import batched_attention
-from repro.training.data import encode_problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,27 +110,3 @@ def measure_accuracy(
         n=n, exact=exact / n, strict=sum(g.strict for g in grades) / n,
         flexible=sum(g.flexible for g in grades) / n, low=low, high=high,
     )  # fmt: skip
-
-
-@torch.inference_mode()
-def frontier_accuracy(
-    model: LLaDAModelLM, tokenizer: TextTokenizer, problems: Sequence[Problem], gen_length: int
-) -> float:
-    """Share of answer tokens predicted right from everything to their left (a cheap progress figure)."""
-    batch = encode_problems(problems, tokenizer, gen_length)
-    lengths = torch.from_numpy(batch.lengths)
-    count, columns = batch.ids.shape
-    positions = torch.arange(columns).repeat(count)
-    right = total = 0
-    for offset in range(int(batch.answer_lengths.max())):
-        inputs = torch.from_numpy(batch.ids.copy())
-        where = torch.from_numpy(batch.prompt_lengths) + offset
-        target = inputs[torch.arange(count), where].clone()
-        columns_masked = torch.arange(columns) >= where[:, None]
-        inputs[columns_masked & (torch.arange(columns) < lengths[:, None])] = model.config.mask_token_id
-        hidden = model(inputs.reshape(-1), positions, batched_attention(lengths, columns))
-        guess = model.logits(hidden[torch.arange(count) * columns + where]).argmax(-1)
-        use = torch.from_numpy(batch.answer_lengths) > offset
-        right += int((guess == target)[use].sum())
-        total += int(use.sum())
-    return right / total

@@ -25,6 +25,7 @@ from repro.training.config import TrainConfig
 from repro.training.data import make_batch
 from repro.training.evaluate import measure_accuracy
 from repro.training.export import export_checkpoint
+from repro.training.initialisation import initialise
 from repro.training.objective import mask_batch, masked_loss
 from repro.training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -63,7 +64,7 @@ class Trainer:
     def advance(self) -> float:
         """One optimiser step; returns its loss."""
         share = rate_share(self.config, self.step)
-        peaks = (self.config.matrix_learning_rate, self.config.learning_rate)[-len(self.optimizers):]
+        peaks = (self.config.matrix_learning_rate, self.config.learning_rate)
         for optimizer, peak in zip(self.optimizers, peaks, strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = peak * share
@@ -121,19 +122,6 @@ def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
     )  # fmt: skip
 
 
-def initialise(model: LLaDAModelLM, seed: int) -> None:
-    """Normal weights of deviation 1/sqrt(fan-in), residual outputs divided by sqrt(2 layers)."""
-    generator = torch.Generator().manual_seed(seed)
-    shrink = math.sqrt(2 * model.config.n_layers)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            is_residual = ".blocks." in name and name.endswith(("attn_out", "ff_out"))
-            std = module.in_features**-0.5 / (shrink if is_residual else 1.0)
-            nn.init.normal_(module.weight, std=std, generator=generator)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=0.1, generator=generator)
-
-
 def rate_share(config: TrainConfig, step: int) -> float:
     """Learning rate over its peak: linear warm-up, then cosine down to ``final_rate_share``."""
     if step < config.warmup_steps:
@@ -153,17 +141,14 @@ def build_trainer(config: TrainConfig, out_dir: Path) -> Trainer:
     matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
-    if config.matrix_learning_rate is None:
-        decayed = [p for p in model.parameters() if p.ndim == 2]
-        gains = [p for p in model.parameters() if p.ndim != 2]
-        adamw = torch.optim.AdamW([{"params":decayed,"weight_decay":config.weight_decay},{"params":gains,"weight_decay":0.0}], lr=config.learning_rate, betas=config.betas, fused=True)
-        return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(adamw,))
     muon = torch.optim.Muon(matrices, lr=config.matrix_learning_rate, weight_decay=config.weight_decay)
     adamw = torch.optim.AdamW(rest, lr=config.learning_rate, betas=config.betas, weight_decay=0.0, fused=True)
     return Trainer(config=config, tokenizer=tokenizer, model=model, optimizers=(muon, adamw))
 
 
-def train_tiny(config: TrainConfig, out_dir: Path, resume: bool = True, *, stop_after: int | None = None) -> dict[str, Any]:
+def train_tiny(
+    config: TrainConfig, out_dir: Path, resume: bool = True, *, stop_after: int | None = None
+) -> dict[str, Any]:
     """Train into ``out_dir`` and return the report written there as ``training_report.json``.
 
     A folder holding an interrupted run of the same config is continued when ``resume``, and ends

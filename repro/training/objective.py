@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,7 +40,7 @@ def mask_batch(config: TrainConfig, batch: Batch, mask_token_id: int, step: int)
     count, columns = batch.ids.shape
     g = config.gen_length
     offsets = np.arange(g)
-    patterns = rng.choice(3, size=count, p=config.pattern_shares)
+    patterns = np.asarray(rng.choice(3, size=count, p=config.pattern_shares))
     masked = rng.random((count, g)) < rng.random((count, 1))
     scored = np.ones((count, g), dtype=bool)
     for i in np.flatnonzero(patterns > 0):

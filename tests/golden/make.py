@@ -68,7 +68,9 @@ def candidates() -> Iterator[tuple[str, str, int, dict[str, Any]]]:
                 }  # fmt: skip
 
 
-def run(model: TinyModel, sampler: str, weights: Weights, prompt: tuple[int, ...], params: dict[str, Any], ties: str) -> Sampled:
+def run(
+    model: TinyModel, sampler: str, weights: Weights, prompt: tuple[int, ...], params: dict[str, Any], ties: str
+) -> Sampled:
     with torch.inference_mode():
         return SAMPLERS[sampler](weights, dims_of(model), prompt, **params, ties=ties)
 

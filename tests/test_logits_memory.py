@@ -1,0 +1,145 @@
+"""Logit decomposition (dLLM-Serve §4.3) holds in memory: logits take what max_num_logits allows, whatever the batch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from memory_probe import LogitsProbe, peak_allocated
+from tiny_models import TinyModel, network, prompt_of
+
+from baselines.static_batch import PaddedTorchExecutor
+from baselines.static_scheduler import StaticBatchScheduler
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.kv_pool import KvPool
+from engines.dllm.phase import DelayedCache
+from engines.dllm.request import Request
+from engines.dllm.scheduler import PhaseScheduler
+from engines.dllm.sequence import cache_rows
+from engines.dllm.torch_executor import TorchExecutor
+
+# A vocabulary so wide and a model so narrow that next to logits nothing weighs anything.
+WIDE = TinyModel(name="wide", seed=9, layers=1, width=8, heads=1, kv_heads=1, mlp=8, vocab=4001)
+ROW_BYTES = WIDE.vocab * 4
+CAP = 16
+
+BUFFERS = 2
+"""Whole logits-shaped buffers a step holds at once: the chunk, and the exponentials inside log-sum-exp."""
+SAMPLING_BUFFERS = 10
+"""Of a step that samples: noise and its counters are 64 bits wide."""
+REST = 4
+"""Rows' worth of everything else up to 32 requests: activations, keys, token ids."""
+
+
+def requests(num: int, *, temperature: float = 0.0) -> list[Request]:
+    generation = GenerationConfig(gen_length=8, block_length=8, steps=4, temperature=temperature)
+    return [
+        Request(request_id=i, prompt_len=4, prompt_ids=prompt_of(WIDE, i, 4), generation=generation) for i in range(num)
+    ]
+
+
+def serving(batch: list[Request], *, max_num_logits: int = CAP, suppress: bool = True) -> Engine:
+    config = EngineConfig(
+        max_num_seqs=len(batch), max_model_len=16, max_num_logits=max_num_logits, suppress_mask_token=suppress
+    )
+    kv_rows = sum(cache_rows(request, config.sparsity) for request in batch)
+    engine = Engine(
+        PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), TorchExecutor(network(WIDE), config, kv_rows)
+    )
+    for request in batch:
+        engine.submit(request)
+    return engine
+
+
+def static(batch: list[Request]) -> Engine:
+    config = EngineConfig(max_num_seqs=len(batch), max_model_len=16, max_num_logits=CAP, suppress_mask_token=False)
+    kv_rows = len(batch) * cache_rows(batch[0], config.sparsity)
+    scheduler = StaticBatchScheduler(config, KvPool(kv_rows), DelayedCache(), batch_size=len(batch))
+    engine = Engine(scheduler, PaddedTorchExecutor(network(WIDE), config, kv_rows, batch_size=len(batch)))
+    for request in batch:
+        engine.submit(request)
+    return engine
+
+
+def shaped_rows(engine: Engine) -> float:
+    """Peak of logits-shaped tensors over all steps, in float32 rows."""
+    with LogitsProbe(WIDE.vocab) as probe:
+        engine.run()
+    return probe.peak_bytes / ROW_BYTES
+
+
+def allocated_rows(engine: Engine) -> float:
+    return peak_allocated(engine.run) / ROW_BYTES
+
+
+@pytest.mark.parametrize("num_requests", [1, 2, 8, 32])
+@pytest.mark.parametrize("suppress", [True, False])
+def test_one_chunk_of_logits_is_alive(num_requests: int, suppress: bool) -> None:
+    engine = serving(requests(num_requests), suppress=suppress)
+    assert shaped_rows(engine) == min(CAP, 8 * num_requests)
+
+
+@pytest.mark.parametrize("num_requests", [1, 4, 32])
+def test_the_allocator_agrees(num_requests: int) -> None:
+    rows = min(CAP, 8 * num_requests)
+    found = allocated_rows(serving(requests(num_requests)))
+    assert rows <= found < BUFFERS * rows + REST
+
+
+@pytest.mark.parametrize("max_num_logits", [8, 20, 64])
+def test_the_bound_follows_the_option(max_num_logits: int) -> None:
+    engine = serving(requests(16), max_num_logits=max_num_logits)
+    assert shaped_rows(engine) == max_num_logits
+    assert allocated_rows(serving(requests(16), max_num_logits=max_num_logits)) < BUFFERS * max_num_logits + REST
+
+
+def test_sampling_is_bounded_too() -> None:
+    found = [allocated_rows(serving(requests(num, temperature=1.0))) for num in (2, 8, 32)]
+    assert max(found) < SAMPLING_BUFFERS * CAP
+    assert max(found) - min(found) < REST
+    assert max(shaped_rows(serving(requests(num, temperature=1.0))) for num in (2, 32)) < SAMPLING_BUFFERS * CAP
+
+
+def test_a_static_batch_grows_with_the_batch() -> None:
+    """Monolithic: every row of the padded batch, 12 a request, and again inside log-sum-exp."""
+    for num_requests in (1, 2, 8, 32):
+        assert shaped_rows(static(requests(num_requests))) == 12 * num_requests
+    few, many = allocated_rows(static(requests(4))), allocated_rows(static(requests(32)))
+    assert many / few == pytest.approx(8, rel=0.05)
+
+
+def test_the_bound_is_half_in_half_precision() -> None:
+    model = network(WIDE)
+    half = type(model)(model.config)
+    half.load_state_dict(model.state_dict())
+    half = half.to(torch.bfloat16).requires_grad_(False).eval()
+    config = EngineConfig(max_num_seqs=8, max_model_len=16, max_num_logits=CAP)
+    kv_rows = 8 * cache_rows(requests(1)[0], config.sparsity)
+    engine = Engine(PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), TorchExecutor(half, config, kv_rows))
+    for request in requests(8):
+        engine.submit(request)
+    assert shaped_rows(engine) == CAP / 2
+
+
+def test_the_probe_sees_what_is_alive_and_only_that() -> None:
+    with LogitsProbe(WIDE.vocab) as probe:
+        kept = torch.zeros(3, WIDE.vocab)
+        for _ in range(5):
+            torch.ones(2, WIDE.vocab)
+        view = kept[1:]
+        torch.zeros(WIDE.vocab, 7)
+        del kept
+        torch.ones(4, WIDE.vocab)
+        assert view.shape[0] == 2
+    assert probe.peak_bytes == 7 * ROW_BYTES
+
+
+def test_longer_requests_change_nothing() -> None:
+    """What enters the head is the block, not the sequence."""
+    batch = requests(4)
+    longer = [
+        replace(request, prompt_len=8, prompt_ids=(*prompt_of(WIDE, 50, 4), *request.prompt_ids)) for request in batch
+    ]  # type: ignore[misc]
+    assert shaped_rows(serving(longer)) == shaped_rows(serving(batch)) == CAP
