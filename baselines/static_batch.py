@@ -11,17 +11,17 @@ from torch import Tensor
 
 from engines.attention import sdpa
 from engines.dllm.config import EngineConfig
-from engines.dllm.denoise import Reduced, Sampling, reduce_logits
+from engines.dllm.denoise import Reduced, Reduction, Sampling
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
-from engines.dllm.torch_executor import StepRows, TorchExecutor
-from engines.models.llada import Attend, LLaDAModelLM
+from engines.dllm.torch_executor import Guidance, StepRows, TorchExecutor
+from engines.models.protocol import Attend, DiffusionModel
 
 
 class PaddedTorchExecutor(TorchExecutor):
     """Executes static batches as published code does: [n, T_max] rows, key-padding masks, monolithic
     logits. Each member gets the ids it would get alone."""
 
-    def __init__(self, model: LLaDAModelLM, config: EngineConfig, kv_rows: int, *, batch_size: int) -> None:
+    def __init__(self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, batch_size: int) -> None:
         super().__init__(model, config, kv_rows, num_slots=batch_size)
         self._pad_to = 0
 
@@ -31,7 +31,7 @@ class PaddedTorchExecutor(TorchExecutor):
         return super().execute(plan)
 
     def _row_lengths(self, items: list[PlanItem]) -> list[int]:
-        return [self._pad_to if item.phase.is_refresh else item.block_len for item in items]
+        return [self._pad_to if item.phase.is_refresh else item.window_len for item in items]
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
         n = len(items)
@@ -68,11 +68,14 @@ class PaddedTorchExecutor(TorchExecutor):
 
         return attend
 
-    def _reduce(self, hidden: Tensor, head_rows: Tensor, sampling: Sampling | None, suppress: int | None) -> Reduced:
-        logits = self.model.logits(hidden)
+    def _reduce(
+        self, hidden: Tensor, guidance: Guidance | None, head_rows: Tensor, reduction: Reduction, sampling: Sampling | None
+    ) -> Reduced:
+        """Every row of the batch gets logits and a softmax at once, wanted or not."""
+        logits = self._project(hidden, guidance, slice(None))
         if sampling is not None:
-            return reduce_logits(logits[head_rows], sampling, suppress)
-        token, confidence = reduce_logits(logits, None, suppress)
+            return reduction(logits[head_rows], sampling)
+        token, confidence = reduction(logits, None)
         return token[head_rows], confidence[head_rows]
 
     def _logit_rows(self, rows: StepRows, wanted: int) -> int:

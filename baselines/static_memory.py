@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.dllm.budget import GUARD_FRACTION, rows_for_request
-from engines.dllm.config import GenerationConfig, SparsityConfig
+from engines.dllm.budget import GUARD_FRACTION
 from engines.errors import UserError
 from engines.models.shape import ModelShape
 
@@ -22,23 +21,20 @@ class StaticFootprint:
 
 
 def static_footprint(
-    shape: ModelShape, memory_bytes: int, longest: int, generation: GenerationConfig, sparsity: SparsityConfig | None,
-    *, logit_copies: int = 2,
-) -> StaticFootprint:  # fmt: skip
-    """Every one of ``longest`` rows has activations and monolithic logits (and their softmax);
-    ``sparsity`` None is a method without a cache."""
-    kv_rows = 0 if sparsity is None else rows_for_request(longest, generation, sparsity)
-    per_row = shape.activation_bytes_per_query_token + logit_copies * shape.logits_bytes_per_row()
+    shape: ModelShape, memory_bytes: int, longest: int, *, kv_rows: int, logit_bytes_per_value: int
+) -> StaticFootprint:
+    """Every one of ``longest`` rows has activations and logits, with whatever softmax copies the method
+    makes of them; ``kv_rows`` is what one request holds in its cache."""
+    per_row = shape.activation_bytes_per_query_token + logit_bytes_per_value * shape.vocab_rows
     return StaticFootprint(
         fixed_bytes=shape.weight_bytes + round(memory_bytes * GUARD_FRACTION),
         per_request_bytes=longest * per_row + kv_rows * shape.kv_bytes_per_token,
     )
 
 
-def largest_static_batch(
-    shape: ModelShape, memory_bytes: int, longest: int, generation: GenerationConfig, sparsity: SparsityConfig | None,
-) -> int:  # fmt: skip
-    size = static_footprint(shape, memory_bytes, longest, generation, sparsity).batch_size(memory_bytes)
+def largest_batch(footprint: StaticFootprint, memory_bytes: int, longest: int) -> int:
+    """The search by arithmetic; refused when not even one request fits."""
+    size = footprint.batch_size(memory_bytes)
     if size == 0:
         raise UserError(
             f"memory_bytes={memory_bytes}: budget too small for one request of {longest} tokens in a static batch: "

@@ -15,8 +15,10 @@ class StaticBatchScheduler(Scheduler):
     """Forms a batch only when nothing runs: the oldest waiting requests of one generation setting, at
     most ``batch_size``. All members are in the same phase at every step and end together."""
 
-    def __init__(self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, batch_size: int) -> None:
-        super().__init__(config, pool, rule, exact_steps=True)
+    def __init__(
+        self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, batch_size: int, exact_steps: bool = True
+    ) -> None:
+        super().__init__(config, pool, rule, exact_steps=exact_steps)
         require(batch_size >= 1, f"batch_size={batch_size} must be at least 1")
         self.batch_size = batch_size
         self._pad_to = 0
@@ -24,8 +26,9 @@ class StaticBatchScheduler(Scheduler):
     def submit(self, request: Request) -> None:
         generation = request.generation
         require(
-            generation.threshold is None,
-            f"threshold={generation.threshold} has no meaning in a static batch: leave it out",
+            self.batch_size == 1 or not (generation.is_parallel or self.config.decode.quota == "origin"),
+            f"request {request.request_id} commits as many tokens as chance or confidence say, and members of a static "
+            f"batch must stay in step: use batch_size=1",
         )
         super().submit(request)
 
@@ -39,7 +42,7 @@ class StaticBatchScheduler(Scheduler):
             admitted = [sequence.request for sequence in self.running]
         if not self.running:
             return None
-        rows = self._pad_to if self.running[0].phase.is_refresh else self.running[0].block_len
+        rows = self._pad_to if self.running[0].phase.is_refresh else self.running[0].window_end - self.running[0].block_start
         return StepPlan(
             items=tuple(plan_item(sequence) for sequence in self.running),
             admitted=tuple(admitted),

@@ -40,6 +40,13 @@ class StepWork:
     num_sequences: int
     logit_chunks: int = 1
     """Serial passes over the LM head (dLLM-Serve §4.3); each streams the head's weights again."""
+    extra_linear_flops: int = 0
+    """Of rows that pass some layers or some matrices only; ``query_rows`` pass all. So the next three."""
+    extra_weight_bytes: int = 0
+    """Layer weights streamed for such rows alone."""
+    extra_attention_flops: int = 0
+    extra_cache_bytes: int = 0
+    """Cached state read or written beyond the K/V rows; charged together with them."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -167,7 +174,7 @@ class Roofline:
         traffic = tuple(part.bytes / bandwidth for part in (linear, attention, logits))
         linear_s, attention_s, logits_s = map(max, compute, traffic)
         # A step without work launches nothing.
-        overhead_s = calibration.step_overhead_s if work.query_rows else 0.0
+        overhead_s = calibration.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
         return StepCost(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,
@@ -196,12 +203,13 @@ class Roofline:
     def _parts(self, work: StepWork, *, logit_passes: int) -> tuple[_Part, _Part, _Part]:
         shape = self.shape
         linear = _Part(
-            flops=shape.linear_flops_per_token * work.query_rows,
-            bytes=shape.streamed_weight_bytes_layers(work.query_rows) if work.query_rows else 0,
+            flops=shape.linear_flops_per_token * work.query_rows + work.extra_linear_flops,
+            bytes=(shape.streamed_weight_bytes_layers(work.query_rows) if work.query_rows else 0)
+            + work.extra_weight_bytes,
         )
         attention = _Part(
-            flops=shape.attention_flops_per_pair * work.attention_pairs,
-            bytes=shape.kv_bytes_per_token * (work.kv_read_rows + work.kv_written_rows),
+            flops=shape.attention_flops_per_pair * work.attention_pairs + work.extra_attention_flops,
+            bytes=shape.kv_bytes_per_token * (work.kv_read_rows + work.kv_written_rows) + work.extra_cache_bytes,
         )
         logits = _Part(
             flops=shape.logits_flops_per_row * work.logit_rows,

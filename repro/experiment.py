@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
+from baselines.method import check_options
 from repro.calibration import describe_calibration
 from repro.cell import Cell
 from repro.clock import VirtualClock, WallClock
@@ -35,6 +36,7 @@ def prepare(cell: Cell) -> Experiment:
     """
     settings, chosen = resolve(cell), system(cell.system)
     chosen.refuse_ignored(cell.knob_values)
+    check_options(cell.system, settings.family, settings.method)
     workload = _workload(cell, settings)
     resources = chosen.plan(settings, max(request.total_len for request in workload.requests))
     behind = settings.calibration_digest if cell.executor == "roofline" else settings.checkpoint_digest

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig, require
+from baselines.dllm_cache.schedule import FeatureCacheConfig
+from baselines.method import Method, check_generation, method
+from baselines.static_scheduler import StaticBatchScheduler
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
-from engines.dllm.phase import DelayedCache, NoCache
-from engines.dllm.request import Request
-from engines.dllm.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.request import Request, StepRecord
+from engines.dllm.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
-from repro.systems import require_even
+from engines.models.checkpoint import config_of
 
-# What each system can be told besides the generation itself; anything else would have no effect.
-ALLOWED = {
-    "llada": frozenset({"tie_policy"}),
-    "sparse-dllm": frozenset({"tie_policy", "retention_ratio", "pool_kernel"}),
-    "dllm-serve": frozenset(
-        {"tie_policy", "retention_ratio", "pool_kernel", "selection", "refresh_delay", "compat", "threshold"}
-    ),
-}
+CACHE_OPTIONS = ("prompt_interval", "gen_interval", "transfer_ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +30,11 @@ class GenerateOptions:
     system: str
     model: str
     generation: GenerationConfig
-    knobs: dict[str, Any]
+    knobs: Mapping[str, Any]
+    tie_policy: str | None = None
     dtype: str = "float32"
     device: str = "cpu"
     weights: str = "checkpoint"
-
-    def __post_init__(self) -> None:
-        if self.system not in ALLOWED:
-            raise UserError(f"system={self.system!r} is unknown: use one of {', '.join(ALLOWED)}")
-        for name, value in self.knobs.items():
-            require(name in ALLOWED[self.system],
-                    f"{name}={value!r} has no effect with system={self.system!r}: leave it out")  # fmt: skip
-        if self.system != "dllm-serve":
-            require_even(self.generation.gen_length, self.generation.block_length, self.generation.steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +42,7 @@ class Generated:
     token_ids: tuple[int, ...]
     """The generated region, gen_length ids."""
     forward_passes: int
+    """As the method's published code counts them."""
 
 
 def read_prompt_ids(path: Path) -> tuple[int, ...]:
@@ -84,47 +73,64 @@ def _token_id(value: object) -> int:
     return int(value)
 
 
+def plan_generation(options: GenerateOptions) -> tuple[Method, GenerationConfig]:
+    """Check the options against the checkpoint's family; nothing is loaded but its config."""
+    family = config_of(options.model).family
+    chosen = method(options.system, family, options.knobs)
+    generation = options.generation
+    if options.system == "dream" or (options.system == "fast-dllm" and family == "dream" and not chosen.rule.caches):
+        # Dream's own loop has no blocks.
+        generation = replace(generation, block_length=generation.gen_length)
+    if options.system == "fast-dllm" and family == "dream" and options.knobs.get("alg") == "confidence_threshold":
+        generation = replace(generation, threshold=generation.threshold or 0.9)
+    check_generation(options.system, family, generation)
+    return chosen, generation
+
+
 def generate(options: GenerateOptions, prompt_ids: tuple[int, ...]) -> Generated:
     """Run one request to its end on an engine sized for it alone."""
-    config, scheduler_of = _engine_parts(options, len(prompt_ids))
-    request = Request(request_id=0, prompt_len=len(prompt_ids), prompt_ids=prompt_ids, generation=options.generation)
-
-    from engines.dllm.torch_executor import TorchExecutor
-    from engines.models.loader import load_model, parse_dtype
-
-    dtype = parse_dtype(options.dtype)
-    model = load_model(options.model, dtype=dtype, device=options.device, weights=options.weights)  # type: ignore[arg-type]
-    kv_rows = cache_rows(request, config.sparsity)
-    engine = Engine(scheduler_of(KvPool(kv_rows)), TorchExecutor(model, config, kv_rows, num_slots=1))
+    chosen, generation = plan_generation(options)
+    request = Request(request_id=0, prompt_len=len(prompt_ids), prompt_ids=prompt_ids, generation=generation)
+    config = EngineConfig(
+        max_num_batched_tokens=request.total_len,
+        max_model_len=request.total_len,
+        max_num_seqs=1,
+        sparsity=chosen.sparsity,
+        decode=chosen.decode,
+        tie_policy=options.tie_policy or chosen.tie_policy,  # type: ignore[arg-type]
+        suppress_mask_token=chosen.suppress_mask_token,
+    )
+    engine = _engine(options, chosen, config, request)
     engine.submit(request)
     records = engine.run()
     token_ids = engine.take_output(0)
     assert token_ids is not None
-    return Generated(token_ids=token_ids, forward_passes=len(records))
+    extra = _empty_forwards(records) if chosen.counts_empty_forward else 0
+    return Generated(token_ids=token_ids, forward_passes=len(records) + extra)
 
 
-def _engine_parts(options: GenerateOptions, prompt_len: int) -> tuple[EngineConfig, Any]:
-    knobs = options.knobs
-    total = prompt_len + options.generation.gen_length
-    published = options.system != "dllm-serve"
-    sparsity: dict[str, Any] = {
-        name: knobs[name] for name in ("retention_ratio", "pool_kernel", "selection", "refresh_delay") if name in knobs
-    }
-    if options.system == "sparse-dllm":
-        sparsity.update(selection="uniform", min_kept=0)
-    config = EngineConfig(
-        max_num_batched_tokens=total,
-        max_model_len=total,
-        max_num_seqs=1,
-        sparsity=SparsityConfig(**sparsity),
-        # The published samplers are compared token by token, so their library's order of ties is kept.
-        tie_policy=knobs.get("tie_policy", "parity" if published else "stable"),
-        compat=knobs.get("compat", "paper"),
-        suppress_mask_token=not published,
-    )
-    rule = NoCache() if options.system == "llada" else DelayedCache(delay=config.sparsity.refresh_delay)
+def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, request: Request) -> Engine:
+    from engines.models.loader import load_model, parse_dtype
 
-    def scheduler(pool: KvPool) -> Scheduler:
-        return PhaseScheduler(config, pool, rule, exact_steps=published)
+    dtype = parse_dtype(options.dtype)
+    load: Callable[[], Any] = lambda: load_model(  # noqa: E731
+        options.model, dtype=dtype, device=options.device, weights=options.weights  # type: ignore[arg-type]
+    )  # fmt: skip
+    if options.system == "dllm-cache":
+        from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
 
-    return config, scheduler
+        cache = FeatureCacheConfig(**{name: options.knobs[name] for name in CACHE_OPTIONS if name in options.knobs})
+        scheduler = StaticBatchScheduler(config, KvPool(0), chosen.rule, batch_size=1)
+        return Engine(scheduler, FeatureCacheTorchExecutor(load(), config, cache, batch_size=1))
+
+    from engines.dllm.torch_executor import TorchExecutor
+
+    rows = cache_rows(request, config.sparsity, chosen.rule.window) if chosen.rule.caches else 0
+    phase_scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
+    return Engine(phase_scheduler, TorchExecutor(load(), config, rows, num_slots=1))
+
+
+def _empty_forwards(records: list[StepRecord]) -> int:
+    """Blocks that their first, full forward completed: published code runs one more forward on each."""
+    refresh = [record.num_refresh == 1 for record in records] + [True]
+    return sum(now and after for now, after in zip(refresh, refresh[1:], strict=False))

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from baselines.method import OPTIONS
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.errors import UserError
-from engines.models.checkpoint import checkpoint_dir
+from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.calibration import load_calibration
 from repro.cell import Cell, Scalar
 from repro.platforms import Platform, platform
 
-_GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold")
-_SPARSITY = ("selection", "retention_ratio", "pool_kernel", "refresh_delay")
-_ENGINE = ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "scheduler", "tie_policy", "compat")
+_GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale")
+_METHOD = tuple(sorted({name for families in OPTIONS.values() for names in families.values() for name in names}))
+_ENGINE = ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "scheduler", "tie_policy")
 _RUN = ("memory_bytes", "logit_rows", "batch_size", "num_requests", "length_scale", "source", "dataset_path",
         "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device")  # fmt: skip
 _NOTES = ("basis",)
 """Said about a cell, not asked of it: part of its key, without an effect on the run."""
-KNOBS = (*_GENERATION, *_SPARSITY, *_ENGINE, *_RUN, *_NOTES)
+KNOBS = tuple(dict.fromkeys((*_GENERATION, *_METHOD, *_ENGINE, *_RUN, *_NOTES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,8 @@ class Settings:
 
     platform: Platform
     generation: GenerationConfig
+    method: Mapping[str, Any]
+    """Options of the system's method, only those asked for (baselines.method)."""
     engine: EngineConfig
     memory_bytes: int
     logit_rows: str = "decomposed"
@@ -44,6 +48,10 @@ class Settings:
     model: str
     weights: str = "checkpoint"
     device: str = "cpu"
+
+    @property
+    def family(self) -> str:
+        return config_of(self.model).family
 
     @property
     def calibration_digest(self) -> str:
@@ -92,7 +100,6 @@ def resolve(cell: Cell) -> Settings:
             max_num_seqs=where.max_num_seqs,
         ),
         max_model_len=where.max_model_len,
-        sparsity=SparsityConfig(**pick(_SPARSITY)),
     )
     if cell.dataset not in where.num_requests and "num_requests" not in knobs:
         raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
@@ -103,4 +110,4 @@ def resolve(cell: Cell) -> Settings:
         length_scale=where.length_scale,
         model=where.model,
     )
-    return Settings(platform=where, generation=generation, engine=engine, **run)
+    return Settings(platform=where, generation=generation, method=pick(_METHOD), engine=engine, **run)

@@ -11,25 +11,35 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from baselines.static_memory import largest_static_batch
+from baselines.dllm_cache.memory import feature_cache_footprint
+from baselines.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm_cache.work import FeatureCacheRooflineExecutor
+from baselines.method import Method, check_generation, method
+from baselines.static_memory import StaticFootprint, largest_batch, static_footprint
 from baselines.static_scheduler import StaticBatchScheduler
 from engines.dllm.budget import MemoryPlan, plan_memory, rows_for_request
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
-from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.dllm.plan import Executor
+from engines.dllm.request import Request
 from engines.dllm.roofline_executor import RooflineExecutor
 from engines.dllm.scheduler import SCHEDULERS
+from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 from engines.hardware import gpu
-from engines.models.shape import LLADA_8B, ModelShape
+from engines.models.checkpoint import SHAPES, config_of
+from engines.models.shape import ModelShape
 from engines.roofline import Roofline
 from repro.calibration import load_calibration
 from repro.settings import Settings
 
 if TYPE_CHECKING:
-    from engines.models.llada import LLaDAModelLM
+    from engines.models.protocol import DiffusionModel
+
+
+PARTICULAR = frozenset({"scheduler", "max_num_batched_tokens", "max_num_logits", "logit_rows", "batch_size"})
+"""Run settings that only some systems heed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +47,7 @@ class Resources:
     """What a system makes of the settings for a workload whose longest request is known."""
 
     config: EngineConfig
-    rule: RefreshRule
+    method: Method
     kv_rows: int
     longest: int
     """Tokens of the workload's longest request."""
@@ -54,16 +64,16 @@ class Assembled:
 
 
 class System(ABC):
-    """``ignored`` names the knobs without an effect here; a cell that sets one is refused."""
+    """``knobs`` names the run's settings that this system alone heeds; a cell that sets another's is refused."""
 
     name: str
     title: str
     summary: str
-    ignored: frozenset[str]
+    knobs: frozenset[str]
 
-    def refuse_ignored(self, knobs: Mapping[str, Any]) -> None:
-        for name in sorted(self.ignored & knobs.keys()):
-            raise UserError(f"{name}={knobs[name]!r} has no effect with system={self.name!r}: leave it out")
+    def refuse_ignored(self, given: Mapping[str, Any]) -> None:
+        for name in sorted((PARTICULAR - self.knobs) & given.keys()):
+            raise UserError(f"{name}={given[name]!r} has no effect with system={self.name!r}: leave it out")
 
     @abstractmethod
     def plan(self, settings: Settings, longest: int) -> Resources:
@@ -77,124 +87,157 @@ class DllmServe(System):
     name = "dllm-serve"
     title = "dLLM-Serve"
     summary = "continuous batching by phase, logit decomposition, head-centric sparse KV cache"
-    ignored = frozenset({"batch_size"})
+    knobs = frozenset({"scheduler", "max_num_batched_tokens", "max_num_logits", "logit_rows"})
 
     def plan(self, settings: Settings, longest: int) -> Resources:
-        config = settings.engine
-        kv_rows, plan = self._kv_rows(settings, longest, activations_measured_bytes=None)
-        facts = {"kv_rows": kv_rows, "activation_bytes": plan.activation_bytes, "logits_bytes": plan.logits_bytes,
-                 "kv_bytes": plan.kv_bytes}  # fmt: skip
-        return Resources(
-            config=config,
-            rule=DelayedCache(delay=config.sparsity.refresh_delay),
-            kv_rows=kv_rows,
-            longest=longest,
-            facts=facts,
+        chosen = method(self.name, settings.family, settings.method)
+        config = replace(
+            settings.engine,
+            sparsity=chosen.sparsity,
+            decode=chosen.decode,
+            suppress_mask_token=chosen.suppress_mask_token,
         )
+        kv_rows, plan = self._kv_rows(settings, config, longest, activations_measured_bytes=None)
+        facts = {
+            "kv_rows": kv_rows,
+            "activation_bytes": plan.activation_bytes,
+            "logits_bytes": plan.logits_bytes,
+            "kv_bytes": plan.kv_bytes,
+        }
+        return Resources(config=config, method=chosen, kv_rows=kv_rows, longest=longest, facts=facts)
 
     def assemble(self, settings: Settings, resources: Resources, executor: str) -> Assembled:
         config, kv_rows, facts = resources.config, resources.kv_rows, {}
         runner: Executor
         if executor == "roofline":
-            runner = _roofline(settings, config)
+            runner = RooflineExecutor(_roofline(settings), config)
         else:
             from engines.dllm.torch_executor import TorchExecutor
 
             # The offline profiler (§4.2): the pool gets what the measured worst step leaves.
             activation_bytes, logits_bytes = _measured_peak(_model_key(settings), config, settings.generation)
-            kv_rows, _ = self._kv_rows(settings, resources.longest, activations_measured_bytes=activation_bytes)
+            kv_rows, _ = self._kv_rows(settings, config, resources.longest, activations_measured_bytes=activation_bytes)
             facts = {
                 "kv_rows": kv_rows,
                 "measured_activation_bytes": activation_bytes,
                 "measured_logits_bytes": logits_bytes,
             }
             runner = TorchExecutor(_load(*_model_key(settings)), config, kv_rows)
-        scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), resources.rule)
+        scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), resources.method.rule)
         return Assembled(engine=Engine(scheduler, runner), facts=facts)
 
     @staticmethod
-    def _kv_rows(settings: Settings, longest: int, *, activations_measured_bytes: int | None) -> tuple[int, MemoryPlan]:
-        per_request = rows_for_request(longest, settings.generation, settings.engine.sparsity)
+    def _kv_rows(
+        settings: Settings, config: EngineConfig, longest: int, *, activations_measured_bytes: int | None
+    ) -> tuple[int, MemoryPlan]:
+        per_request = rows_for_request(longest, settings.generation, config.sparsity)
         plan = plan_memory(
-            model_shape(settings), settings.memory_bytes, settings.engine,
+            model_shape(settings), settings.memory_bytes, config,
             logit_rows=settings.logit_rows, rows_of_one_request=per_request,  # type: ignore[arg-type]
             activations_measured_bytes=activations_measured_bytes,
         )  # fmt: skip
         # More rows than all slots together can use would only cost memory.
-        return min(plan.kv_rows, settings.engine.max_num_seqs * per_request), plan
+        return min(plan.kv_rows, config.max_num_seqs * per_request), plan
 
 
 class StaticSystem(System):
-    """A published sampler under static batching; ``cached`` says whether it keeps a sparse cache."""
+    """A published sampler under static batching, with the largest batch that fits unless told."""
 
-    cached: bool
-    ignored = frozenset(
-        {
-            "selection",
-            "refresh_delay",
-            "scheduler",
-            "compat",
-            "threshold",
-            "max_num_batched_tokens",
-            "max_num_logits",
-            "logit_rows",
-        }
-    )
+    knobs = frozenset({"batch_size"})
+
+    def __init__(self, name: str, title: str, summary: str) -> None:
+        self.name, self.title, self.summary = name, title, summary
 
     def plan(self, settings: Settings, longest: int) -> Resources:
         generation = settings.generation
-        require_even(generation.gen_length, generation.block_length, generation.steps)
-        sparsity = replace(settings.engine.sparsity, selection="uniform", refresh_delay=1, min_kept=0)
-        batch_size = settings.batch_size or largest_static_batch(
-            model_shape(settings), settings.memory_bytes, longest, generation, sparsity if self.cached else None
-        )
+        chosen = method(self.name, settings.family, settings.method)
+        check_generation(self.name, settings.family, generation)
+        footprint = self._footprint(settings, chosen, longest)
+        batch_size = settings.batch_size or largest_batch(footprint, settings.memory_bytes, longest)
         batch_size = min(batch_size, settings.num_requests, settings.engine.max_num_seqs)
+        require(
+            batch_size == 1 or not generation.is_parallel,
+            f"threshold={generation.threshold}, factor={generation.factor}: parallel decoding ends requests of a static "
+            f"batch at different steps, and published code runs it alone: add --batch-size 1",
+        )
         config = replace(
             settings.engine,
-            sparsity=sparsity,
-            suppress_mask_token=False,
+            sparsity=chosen.sparsity,
+            decode=chosen.decode,
+            suppress_mask_token=chosen.suppress_mask_token,
             # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
             max_num_batched_tokens=batch_size * settings.engine.max_model_len,
         )
+        rows = cache_rows_of(longest, generation, chosen)
         return Resources(
             config=config,
-            rule=DelayedCache(delay=1) if self.cached else NoCache(),
-            kv_rows=batch_size * rows_for_request(longest, generation, sparsity) if self.cached else 0,
+            method=chosen,
+            kv_rows=batch_size * rows,
             longest=longest,
             batch_size=batch_size,
             facts={"batch_size": batch_size},
         )
 
     def assemble(self, settings: Settings, resources: Resources, executor: str) -> Assembled:
-        config, batch_size = resources.config, resources.batch_size
+        batch_size = resources.batch_size
         assert batch_size is not None
-        scheduler = StaticBatchScheduler(config, KvPool(resources.kv_rows), resources.rule, batch_size=batch_size)
-        runner: Executor
+        scheduler = StaticBatchScheduler(
+            resources.config, KvPool(resources.kv_rows), resources.method.rule,
+            batch_size=batch_size, exact_steps=resources.method.exact_steps,
+        )  # fmt: skip
+        return Assembled(engine=Engine(scheduler, self._executor(settings, resources, executor)))
+
+    def _footprint(self, settings: Settings, chosen: Method, longest: int) -> StaticFootprint:
+        return static_footprint(
+            model_shape(settings), settings.memory_bytes, longest,
+            kv_rows=cache_rows_of(longest, settings.generation, chosen),
+            logit_bytes_per_value=chosen.logit_bytes_per_value(model_shape(settings).dtype_bytes),
+        )  # fmt: skip
+
+    def _executor(self, settings: Settings, resources: Resources, executor: str) -> Executor:
         if executor == "roofline":
-            runner = _roofline(settings, config)
-        else:
-            from baselines.static_batch import PaddedTorchExecutor
+            return RooflineExecutor(_roofline(settings), resources.config)
+        from baselines.static_batch import PaddedTorchExecutor
 
-            runner = PaddedTorchExecutor(_load(*_model_key(settings)), config, resources.kv_rows, batch_size=batch_size)
-        return Assembled(engine=Engine(scheduler, runner))
-
-
-class SparseDllm(StaticSystem):
-    name = "sparse-dllm"
-    title = "Sparse-dLLM"
-    summary = "delayed sparse cache, one selection for all heads; static batches, padded, monolithic logits"
-    cached = True
+        assert resources.batch_size is not None
+        model = _load(*_model_key(settings))
+        return PaddedTorchExecutor(model, resources.config, resources.kv_rows, batch_size=resources.batch_size)
 
 
-class Llada(StaticSystem):
-    name = "llada"
-    title = "LLaDA"
-    summary = "the reference sampler: no cache, every step a full forward; static batches"
-    cached = False
-    ignored = StaticSystem.ignored | {"retention_ratio", "pool_kernel"}
+class DllmCache(StaticSystem):
+    """Its own memory and executors: what it caches are features of every layer."""
+
+    def _footprint(self, settings: Settings, chosen: Method, longest: int) -> StaticFootprint:
+        return feature_cache_footprint(model_shape(settings), settings.memory_bytes, longest, settings.generation)
+
+    def _executor(self, settings: Settings, resources: Resources, executor: str) -> Executor:
+        cache = FeatureCacheConfig(**{name: value for name, value in settings.method.items() if name != "alg"})
+        if executor == "roofline":
+            return FeatureCacheRooflineExecutor(_roofline(settings), resources.config, cache)
+        from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+
+        assert resources.batch_size is not None
+        model = _load(*_model_key(settings))
+        return FeatureCacheTorchExecutor(model, resources.config, cache, batch_size=resources.batch_size)
 
 
-SYSTEMS: Mapping[str, System] = MappingProxyType({s.name: s for s in (DllmServe(), SparseDllm(), Llada())})
+SYSTEMS: Mapping[str, System] = MappingProxyType(
+    {
+        s.name: s
+        for s in (
+            DllmServe(),
+            StaticSystem(
+                "fast-dllm", "Fast-dLLM", "prefix or dual cache, one Refresh per block, parallel decoding; static batches"
+            ),
+            DllmCache("dllm-cache", "dLLM-Cache", "feature caches of prompt and response, partial updates; static batches"),
+            StaticSystem(
+                "sparse-dllm", "Sparse-dLLM", "delayed sparse cache, one selection for all heads; static batches"
+            ),
+            StaticSystem("llada", "LLaDA", "the plain LLaDA sampler: no cache, every step a full forward; static batches"),
+            StaticSystem("dream", "Dream", "the plain Dream sampler: no cache, no blocks; static batches"),
+        )
+    }
+)
 
 
 def system(name: str) -> System:
@@ -203,34 +246,24 @@ def system(name: str) -> System:
     return SYSTEMS[name]
 
 
-def require_even(gen_length: int, block_length: int, steps: int) -> None:
-    """The published samplers assert whole blocks and whole steps per block; so do we, in words."""
-    if gen_length % block_length:
-        raise UserError(
-            f"gen_length={gen_length} is not a multiple of block_length={block_length}, which this system needs: change one of them"
-        )
-    blocks = gen_length // block_length
-    if steps % blocks:
-        raise UserError(
-            f"steps={steps} is not a multiple of the {blocks} blocks, which this system needs: change steps or block_length"
-        )
+def cache_rows_of(longest: int, generation: GenerationConfig, chosen: Method) -> int:
+    """KV rows of a request of ``longest`` tokens under a method; 0 without a KV cache."""
+    if not chosen.rule.caches:
+        return 0
+    request = Request(request_id=0, prompt_len=longest - generation.gen_length, generation=generation)
+    return cache_rows(request, chosen.sparsity, chosen.rule.window)
 
 
 def model_shape(settings: Settings) -> ModelShape:
-    if settings.model == "llada-8b":
-        return LLADA_8B
-    from engines.models.checkpoint import checkpoint_dir, read_config
-
-    dtype_bytes = 4 if settings.dtype == "float32" else 2
-    return ModelShape.from_llada(
-        read_config(checkpoint_dir(settings.model)), name=settings.model, dtype_bytes=dtype_bytes
-    )
+    # A simulated card serves 16-bit weights whatever the measuring default.
+    dtype_bytes = 2 if settings.model in SHAPES or settings.dtype != "float32" else 4
+    return ModelShape.from_config(config_of(settings.model), name=settings.model, dtype_bytes=dtype_bytes)
 
 
-def _roofline(settings: Settings, config: EngineConfig) -> RooflineExecutor:
+def _roofline(settings: Settings) -> Roofline:
     card = settings.platform.gpu
     assert card is not None, "settings refuse the roofline where there is no GPU model"
-    return RooflineExecutor(Roofline(model_shape(settings), gpu(card), load_calibration(card)), config)
+    return Roofline(model_shape(settings), gpu(card), load_calibration(card))
 
 
 def _model_key(settings: Settings) -> tuple[str, str, str, str]:
@@ -238,7 +271,7 @@ def _model_key(settings: Settings) -> tuple[str, str, str, str]:
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, dtype: str, device: str, weights: str) -> LLaDAModelLM:
+def _load(name: str, dtype: str, device: str, weights: str) -> DiffusionModel:
     """One load serves every cell of a sweep."""
     from engines.models.loader import load_model, parse_dtype
 

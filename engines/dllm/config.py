@@ -10,7 +10,11 @@ from engines.errors import UserError
 Selection = Literal["head", "uniform", "dense"]
 SchedulerName = Literal["phase", "request"]
 TiePolicy = Literal["stable", "parity"]
-Compat = Literal["paper", "upstream"]
+Remasking = Literal["low_confidence", "random"]
+Confidence = Literal["max_prob", "margin", "neg_entropy"]
+ConfidenceDtype = Literal["native", "float64"]
+Quota = Literal["even", "timestep", "origin"]
+FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
 
 def require(ok: bool, message: str) -> None:
@@ -36,6 +40,11 @@ class GenerationConfig:
     steps: int = 256
     temperature: float = 0.0
     threshold: float | None = None
+    factor: float | None = None
+    """Fast-dLLM's other parallel rule: the j-th most confident token needs confidence 1 - factor / (j + 1)."""
+    remasking: Remasking = "low_confidence"
+    cfg_scale: float = 0.0
+    """Classifier-free guidance: logits = un + (cfg_scale + 1) (cond - un), un with the prompt masked."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -46,15 +55,22 @@ class GenerationConfig:
                 f"raise steps or block_length")  # fmt: skip
         require(self.temperature >= 0, f"temperature={self.temperature} must not be negative")
         require(self.threshold is None or 0 < self.threshold <= 1, f"threshold={self.threshold} must be in (0, 1]")
+        require(self.factor is None or self.factor > 0, f"factor={self.factor} must be above 0")
+        require(
+            self.threshold is None or self.factor is None,
+            f"threshold={self.threshold} and factor={self.factor} are two rules for one thing: give one of them",
+        )
+        _one_of("remasking", self.remasking, Remasking)
+        require(self.cfg_scale >= 0, f"cfg_scale={self.cfg_scale} must not be negative")
 
     @property
     def num_blocks(self) -> int:
         return -(-self.gen_length // self.block_length)
 
     @property
-    def is_even(self) -> bool:
-        """Whether the published samplers accept it: whole blocks, whole steps per block."""
-        return self.gen_length % self.block_length == 0 and self.steps % self.num_blocks == 0
+    def is_parallel(self) -> bool:
+        """Whether the model's confidences, not the schedule, decide how many tokens a step commits."""
+        return self.threshold is not None or self.factor is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +106,28 @@ class SparsityConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How a system ranks and counts the tokens it commits; the defaults are LLaDA's sampler.
+
+    ``quota``: ``even`` shares a block's masks over its steps, ``timestep`` follows Dream's schedule,
+    ``origin`` commits each mask with the schedule's probability. ``first_step`` is a block's first,
+    full forward: ``first_and_ranked`` commits the block's first position whatever its confidence and
+    ranks the rest of the quota, ``first_position`` commits that position alone.
+    """
+
+    confidence: Confidence = "max_prob"
+    confidence_dtype: ConfidenceDtype = "native"
+    quota: Quota = "even"
+    first_step: FirstStep = "ranked"
+
+    def __post_init__(self) -> None:
+        _one_of("confidence", self.confidence, Confidence)
+        _one_of("confidence_dtype", self.confidence_dtype, ConfidenceDtype)
+        _one_of("quota", self.quota, Quota)
+        _one_of("first_step", self.first_step, FirstStep)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One serving engine. Token counts are query tokens of one packed step."""
 
@@ -99,15 +137,13 @@ class EngineConfig:
     max_model_len: int = 4096
     scheduler: SchedulerName = "phase"
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
     tie_policy: TiePolicy = "stable"
-    compat: Compat = "paper"
-    """``upstream`` commits a block's first position in its first full step, whatever its confidence."""
     suppress_mask_token: bool = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
     def __post_init__(self) -> None:
         _one_of("scheduler", self.scheduler, SchedulerName)
         _one_of("tie_policy", self.tie_policy, TiePolicy)
-        _one_of("compat", self.compat, Compat)
         for name in ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "max_model_len"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.denoise import reduce_in_chunks
+from engines.dllm.denoise import Reduction, reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.phase import DelayedCache
@@ -21,7 +21,7 @@ from engines.dllm.request import Request
 from engines.dllm.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.dllm.torch_executor import TorchExecutor
-from engines.models.llada import LLaDAModelLM
+from engines.models.protocol import DiffusionModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class MeasuredPeak:
     """Of the output head on a full budget of rows, in chunks of max_num_logits."""
 
 
-def measure_worst_step(model: LLaDAModelLM, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
+def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
     executor_config = EngineConfig(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_logits=config.max_num_logits,
@@ -60,12 +60,12 @@ def measure_worst_step(model: LLaDAModelLM, config: EngineConfig, generation: Ge
 
     @torch.inference_mode()
     def head() -> None:
-        reduce_in_chunks(model.logits, hidden, config.max_num_logits, None, model.config.mask_token_id)
+        reduce_in_chunks(model.logits, hidden, config.max_num_logits, Reduction(suppress_id=model.config.mask_token_id), None)
 
     return MeasuredPeak(activation_bytes=activation_bytes, logits_bytes=peak_bytes(head, device))
 
 
-def _filling_requests(model: LLaDAModelLM, config: EngineConfig, generation: GenerationConfig) -> list[Request]:
+def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> list[Request]:
     """Requests of the longest length, and one of what is left, that together fill the budget."""
     longest = min(config.max_model_len, model.config.max_sequence_length, config.max_num_batched_tokens)
     full, rest = divmod(config.max_num_batched_tokens, longest)

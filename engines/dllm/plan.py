@@ -17,22 +17,31 @@ class PlanItem(NamedTuple):
     total_len: int
     block_start: int
     block_end: int
+    window_end: int
     commit: int
     masks_left: int
     kept_rows: int
     kv_start: int
+    step_in_block: int
+    commit_probability: float = 0.0
+    """Of each mask, where chance decides how many are committed (Dream's ``origin``)."""
 
     @property
     def block_len(self) -> int:
         return self.block_end - self.block_start
 
     @property
+    def window_len(self) -> int:
+        """Rows a Reuse step computes."""
+        return self.window_end - self.block_start
+
+    @property
     def query_tokens(self) -> int:
-        return self.total_len if self.phase.is_refresh else self.block_len
+        return self.total_len if self.phase.is_refresh else self.window_len
 
     @property
     def key_tokens(self) -> int:
-        return self.total_len if self.phase.is_refresh else self.kept_rows + self.block_len
+        return self.total_len if self.phase.is_refresh else self.kept_rows + self.window_len
 
 
 @dataclass(frozen=True, kw_only=True)

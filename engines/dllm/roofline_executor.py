@@ -41,10 +41,11 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
     query_rows = pairs = read = written = wanted = 0
     for item in plan.items:
         block = item.block_end - item.block_start
+        window = item.window_end - item.block_start
         if item.phase is Phase.REUSE:
-            rows, keys = block, item.kept_rows + block
+            rows, keys = window, item.kept_rows + window
             read += keys
-            written += block
+            written += window
         else:
             rows = keys = plan.pad_to or item.total_len
             read += keys

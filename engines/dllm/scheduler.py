@@ -55,7 +55,9 @@ class Scheduler(ABC):
                 f"max_model_len={longest}: shorten the prompt or the generation")  # fmt: skip
         require(total <= cap,
                 f"request of {total} tokens exceeds max_num_batched_tokens={cap}: raise the budget or shorten the request")  # fmt: skip
-        sequence = Sequence(request, self.rule, self.config.sparsity, exact_steps=self.exact_steps)
+        sequence = Sequence(
+            request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps
+        )
         require(sequence.kv_rows <= self.pool.num_rows,
                 f"request needs {sequence.kv_rows} KV rows and the pool has {self.pool.num_rows}: raise the memory "
                 f"limit or lower retention_ratio")  # fmt: skip
@@ -132,10 +134,13 @@ def plan_item(sequence: Sequence) -> PlanItem:
         total_len=sequence.total_len,
         block_start=sequence.block_start,
         block_end=sequence.block_end,
+        window_end=sequence.window_end,
         commit=sequence.quota,
         masks_left=sequence.masks_left,
         kept_rows=sequence.kept_rows,
         kv_start=sequence.kv_start,
+        step_in_block=sequence.step_in_block,
+        commit_probability=sequence.commit_probability,
     )
 
 

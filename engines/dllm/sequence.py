@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from engines.dllm.config import GenerationConfig, SparsityConfig
-from engines.dllm.phase import Phase, RefreshRule
+from engines.dllm import timestep
+from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
+from engines.dllm.phase import Phase, RefreshRule, Window
 from engines.dllm.request import Request
 
 
@@ -18,11 +19,14 @@ def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
     return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
 
 
-def cache_rows(request: Request, sparsity: SparsityConfig) -> int:
+def cache_rows(request: Request, sparsity: SparsityConfig, window: Window = "block") -> int:
     """KV rows one request holds for life: the most any of its blocks needs, retained + own (§4.5)."""
     generation = request.generation
-    last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
-    lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
+    if window == "suffix":
+        lengths = set(range(generation.gen_length, 0, -generation.block_length))
+    else:
+        last = generation.gen_length - (generation.num_blocks - 1) * generation.block_length
+        lengths = {last} if generation.num_blocks == 1 else {generation.block_length, last}
     return max(sparsity.kept_rows(request.total_len - length) + length for length in lengths)
 
 
@@ -34,21 +38,30 @@ class Sequence:
     """
 
     __slots__ = (
-        "block", "block_end", "block_start", "exact_steps", "kept_rows", "kv_rows", "kv_start", "masks_left",
-        "quota_steps", "request", "rule", "sparsity", "step_in_block", "total_len",
+        "block", "block_end", "block_start", "decode", "exact_steps", "is_open_ended", "kept_rows", "kv_rows", "kv_start",
+        "masks_left", "quota_steps", "request", "rule", "sparsity", "step_in_block", "total_len", "window_end",
     )  # fmt: skip
 
     def __init__(
-        self, request: Request, rule: RefreshRule, sparsity: SparsityConfig, *, exact_steps: bool = False
+        self,
+        request: Request,
+        rule: RefreshRule,
+        sparsity: SparsityConfig,
+        *,
+        decode: DecodeConfig | None = None,
+        exact_steps: bool = False,
     ) -> None:
         self.request = request
         self.rule = rule
         self.sparsity = sparsity
+        self.decode = DecodeConfig() if decode is None else decode
         self.exact_steps = exact_steps
+        # The executor, not the schedule, says how many tokens a step commits.
+        self.is_open_ended = request.generation.is_parallel or self.decode.quota == "origin"
         self.quota_steps = steps_per_block(request.generation)
         self.total_len = request.total_len
         self._enter(0)
-        self.kv_rows = cache_rows(request, sparsity) if rule.caches else 0
+        self.kv_rows = cache_rows(request, sparsity, rule.window) if rule.caches else 0
         self.kv_start = -1
 
     def _enter(self, block: int) -> None:
@@ -57,8 +70,10 @@ class Sequence:
         self.step_in_block = 0
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
+        self.window_end = self.block_end if self.rule.window == "block" else self.total_len
         self.masks_left = self.block_len
-        self.kept_rows = self.sparsity.kept_rows(self.total_len - self.block_len) if self.rule.caches else 0
+        context = self.total_len - (self.window_end - self.block_start)
+        self.kept_rows = self.sparsity.kept_rows(context) if self.rule.caches else 0
 
     @property
     def block_len(self) -> int:
@@ -74,26 +89,40 @@ class Sequence:
 
     @property
     def query_tokens(self) -> int:
-        return self.total_len if self.phase.is_refresh else self.block_len
+        return self.total_len if self.phase.is_refresh else self.window_end - self.block_start
 
     @property
     def quota(self) -> int:
-        """Tokens to commit in this step: n // S, the remainder to the earliest steps of the block.
+        """Tokens to commit in this step.
 
-        With a threshold it is the least, one; the executor says how many passed.
+        ``even``: n // S, the remainder to the earliest steps of the block; ``timestep``: Dream's
+        schedule. Under parallel decoding it is the least, one; the executor says how many passed.
         """
-        if self.request.generation.threshold is not None:
-            return min(1, self.masks_left)
-        return -(-self.masks_left // (self.quota_steps[self.block] - self.step_in_block))
+        if self.masks_left == 0:
+            return 0
+        if self.decode.first_step == "first_position" and self.step_in_block == 0:
+            return 1
+        if self.is_open_ended:
+            return 0 if self.decode.quota == "origin" else 1
+        num_steps = self.quota_steps[self.block]
+        if self.decode.quota == "timestep":
+            return timestep.quota(self.masks_left, self.step_in_block, num_steps)
+        return -(-self.masks_left // (num_steps - self.step_in_block))
+
+    @property
+    def commit_probability(self) -> float:
+        if self.decode.quota != "origin":
+            return 0.0
+        return float(timestep.commit_share(self.step_in_block, self.quota_steps[self.block]))
 
     def advance(self, committed: int) -> None:
         """Book one executed step; moves on to the next block when this one is complete."""
         self.masks_left -= committed
         self.step_in_block += 1
-        if self.request.generation.threshold is not None or not self.exact_steps:
-            block_done = self.masks_left == 0
-        else:
+        if self.exact_steps and not self.request.generation.is_parallel:
             block_done = self.step_in_block == self.quota_steps[self.block]
+        else:
+            block_done = self.masks_left == 0
         if not block_done:
             return
         if self.block + 1 < self.request.generation.num_blocks:

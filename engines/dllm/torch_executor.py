@@ -17,13 +17,13 @@ from torch import Tensor
 
 from engines.attention import Run, varlen_attention
 from engines.dllm.config import EngineConfig, require
-from engines.dllm.denoise import Reduced, Sampling, choose, choose_parity, reduce_in_chunks
-from engines.dllm.noise import row_keys
+from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
+from engines.dllm.noise import row_keys, uniform
 from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.sparsity import ContextRows, importance, top_rows, top_rows_parity
-from engines.models.llada import Attend, LLaDAModelLM
+from engines.models.protocol import Attend, DiffusionModel
 
 MIN_ROWS = 8
 """GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
@@ -55,11 +55,27 @@ class StepRows(NamedTuple):
     build: PoolWrite | None
 
 
+class BlockRows(NamedTuple):
+    """[n, B] indices of the active blocks: request slot, position, packed row; ``valid`` is no padding."""
+
+    slots: Tensor
+    positions: Tensor
+    packed: Tensor
+    valid: Tensor
+
+
+class Guidance(NamedTuple):
+    """Classifier-free guidance of one step, by packed row; scale 0 leaves a row as it is."""
+
+    hidden: Tensor
+    scale: Tensor
+
+
 class TorchExecutor:
     """``num_slots`` requests at most are resident; the KV pool holds ``kv_rows`` rows of K and V."""
 
     def __init__(
-        self, model: LLaDAModelLM, config: EngineConfig, kv_rows: int, *, num_slots: int | None = None
+        self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, num_slots: int | None = None
     ) -> None:
         self.model = model
         self.config = config
@@ -126,10 +142,11 @@ class TorchExecutor:
 
         started = perf_counter()
         hidden = self.model(ids, rows.position, self._attend(items, rows))
+        unconditional = self._unconditional(items, rows, ids)
         self._synchronize()
         forward_s = perf_counter() - started
 
-        committed, logit_rows, head_s = self._denoise(items, rows, hidden)
+        committed, logit_rows, head_s = self._denoise(items, rows, hidden, unconditional)
         by_plan = [0] * len(items)
         for place, i in enumerate(order):
             by_plan[i] = committed[place]
@@ -175,7 +192,7 @@ class TorchExecutor:
             num_refresh_rows=num_refresh_rows,
             refresh_runs=runs[:num_refresh],
             reuse_q_runs=runs[num_refresh:],
-            reuse_k_runs=[(item.kv_start, item.kv_start + item.kept_rows + item.block_len) for item in reuse],
+            reuse_k_runs=[(item.kv_start, item.kv_start + item.kept_rows + item.window_len) for item in reuse],
             reuse_pool_row=self._to_device(offset),
             build=self._pool_write(build) if build else None,
         )
@@ -190,11 +207,12 @@ class TorchExecutor:
         base = np.array([run[0] for _, run in build])[:, None]
         start = np.array([item.block_start for item in items])[:, None]
         block_len = np.array([item.block_len for item in items])[:, None]
-        num_context = np.array([item.total_len - item.block_len for item in items])
+        window_len = np.array([item.window_len for item in items])[:, None]
+        num_context = np.array([item.total_len - item.window_len for item in items])
         j = np.arange(num_context.max())[None, :]
         context_valid = j < num_context[:, None]
-        # Context index j -> position: the prefix as it is, the suffix past the block.
-        context = base + np.where(context_valid, np.where(j < start, j, j + block_len), 0)
+        # Context index j -> position: the prefix as it is, the suffix past the window.
+        context = base + np.where(context_valid, np.where(j < start, j, j + window_len), 0)
         b = np.arange(block_len.max())[None, :]
         block_valid = b < block_len
         block = base + np.where(block_valid, start + b, 0)
@@ -256,10 +274,65 @@ class TorchExecutor:
         self.pool_k[layer].index_copy_(0, write.pool_row, k[source, head])
         self.pool_v[layer].index_copy_(0, write.pool_row, v[source, head])
 
+    def _unconditional(self, items: list[PlanItem], rows: StepRows, ids: Tensor) -> Guidance | None:
+        """Hidden states of a second forward with the prompts masked (classifier-free guidance)."""
+        requests = [self._requests[item.request_id] for item in items]
+        if all(request.generation.cfg_scale == 0 for request in requests):
+            return None
+        lengths = self._row_lengths(items)
+        pad = len(ids) - sum(lengths)
+        prompt_len = np.repeat([request.prompt_len for request in requests], lengths)
+        scale = np.repeat([request.generation.cfg_scale for request in requests], lengths)
+        in_prompt = rows.position < self._to_device(np.pad(prompt_len, (0, pad)))
+        masked = torch.where(in_prompt, self.model.config.mask_token_id, ids)
+        hidden = self.model(masked, rows.position, self._attend(items, rows))
+        return Guidance(hidden, self._to_device(np.pad(scale, (0, pad))).to(hidden.dtype))
+
     # ---- decoding -------------------------------------------------------------------------
 
-    def _denoise(self, items: list[PlanItem], rows: StepRows, hidden: Tensor) -> tuple[list[int], int, float]:
+    def _denoise(
+        self, items: list[PlanItem], rows: StepRows, hidden: Tensor, guidance: Guidance | None
+    ) -> tuple[list[int], int, float]:
         """Commit this step's tokens in place; (committed per item, logit rows, seconds in the head)."""
+        block = self._block_rows(items, rows)
+        masked = (self.tokens[block.slots, block.positions] == self.model.config.mask_token_id) & block.valid
+        suppress = self.model.config.mask_token_id if self.config.suppress_mask_token else None
+        if suppress is not None:
+            # How many positions are masked is known here without asking the device; which, there.
+            counts = [item.masks_left for item in items]
+            candidates = (~masked).sort(dim=1, stable=True).indices
+        else:
+            counts = [item.block_len for item in items]
+            candidates = torch.arange(masked.shape[1], device=self.device).expand_as(masked)
+        logit_rows = sum(counts)
+        request_np = np.repeat(np.arange(len(items)), counts)
+        rank_np = np.arange(logit_rows) - np.repeat(np.cumsum(counts) - counts, counts)
+        request, rank = self._to_device(np.stack((request_np, rank_np)))
+        place = candidates[request, rank]
+
+        # Padded to MIN_ROWS with repetitions of one row.
+        padding = torch.zeros(max(0, MIN_ROWS - logit_rows), dtype=torch.int64, device=self.device)
+        head_rows = torch.cat((block.packed[request, place], padding))
+        sampling = self._sampling(items, torch.cat((request, padding)), torch.cat((block.positions[request, place], padding)))
+        decode = self.config.decode
+        reduction = Reduction(confidence=decode.confidence, dtype=decode.confidence_dtype, suppress_id=suppress)
+        started = perf_counter()
+        token, confidence = self._reduce(hidden, guidance, head_rows, reduction, sampling)
+        self._synchronize()
+        head_s = perf_counter() - started
+
+        x0 = torch.zeros_like(block.positions)
+        x0[request, place] = token[:logit_rows]
+        conf = torch.full(block.positions.shape, -torch.inf, dtype=confidence.dtype, device=self.device)
+        conf[request, place] = confidence[:logit_rows]
+        conf.masked_fill_(~masked, -torch.inf)
+        chosen, committed = self._choose(items, conf, block)
+        current = self.tokens[block.slots, block.positions]
+        self.tokens[block.slots, block.positions] = torch.where(chosen, x0, current)
+        return committed, self._logit_rows(rows, logit_rows), head_s
+
+    def _block_rows(self, items: list[PlanItem], rows: StepRows) -> BlockRows:
+        """[n, B] indices of every active block, padded to the longest."""
         runs = rows.refresh_runs + rows.reuse_q_runs
         slot = np.array([self._slots[item.request_id] for item in items])[:, None]
         start = np.array([item.block_start for item in items])[:, None]
@@ -267,97 +340,86 @@ class TorchExecutor:
         offset = np.arange(length.max())[None, :]
         inside = offset < length
         position = np.where(inside, start + offset, self.max_len)
-        in_block = np.array(
-            [
-                [run[0] + (item.block_start if item.phase.is_refresh else 0)]
-                for item, run in zip(items, runs, strict=True)
-            ]
-        )
-        index = self._to_device(
-            np.stack((np.broadcast_to(slot, position.shape), position, in_block + np.where(inside, offset, 0)))
-        )
-        valid = self._to_device(inside)
-        slots, positions, packed = index[0], index[1], index[2]
-        masked = (self.tokens[slots, positions] == self.model.config.mask_token_id) & valid
+        run_start = np.array([[run[0]] for run in runs])
+        in_run = np.array([[item.block_start if item.phase.is_refresh else 0] for item in items]) + offset
+        if self.model.config.shifts_logits:
+            # Row i predicts token i + 1; the first row of whatever was forwarded keeps its own.
+            in_run = np.maximum(in_run - 1, 0)
+        packed = run_start + np.where(inside, in_run, 0)
+        index = self._to_device(np.stack((np.broadcast_to(slot, position.shape), position, packed)))
+        return BlockRows(slots=index[0], positions=index[1], packed=index[2], valid=self._to_device(inside))
 
-        if self.config.suppress_mask_token:
-            # How many positions are masked is known here without asking the device; which, there.
-            counts = [item.masks_left for item in items]
-            candidates = (~masked).sort(dim=1, stable=True).indices
-        else:
-            counts = [item.block_len for item in items]
-            candidates = torch.arange(masked.shape[1], device=self.device).expand_as(masked)
-        request_np = np.repeat(np.arange(len(items)), counts)
-        rank_np = np.arange(len(request_np)) - np.repeat(np.cumsum(counts) - counts, counts)
-        request, rank = self._to_device(np.stack((request_np, rank_np)))
-        place = candidates[request, rank]
-        logit_rows = len(request_np)
+    def _reduce(
+        self, hidden: Tensor, guidance: Guidance | None, head_rows: Tensor, reduction: Reduction, sampling: Sampling | None
+    ) -> Reduced:
+        def project(part: Tensor) -> Tensor:
+            return self._project(hidden, guidance, part)
 
-        head_rows = packed[request, place]
-        sampling = self._sampling(items, request, positions[request, place])
-        if logit_rows < MIN_ROWS:
-            pad = MIN_ROWS - logit_rows
-            head_rows = torch.cat((head_rows, head_rows[-1:].expand(pad) if logit_rows else packed[0, :1].expand(pad)))
-            if sampling is not None:
-                sampling = Sampling(
-                    temperature=torch.cat((sampling.temperature, sampling.temperature.new_zeros(pad))),
-                    keys=torch.cat((sampling.keys, sampling.keys.new_zeros(pad))),
-                )
-        suppress = self.model.config.mask_token_id if self.config.suppress_mask_token else None
-        started = perf_counter()
-        token, confidence = self._reduce(hidden, head_rows, sampling, suppress)
-        self._synchronize()
-        head_s = perf_counter() - started
+        return reduce_in_chunks(project, head_rows, self.config.max_num_logits, reduction, sampling)
 
-        x0 = torch.zeros_like(positions)
-        x0[request, place] = token[:logit_rows]
-        conf = torch.full(positions.shape, -torch.inf, dtype=confidence.dtype, device=self.device)
-        conf[request, place] = confidence[:logit_rows]
-        conf.masked_fill_(~masked, -torch.inf)
-        return self._commit(items, conf, x0, slots, positions), self._logit_rows(rows, logit_rows), head_s
+    def _project(self, hidden: Tensor, guidance: Guidance | None, part: Tensor | slice) -> Tensor:
+        """Logits of some packed rows, guided where the step has guidance."""
+        logits = self.model.logits(hidden[part])
+        if guidance is None:
+            return logits
+        base = self.model.logits(guidance.hidden[part])
+        scale = guidance.scale[part].unsqueeze(1)
+        return torch.where(scale > 0, base + (scale + 1) * (logits - base), logits)
 
     def _logit_rows(self, rows: StepRows, wanted: int) -> int:
         """Rows the output head computed for ``wanted`` candidates."""
         return wanted
 
-    def _reduce(self, hidden: Tensor, head_rows: Tensor, sampling: Sampling | None, suppress: int | None) -> Reduced:
-        return reduce_in_chunks(self.model.logits, hidden[head_rows], self.config.max_num_logits, sampling, suppress)
-
-    def _commit(self, items: list[PlanItem], conf: Tensor, x0: Tensor, slots: Tensor, positions: Tensor) -> list[int]:
-        if self.config.compat == "upstream":
-            first = self._to_device(np.array([item.phase is Phase.FULL and self._is_sparse for item in items]))
-            conf[:, 0] = torch.where(first & (conf[:, 0] > -torch.inf), torch.inf, conf[:, 0])
+    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int]]:
+        """Which positions to commit, and how many per item."""
         commit = [item.commit for item in items]
-        thresholds = [self._requests[item.request_id].generation.threshold for item in items]
-        has_threshold = any(threshold is not None for threshold in thresholds)
-        if self.config.tie_policy == "parity" and not has_threshold:
+        generations = [self._requests[item.request_id].generation for item in items]
+        decode = self.config.decode
+        if decode.quota == "origin":
+            chosen = self._choose_at_random(items, conf, block)
+            return chosen, chosen.sum(dim=1).tolist()
+        if decode.first_step != "ranked":
+            first = self._to_device(np.array([item.step_in_block == 0 for item in items]))
+            if decode.first_step == "first_position":
+                conf[:, 1:].masked_fill_(first.unsqueeze(1), -torch.inf)
+            else:
+                conf[:, 0] = torch.where(first & (conf[:, 0] > -torch.inf), torch.inf, conf[:, 0])
+        is_parallel = any(generation.is_parallel for generation in generations)
+        if self.config.tie_policy == "parity" and not is_parallel:
             offsets = [item.block_start if item.phase.is_refresh else 0 for item in items]
-            chosen = choose_parity(conf, commit, offsets, [item.query_tokens for item in items])
-        else:
-            limit = None
-            if has_threshold:
-                limit = self._to_device(np.array([np.inf if t is None else t for t in thresholds], dtype=np.float32))
-            chosen = choose(conf, self._to_device(np.array(commit)), limit)
-        self.tokens[slots, positions] = torch.where(chosen, x0, self.tokens[slots, positions])
-        if has_threshold:
-            # The one place where the host must know what the device decided.
-            return chosen.sum(dim=1).tolist()
-        return commit
+            return choose_parity(conf, commit, offsets, [item.query_tokens for item in items]), commit
+        threshold = factor = None
+        if is_parallel:
+            limits = np.array([[np.inf if g.threshold is None else g.threshold, g.factor or 0.0] for g in generations])
+            threshold, factor = self._to_device(limits.T.copy()).to(conf.dtype)
+        chosen = choose(conf, self._to_device(np.array(commit)), threshold, factor)
+        # With parallel decoding the host must learn what the device decided; the only such sync.
+        return chosen, chosen.sum(dim=1).tolist() if is_parallel else commit
 
-    @property
-    def _is_sparse(self) -> bool:
-        return self.config.sparsity.refresh_delay > 0
+    def _choose_at_random(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> Tensor:
+        """Dream's ``origin``: each mask is committed with the schedule's probability."""
+        share = self._to_device(np.array([item.commit_probability for item in items])).unsqueeze(1)
+        seeds = self._to_device(np.array([self._requests[item.request_id].generation.seed for item in items]))
+        steps = self._to_device(np.array([item.step_in_block for item in items]))
+        keys = ~row_keys(seeds.unsqueeze(1), steps.unsqueeze(1), block.positions)
+        drawn = uniform(keys.flatten(), 1).view(conf.shape)
+        return (drawn < share) & (conf > -torch.inf)
 
     def _sampling(self, items: list[PlanItem], request: Tensor, position: Tensor) -> Sampling | None:
         generations = [self._requests[item.request_id].generation for item in items]
         draws = [self._draws[item.request_id] for item in items]
         for item in items:
             self._draws[item.request_id] += 1
-        if all(generation.temperature == 0 for generation in generations):
+        is_random = [generation.remasking == "random" for generation in generations]
+        if not any(is_random) and all(generation.temperature == 0 for generation in generations):
             return None
         temperature = self._to_device(np.array([generation.temperature for generation in generations]))
         seeds_and_draws = self._to_device(
             np.array([[generation.seed for generation in generations], draws], dtype=np.int64)
         )
         seeds, counts = seeds_and_draws[0][request], seeds_and_draws[1][request]
-        return Sampling(temperature=temperature[request], keys=row_keys(seeds, counts, position))
+        return Sampling(
+            temperature=temperature[request],
+            keys=row_keys(seeds, counts, position),
+            random_remasking=self._to_device(np.array(is_random))[request],
+        )

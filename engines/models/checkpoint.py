@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from engines.errors import UserError
-from engines.models.config import LLaDAConfig
+from engines.models.config import LLADA_8B, LLaDAConfig
+from engines.models.dream_config import DREAM_7B, DreamConfig
 
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""
+
+SHAPES: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
+"""Full-size shapes that need no download with ``weights="random"``."""
+
+MODEL_TYPES = ("llada", "Dream")
+"""Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
+
+# Weights, configs, and what a tokenizer or a chat template may be stored in; no code.
+_HUB_FILES = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
 
 
 def checkpoint_dir(model: str) -> Path:
@@ -28,19 +39,40 @@ def checkpoint_dir(model: str) -> Path:
             f"model={model!r} is a hub id and huggingface_hub is missing: pip install '.[hub]' or give a directory"
         ) from error
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
     except (OSError, ValueError) as error:
         raise UserError(
             f"model={model!r} could not be fetched from the hub ({type(error).__name__}): check the id and the network, or give a directory"
         ) from error
 
 
-def read_config(directory: Path) -> LLaDAConfig:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object stored at ``path``, which must exist."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not JSON (line {error.lineno}): restore the checkpoint's file") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: restore the checkpoint's file") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds a {type(content).__name__}, not an object: restore the checkpoint's file")
+    return content
+
+
+def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
     path = directory / "config.json"
     if not path.is_file():
-        raise UserError(f"model directory {directory} has no config.json: give a LLaDA checkpoint")
-    try:
-        raw = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON (line {error.lineno}): restore the checkpoint's config") from error
-    return LLaDAConfig.from_dict(raw)
+        raise UserError(f"model directory {directory} has no config.json: give a LLaDA or Dream checkpoint")
+    raw = read_json(path)
+    model_type = raw.get("model_type")
+    if model_type == "llada":
+        return LLaDAConfig.from_dict(raw)
+    if model_type == "Dream":
+        generation = directory / "generation_config.json"
+        return DreamConfig.from_dict(raw, read_json(generation) if generation.is_file() else None)
+    raise UserError(f"{path} has model_type={model_type!r}: give a checkpoint of type {' or '.join(MODEL_TYPES)}")
+
+
+def config_of(model: str) -> LLaDAConfig | DreamConfig:
+    """Config of a shape's name, a directory or a hub id."""
+    return SHAPES[model] if model in SHAPES else read_config(checkpoint_dir(model))

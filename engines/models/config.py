@@ -4,35 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from engines.errors import UserError
+from engines.models.config_fields import (
+    check_heads,
+    flag,
+    positive_float,
+    positive_int,
+    refuse_unsupported,
+    require_fields,
+    token_id,
+)
 
 # The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, tied weights);
 # falling back to them would serve a wrong model silently, so these fields must be present.
 _REQUIRED = ("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta",
              "rms_norm_eps", "mask_token_id", "eos_token_id")  # fmt: skip
 
-# field -> the only values implemented; any other value in a checkpoint is refused, never ignored.
-_FIXED: dict[str, tuple[Any, ...]] = {
+_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "rope": (True,),
+    "rope_full_precision": (True, None),
     "alibi": (False, None),
     "layer_norm_type": ("rms",),
+    "layer_norm_with_affine": (True, None),
     "block_type": ("llama",),
     "block_group_size": (1, None),
     "activation_type": ("silu", "swiglu"),
+    "multi_query_attention": (False, None),
+    "clip_qkv": (None,),
     "attention_layer_norm": (False, None),
     "bias_for_layer_norm": (False, None),
     "include_bias": (False, None),
     "include_qkv_bias": (False, None),
     "scale_logits": (False, None),
     "input_emb_norm": (False, None),
+    "quantization_config": (None,),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class LLaDAConfig:
     """Field names follow the published LLaDA configuration (OLMo's, not Llama's)."""
+
+    family: ClassVar[str] = "llada"
+    shifts_logits: ClassVar[bool] = False
+    """Row i of the logits predicts the token at i."""
+    qkv_bias: ClassVar[bool] = False
 
     d_model: int
     n_layers: int
@@ -58,36 +76,31 @@ class LLaDAConfig:
         """Build from a parsed ``config.json``; unknown keys are ignored, unsupported values refused."""
         if raw.get("model_type") != "llada":
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'llada': give a LLaDA checkpoint")
-        missing = [name for name in _REQUIRED if raw.get(name) is None]
-        if missing:
-            raise UserError(f"config.json lacks {', '.join(missing)}: add the architecture's fields")
-        for name, allowed in _FIXED.items():
-            if name in raw and raw[name] not in allowed:
-                raise UserError(f"config.json has {name}={raw[name]!r}; only {allowed[0]!r} is implemented")
-        n_heads = int(raw["n_heads"])
-        d_model = int(raw["d_model"])
-        n_kv_heads = n_heads if raw.get("n_kv_heads") is None else int(raw["n_kv_heads"])
-        if d_model % n_heads or n_heads % n_kv_heads:
-            raise UserError(
-                f"config.json: n_heads={n_heads} must divide d_model={d_model} and be a multiple of n_kv_heads={n_kv_heads}"
-            )
-        hidden = raw.get("mlp_hidden_size")
-        eos = int(raw["eos_token_id"])
-        pad = raw.get("pad_token_id")
+        require_fields(raw, _REQUIRED)
+        refuse_unsupported(raw, _IMPLEMENTED)
+        d_model, n_heads = positive_int(raw, "d_model"), positive_int(raw, "n_heads")
+        n_kv_heads = n_heads if raw.get("n_kv_heads") is None else positive_int(raw, "n_kv_heads")
+        check_heads(n_heads, n_kv_heads, d_model)
+        if raw.get("mlp_hidden_size") is not None:
+            hidden = positive_int(raw, "mlp_hidden_size")
+        else:
+            hidden = d_model * (4 if raw.get("mlp_ratio") is None else positive_int(raw, "mlp_ratio"))
+        vocab_size = positive_int(raw, "embedding_size" if raw.get("embedding_size") else "vocab_size")
+        eos = token_id(raw, "eos_token_id", vocab_size)
         return LLaDAConfig(
             d_model=d_model,
-            n_layers=int(raw["n_layers"]),
+            n_layers=positive_int(raw, "n_layers"),
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
-            mlp_hidden_size=int(raw.get("mlp_ratio", 4)) * d_model if hidden is None else int(hidden),
-            vocab_size=int(raw.get("embedding_size") or raw["vocab_size"]),
-            max_sequence_length=int(raw["max_sequence_length"]),
-            rope_theta=float(raw["rope_theta"]),
-            rms_norm_eps=float(raw["rms_norm_eps"]),
-            mask_token_id=int(raw["mask_token_id"]),
+            mlp_hidden_size=hidden,
+            vocab_size=vocab_size,
+            max_sequence_length=positive_int(raw, "max_sequence_length"),
+            rope_theta=positive_float(raw, "rope_theta"),
+            rms_norm_eps=positive_float(raw, "rms_norm_eps"),
+            mask_token_id=token_id(raw, "mask_token_id", vocab_size),
             eos_token_id=eos,
-            pad_token_id=eos if pad is None else int(pad),
-            weight_tying=bool(raw.get("weight_tying", False)),
+            pad_token_id=eos if raw.get("pad_token_id") is None else token_id(raw, "pad_token_id", vocab_size),
+            weight_tying=flag(raw, "weight_tying"),
         )
 
     def to_dict(self) -> dict[str, Any]:

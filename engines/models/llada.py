@@ -9,42 +9,18 @@ LLaDA has no time-step embedding: the number of masks is the only time informati
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.config import LLaDAConfig
-
-
-class Attend(Protocol):
-    """Attention of one layer: rotated q [N, H, D] against whatever keys the cache policy exposes."""
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Rotated ``k`` and ``v`` are [N, Hkv, D]; returns [N, H, D]."""
-        ...
-
-
-class RMSNorm(nn.Module):
-    """y = w * cast(x / rms(x)), normalised in float32."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        y = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
-        return self.weight * y.to(x.dtype)
+from engines.models.layers import RMSNorm, inverse_frequencies, rotate_halves
+from engines.models.protocol import Attend
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotary embedding in float32; x [N, heads, D], cos and sin [N, 1, D/2]."""
-    a, b = x.float().chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+    """Rotary embedding in float32 (rope_full_precision); x [N, heads, D], cos and sin [N, 1, D/2]."""
+    return rotate_halves(x.float(), cos, sin).to(x.dtype)
 
 
 class LLaDABlock(nn.Module):
@@ -105,14 +81,18 @@ class LLaDAModelLM(nn.Module):
     def blocks(self) -> nn.ModuleList:
         return self.transformer["blocks"]  # type: ignore[return-value]
 
+    @property
+    def tied_weights(self) -> dict[str, str]:
+        """Names a checkpoint may repeat -> the tensor they share."""
+        root = "model.transformer"
+        return {f"{root}.ff_out.weight": f"{root}.wte.weight"} if self.config.weight_tying else {}
+
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin [N, 1, D/2] in float32 (rope_full_precision) for absolute positions [N]."""
         if self._rotary is None or self._rotary[0].device != positions.device:
-            half = self.config.head_dim // 2
-            exponent = torch.arange(half, dtype=torch.float32) * 2 / self.config.head_dim
             angles = torch.outer(
                 torch.arange(self.config.max_sequence_length, dtype=torch.float32),
-                1.0 / self.config.rope_theta**exponent,
+                inverse_frequencies(self.config.head_dim, self.config.rope_theta),
             )
             self._rotary = (
                 angles.cos().unsqueeze(1).to(positions.device),

@@ -1,22 +1,20 @@
-"""Load a LLaDA checkpoint from a directory or a hub id, without executing remote code."""
+"""Load a diffusion language model from a directory or a hub id, without executing remote code."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file
-from torch import Tensor
 
 from engines.errors import UserError
-from engines.models.checkpoint import checkpoint_dir, read_config
-from engines.models.config import LLADA_8B, LLaDAConfig
+from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of, read_config
+from engines.models.config import LLaDAConfig
+from engines.models.dream import DreamModel
+from engines.models.dream_config import DreamConfig
+from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
-
-SHAPES = {"llada-8b": LLADA_8B}
-"""Full-size shapes that need no download with ``weights="random"``."""
+from engines.models.protocol import DiffusionModel
+from engines.models.weights import load_weights
 
 Weights = Literal["checkpoint", "random"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -28,24 +26,6 @@ def parse_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def read_weights(directory: Path) -> dict[str, Tensor]:
-    """All tensors of a single-file or sharded safetensors checkpoint."""
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        shards = ["model.safetensors"]
-    missing = [name for name in shards if not (directory / name).is_file()]
-    if missing:
-        raise UserError(
-            f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random"
-        )
-    tensors: dict[str, Tensor] = {}
-    for name in shards:
-        tensors.update(load_file(directory / name))
-    return tensors
-
-
 def load_model(
     model: str,
     *,
@@ -53,41 +33,37 @@ def load_model(
     device: str = "cpu",
     weights: Weights = "checkpoint",
     seed: int = 0,
-) -> LLaDAModelLM:
-    """A ready model in eval mode. ``weights="random"`` builds a shape (a name in SHAPES, or the
-    config of a checkpoint) with small random weights: throughput does not depend on their values."""
+) -> DiffusionModel:
+    """A ready model in eval mode, in ``dtype`` whatever the checkpoint is stored in (``torch_dtype``).
+
+    ``weights="random"`` builds a shape (a name in SHAPES, or the config of a checkpoint) with small
+    random weights: throughput does not depend on their values.
+    """
     if weights == "random":
-        config = SHAPES[model] if model in SHAPES else read_config(checkpoint_dir(model))
-        return _random_model(config, dtype, device, seed)
+        return _random_model(config_of(model), dtype, device, seed)
     if model in SHAPES:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
     directory = checkpoint_dir(model)
-    config = read_config(directory)
-    tensors = read_weights(directory)
-    with torch.device("meta"):
-        network = LLaDAModelLM(config)
-    expected = network.state_dict()
-    wrong = sorted(expected.keys() ^ tensors.keys()) or [
-        name for name, tensor in tensors.items() if tensor.shape != expected[name].shape
-    ]
-    if wrong:
-        raise UserError(
-            f"weights in {directory} do not fit config.json ({wrong[0]} is missing, unexpected or mis-shaped): restore the checkpoint"
-        )
-    network.load_state_dict(
-        {name: tensor.to(device=device, dtype=dtype) for name, tensor in tensors.items()}, assign=True
-    )
+    network = build_model(read_config(directory))
+    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device)
     return network.requires_grad_(False).eval()
 
 
-def _random_model(config: LLaDAConfig, dtype: torch.dtype, device: str, seed: int) -> LLaDAModelLM:
+def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
+    """The module of a config on the meta device: names and shapes, no memory."""
     with torch.device("meta"):
-        network = LLaDAModelLM(config)
-    network = network.to(dtype).to_empty(device=device)
+        return DreamModel(config) if isinstance(config, DreamConfig) else LLaDAModelLM(config)
+
+
+def _random_model(
+    config: LLaDAConfig | DreamConfig, dtype: torch.dtype, device: str, seed: int
+) -> LLaDAModelLM | DreamModel:
+    network = build_model(config).to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
+    norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if name.endswith("norm.weight") or name.endswith("ln_f.weight"):
+        for parameter in network.parameters():
+            if id(parameter) in norms:
                 parameter.fill_(1.0)
             else:
                 parameter.normal_(0.0, 0.02, generator=generator)

@@ -6,11 +6,12 @@ counted; norms, rotations, biases and activations are below one percent and are 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 from engines.errors import UserError
 from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
-from engines.models.config import LLaDAConfig
+from engines.models.dream_config import DREAM_7B as _DREAM_7B_CONFIG
+from engines.models.protocol import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ class ModelShape:
             )
 
     @staticmethod
-    def from_llada(config: LLaDAConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
+    def from_config(config: ModelConfig, *, name: str, dtype_bytes: int = 2) -> ModelShape:
         return ModelShape(
             name=name,
             d_model=config.d_model,
@@ -60,8 +61,11 @@ class ModelShape:
             mlp_hidden=config.mlp_hidden_size,
             vocab_rows=config.vocab_size,
             tied=config.weight_tying,
+            qkv_bias=config.qkv_bias,
             dtype_bytes=dtype_bytes,
         )
+
+    from_llada = from_config
 
     # ---- weights -------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class ModelShape:
         return self.vocab_rows * (self.dtype_bytes if dtype_bytes is None else dtype_bytes)
 
 
-LLADA_8B = ModelShape.from_llada(_LLADA_8B_CONFIG, name="LLaDA-8B")
+LLADA_8B = ModelShape.from_config(_LLADA_8B_CONFIG, name="LLaDA-8B")
 
 # Dimensions below are those of the published config.json files; the tests hold each against the
 # checkpoint's published parameter count.
@@ -179,8 +183,7 @@ QWEN2_5_7B = ModelShape(
     name="Qwen2.5-7B", d_model=3584, n_layers=28, n_heads=28, n_kv_heads=4, head_dim=128,
     mlp_hidden=18944, vocab_rows=152064, qkv_bias=True,
 )  # fmt: skip
-DREAM_7B = replace(QWEN2_5_7B, name="Dream-7B")
-"""A Qwen2.5-7B body trained as a masked diffuser."""
+DREAM_7B = ModelShape.from_config(_DREAM_7B_CONFIG, name="Dream-7B")
 QWEN2_5_14B = ModelShape(
     name="Qwen2.5-14B", d_model=5120, n_layers=48, n_heads=40, n_kv_heads=8, head_dim=128,
     mlp_hidden=13824, vocab_rows=152064, qkv_bias=True,

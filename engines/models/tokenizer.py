@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from engines.errors import UserError
+from engines.models.byte_bpe import byte_level_bpe
+from engines.models.checkpoint import read_json
+
+# Python tokenizers whose rules ``byte_level_bpe`` implements; published without a tokenizer.json.
+_QWEN2_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,29 +35,61 @@ class TextTokenizer:
         return [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text up to the first end-of-text token; special tokens are left out."""
+        """Text up to the first end-of-text token; special tokens, masks and ids without a token are left out."""
         ids = list(ids)
         if self.eos_token_id in ids:
             ids = ids[: ids.index(self.eos_token_id)]
-        return self.backend.decode(ids, skip_special_tokens=True)
+        # LLaDA's mask is not registered as a mask token, and need not be a special one.
+        return self.backend.decode([i for i in ids if i != self.mask_token_id], skip_special_tokens=True)
 
 
 def load_tokenizer(directory: Path) -> TextTokenizer:
-    """Read ``tokenizer.json`` and the special tokens named by ``tokenizer_config.json``."""
-    path, config_path = directory / "tokenizer.json", directory / "tokenizer_config.json"
-    for needed in (path, config_path):
-        if not needed.is_file():
-            raise UserError(
-                f"tokenizer directory {directory} lacks {needed.name}: give a checkpoint folder that has it"
-            )
-    backend = Tokenizer.from_file(str(path))
-    config = json.loads(config_path.read_text())
+    """Read a checkpoint folder's tokenizer and its special tokens.
+
+    The tokenizer is ``tokenizer.json``, or ``vocab.json`` and ``merges.txt`` under the rules of a class
+    known here (Dream). Special tokens are those named by ``tokenizer_config.json``; a mask it does not
+    name (LLaDA) is the ``mask_token_id`` of ``config.json``.
+    """
+    config_path = directory / "tokenizer_config.json"
+    if not config_path.is_file():
+        raise UserError(
+            f"tokenizer directory {directory} lacks tokenizer_config.json: give a checkpoint folder that has it"
+        )
+    config = read_json(config_path)
+    backend = _backend(directory, config)
     ids = {}
     for role in ("mask_token", "eos_token"):
-        token = config.get(role)
-        content = token.get("content") if isinstance(token, dict) else token
+        content = token_content(config.get(role))
         found = None if content is None else backend.token_to_id(content)
+        if content is None and role == "mask_token":
+            found = _mask_of_model(directory, backend)
         if found is None:
-            raise UserError(f"{config_path} names {role}={content!r}, which tokenizer.json does not hold: fix the name")
+            raise UserError(f"{config_path} names {role}={content!r}, which the tokenizer does not hold: fix the name")
         ids[role] = found
     return TextTokenizer(backend=backend, mask_token_id=ids["mask_token"], eos_token_id=ids["eos_token"])
+
+
+def token_content(token: Any) -> str | None:
+    """The text of a special token as ``tokenizer_config.json`` stores it: a string, or an object with ``content``."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
+
+
+def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    if path.is_file():
+        return Tokenizer.from_file(str(path))
+    vocab, merges = directory / "vocab.json", directory / "merges.txt"
+    kind = config.get("tokenizer_class")
+    if not (vocab.is_file() and merges.is_file()) or kind not in _QWEN2_CLASSES:
+        raise UserError(
+            f"tokenizer directory {directory} lacks tokenizer.json (and is no {' or '.join(_QWEN2_CLASSES)} with vocab.json "
+            f"and merges.txt; tokenizer_class={kind!r}): give a checkpoint folder that has it"
+        )
+    return byte_level_bpe(vocab, merges, config.get("added_tokens_decoder") or {})
+
+
+def _mask_of_model(directory: Path, backend: Tokenizer) -> int | None:
+    path = directory / "config.json"
+    mask = read_json(path).get("mask_token_id") if path.is_file() else None
+    return mask if type(mask) is int and backend.id_to_token(mask) is not None else None

@@ -49,6 +49,14 @@ def bench(
     selection: opt.Selection = None,
     refresh_delay: opt.RefreshDelay = None,
     compat: opt.Compat = None,
+    cache: opt.Cache = None,
+    factor: opt.Factor = None,
+    alg: opt.Alg = None,
+    prompt_interval: opt.PromptInterval = None,
+    gen_interval: opt.GenInterval = None,
+    transfer_ratio: opt.TransferRatio = None,
+    remasking: opt.Remasking = None,
+    cfg_scale: opt.CfgScale = None,
     tie_policy: opt.TiePolicy = None,
     seed: opt.Seed = 0,
     result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
@@ -73,6 +81,8 @@ def bench(
         weights=weights, dtype=dtype, device=device, gen_length=gen_length, block_length=block_length, steps=steps,
         temperature=temperature, threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel,
         selection=selection, refresh_delay=refresh_delay, compat=compat, tie_policy=tie_policy,
+        cache=cache, factor=factor, alg=alg, prompt_interval=prompt_interval, gen_interval=gen_interval,
+        transfer_ratio=transfer_ratio, remasking=remasking, cfg_scale=cfg_scale,
     )  # fmt: skip
     if input_len is not None:
         knobs["length_scale"] = 1.0

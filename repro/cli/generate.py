@@ -13,7 +13,9 @@ from repro.cli.output import print_json
 
 
 def generate(
-    system: Annotated[str, typer.Option(help="dllm-serve, sparse-dllm or llada (no cache).")] = "dllm-serve",
+    system: Annotated[
+        str, typer.Option(help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, or the plain llada or dream sampler.")
+    ] = "dllm-serve",
     model: Annotated[str, typer.Option(help="Checkpoint directory, hub id or 'tiny'.")] = "tiny",
     prompt: Annotated[str | None, typer.Option(help="Prompt text (needs the checkpoint's tokenizer).")] = None,
     prompt_ids: Annotated[Path | None, typer.Option(help="File of token ids, as a JSON list.")] = None,
@@ -27,6 +29,14 @@ def generate(
     selection: opt.Selection = None,
     refresh_delay: opt.RefreshDelay = None,
     compat: opt.Compat = None,
+    cache: opt.Cache = None,
+    factor: opt.Factor = None,
+    alg: opt.Alg = None,
+    prompt_interval: opt.PromptInterval = None,
+    gen_interval: opt.GenInterval = None,
+    transfer_ratio: opt.TransferRatio = None,
+    remasking: opt.Remasking = None,
+    cfg_scale: opt.CfgScale = None,
     tie_policy: opt.TiePolicy = None,
     seed: opt.Seed = 0,
     dtype: opt.Dtype = None,
@@ -36,7 +46,7 @@ def generate(
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step."""
     from engines.dllm.config import GenerationConfig
-    from repro.generation import GenerateOptions, read_prompt_ids
+    from repro.generation import GenerateOptions, plan_generation, read_prompt_ids
     from repro.generation import generate as run
 
     length = 64 if gen_length is None else gen_length
@@ -44,18 +54,23 @@ def generate(
         gen_length=length,
         steps=length if steps is None else steps,
         seed=seed,
-        **opt.given(block_length=block_length, temperature=temperature, threshold=threshold),
-    )
+        **opt.given(
+            block_length=block_length, temperature=temperature, threshold=threshold, factor=factor,
+            remasking=remasking, cfg_scale=cfg_scale,
+        ),
+    )  # fmt: skip
     settings = GenerateOptions(
         system=system,
         model=model,
         generation=generation,
         knobs=opt.given(
             retention_ratio=retention_ratio, pool_kernel=pool_kernel, selection=selection, refresh_delay=refresh_delay,
-            compat=compat, tie_policy=tie_policy, threshold=threshold,
+            compat=compat, threshold=threshold, cache=cache, factor=factor, alg=alg, prompt_interval=prompt_interval,
+            gen_interval=gen_interval, transfer_ratio=transfer_ratio, remasking=remasking, cfg_scale=cfg_scale,
         ),
-        **opt.given(dtype=dtype, device=device, weights=weights),
+        **opt.given(tie_policy=tie_policy, dtype=dtype, device=device, weights=weights),
     )  # fmt: skip
+    plan_generation(settings)
     if (prompt is None) == (prompt_ids is None):
         raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
     tokenizer = None

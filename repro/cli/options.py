@@ -25,6 +25,14 @@ PoolKernel = Annotated[int | None, typer.Option(help="Width of the max-pool over
 Selection = Annotated[str | None, typer.Option(help="head, uniform or dense.")]
 RefreshDelay = Annotated[int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")]  # fmt: skip
 Compat = Annotated[str | None, typer.Option(help="paper, or upstream for its first-token rule.")]
+Cache = Annotated[str | None, typer.Option(help="Fast-dLLM: none, prefix or dual.")]
+Factor = Annotated[float | None, typer.Option(help="Fast-dLLM's factor rule of parallel decoding.")]
+Alg = Annotated[str | None, typer.Option(help="Dream: origin, maskgit_plus, topk_margin, entropy or confidence_threshold.")]  # fmt: skip
+PromptInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between refreshes of the prompt.")]
+GenInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between refreshes of the response.")]
+TransferRatio = Annotated[float | None, typer.Option(help="dLLM-Cache: share of response rows updated between refreshes.")]  # fmt: skip
+Remasking = Annotated[str | None, typer.Option(help="LLaDA: low_confidence or random.")]
+CfgScale = Annotated[float | None, typer.Option(help="LLaDA: classifier-free guidance, 0 is none.")]
 TiePolicy = Annotated[str | None, typer.Option(help="stable, or parity (the library's order of ties).")]
 
 

@@ -1,0 +1,323 @@
+"""dLLM-Cache on a torch model: static batches, per-layer feature caches of the whole sequence.
+
+A batch is laid out [n, W] with prompts padded on the left to the longest, so that prompts and responses
+are plain slices of columns, whatever the prompt lengths; padding is computed and never attended to.
+Grouped-query attention works here; the published code reshapes keys to the query width and fails on it.
+
+Shapes: n members, W = prompt width + G columns, r recomputed columns, H / Hkv heads, D head width, d model width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baselines.dllm_cache.layers import Layer, layers_of
+from baselines.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
+from engines.attention import sdpa
+from engines.dllm.config import EngineConfig, require
+from engines.dllm.denoise import Reduced, Reduction, Sampling, choose_parity
+from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
+from engines.dllm.request import Request
+from engines.dllm.torch_executor import MIN_ROWS, BlockRows, Guidance, StepRows, TorchExecutor
+
+Columns = tuple[slice | Tensor, slice | Tensor]
+"""Index of some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
+
+EVERY = slice(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerCache:
+    """One layer's features of every column. ``k`` is stored rotated: a column's position never changes,
+    so rotating it again at every step, as published, gives the same bits."""
+
+    k: Tensor
+    v: Tensor
+    attention: Tensor
+    mlp: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    request_ids: tuple[int, ...]
+    padding: tuple[int, ...]
+    """Columns on the left of each member that are no tokens of its."""
+    slots: Tensor
+    positions: Tensor
+    cos: Tensor
+    sin: Tensor
+    members: Tensor
+    prompt_columns: Tensor
+    key_mask: Tensor | None
+    caches: tuple[LayerCache, ...]
+
+
+class FeatureCacheTorchExecutor(TorchExecutor):
+    """Each member gets the ids it would get alone, on CPU bit for bit.
+
+    There, members of unequal length attend one by one over their own columns; ``masked_attention``
+    (the default elsewhere) is one call for the batch with a mask over the padding, which rounds
+    differently. At a temperature above zero the noise is the engine's, a function of the request
+    alone; published code draws it in the logits' dtype from a global generator.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: EngineConfig,
+        cache: FeatureCacheConfig,
+        *,
+        batch_size: int,
+        masked_attention: bool | None = None,
+    ) -> None:
+        decode = config.decode
+        require(decode.first_step == "ranked",
+                f"first_step={decode.first_step!r} is not implemented for dLLM-Cache, which has no first step of a block: "
+                f"use 'ranked'")  # fmt: skip
+        require(model.config.shifts_logits or (decode.confidence, decode.confidence_dtype) == ("max_prob", "native"),
+                f"confidence={decode.confidence!r} in {decode.confidence_dtype!r} is not LLaDA's under dLLM-Cache: "
+                f"use 'max_prob' in 'native'")  # fmt: skip
+        super().__init__(model, config, 0, num_slots=batch_size)
+        self.parts = layers_of(model)
+        self.masked_attention = self.device.type != "cpu" if masked_attention is None else masked_attention
+        self._clock = BatchClock(cache)
+        self._batch: Batch | None = None
+
+    # ---- requests -------------------------------------------------------------------------
+
+    def validate(self, request: Request) -> None:
+        super().validate(request)
+        refuse_unsupported(request)
+
+    def release(self, request_id: int) -> tuple[int, ...]:
+        token_ids = super().release(request_id)
+        if not self._slots:
+            self._batch = None
+        return token_ids
+
+    def _form(self, plan: StepPlan, step: CacheStep) -> Batch:
+        shape, n, width = self.model.config, len(plan.items), step.total_width
+        padding = np.array([width - item.total_len for item in plan.items])
+        slots = np.array([[self._slots[item.request_id]] for item in plan.items])
+        positions = self._to_device(np.maximum(np.arange(width)[None, :] - padding[:, None], 0))
+        cos, sin = (table.unflatten(0, (n, width)) for table in self.parts.rotary(positions.flatten()))
+        key_mask = None
+        if padding.any() and self.masked_attention:
+            key_mask = self._to_device((np.arange(width)[None, :] >= padding[:, None])[:, None, None, :])
+
+        def features(*row: int) -> tuple[Tensor, ...]:
+            return torch.empty((shape.n_layers, n, width, *row), dtype=self.dtype, device=self.device).unbind()
+
+        kv = (shape.n_kv_heads, shape.head_dim)
+        parts = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
+        return Batch(
+            request_ids=tuple(item.request_id for item in plan.items),
+            padding=tuple(padding.tolist()),
+            slots=self._to_device(slots),
+            positions=positions,
+            cos=cos,
+            sin=sin,
+            members=torch.arange(n, device=self.device).unsqueeze(1),
+            prompt_columns=torch.arange(step.prompt_width, device=self.device).expand(n, -1),
+            key_mask=key_mask,
+            caches=tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in parts),
+        )
+
+    # ---- one step -------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        step = self._clock.tick(plan)
+        if plan.admitted:
+            self._batch = None  # the last batch's caches go before new ones are made
+            self._admit(plan.admitted)
+            self._batch = self._form(plan, step)
+        batch, items = self._batch, list(plan.items)
+        assert batch is not None
+        assert batch.request_ids == tuple(item.request_id for item in items)
+
+        started = perf_counter()
+        hidden = self._forward(batch, step)
+        self._synchronize()
+        forward_s = perf_counter() - started
+
+        committed, logit_rows, head_s = self._denoise(items, self._response_rows(items, step), hidden, None)
+        return StepOutcome(
+            committed=tuple(committed),
+            query_rows=len(items) * step.query_rows,
+            logit_rows=logit_rows,
+            forward_s=forward_s + head_s,
+            duration_s=None,
+        )
+
+    def _forward(self, batch: Batch, step: CacheStep) -> Tensor:
+        """Final-norm hidden states [n * G, d] of the rows that predict the responses."""
+        x = self.parts.embed(self.tokens[batch.slots, batch.positions])
+        for n, (layer, cache) in enumerate(zip(self.parts.layers, batch.caches, strict=True)):
+            columns: Columns
+            h: Tensor | None
+            if n == 0 or (step.prompt and step.response):
+                columns, h = self._refresh(layer, cache, batch, x, (EVERY, EVERY))
+            else:
+                columns, h = self._refresh_partly(layer, cache, batch, x, step)
+            if h is not None:
+                a = self._attention(layer, cache, batch, h, columns, has_prompt=n == 0 or step.prompt)
+                cache.attention[columns] = a
+            x = x + cache.attention
+            if h is not None:
+                cache.mlp[columns] = over_rows(layer.mlp, x[columns])
+            x = x + cache.mlp
+        shift = int(self.model.config.shifts_logits)
+        x = x[:, step.prompt_width - shift : step.total_width - shift]
+        return _at_least(self.parts.final_norm(x).flatten(0, 1), MIN_ROWS)
+
+    def _refresh(
+        self, layer: Layer, cache: LayerCache, batch: Batch, x: Tensor, columns: Columns
+    ) -> tuple[Columns, Tensor]:
+        """New keys and values of the columns; their normed inputs."""
+        h = layer.attention_norm(x[columns])
+        self._write_keys(layer, cache, batch, h, columns)
+        cache.v[columns] = self._heads(over_rows(layer.value, h))
+        return columns, h
+
+    def _refresh_partly(
+        self, layer: Layer, cache: LayerCache, batch: Batch, x: Tensor, step: CacheStep
+    ) -> tuple[Columns, Tensor | None]:
+        """Prompt or response as a whole, and the most changed rows of a response that is not refreshed."""
+        prompt, response = (EVERY, slice(step.prompt_width)), (EVERY, slice(step.prompt_width, None))
+        columns: Columns = response
+        h: Tensor | None = None
+        if step.prompt or step.response:
+            columns, h = self._refresh(layer, cache, batch, x, prompt if step.prompt else response)
+        if not step.compares:
+            return columns, h
+        candidates = layer.attention_norm(x[response])
+        value = over_rows(layer.value, candidates)
+        selected = self._least_similar(value, cache.v[response].flatten(2), step.num_selected)
+        cache.v[response] = self._heads(value)
+        if not step.num_selected:
+            return columns, h
+        chosen = candidates[batch.members, selected]
+        selected = selected + step.prompt_width
+        self._write_keys(layer, cache, batch, chosen, (batch.members, selected))
+        if h is None:
+            return (batch.members, selected), chosen
+        columns = (batch.members, torch.cat((batch.prompt_columns, selected), dim=1))
+        return columns, torch.cat((h, chosen), dim=1)
+
+    def _write_keys(self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns) -> None:
+        k = self._heads(over_rows(layer.key, h))
+        cache.k[columns] = self.parts.rotate(k, batch.cos[columns], batch.sin[columns])
+
+    def _least_similar(self, value: Tensor, previous: Tensor, count: int) -> Tensor:
+        """[n, count] response rows whose value [n, G, Hkv * D] turned furthest from that of the step before."""
+        similarity = F.cosine_similarity(value, previous, dim=-1, eps=1e-8)
+        if self.config.tie_policy == "parity":
+            return similarity.topk(count, dim=1, largest=False).indices
+        return similarity.sort(dim=1, stable=True).indices[:, :count]
+
+    def _attention(
+        self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns, *, has_prompt: bool
+    ) -> Tensor:
+        """Attention-block output [n, r, d] of the columns, over every column of their member."""
+        q = self.parts.rotate(self._heads(over_rows(layer.query, h)), batch.cos[columns], batch.sin[columns])
+        if self.masked_attention or not any(batch.padding):
+            out = sdpa(q, cache.k, cache.v, batch.key_mask)
+        else:
+            out = torch.zeros_like(q)
+            for i, first in enumerate(batch.padding):
+                # Padding is left of the prompt, so among the queries it is first or not there.
+                own, keys = slice(first if has_prompt else 0, None), slice(first, None)
+                out[i, own] = sdpa(q[i, None, own], cache.k[i, None, keys], cache.v[i, None, keys])[0]
+        return over_rows(layer.attention_output, out.flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self.model.config.head_dim)
+
+    # ---- decoding -------------------------------------------------------------------------
+
+    def _response_rows(self, items: list[PlanItem], step: CacheStep) -> StepRows:
+        """The hidden rows are the responses', end to end; a run starts where its position 0 would lie."""
+        shift, gen_length = int(self.model.config.shifts_logits), step.gen_length
+        starts = [i * gen_length - (item.total_len - gen_length - shift) for i, item in enumerate(items)]
+        none = torch.empty(0, dtype=torch.int64, device=self.device)
+        return StepRows(
+            slot=none,
+            position=none,
+            num_rows=len(items) * gen_length,
+            num_refresh_rows=len(items) * gen_length,
+            refresh_runs=[(start, start + item.total_len) for start, item in zip(starts, items, strict=True)],
+            reuse_q_runs=[],
+            reuse_k_runs=[],
+            reuse_pool_row=none,
+            build=None,
+        )
+
+    def _reduce(
+        self,
+        hidden: Tensor,
+        guidance: Guidance | None,
+        head_rows: Tensor,
+        reduction: Reduction,
+        sampling: Sampling | None,
+    ) -> Reduced:
+        """Logits of all response rows at once, as published."""
+        logits = self._project(hidden, guidance, slice(None))
+        if self.model.config.shifts_logits:
+            # Dream's own rule ranks probabilities.
+            return reduction(logits[head_rows], sampling)
+        token, confidence = reduce_exponentials(logits, reduction.suppress_id)
+        token, confidence = token[head_rows], confidence[head_rows]
+        if sampling is None:
+            return token, confidence
+        drawn, drawn_confidence = reduction(logits[head_rows], sampling)
+        hot = sampling.temperature > 0
+        drawn_confidence = drawn_confidence.to(confidence.dtype)
+        return (
+            torch.where(hot, drawn, token),
+            torch.where(hot | sampling.random_remasking, drawn_confidence, confidence),
+        )
+
+    def _logit_rows(self, rows: StepRows, wanted: int) -> int:
+        return rows.num_rows
+
+    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int]]:
+        if self.config.tie_policy != "parity" or self.config.decode.quota == "origin":
+            return super()._choose(items, conf, block)
+        # Published code ranks the response alone.
+        commit = [item.commit for item in items]
+        requests = [self._requests[item.request_id] for item in items]
+        offsets = [item.block_start - request.prompt_len for item, request in zip(items, requests, strict=True)]
+        return choose_parity(conf, commit, offsets, [r.generation.gen_length for r in requests]), commit
+
+
+def reduce_exponentials(logits: Tensor, suppress_id: int | None) -> Reduced:
+    """Greedy token and its probability, both in the logits' dtype.
+
+    The token is the argmax of exp(logits), as published: where exp overflows or distinct logits share
+    an exponential, the lowest id wins.
+    """
+    odds = logits.exp()
+    if suppress_id is not None:
+        odds[:, suppress_id] = -1
+    token = odds.argmax(dim=-1)
+    del odds
+    return token, torch.softmax(logits, dim=-1).gather(1, token.unsqueeze(1)).squeeze(1)
+
+
+def over_rows(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Applies a row-wise part to the packed rows of x [n, r, in]; [n, r, out]."""
+    rows = x.shape[0] * x.shape[1]
+    return part(_at_least(x.reshape(rows, -1), MIN_ROWS))[:rows].view(*x.shape[:2], -1)
+
+
+def _at_least(x: Tensor, rows: int) -> Tensor:
+    return x if x.shape[0] >= rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))

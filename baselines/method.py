@@ -1,0 +1,173 @@
+"""Every published sampler as a point in one space: a refresh rule, a selection and a decode rule.
+
+The phase machine, the schedulers and the executors are shared; methods differ in these alone
+(dLLM-Cache also in its executor, because what it caches are features of every layer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig, TiePolicy, require
+from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
+from engines.errors import UserError
+
+Family = Literal["llada", "dream"]
+DREAM_ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
+FAST_CACHES = ("none", "prefix", "dual")
+DENSE = SparsityConfig(selection="dense")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    rule: RefreshRule
+    sparsity: SparsityConfig = DENSE
+    decode: DecodeConfig = DecodeConfig()
+    exact_steps: bool = True
+    """Whether every step of a block runs even when nothing is left to commit, as published."""
+    suppress_mask_token: bool = False
+    tie_policy: TiePolicy = "parity"
+    """Default of comparisons: the library's own order of ties, as the published samplers get."""
+    counts_empty_forward: bool = False
+    """Published code spends one more forward on a block that its first forward completed; ours does
+    not, and reports the published count."""
+
+    def logit_bytes_per_value(self, dtype_bytes: int) -> int:
+        """Bytes alive per logit of a monolithic head: the logits and their softmax, in its own dtype."""
+        return dtype_bytes + (16 if self.decode.confidence_dtype == "float64" else dtype_bytes)
+
+
+_SPARSE = frozenset({"retention_ratio", "pool_kernel"})
+_SERVE = _SPARSE | {"selection", "refresh_delay", "threshold", "factor"}
+_CACHE = frozenset({"prompt_interval", "gen_interval", "transfer_ratio"})
+
+OPTIONS: Mapping[str, Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "llada": {"llada": frozenset({"remasking", "cfg_scale"})},
+        "dream": {"dream": frozenset({"alg"})},
+        "fast-dllm": {
+            "llada": frozenset({"cache", "threshold", "factor"}),
+            "dream": frozenset({"cache", "alg", "threshold"}),
+        },
+        "dllm-cache": {"llada": _CACHE, "dream": _CACHE | {"alg"}},
+        "sparse-dllm": {"llada": _SPARSE, "dream": _SPARSE | {"alg"}},
+        "dllm-serve": {"llada": _SERVE | {"compat"}, "dream": _SERVE},
+    }
+)
+"""System -> model family -> the options with an effect there; any other is refused."""
+
+
+def check_options(system: str, family: str, options: Mapping[str, Any]) -> None:
+    families = OPTIONS.get(system)
+    if families is None:
+        raise UserError(f"system={system!r} is unknown: use one of {', '.join(OPTIONS)}")
+    if family not in families:
+        raise UserError(f"system={system!r} has no method for a {family} model: use a {' or '.join(families)} checkpoint")
+    for name, value in options.items():
+        require(
+            name in families[family],
+            f"{name}={value!r} has no effect with system={system!r} on a {family} model: leave it out",
+        )
+
+
+def method(system: str, family: str, options: Mapping[str, Any]) -> Method:
+    """The method behind ``system`` on a model family; ``options`` holds only what was asked for."""
+    check_options(system, family, options)
+    if system == "llada":
+        return Method(rule=NoCache())
+    if system == "dream":
+        return Method(rule=NoCache(), decode=_dream_decode(options.get("alg", "origin")))
+    if system == "fast-dllm":
+        return _fast_dllm(family, options)
+    if system == "sparse-dllm":
+        return _sparse_dllm(family, options)
+    if system == "dllm-cache":
+        return Method(rule=NoCache(), decode=DecodeConfig() if family == "llada" else _dream_decode(options.get("alg", "origin")))
+    return _dllm_serve(family, options)
+
+
+def _fast_dllm(family: str, options: Mapping[str, Any]) -> Method:
+    cache = options.get("cache", "dual")
+    require(cache in FAST_CACHES, f"cache={cache!r} is unknown: use one of {', '.join(FAST_CACHES)}")
+    rule: RefreshRule = NoCache()
+    if cache != "none":
+        rule = DelayedCache(delay=0, window="suffix" if cache == "prefix" else "block")
+    if family == "llada":
+        decode = DecodeConfig(confidence_dtype="float64")
+        return Method(rule=rule, decode=decode, exact_steps=False, counts_empty_forward=cache != "none")
+    alg = options.get("alg", "confidence_threshold" if "threshold" in options else "entropy")
+    if cache == "none":
+        require("threshold" not in options, f"threshold={options.get('threshold')!r} has no effect with cache='none' on a dream model: use prefix or dual")
+        return Method(rule=rule, decode=_dream_decode(alg))
+    allowed = (*DREAM_ALGORITHMS[1:], "confidence_threshold")
+    require(alg in allowed, f"alg={alg!r} is unknown with cache={cache!r}: use one of {', '.join(allowed)}")
+    if alg == "confidence_threshold":
+        decode = DecodeConfig(first_step="first_position")
+    else:
+        require("threshold" not in options, f"threshold={options.get('threshold')!r} has no effect with alg={alg!r}: use alg confidence_threshold")
+        # Upstream's cached loop ranks by negative entropy whatever the algorithm is called.
+        decode = DecodeConfig(quota="timestep", confidence="neg_entropy", first_step="first_position")
+    return Method(rule=rule, decode=decode, exact_steps=False)
+
+
+def _sparse_dllm(family: str, options: Mapping[str, Any]) -> Method:
+    chosen = {name: options[name] for name in ("retention_ratio", "pool_kernel") if name in options}
+    sparsity = SparsityConfig(selection="uniform", min_kept=0, **chosen)
+    decode = DecodeConfig()
+    if family == "dream":
+        alg = options.get("alg", "entropy")
+        require(alg in DREAM_ALGORITHMS[1:], f"alg={alg!r} is unknown with sparse-dllm: use one of {', '.join(DREAM_ALGORITHMS[1:])}")
+        decode = DecodeConfig(quota="timestep", confidence=_confidence(alg), first_step="first_position")
+    return Method(rule=DelayedCache(delay=1), sparsity=sparsity, decode=decode)
+
+
+def _dllm_serve(family: str, options: Mapping[str, Any]) -> Method:
+    names = ("retention_ratio", "pool_kernel", "selection", "refresh_delay")
+    sparsity = SparsityConfig(**{name: options[name] for name in names if name in options})
+    return Method(
+        rule=DelayedCache(delay=sparsity.refresh_delay),
+        sparsity=sparsity,
+        decode=serve_decode(family, options.get("compat", "paper"), sparsity.refresh_delay),
+        exact_steps=False,
+        suppress_mask_token=True,
+        tie_policy="stable",
+    )
+
+
+def serve_decode(family: str, compat: str, refresh_delay: int) -> DecodeConfig:
+    """dLLM-Serve's ranking. Dream shifts its logits inside the rows a step computes, so a block's first
+    position is right only in a full forward and is always committed there; upstream does so on LLaDA
+    too (its first, uncached step), which ``compat`` upstream reproduces."""
+    require(compat in ("paper", "upstream"), f"compat={compat!r} is unknown: use one of paper, upstream")
+    always = family == "dream" or (compat == "upstream" and refresh_delay > 0)
+    return DecodeConfig(first_step="first_and_ranked" if always else "ranked")
+
+
+def _dream_decode(alg: str) -> DecodeConfig:
+    require(alg in DREAM_ALGORITHMS, f"alg={alg!r} is unknown: use one of {', '.join(DREAM_ALGORITHMS)}")
+    if alg == "origin":
+        return DecodeConfig(quota="origin")
+    return DecodeConfig(quota="timestep", confidence=_confidence(alg))
+
+
+def _confidence(alg: str) -> Any:
+    return {"entropy": "neg_entropy", "topk_margin": "margin"}.get(alg, "max_prob")
+
+
+def check_generation(system: str, family: str, generation: GenerationConfig) -> None:
+    """What the published samplers assert, in words: whole blocks and whole steps per block."""
+    if system == "dllm-serve" or system == "dream":
+        return
+    if system == "dllm-cache" and family == "dream":
+        return
+    length, block = generation.gen_length, generation.block_length
+    if system == "sparse-dllm" and family == "dream":
+        require(block == 32, f"block_length={block} must be 32 for sparse-dllm on a dream model: its published code fixes it")
+    if length % block:
+        raise UserError(f"gen_length={length} is not a multiple of block_length={block}, which system={system!r} needs: change one of them")
+    num_blocks = length // block
+    if generation.steps % num_blocks:
+        raise UserError(f"steps={generation.steps} is not a multiple of the {num_blocks} blocks, which system={system!r} needs: change steps or block_length")

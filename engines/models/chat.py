@@ -1,0 +1,159 @@
+"""Conversations to prompts, and answers cut where the model ended them.
+
+A rendered conversation holds its special tokens as text, the leading BOS included, so it is encoded
+without adding any: exactly one BOS. A raw prompt is encoded as it is and gets none. Content that
+spells a special token becomes that token, as upstream; a spelt mask is refused by the engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, NoReturn
+
+from engines.errors import UserError
+from engines.models.checkpoint import read_json
+from engines.models.protocol import ModelConfig
+from engines.models.tokenizer import TextTokenizer, token_content
+
+ROLES = ("system", "user", "assistant")
+_MESSAGE_FIELDS = {"role", "content"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    role: str
+    content: str
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise UserError(f"message role={self.role!r} is unknown: use one of {', '.join(ROLES)}")
+        if not isinstance(self.content, str):
+            raise UserError(f"message content of type {type(self.content).__name__} is not text: give a string")
+
+
+def parse_messages(raw: Sequence[Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Messages from parsed JSON; a field other than role and content is an error."""
+    messages = []
+    for entry in raw:
+        if not isinstance(entry, Mapping) or set(entry) != _MESSAGE_FIELDS:
+            has = sorted(entry) if isinstance(entry, Mapping) else type(entry).__name__
+            raise UserError(f"message has {has}: give an object with exactly role and content")
+        messages.append(Message(role=entry["role"], content=entry["content"]))
+    return tuple(messages)
+
+
+# ---- formats of checkpoints that ship no template ---------------------------------------------
+
+
+def _llada(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+    turns = [*((m.role, m.content.strip() + "<|eot_id|>") for m in messages), ("assistant", "")]
+    text = "".join(f"<|start_header_id|>{role}<|end_header_id|>\n\n{content}" for role, content in turns)
+    return special_tokens.get("bos_token", "<|startoftext|>") + text
+
+
+def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+    turns = "".join(f"<|im_start|>{m.role}\n{m.content}<|im_end|>\n" for m in messages)
+    return turns + "<|im_start|>assistant\n"
+
+
+_BUILT_IN: dict[str, Callable[[Sequence[Message], Mapping[str, str]], str]] = {"llada": _llada, "dream": _chatml}
+_TURN_END = {"llada": "<|eot_id|>", "dream": "<|im_end|>"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatTemplate:
+    family: str
+    source: str | None
+    """The checkpoint's Jinja template; None selects the family's built-in format."""
+    special_tokens: Mapping[str, str]
+    """'bos_token' and the like -> text; a template may name them."""
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt, up to and including the header of the assistant's answer."""
+        if not messages:
+            raise UserError("messages is empty: give at least one message")
+        if self.source is None:
+            return _BUILT_IN[self.family](messages, self.special_tokens)
+        return _render_jinja(self.source, messages, self.special_tokens)
+
+    def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
+        return tokenizer.encode(self.render(messages))
+
+
+def load_chat_template(directory: Path, family: str) -> ChatTemplate:
+    """``chat_template.jinja``, else ``chat_template`` of ``tokenizer_config.json``, else the family's format."""
+    if family not in _BUILT_IN:
+        raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_BUILT_IN)}")
+    config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
+    config = read_json(config_path) if config_path.is_file() else {}
+    source = template_path.read_text(encoding="utf-8") if template_path.is_file() else config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
+        if "default" not in named:
+            raise UserError(f"{config_path} has chat templates {sorted(map(str, named))}: name one of them 'default'")
+        source = named["default"]
+    if source is not None and not isinstance(source, str):
+        raise UserError(f"{config_path} has a chat_template of type {type(source).__name__}: give Jinja text")
+    tokens = {role: token_content(token) for role, token in config.items() if role.endswith("_token")}
+    return ChatTemplate(
+        family=family,
+        source=source,
+        special_tokens={role: text for role, text in tokens.items() if text is not None},
+    )
+
+
+def _render_jinja(source: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+    """In the environment published templates are written for; templates are data, hence the sandbox."""
+    try:
+        from jinja2 import TemplateError
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    except ImportError as error:
+        raise UserError("the checkpoint's chat template needs jinja2, which is missing: pip install jinja2") from error
+
+    def refuse(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def as_json(value: Any, indent: int | None = None) -> str:
+        # Jinja's own filter escapes HTML, which would put "\u003c" for "<" into a prompt.
+        return json.dumps(value, ensure_ascii=False, indent=indent)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = as_json
+    environment.globals["raise_exception"] = refuse
+    turns = [{"role": m.role, "content": m.content} for m in messages]
+    try:
+        return environment.from_string(source).render(
+            **special_tokens, messages=turns, tools=None, documents=None, add_generation_prompt=True
+        )
+    except (TemplateError, TypeError) as error:
+        raise UserError(
+            f"the checkpoint's chat template failed ({error}): change the messages or fix the template"
+        ) from error
+
+
+# ---- answers -----------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    ids: tuple[int, ...]
+    finish_reason: Literal["stop", "length"]
+    """'stop': an end token was generated (it and all behind it are cut); 'length': none was."""
+
+
+def end_token_ids(config: ModelConfig, tokenizer: TextTokenizer) -> frozenset[int]:
+    """Ids that end an answer: the model's end of text, and the end of a turn if the tokenizer has one."""
+    turn_end = tokenizer.backend.token_to_id(_TURN_END[config.family])
+    return frozenset({config.eos_token_id} | ({turn_end} if turn_end is not None else set()))
+
+
+def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> Answer:
+    """``ids`` are the generated ones alone: a prompt's own end tokens do not count."""
+    for place, token in enumerate(ids):
+        if token in end_ids:
+            return Answer(tuple(ids[:place]), "stop")
+    return Answer(tuple(ids), "length")

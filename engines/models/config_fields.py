@@ -1,0 +1,61 @@
+"""Strict reading of a parsed ``config.json``: nothing assumed, nothing unsupported passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from engines.errors import UserError
+
+
+def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
+    missing = [name for name in names if raw.get(name) is None]
+    if missing:
+        raise UserError(f"config.json lacks {', '.join(missing)}: add the architecture's fields")
+
+
+def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, tuple[Any, ...]]) -> None:
+    """``implemented``: field -> the only values the modules here compute, the usual one first."""
+    for name, allowed in implemented.items():
+        if name in raw and raw[name] not in allowed:
+            raise UserError(f"config.json has {name}={raw[name]!r}; only {allowed[0]!r} is implemented")
+
+
+def positive_int(raw: Mapping[str, Any], name: str) -> int:
+    value = raw[name]
+    if type(value) is not int or value < 1:
+        raise UserError(f"config.json has {name}={value!r}: give a positive integer")
+    return value
+
+
+def positive_float(raw: Mapping[str, Any], name: str) -> float:
+    value = raw[name]
+    if type(value) not in (int, float) or not value > 0:
+        raise UserError(f"config.json has {name}={value!r}: give a positive number")
+    return float(value)
+
+
+def token_id(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:
+    value = raw[name]
+    if type(value) is not int or not 0 <= value < vocab_size:
+        raise UserError(f"config.json has {name}={value!r}: give one id below the {vocab_size} vocabulary rows")
+    return value
+
+
+def flag(raw: Mapping[str, Any], name: str) -> bool:
+    """False where the field is absent or null."""
+    value = raw.get(name)
+    if value not in (True, False, None):
+        raise UserError(f"config.json has {name}={value!r}: give true or false")
+    return bool(value)
+
+
+def check_heads(n_heads: int, n_kv_heads: int, d_model: int) -> None:
+    if d_model % n_heads or n_heads % n_kv_heads:
+        raise UserError(
+            f"config.json: n_heads={n_heads} must divide d_model={d_model} and be a multiple of n_kv_heads={n_kv_heads}"
+        )
+    if d_model // n_heads % 2:
+        raise UserError(
+            f"config.json: d_model={d_model} over n_heads={n_heads} is an odd head width, which rotary positions cannot halve"
+        )

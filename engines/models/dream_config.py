@@ -1,0 +1,135 @@
+"""Architecture of a Dream checkpoint, read strictly from its published config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from engines.errors import UserError
+from engines.models.config_fields import (
+    check_heads,
+    flag,
+    positive_float,
+    positive_int,
+    refuse_unsupported,
+    require_fields,
+    token_id,
+)
+
+# The upstream config class has defaults of a different model (4096 wide, 32 layers, theta 10000).
+_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+             "vocab_size", "max_position_embeddings", "rope_theta", "rms_norm_eps")  # fmt: skip
+
+_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "rope_scaling": (None,),
+    "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
+    "use_mrope": (False, None),
+    "attention_bias": (True, None),  # q, k and v have one, whatever an absent field suggests
+    "mlp_bias": (False, None),
+    "quantization_config": (None,),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DreamConfig:
+    """A Qwen2.5 body without a causal mask; attributes are named as in ``LLaDAConfig``."""
+
+    family: ClassVar[str] = "dream"
+    shifts_logits: ClassVar[bool] = True
+    """The head is the autoregressive one: row i predicts token i + 1."""
+    qkv_bias: ClassVar[bool] = True
+
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    mlp_hidden_size: int
+    vocab_size: int
+    max_sequence_length: int
+    rope_theta: float
+    rms_norm_eps: float
+    mask_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+    weight_tying: bool = False
+
+    @property
+    def head_dim(self) -> int:
+        return self.d_model // self.n_heads
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> DreamConfig:
+        """Build from parsed ``config.json`` and ``generation_config.json``.
+
+        Special tokens missing from the first (or null there) are looked up in the second. Unknown
+        keys are ignored, unsupported values refused.
+        """
+        if raw.get("model_type") != "Dream":
+            raise UserError(f"model_type {raw.get('model_type')!r} is not 'Dream': give a Dream checkpoint")
+        require_fields(raw, _REQUIRED)
+        refuse_unsupported(raw, _IMPLEMENTED)
+        layer_types = set(raw.get("layer_types") or ()) - {"full_attention"}
+        if layer_types:
+            raise UserError(f"config.json has layer_types={sorted(layer_types)}; only 'full_attention' is implemented")
+        d_model, n_heads = positive_int(raw, "hidden_size"), positive_int(raw, "num_attention_heads")
+        n_kv_heads = positive_int(raw, "num_key_value_heads")
+        check_heads(n_heads, n_kv_heads, d_model)
+        if raw.get("head_dim") not in (None, d_model // n_heads):
+            raise UserError(
+                f"config.json has head_dim={raw['head_dim']!r}; only hidden_size / num_attention_heads = {d_model // n_heads} is implemented"
+            )
+        special = {
+            name: (generation or {}).get(name) if raw.get(name) is None else raw[name]
+            for name in ("mask_token_id", "eos_token_id", "pad_token_id")
+        }
+        if special["pad_token_id"] is None:
+            special["pad_token_id"] = special["eos_token_id"]
+        missing = [name for name, value in special.items() if value is None]
+        if missing:
+            raise UserError(
+                f"config.json and generation_config.json lack {', '.join(missing)}: add them to config.json"
+            )
+        vocab_size = positive_int(raw, "vocab_size")
+        return DreamConfig(
+            d_model=d_model,
+            n_layers=positive_int(raw, "num_hidden_layers"),
+            n_heads=n_heads,
+            n_kv_heads=n_kv_heads,
+            mlp_hidden_size=positive_int(raw, "intermediate_size"),
+            vocab_size=vocab_size,
+            max_sequence_length=positive_int(raw, "max_position_embeddings"),
+            rope_theta=positive_float(raw, "rope_theta"),
+            rms_norm_eps=positive_float(raw, "rms_norm_eps"),
+            mask_token_id=token_id(special, "mask_token_id", vocab_size),
+            eos_token_id=token_id(special, "eos_token_id", vocab_size),
+            pad_token_id=token_id(special, "pad_token_id", vocab_size),
+            weight_tying=flag(raw, "tie_word_embeddings"),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The published layout of ``config.json``."""
+        return {
+            "architectures": ["DreamModel"], "model_type": "Dream",
+            "hidden_size": self.d_model, "intermediate_size": self.mlp_hidden_size,
+            "num_hidden_layers": self.n_layers, "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads, "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_sequence_length, "max_window_layers": self.n_layers,
+            "rope_theta": self.rope_theta, "rope_scaling": None, "rms_norm_eps": self.rms_norm_eps,
+            "hidden_act": "silu", "sliding_window": None, "use_sliding_window": False,
+            "attention_dropout": 0.0, "tie_word_embeddings": self.weight_tying,
+            "mask_token_id": self.mask_token_id, "eos_token_id": self.eos_token_id,
+            "bos_token_id": self.eos_token_id, "pad_token_id": self.pad_token_id,
+        }  # fmt: skip
+
+
+DREAM_7B = DreamConfig(
+    d_model=3584, n_layers=28, n_heads=28, n_kv_heads=4, mlp_hidden_size=18944, vocab_size=152064,
+    max_sequence_length=131072, rope_theta=1000000.0, rms_norm_eps=1e-6,
+    mask_token_id=151666, eos_token_id=151643, pad_token_id=151643,
+)  # fmt: skip
+"""Dream-v0-7B, Base and Instruct (7,615,616,512 parameters).
+
+A checkpoint's own config.json is what is served; this one only sizes random weights and estimates.
+"""

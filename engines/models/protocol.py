@@ -1,0 +1,80 @@
+"""What engines and estimates may ask of a diffusion language model, whatever its architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ModelConfig(Protocol):
+    """Frozen; implemented by ``LLaDAConfig`` and ``DreamConfig``."""
+
+    family: ClassVar[str]
+    """'llada' or 'dream': names the chat format and the decoding conventions."""
+    shifts_logits: ClassVar[bool]
+    """Row i of ``DiffusionModel.logits`` predicts the token at i + 1, not at i. The decoder shifts."""
+    qkv_bias: ClassVar[bool]
+
+    @property
+    def d_model(self) -> int: ...
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_heads(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def mlp_hidden_size(self) -> int: ...
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding and of the head, padding rows included."""
+        ...
+
+    @property
+    def max_sequence_length(self) -> int: ...
+    @property
+    def rope_theta(self) -> float: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def mask_token_id(self) -> int: ...
+    @property
+    def eos_token_id(self) -> int: ...
+    @property
+    def pad_token_id(self) -> int: ...
+    @property
+    def weight_tying(self) -> bool: ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The published layout of ``config.json``."""
+        ...
+
+
+class Attend(Protocol):
+    """Attention of one layer: rotated q [N, H, D] against whatever keys the cache policy exposes."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Rotated ``k`` and ``v`` are [N, Hkv, D]; returns [N, H, D]."""
+        ...
+
+
+class DiffusionModel(Protocol):
+    """N packed rows (all requests of a step, no padding); rows meet only inside ``attend``."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, V] raw logits of hidden states [M, d]; see ``ModelConfig.shifts_logits``."""
+        ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...

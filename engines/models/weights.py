@@ -1,0 +1,130 @@
+"""Tensors of a safetensors checkpoint, checked by name and shape before any of them is read.
+
+One shard is open at a time and each tensor is copied to where it stays, so loading holds the model
+once, never twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from engines.errors import UserError
+from engines.models.checkpoint import read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    file: str
+    shape: tuple[int, ...]
+    stored_dtype: str
+    """As safetensors spells it: 'BF16', 'F32', 'I8', ..."""
+
+
+def weight_files(directory: Path) -> dict[str, set[str] | None]:
+    """File name -> tensor names its index promises, or None where there is no index.
+
+    As in transformers a single file goes before an index. Files neither names are not looked at.
+    """
+    if (directory / SINGLE_FILE).is_file():
+        return {SINGLE_FILE: None}
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        raise UserError(
+            f"model directory {directory} lacks weights {SINGLE_FILE} and {INDEX_FILE}: restore them, or use --weights random"
+        )
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise UserError(f"{index} has no weight_map: restore the checkpoint's index")
+    files: dict[str, set[str] | None] = {}
+    for file in sorted({str(file) for file in placed.values()}):
+        if Path(file).name != file:
+            raise UserError(f"{index} names the shard {file!r} outside its directory: restore the checkpoint's index")
+        files[file] = {name for name, place in placed.items() if place == file}
+    missing = [file for file in files if not (directory / file).is_file()]
+    if missing:
+        raise UserError(
+            f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random"
+        )
+    return files
+
+
+def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
+    """Name -> place and shape of every stored tensor, from the files' headers alone."""
+    found: dict[str, StoredTensor] = {}
+    for file, promised in weight_files(directory).items():
+        try:
+            with safe_open(directory / file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 - not a mapping
+                    part = shard.get_slice(name)
+                    if name in found:
+                        raise UserError(
+                            f"tensor {name} is in both {found[name].file} and {file}: restore the checkpoint"
+                        )
+                    found[name] = StoredTensor(file=file, shape=tuple(part.get_shape()), stored_dtype=part.get_dtype())
+                held = set(shard.keys())
+        except SafetensorError as error:
+            raise UserError(f"{directory / file} is damaged ({error}): fetch it again") from error
+        if promised is not None and promised != held:
+            raise UserError(
+                f"{directory / file} and {INDEX_FILE} disagree on {min(promised ^ held)}: restore the checkpoint"
+            )
+    return found
+
+
+def _check(network: nn.Module, stored: dict[str, StoredTensor], repeated: dict[str, str], directory: Path) -> None:
+    """``repeated``: names that a checkpoint with tied weights may hold besides the module's own."""
+    expected = network.state_dict()
+    problems = {
+        "missing": sorted(expected.keys() - stored.keys()),
+        "unexpected": sorted(stored.keys() - expected.keys() - repeated.keys()),
+        "mis-shaped": sorted(
+            name
+            for name in stored.keys() & (expected.keys() | repeated.keys())
+            if stored[name].shape != tuple(expected[repeated.get(name, name)].shape)
+        ),
+        "not floating-point": sorted(name for name in stored if not stored[name].stored_dtype.startswith(("F", "BF"))),
+    }
+    said = [f"{len(names)} {kind} ({names[0]})" for kind, names in problems.items() if names]
+    if said:
+        raise UserError(
+            f"weights in {directory} do not fit config.json: {', '.join(said)}; restore the checkpoint or its config"
+        )
+
+
+def load_weights(
+    network: nn.Module,
+    directory: Path,
+    *,
+    repeated: dict[str, str],
+    dtype: torch.dtype,
+    device: str,
+) -> None:
+    """Fill ``network``, built on the meta device, with the tensors of ``directory``.
+
+    ``repeated`` maps a name the checkpoint may hold in vain to the tensor it must equal (tied weights).
+    """
+    stored = stored_tensors(directory)
+    _check(network, stored, repeated, directory)
+    in_vain: dict[str, Tensor] = {}
+    for file in sorted({tensor.file for tensor in stored.values()}):
+        fresh: dict[str, Tensor] = {}
+        with safe_open(directory / file, framework="pt") as shard:
+            for name in sorted(name for name, tensor in stored.items() if tensor.file == file):
+                # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
+                tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+                (in_vain if name in repeated else fresh)[name] = tensor
+        # Not strict: a shard is a part. All names and shapes have been checked.
+        network.load_state_dict(fresh, strict=False, assign=True)
+    for name, tensor in in_vain.items():
+        if not torch.equal(tensor, network.get_parameter(repeated[name])):
+            raise UserError(
+                f"weights in {directory} hold {name} different from {repeated[name]}, but config.json ties them: correct one of the two"
+            )

@@ -1,0 +1,606 @@
+"""dLLM-Cache against a plain reading of its rules, ids recorded from published code, and closed forms of its cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_samplers import (
+    Dims,
+    Sampled,
+    Ties,
+    Weights,
+    _even,
+    _largest,
+    _masked,
+    _norm,
+    _remainder_first,
+    _rotate,
+    _split,
+    llada,
+)
+from tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, network, prompt_of
+from torch import Tensor
+
+from baselines.dllm_cache.memory import feature_cache_footprint, memory_bytes_per_token
+from baselines.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor, reduce_exponentials
+from baselines.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
+from baselines.static_batch import PaddedTorchExecutor
+from baselines.static_scheduler import StaticBatchScheduler
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.kv_pool import KvPool
+from engines.dllm.phase import NoCache
+from engines.dllm.plan import Executor
+from engines.dllm.request import Request, StepRecord
+from engines.errors import UserError
+from engines.hardware import L40S, RTX4090
+from engines.models.dream import DreamModel
+from engines.models.dream_config import DreamConfig
+from engines.models.loader import load_model
+from engines.models.protocol import DiffusionModel
+from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B, ModelShape
+from engines.roofline import Calibration, Roofline, StepWork
+
+DEMO = FeatureCacheConfig()
+NO_REUSE = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=0.0)
+FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
+
+
+# ---- the rules, written down for one request ----------------------------------------------------
+
+
+def dllm_cache(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, prompt_interval: int, gen_interval: int, transfer_ratio: float,
+    ties: Ties = "topk",
+) -> tuple[Sampled, list[float]]:  # fmt: skip
+    """Row by row as described; keys are cached before rotation. Also returns the gaps of every decision:
+    of confidences and similarities around the cut, and of the two best logits."""
+    num_blocks, per_block = _even(gen_length, block_length, steps)
+    p, x = len(prompt), _masked(prompt, gen_length, dims)
+    caches: list[dict[str, Tensor]] = [{} for _ in range(dims.layers)]
+    gaps: list[float] = []
+    t = 0
+    for b in range(num_blocks):
+        s, e = b * block_length, (b + 1) * block_length
+        quota = _remainder_first(int((x[p + s : p + e] == dims.mask_id).sum()), per_block)
+        for i in range(per_block):
+            t += 1
+            prompt_due, response_due = (t - 1) % prompt_interval == 0, (t - 1) % gen_interval == 0
+            h = _features(weights, dims, x, p, caches, prompt_due, response_due, transfer_ratio, ties, gaps)
+            logits = (h @ weights["model.transformer.ff_out.weight"].T)[p:]
+            token = torch.exp(logits).argmax(dim=1)
+            confidence = torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0]
+            for row in range(gen_length):
+                if not s <= row < e or int(x[p + row]) != dims.mask_id:
+                    confidence[row] = -math.inf
+            _note_gap(-confidence, quota[i], 1e-5, gaps)
+            for row in _largest(confidence, quota[i], ties):
+                best, second = logits[row].topk(2).values.tolist()
+                gaps.append((best - second) / 1e-3)
+                x[p + row] = token[row]
+    return Sampled(token_ids=tuple(x[p:].tolist()), forwards=num_blocks * per_block), gaps
+
+
+def _features(
+    weights: Weights, dims: Dims, x: Tensor, p: int, caches: list[dict[str, Tensor]], prompt_due: bool, response_due: bool,
+    ratio: float, ties: Ties, gaps: list[float],
+) -> Tensor:  # fmt: skip
+    total = len(x)
+    h = weights["model.transformer.wte.weight"][x]
+    for n, cache in enumerate(caches):
+        name = f"model.transformer.blocks.{n}"
+        hn = _norm(h, weights[f"{name}.attn_norm.weight"], dims.eps)
+        if not cache:
+            kv = len(weights[f"{name}.v_proj.weight"])
+            for key, width in (("k", kv), ("v", kv), ("a", h.shape[1]), ("f", h.shape[1])):
+                cache[key] = torch.full((total, width), math.nan)
+
+        def project(rows: list[int], what: str, hn: Tensor = hn, name: str = name) -> Tensor:
+            return hn[rows] @ weights[f"{name}.{what}_proj.weight"].T
+
+        rows: list[int] = []
+        if n == 0 or prompt_due:
+            rows += range(p)
+        if n == 0 or response_due:
+            rows += range(p, total)
+        cache["k"][rows], cache["v"][rows] = project(rows, "k"), project(rows, "v")
+        if n > 0 and not response_due and ratio > 0:
+            new, old = project([*range(p, total)], "v").double(), cache["v"][p:].double()
+            turned = (new * old).sum(dim=1) / (new.norm(dim=1).clamp(min=1e-8) * old.norm(dim=1).clamp(min=1e-8))
+            count = int((total - p) * ratio)
+            _note_gap(turned, count, 2e-6, gaps)
+            selected = [p + j for j in _largest(-turned, count, ties)]
+            cache["v"][p:] = new.float()
+            cache["k"][selected] = project(selected, "k")
+            rows += selected
+        if rows:
+            q = _rotate(_split(project(rows, "q"), dims.heads), torch.tensor(rows), dims.theta)
+            k = _rotate(_split(cache["k"], dims.kv_heads), torch.arange(total), dims.theta)
+            v = _split(cache["v"], dims.kv_heads)
+            heads = []
+            for head in range(dims.heads):
+                shared = head // (dims.heads // dims.kv_heads)
+                heads.append(torch.softmax(q[head] @ k[shared].T / math.sqrt(q.shape[-1]), dim=1) @ v[shared])
+            cache["a"][rows] = torch.cat(heads, dim=1) @ weights[f"{name}.attn_out.weight"].T
+        h = h + cache["a"]
+        if rows:
+            hm = _norm(h[rows], weights[f"{name}.ff_norm.weight"], dims.eps)
+            gate, up = hm @ weights[f"{name}.ff_proj.weight"].T, hm @ weights[f"{name}.up_proj.weight"].T
+            cache["f"][rows] = (gate * torch.sigmoid(gate) * up) @ weights[f"{name}.ff_out.weight"].T
+        h = h + cache["f"]
+    return _norm(h, weights["model.transformer.ln_f.weight"], dims.eps)
+
+
+def _note_gap(values: Tensor, count: int, scale: float, gaps: list[float]) -> None:
+    """How far apart the last taken and the first left of the ``count`` smallest are, in units of ``scale``."""
+    finite = sorted(v for v in values.tolist() if v < math.inf)
+    if 0 < count < len(finite):
+        gaps.append((finite[count] - finite[count - 1]) / scale)
+
+
+def dims_of(model: TinyModel) -> Dims:
+    return Dims(heads=model.heads, kv_heads=model.kv_heads, layers=model.layers, mask_id=model.mask_id)
+
+
+@lru_cache
+def weights_of(model: TinyModel) -> dict[str, Tensor]:
+    return model.weights()
+
+
+# ---- running the executors ----------------------------------------------------------------------
+
+
+def engine_config(batch_size: int, **changes: object) -> EngineConfig:
+    base = EngineConfig(
+        max_num_batched_tokens=batch_size * 4096, max_num_seqs=batch_size, max_model_len=4096, tie_policy="parity",
+        suppress_mask_token=False,
+    )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def run(
+    executor: Executor,
+    config: EngineConfig,
+    prompts: list[tuple[int, ...]],
+    generation: GenerationConfig,
+    *,
+    batch_size: int,
+) -> tuple[list[tuple[int, ...] | None], list[StepRecord]]:
+    engine = Engine(StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=batch_size), executor)
+    for i, prompt in enumerate(prompts):
+        engine.submit(Request(request_id=i, prompt_len=len(prompt), prompt_ids=prompt, generation=generation))
+    records = engine.run()
+    return [engine.take_output(i) for i in range(len(prompts))], records
+
+
+def sample(
+    model: DiffusionModel, prompts: list[tuple[int, ...]], generation: GenerationConfig, cache: FeatureCacheConfig, *,
+    batch_size: int | None = None, masked_attention: bool | None = None, **changes: object,
+) -> list[tuple[int, ...] | None]:  # fmt: skip
+    size = len(prompts) if batch_size is None else batch_size
+    config = engine_config(size, **changes)
+    executor = FeatureCacheTorchExecutor(model, config, cache, batch_size=size, masked_attention=masked_attention)
+    return run(executor, config, prompts, generation, batch_size=size)[0]
+
+
+# ---- schedule -----------------------------------------------------------------------------------
+
+
+def test_refreshes_are_counted_from_the_first_forward():
+    assert [t for t in range(1, 257) if DEMO.refresh_prompt(t)] == [1, 101, 201]
+    assert [t for t in range(1, 30) if DEMO.refresh_gen(t)] == [1, 8, 15, 22, 29]
+    assert [DEMO.num_selected(g) for g in (256, 7, 3)] == [64, 1, 0]
+    assert all(NO_REUSE.refresh_prompt(t) and NO_REUSE.refresh_gen(t) for t in range(1, 9))
+
+
+def test_a_step_says_which_rows():
+    first, plain, prompt_only = DEMO.step(1, 10, 32), DEMO.step(2, 10, 32), DEMO.step(101, 10, 32)
+    assert (first.fresh_rows, first.query_rows, first.compares) == (42, 42, False)
+    assert (plain.fresh_rows, plain.query_rows, plain.compares) == (0, 8, True)
+    # The response keeps its selective path while the prompt is refreshed.
+    assert (prompt_only.fresh_rows, prompt_only.query_rows, prompt_only.compares) == (10, 18, True)
+    # Values are compared and replaced even when the share rounds down to no row at all.
+    few = replace(DEMO, transfer_ratio=0.01).step(2, 10, 32)
+    assert (few.query_rows, few.compares) == (0, True)
+    assert not replace(DEMO, transfer_ratio=0.0).step(2, 10, 32).compares
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_interval": 0}, "prompt_interval=0 must be at least 1"),
+        ({"gen_interval": -7}, "gen_interval=-7 must be at least 1"),
+        ({"transfer_ratio": 1.1}, r"transfer_ratio=1.1 must be in \[0, 1\]"),
+        ({"transfer_ratio": -0.1}, "transfer_ratio=-0.1"),
+        ({"transfer_ratio": float("nan")}, "transfer_ratio=nan"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        FeatureCacheConfig(**change)
+
+
+def test_requests_it_cannot_run_are_refused():
+    config = engine_config(1)
+    torch_executor = FeatureCacheTorchExecutor(network(MHA), config, DEMO, batch_size=1)
+    simulated = FeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), config, DEMO)
+    for change, message in (
+        ({"cfg_scale": 1.5}, "cfg_scale=1.5"),
+        ({"threshold": 0.9}, "threshold=0.9"),
+        ({"factor": 1.0}, "factor=1.0"),
+    ):
+        generation = replace(GenerationConfig(gen_length=8, block_length=8, steps=8), **change)
+        request = Request(request_id=0, prompt_len=1, prompt_ids=(1,), generation=generation)
+        for executor in (torch_executor, simulated):
+            with pytest.raises(UserError, match=message):
+                executor.validate(request)
+    for change, message in (
+        ({"first_step": "first_and_ranked"}, "first_step='first_and_ranked'"),
+        ({"confidence_dtype": "float64"}, "confidence='max_prob' in 'float64'"),
+        ({"confidence": "margin"}, "confidence='margin'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            FeatureCacheTorchExecutor(network(MHA), engine_config(1, decode=DecodeConfig(**change)), DEMO, batch_size=1)
+
+
+# ---- tokens -------------------------------------------------------------------------------------
+
+SHAPES = [(5, 16, 8, 16), (1, 12, 4, 6), (19, 24, 24, 24), (7, 16, 4, 24), (11, 18, 6, 15)]
+SETTINGS = [
+    (100, 7, 0.25),
+    (3, 2, 0.5),
+    (5, 100, 0.3),
+    (4, 6, 0.0),
+    (100, 100, 0.0),
+    (100, 5, 1.0),
+    (2, 5, 0.02),
+    (1, 3, 0.25),
+    (3, 1, 0.25),
+]
+
+
+@pytest.mark.parametrize(("model", "stride"), [(MHA, 1), (GQA, 2), (MQA, 4), (ONE_LAYER, 4)])
+def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
+    """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
+    cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
+    undecided, shapes, outputs = 0, set(), set()
+    for i, ((n, (p, g, b, steps)), (kp, kg, rho)) in enumerate(cases):
+        prompt = prompt_of(model, 40 + n, p)
+        expected, gaps = dllm_cache(
+            weights_of(model), dims_of(model), prompt, gen_length=g, block_length=b, steps=steps,
+            prompt_interval=kp, gen_interval=kg, transfer_ratio=rho,
+        )  # fmt: skip
+        if min(gaps) < 1:
+            undecided += 1
+            continue
+        cache = FeatureCacheConfig(prompt_interval=kp, gen_interval=kg, transfer_ratio=rho)
+        generation = GenerationConfig(gen_length=g, block_length=b, steps=steps)
+        policy = ("parity", "stable")[i % 2]
+        found = sample(network(model), [prompt], generation, cache, tie_policy=policy)
+        assert found == [expected.token_ids], f"{model.name} {(p, g, b, steps, kp, kg, rho)} {policy}"
+        shapes.add(n)
+        outputs.add((n, expected.token_ids))
+    assert undecided <= len(cases) // 3
+    # The settings matter, except where there is only the layer that is never cached.
+    assert len(outputs) == len(shapes) if model is ONE_LAYER else len(outputs) >= 1.5 * len(shapes)
+
+
+@pytest.mark.parametrize("model", [MHA, GQA, LOUD], ids=lambda model: model.name)
+@pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
+def test_refreshing_every_step_is_the_plain_sampler(model: TinyModel, rho: float):
+    cache = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=rho)
+    for n, (p, g, b, steps) in enumerate(SHAPES[:2] + SHAPES[4:]):
+        generation = GenerationConfig(gen_length=g, block_length=b, steps=steps)
+        prompt = prompt_of(model, 60 + n, p)
+        config = engine_config(1)
+        plain, _ = run(
+            PaddedTorchExecutor(network(model), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
+        )
+        assert sample(network(model), [prompt], generation, cache) == plain
+        expected = llada(weights_of(model), dims_of(model), prompt, gen_length=g, block_length=b, steps=steps)
+        assert plain == [expected.token_ids]
+
+
+@pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
+@pytest.mark.parametrize("policy", ["stable", "parity"])
+def test_members_of_a_batch_get_the_ids_they_get_alone(model: TinyModel, policy: str):
+    """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1, 90, 8))]
+    for cache in (replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)):
+        for temperature in (0.0, 0.7):
+            setting = replace(generation, temperature=temperature, seed=3)
+            alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
+            for size in (len(prompts), 3):
+                assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
+
+
+def test_one_masked_call_attends_as_one_call_per_member():
+    """Its rounding differs, so where nothing is selected the ids must still agree."""
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    for model in (MHA, GQA):
+        prompts = [prompt_of(model, 20 + n, p) for n, p in enumerate((3, 41, 17, 1))]
+        for cache in (NO_REUSE, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.0)):
+            apart = sample(network(model), prompts, generation, cache, masked_attention=False)
+            assert sample(network(model), prompts, generation, cache, masked_attention=True) == apart
+
+
+def test_features_of_padding_never_reach_a_token(monkeypatch):
+    """Whatever the padded columns hold; a not-a-number would spread to whatever touches it."""
+    prompts = [prompt_of(MHA, n, p) for n, p in enumerate((2, 30))]
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    cache = FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.25)
+    clean = sample(network(MHA), prompts, generation, cache)
+    refresh = FeatureCacheTorchExecutor._refresh
+
+    def poisoned(self, layer, cache, batch, x, columns):
+        for i, first in enumerate(batch.padding):
+            x[i, :first] = math.nan
+        return refresh(self, layer, cache, batch, x, columns)
+
+    monkeypatch.setattr(FeatureCacheTorchExecutor, "_refresh", poisoned)
+    assert sample(network(MHA), prompts, generation, cache) == clean
+
+
+def test_greedy_token_is_the_argmax_of_exponentials():
+    logits = torch.tensor([[1.0, 90.0, 95.0], [1.0, 2.0, 3.0], [-200.0, -199.0, -150.0]])
+    token, confidence = reduce_exponentials(logits.clone(), None)
+    # Overflow and underflow make ties, which the lowest id wins; its own probability is its confidence.
+    assert token.tolist() == [1, 2, 0]
+    assert torch.equal(confidence, torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0])
+    close = torch.tensor([[1.0, 5.0, 5.03125]], dtype=torch.bfloat16)
+    assert close[0, 2] > close[0, 1]
+    token, confidence = reduce_exponentials(close, None)
+    assert token.item() == (1 if close.exp()[0, 1] == close.exp()[0, 2] else 2)
+    assert confidence.dtype == torch.bfloat16
+    token, confidence = reduce_exponentials(logits.clone(), 2)
+    assert token.tolist() == [1, 1, 0]
+    assert torch.equal(confidence, torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0])
+
+
+def test_a_suppressed_mask_id_is_never_committed():
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(LOUD, n, 9) for n in range(6)]
+    free = sample(network(LOUD), prompts, generation, DEMO)
+    assert any(LOUD.mask_id in ids for ids in free)
+    kept_out = sample(network(LOUD), prompts, generation, DEMO, suppress_mask_token=True)
+    assert not any(LOUD.mask_id in ids for ids in kept_out)
+
+
+@lru_cache
+def dream() -> DreamModel:
+    config = DreamConfig(
+        d_model=32, n_layers=3, n_heads=4, n_kv_heads=2, mlp_hidden_size=48, vocab_size=96, max_sequence_length=128,
+        rope_theta=1e6, rms_norm_eps=1e-6, mask_token_id=94, eos_token_id=95, pad_token_id=95,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(5)
+    model = DreamModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 2 / math.sqrt(parameter.shape[-1]), generator=generator)
+    return model.requires_grad_(False).eval()
+
+
+def test_dream_is_taken_apart_rightly():
+    """Biases, rotation, names and the shift: without reuse it is the plain sampler on the same model."""
+    config, generation = engine_config(1), GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(MHA, n, p) for n, p in enumerate((4, 11, 1))]
+    for prompt in prompts:
+        plain, _ = run(
+            PaddedTorchExecutor(dream(), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
+        )
+        assert sample(dream(), [prompt], generation, NO_REUSE) == plain
+    for decode in (
+        DecodeConfig(),
+        DecodeConfig(quota="timestep", confidence="neg_entropy"),
+        DecodeConfig(quota="origin"),
+    ):
+        alone = [sample(dream(), [prompt], generation, DEMO, decode=decode)[0] for prompt in prompts]
+        size = 1 if decode.quota == "origin" else len(prompts)  # chance keeps no batch in step
+        assert sample(dream(), prompts, generation, DEMO, decode=decode, batch_size=size) == alone
+    alone = [sample(dream(), [prompt], generation, DEMO)[0] for prompt in prompts]
+    assert alone != [sample(dream(), [prompt], generation, NO_REUSE)[0] for prompt in prompts]
+
+
+def test_ids_recorded_from_published_code(record_property):
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        pytest.skip(f"{FOLDER_VARIABLE} is not set: no ids recorded from published code to compare with")
+    content = json.loads((Path(folder) / "cases.json").read_text())
+    cases = [case for case in content["cases"] if case["method"] == "dllm_cache"]
+    if not cases:
+        pytest.skip(f"{folder}/cases.json has no dllm_cache cases")
+    wrong: dict[str, list[str]] = {"parity": [], "stable": []}
+    for case in cases:
+        params = case["params"]
+        model = load_model(str(Path(folder) / content["checkpoints"][case["checkpoint"]]["path"]))
+        generation = GenerationConfig(**{name: params[name] for name in ("gen_length", "block_length", "steps")})
+        cache = FeatureCacheConfig(
+            **{name: params[name] for name in ("prompt_interval", "gen_interval", "transfer_ratio")}
+        )
+        for policy, misses in wrong.items():
+            found = sample(model, [tuple(case["prompt_ids"])], generation, cache, tie_policy=policy)
+            if found != [tuple(case["expected_ids"])]:
+                misses.append(case["id"])
+    for policy, misses in wrong.items():
+        record_property(policy, f"{len(cases) - len(misses)} of {len(cases)} equal")
+        print(f"dllm_cache, {policy}: {len(cases) - len(misses)} of {len(cases)} equal")
+    assert not wrong["parity"]
+
+
+# ---- cost ---------------------------------------------------------------------------------------
+
+
+def total_flops(
+    shape: ModelShape, cache: FeatureCacheConfig, prompt: int, gen: int, steps: int, members: int = 1
+) -> int:
+    roofline = Roofline(shape, L40S)
+    return sum(
+        roofline.step_time(step_work(cache.step(t, prompt, gen), members, shape)).flops for t in range(1, steps + 1)
+    )
+
+
+@pytest.mark.parametrize(("cache", "steps"), [(DEMO, 256), (DEMO, 40), (FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5), 31)])  # fmt: skip
+def test_flops_of_a_generation(cache, steps):
+    """Closed form for LLaDA-8B: how often each part runs, times what one run of it takes."""
+    d, ff, layers, rows_of_head = 4096, 12288, 32, 126464
+    p, g, members = 300, 256, 3
+    prompts, responses = -(-steps // cache.prompt_interval), -(-steps // cache.gen_interval)
+    selected = int(g * cache.transfer_ratio)
+    rows = prompts * p + responses * g + (steps - responses) * selected
+    unselected = (steps - responses) * (g - selected)
+    per_row, pair = 2 * (4 * d * d + 3 * d * ff), 4 * d
+    first_layer = steps * (p + g) * (per_row + pair * (p + g))
+    later_layers = (layers - 1) * (rows * (per_row + pair * (p + g)) + unselected * 2 * d * d)
+    head = steps * g * 2 * d * rows_of_head
+    assert total_flops(LLADA_8B, cache, p, g, steps, members) == members * (first_layer + later_layers + head)
+
+
+@pytest.mark.parametrize(("length", "tera"), [(512, 2.24), (1024, 3.11)])
+def test_flops_per_token_of_the_demo_with_logits_of_every_row(length, tera):
+    prompt_logits = 256 * (length - 256) * LLADA_8B.logits_flops_per_row
+    flops = total_flops(LLADA_8B, DEMO, length - 256, 256, 256) + prompt_logits
+    assert flops / 256 / 1e12 == pytest.approx(tera, abs=0.006)
+
+
+def test_a_full_refresh_costs_a_plain_forward_and_the_writing_of_its_outputs():
+    work = step_work(DEMO.step(1, 256, 256), 4, LLADA_8B)
+    assert work == StepWork(
+        query_rows=2048, attention_pairs=4 * 512 * 512, logit_rows=1024, kv_read_rows=2048, kv_written_rows=2048,
+        num_sequences=4, extra_cache_bytes=2048 * 32 * 2 * 4096 * 2,
+    )  # fmt: skip
+
+
+def test_the_plain_steps_of_the_demo():
+    """64 of 256 response rows; the rest of the response is value projections, of the prompt nothing."""
+    members, p, g, d = 2, 100, 256, 4096
+    work = step_work(DEMO.step(2, p, g), members, LLADA_8B)
+    row = d * 2
+    assert (work.query_rows, work.attention_pairs, work.logit_rows) == (128, 128 * 356, 512)
+    assert (work.kv_read_rows, work.kv_written_rows, work.extra_weight_bytes) == (712, 0, 0)
+    first_layer_writes = 4 * 712 * row
+    later = 31 * row * (2 * (712 - 128) + 2 * 128 + 512 + 512 + 128)  # outputs read and written, V read and written, K
+    assert work.extra_cache_bytes == first_layer_writes + later
+
+
+def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():
+    frozen = replace(DEMO, transfer_ratio=0.0)
+    work = step_work(frozen.step(2, 100, 156), 1, LLADA_8B)
+    assert (work.query_rows, work.attention_pairs, work.kv_read_rows, work.kv_written_rows) == (0, 0, 0, 0)
+    assert work.extra_linear_flops * 32 == LLADA_8B.linear_flops_per_token * 256
+    assert work.extra_attention_flops * 32 == LLADA_8B.attention_flops(256, 256)
+    assert work.extra_weight_bytes == LLADA_8B.streamed_weight_bytes_layers() // 32
+    # A share that rounds down to no row still projects values.
+    few = step_work(replace(DEMO, transfer_ratio=0.001).step(2, 100, 156), 1, LLADA_8B)
+    assert few.query_rows == 0
+    assert few.extra_weight_bytes - work.extra_weight_bytes == 31 * 4096 * 4096 * 2
+    assert few.extra_linear_flops - work.extra_linear_flops == 31 * 156 * 2 * 4096 * 4096
+    calibration = replace(Calibration.datasheet(RTX4090), step_overhead_s=0.02)
+    assert Roofline(LLADA_8B, RTX4090, calibration).step_time(work).overhead_s == 0.02
+
+
+@given(
+    t=st.integers(1, 300), prompt=st.integers(1, 900), gen=st.integers(1, 300), members=st.integers(1, 40),
+    ratio=st.floats(0, 1), shape=st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]),
+)  # fmt: skip
+def test_reuse_never_costs_more_arithmetic_than_a_full_refresh(t, prompt, gen, members, ratio, shape):
+    cache = replace(DEMO, transfer_ratio=ratio)
+    roofline = Roofline(shape, L40S)
+    full = roofline.step_time(step_work(cache.step(1, prompt, gen), members, shape))
+    found = roofline.step_time(step_work(cache.step(t, prompt, gen), members, shape))
+    assert 0 < found.flops <= full.flops
+    assert (found.flops == full.flops) == (cache.step(t, prompt, gen).query_rows == prompt + gen)
+
+
+def test_extra_work_is_charged_to_its_part():
+    base = step_work(DEMO.step(1, 256, 256), 1, LLADA_8B)
+    roofline = Roofline(LLADA_8B, L40S)
+    before = roofline.step_time(base)
+    for name, part in (
+        ("extra_linear_flops", "linear_s"), ("extra_weight_bytes", "linear_s"),
+        ("extra_attention_flops", "attention_s"), ("extra_cache_bytes", "attention_s"),
+    ):  # fmt: skip
+        huge = 10**15
+        after = roofline.step_time(replace(base, **{name: huge}))
+        rate = L40S.peak_flops if name.endswith("flops") else L40S.bandwidth
+        assert getattr(after, part) >= huge / rate
+        others = {"linear_s", "attention_s", "logits_s"} - {part}
+        assert all(getattr(after, other) == getattr(before, other) for other in others)
+    with pytest.raises(ValueError, match="extra_linear_flops=-1"):
+        replace(base, extra_linear_flops=-1)
+
+
+def test_simulation_counts_the_rows_that_are_computed():
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(MHA, n, p) for n, p in enumerate((3, 41, 17, 5, 6))]
+    shape = ModelShape.from_llada(MHA.config, name="tiny", dtype_bytes=4)
+    for cache in (DEMO, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5)):
+        config = engine_config(3)
+        real = run(
+            FeatureCacheTorchExecutor(network(MHA), config, cache, batch_size=3),
+            config,
+            prompts,
+            generation,
+            batch_size=3,
+        )[1]
+        charged = run(
+            FeatureCacheRooflineExecutor(Roofline(shape, L40S), config, cache),
+            config,
+            prompts,
+            generation,
+            batch_size=3,
+        )[1]
+        counts = [
+            [(r.query_tokens, r.logit_rows, r.committed_tokens, r.finished) for r in records]
+            for records in (real, charged)
+        ]
+        assert counts[0] == counts[1]
+        assert [count[0] for count in counts[0]][:2] == [3 * 57, 3 * cache.step(2, 41, 16).query_rows]
+        assert len(real) == 32
+        assert all(r.duration_s > 0 for r in charged)
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def test_four_tensors_per_token():
+    assert memory_bytes_per_token(LLADA_8B) == 2 * LLADA_8B.kv_bytes_per_token == 2**20
+    assert memory_bytes_per_token(DREAM_7B) == 28 * 2 * (2 * 4 * 128 + 2 * 3584)
+
+
+def test_the_caches_take_what_the_plan_says():
+    executor = FeatureCacheTorchExecutor(network(GQA), engine_config(2), DEMO, batch_size=2)
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    engine = Engine(StaticBatchScheduler(executor.config, KvPool(0), NoCache(), batch_size=2), executor)
+    for i, p in enumerate((5, 9)):
+        engine.submit(Request(request_id=i, prompt_len=p, prompt_ids=prompt_of(GQA, i, p), generation=generation))
+    engine.step()
+    tensors = [t for c in executor._batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
+    shape = ModelShape.from_llada(GQA.config, name="tiny", dtype_bytes=4)
+    assert sum(t.nbytes for t in tensors) == 2 * 25 * memory_bytes_per_token(shape)
+    engine.run()
+    assert executor._batch is None
+
+
+def test_batch_size_by_memory():
+    """Every row has its features, the response rows logits and one copy of them."""
+    footprint = feature_cache_footprint(LLADA_8B, L40S.memory_bytes, 512, GenerationConfig(gen_length=256))
+    assert (
+        footprint.per_request_bytes == 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token) + 256 * 2 * 126464 * 2
+    )
+    size = footprint.batch_size(L40S.memory_bytes)
+    assert size >= 1
+    assert footprint.fixed_bytes + size * footprint.per_request_bytes <= L40S.memory_bytes
+    assert footprint.fixed_bytes + (size + 1) * footprint.per_request_bytes > L40S.memory_bytes
