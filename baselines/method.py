@@ -125,6 +125,13 @@ def _sparse_dllm(family: str, options: Mapping[str, Any]) -> Method:
 
 
 def _dllm_serve(family: str, options: Mapping[str, Any]) -> Method:
+    if options.get("selection") == "dense":
+        for name in ("retention_ratio", "pool_kernel"):
+            require(name not in options, f"{name}={options.get(name)!r} has no effect with selection='dense', which keeps every row: leave it out")
+    require(
+        not (options.get("compat") == "upstream" and options.get("refresh_delay") == 0),
+        "compat='upstream' has no effect with refresh_delay=0, which has no uncached step: leave it out",
+    )
     names = ("retention_ratio", "pool_kernel", "selection", "refresh_delay")
     sparsity = SparsityConfig(**{name: options[name] for name in names if name in options})
     return Method(

@@ -52,6 +52,7 @@ SYSTEMS: Mapping[str, SystemLook] = MappingProxyType(
         "fast-dllm": SystemLook(title="Fast-dLLM", color="#009E73", marker="^"),
         "dllm-cache": SystemLook(title="dLLM-Cache", color="#CC79A7", marker="D"),
         "llada": SystemLook(title="LLaDA", color="#56B4E9", marker="v"),
+        "dream": SystemLook(title="Dream", color="#E69F00", marker="P"),
     }
 )
 

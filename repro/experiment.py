@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from baselines.method import check_options
 from repro.calibration import describe_calibration
+from engines.errors import UserError
 from repro.cell import Cell
 from repro.clock import VirtualClock, WallClock
 from repro.driver import DriveProgress, drive_steps
@@ -15,6 +16,9 @@ from repro.record import RunRecord
 from repro.settings import Settings, resolve
 from repro.systems import Resources, System, system
 from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
+
+
+MIN_PROMPT_LEN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +79,19 @@ def run_cell(cell: Cell) -> RunRecord:
 
 def _workload(cell: Cell, settings: Settings) -> Workload:
     arrivals = settings.arrivals if cell.rate is not None else "burst"
-    limit = min(settings.engine.max_model_len, settings.engine.max_num_batched_tokens) - settings.generation.gen_length
+    engine, gen_length = settings.engine, settings.generation.gen_length
+    limit = min(engine.max_model_len, engine.max_num_batched_tokens) - gen_length
+    if limit < MIN_PROMPT_LEN:
+        name = "max_num_batched_tokens" if engine.max_num_batched_tokens <= engine.max_model_len else "max_model_len"
+        raise UserError(
+            f"{name}={getattr(engine, name)} leaves {limit} tokens for a prompt beside gen_length={gen_length}: "
+            f"raise it to at least {gen_length + MIN_PROMPT_LEN} or lower gen_length"
+        )
+    fixed = settings.fixed_prompt_len
+    if fixed is not None and not MIN_PROMPT_LEN <= fixed <= limit:
+        raise UserError(f"input_len={fixed} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length")
+    if settings.num_requests < 1:
+        raise UserError(f"num_prompts={settings.num_requests} must be at least 1")
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=settings.num_requests,
@@ -85,6 +101,7 @@ def _workload(cell: Cell, settings: Settings) -> Workload:
         dataset_path=settings.dataset_path,
         length_scale=settings.length_scale,
         max_prompt_len=limit,
+        min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=settings.fixed_prompt_len,
     )
     encode = None

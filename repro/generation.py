@@ -11,7 +11,7 @@ from typing import Any
 from baselines.dllm_cache.schedule import FeatureCacheConfig
 from baselines.method import Method, check_generation, method
 from baselines.static_scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.request import Request, StepRecord
@@ -78,6 +78,11 @@ def plan_generation(options: GenerateOptions) -> tuple[Method, GenerationConfig]
     family = config_of(options.model).family
     chosen = method(options.system, family, options.knobs)
     generation = options.generation
+    require(generation.seed >= 0, f"seed={generation.seed} must not be negative")
+    require(
+        not (generation.is_parallel and options.tie_policy == "parity"),
+        "tie_policy='parity' has no effect with parallel decoding, which commits by level: leave it out",
+    )
     if options.system == "dream" or (options.system == "fast-dllm" and family == "dream" and not chosen.rule.caches):
         # Dream's own loop has no blocks.
         generation = replace(generation, block_length=generation.gen_length)

@@ -82,6 +82,10 @@ def resolve(cell: Cell) -> Settings:
             f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform rtx4090"
         )
     knobs: dict[str, Scalar] = cell.knob_values
+    if cell.executor == "roofline":
+        for name in ("device", "dtype", "weights", "threshold", "factor"):
+            if name in knobs:
+                raise UserError(f"{name}={knobs[name]!r} cannot be simulated: leave it out, or use --executor torch")
     if unknown := sorted(set(knobs) - set(KNOBS)):
         raise UserError(f"knob {unknown[0]!r} is unknown: use one of {', '.join(KNOBS)}")
 

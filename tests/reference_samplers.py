@@ -77,6 +77,8 @@ def forward(
     weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None
 ) -> tuple[Tensor, list[Layer]]:
     """Logits [n, V] of ``ids`` at ``positions``; rows see each other and, first, the cached rows."""
+    if "model.embed_tokens.weight" in weights:
+        return _dream_forward(weights, dims, ids, positions, cache)
     root = "model.transformer"
     x = weights[f"{root}.wte.weight"][ids]
     seen = []
@@ -100,6 +102,36 @@ def forward(
         gate, up = h @ weights[f"{block}.ff_proj.weight"].T, h @ weights[f"{block}.up_proj.weight"].T
         x = x + (gate / (1 + torch.exp(-gate)) * up) @ weights[f"{block}.ff_out.weight"].T
     return _norm(x, weights[f"{root}.ln_f.weight"], dims.eps) @ weights[f"{root}.ff_out.weight"].T, seen
+
+
+def _dream_forward(
+    weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None
+) -> tuple[Tensor, list[Layer]]:
+    """Dream's body: other names, and q, k and v have biases. Raw logits: row i predicts the token at i + 1."""
+    x = weights["model.embed_tokens.weight"][ids]
+    seen = []
+    for n in range(dims.layers):
+        layer = f"model.layers.{n}"
+        h = _norm(x, weights[f"{layer}.input_layernorm.weight"], dims.eps)
+        projected = {}
+        for what in "qkv":
+            name = f"{layer}.self_attn.{what}_proj"
+            projected[what] = h @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+        q = _rotate(_split(projected["q"], dims.heads), positions, dims.theta)
+        k = _rotate(_split(projected["k"], dims.kv_heads), positions, dims.theta)
+        v = _split(projected["v"], dims.kv_heads)
+        seen.append(Layer(q=q, k=k, v=v))
+        if cache is not None:
+            k, v = torch.cat((cache[n].k, k), dim=1), torch.cat((cache[n].v, v), dim=1)
+        heads = []
+        for head in range(dims.heads):
+            shared = head // (dims.heads // dims.kv_heads)
+            heads.append(torch.softmax(q[head] @ k[shared].T / math.sqrt(q.shape[-1]), dim=1) @ v[shared])
+        x = x + torch.cat(heads, dim=1) @ weights[f"{layer}.self_attn.o_proj.weight"].T
+        h = _norm(x, weights[f"{layer}.post_attention_layernorm.weight"], dims.eps)
+        gate, up = h @ weights[f"{layer}.mlp.gate_proj.weight"].T, h @ weights[f"{layer}.mlp.up_proj.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ weights[f"{layer}.mlp.down_proj.weight"].T
+    return _norm(x, weights["model.norm.weight"], dims.eps) @ weights["lm_head.weight"].T, seen
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -217,6 +249,150 @@ def dllm_serve(
     return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=forwards, margins=margins)
 
 
+Cache = Literal["none", "prefix", "dual"]
+Algorithm = Literal["origin", "maskgit_plus", "topk_margin", "entropy", "confidence_threshold"]
+Draw = Callable[[int, int], float]
+"""(step, position) -> a number in [0, 1): the source of chance is given, not part of a sampler."""
+
+
+def llada_options(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, cfg_scale: float = 0.0, draw: Draw | None = None,
+) -> Sampled:  # fmt: skip
+    """The reference loop with guidance, and with confidences drawn at random where ``draw`` is given."""
+    num_blocks, per_block = _even(gen_length, block_length, steps)
+    x, total, p = _masked(prompt, gen_length, dims), len(prompt) + gen_length, len(prompt)
+    margins, t = Margins(), 0
+    for b in range(num_blocks):
+        s, e = p + b * block_length, p + (b + 1) * block_length
+        quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
+        for i in range(per_block):
+            logits, _ = forward(weights, dims, x, torch.arange(total), None)
+            if cfg_scale > 0:
+                blind = x.clone()
+                blind[:p] = dims.mask_id
+                without, _ = forward(weights, dims, blind, torch.arange(total), None)
+                logits = without + (cfg_scale + 1) * (logits - without)
+            token, confidence = logits.argmax(dim=1), torch.softmax(logits, dim=1).max(dim=1).values
+            open_ = [row for row in range(s, e) if int(x[row]) == dims.mask_id]
+            level = {row: float(confidence[row]) if draw is None else draw(t, row) for row in open_}
+            _take(x, token, logits, level, quota[i], margins)
+            t += 1
+    return Sampled(token_ids=tuple(x[p:].tolist()), forwards=t, margins=margins)
+
+
+def fast_dllm(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, cache: Cache, threshold: float | None = None,
+    factor: float | None = None,
+) -> Sampled:  # fmt: skip
+    """One full forward per block, then its window over what that forward saw elsewhere; a block ends when no mask is
+    left. ``forwards`` counts as published: a cached loop runs once more on a block its full forward completed."""
+    num_blocks, per_block = _even(gen_length, block_length, steps)
+    x, total, p = _masked(prompt, gen_length, dims), len(prompt) + gen_length, len(prompt)
+    margins, forwards = Margins(), 0
+    for b in range(num_blocks):
+        s, e = p + b * block_length, p + (b + 1) * block_length
+        end = total if cache == "prefix" else e
+        quota = _remainder_first(e - s, per_block)
+        frozen: list[Kept] | None = None
+        i = 0
+        while open_ := [row for row in range(s, e) if int(x[row]) == dims.mask_id]:
+            if cache == "none" or i == 0:
+                logits, seen = forward(weights, dims, x, torch.arange(total), None)
+                frozen = _outside(seen, s, end, total)
+            else:
+                logits, _ = forward(weights, dims, x[s:end], torch.arange(s, end), frozen)
+                logits = torch.cat((logits.new_zeros(s, logits.shape[1]), logits))
+            confidence, token = torch.softmax(logits.double(), dim=1).max(dim=1)
+            level = {row: float(confidence[row]) for row in open_}
+            if threshold is not None:
+                count = _threshold_count(level, threshold, margins)
+            elif factor is not None:
+                count = _factor_count(level, factor, margins)
+            else:
+                count = quota[i]
+            _take(x, token, logits, level, count, margins)
+            forwards, i = forwards + 1, i + 1
+        if cache != "none" and i == 1:
+            forwards += 1
+    return Sampled(token_ids=tuple(x[p:].tolist()), forwards=forwards, margins=margins)
+
+
+def dream(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, steps: int, alg: Algorithm, draw: Draw | None = None,
+) -> Sampled:  # fmt: skip
+    """Dream's own loop: no blocks, no cache, logits shifted right by one."""
+    x, total, p = _masked(prompt, gen_length, dims), len(prompt) + gen_length, len(prompt)
+    times = torch.linspace(1, 1e-3, steps + 1)
+    margins = Margins()
+    for i in range(steps):
+        raw, _ = forward(weights, dims, x, torch.arange(total), None)
+        logits = torch.cat((raw[:1], raw[:-1]))
+        open_ = [row for row in range(total) if int(x[row]) == dims.mask_id]
+        token, confidence = _dream_confidence(logits, alg)
+        if alg == "origin":
+            assert draw is not None
+            share = 1.0 if i == steps - 1 else float(1 - times[i + 1] / times[i])
+            for row in open_:
+                if draw(i, row) < share:
+                    x[row] = token[row]
+            continue
+        count = len(open_) if i == steps - 1 else int(len(open_) * (1 - times[i + 1] / times[i]))
+        _take(x, token, logits, {row: float(confidence[row]) for row in open_}, count, margins)
+    return Sampled(token_ids=tuple(x[p:].tolist()), forwards=steps, margins=margins)
+
+
+def dream_blocks(
+    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
+    gen_length: int, block_length: int, steps: int, alg: Algorithm, cache: Literal["prefix", "dual", "sparse"],
+    threshold: float = 0.9, keep_ratio: float = 0.5, kernel_size: int = 3, ties: Ties = "stable",
+) -> Sampled:  # fmt: skip
+    """Fast-dLLM's and Sparse-dLLM's loops on Dream: a block's full forward commits its first position alone, windows
+    shift their own rows. Sparse-dLLM's second forward is full as well and selects; its every step runs."""
+    num_blocks, per_block = _even(gen_length, block_length, steps)
+    x, total, p = _masked(prompt, gen_length, dims), len(prompt) + gen_length, len(prompt)
+    times = torch.linspace(1, 1e-3, per_block + 1)
+    margins, forwards = Margins(), 0
+    for b in range(num_blocks):
+        s, e = p + b * block_length, p + (b + 1) * block_length
+        end = total if cache == "prefix" else e
+        frozen: list[Kept] | None = None
+        i = 0
+        while True:
+            open_ = [row for row in range(s, e) if int(x[row]) == dims.mask_id]
+            if (i == per_block) if cache == "sparse" else not open_:
+                break
+            if i < (2 if cache == "sparse" else 1):
+                raw, seen = forward(weights, dims, x, torch.arange(total), None)
+                logits = torch.cat((raw[:1], raw[:-1]))
+                if cache != "sparse":
+                    frozen = _outside(seen, s, end, total)
+                elif i == 1:
+                    kept = int((total - block_length) * keep_ratio)
+                    frozen = [_select(layer, s, e, kept, kernel_size, "uniform", ties, margins) for layer in seen]
+            else:
+                raw, _ = forward(weights, dims, x[s:end], torch.arange(s, end), frozen)
+                logits = torch.cat((raw.new_zeros(s, raw.shape[1]), raw[:1], raw[:-1]))
+            # Whatever its algorithm is called, the cached loop of Fast-dLLM ranks by entropy.
+            token, confidence = _dream_confidence(
+                logits, alg if alg == "confidence_threshold" or cache == "sparse" else "entropy"
+            )
+            level = {row: float(confidence[row]) for row in open_}
+            if i == 0:
+                level, count = {s: level[s]}, 1
+            elif alg == "confidence_threshold":
+                count = _threshold_count(level, threshold, margins)
+            else:
+                count = len(open_) if i == per_block - 1 else int(len(open_) * (1 - times[i + 1] / times[i]))
+            _take(x, token, logits, level, count, margins)
+            forwards, i = forwards + 1, i + 1
+        if cache != "sparse" and i == 1:
+            forwards += 1
+    return Sampled(token_ids=tuple(x[p:].tolist()), forwards=forwards, margins=margins)
+
+
 # ---- their parts --------------------------------------------------------------------------------
 
 
@@ -229,6 +405,49 @@ def _even(gen_length: int, block_length: int, steps: int) -> tuple[int, int]:
     num_blocks = gen_length // block_length
     assert steps % num_blocks == 0
     return num_blocks, steps // num_blocks
+
+
+def _outside(seen: list[Layer], start: int, end: int, total: int) -> list[Kept]:
+    rows = [*range(start), *range(end, total)]
+    return [Kept(k=layer.k[:, rows], v=layer.v[:, rows]) for layer in seen]
+
+
+def _dream_confidence(logits: Tensor, alg: Algorithm) -> tuple[Tensor, Tensor]:
+    p = torch.softmax(logits, dim=1)
+    best = p.topk(2, dim=1)
+    if alg == "entropy":
+        return best.indices[:, 0], (p * torch.log(p + 1e-10)).sum(dim=1)
+    if alg == "topk_margin":
+        return best.indices[:, 0], best.values[:, 0] - best.values[:, 1]
+    return best.indices[:, 0], best.values[:, 0]
+
+
+def _threshold_count(level: Mapping[int, float], threshold: float, margins: Margins) -> int:
+    """The best always, and all that reach the threshold."""
+    margins.confidence = min([margins.confidence, *(abs(c - threshold) for c in level.values())])
+    return max(1, sum(c >= threshold for c in level.values()))
+
+
+def _factor_count(level: Mapping[int, float], factor: float, margins: Margins) -> int:
+    """All in front of the first that misses its level; all of them if that is the very last."""
+    ordered = sorted(level.values(), reverse=True)
+    for j in range(2, len(ordered) + 1):
+        needed = 1 - factor / (j + 1)
+        margins.confidence = min(margins.confidence, abs(ordered[j - 1] - needed))
+        if ordered[j - 1] < needed:
+            return j if j == len(ordered) else j - 1
+    return len(ordered)
+
+
+def _take(x: Tensor, token: Tensor, logits: Tensor, level: Mapping[int, float], count: int, margins: Margins) -> None:
+    """Commits the ``count`` best of ``level`` (position -> confidence), the lower of equals."""
+    ranked = sorted(level, key=lambda row: (-level[row], row))
+    if 0 < count < len(ranked):
+        margins.confidence = min(margins.confidence, level[ranked[count - 1]] - level[ranked[count]])
+    for row in ranked[:count]:
+        best, second = logits[row].topk(2).values.tolist()
+        margins.token = min(margins.token, best - second)
+        x[row] = token[row]
 
 
 def _remainder_first(masks: int, steps: int) -> list[int]:

@@ -107,7 +107,8 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 OPTIONS = {
     "": "--verbose",
-    "bench": "--batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
+    "bench": "--alg --cache --cfg-scale --factor --gen-interval --prompt-interval --remasking --transfer-ratio "
+    "--batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--pool-kernel --refresh-delay --request-rate --result-dir --retention-ratio --scheduler --seed --selection "
@@ -115,7 +116,8 @@ OPTIONS = {
     "calibrate": "--dry-run --json --platform",
     "doctor": "--json",
     "figure": "--json --out-dir --platform --result-dir",
-    "generate": "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
+    "generate": "--alg --cache --cfg-scale --factor --gen-interval --prompt-interval --remasking --transfer-ratio "
+    "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
     "--refresh-delay --retention-ratio --seed --selection --steps --system --temperature --threshold --tie-policy --weights",
     "list": "--json",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
@@ -143,7 +145,7 @@ def test_list_names_everything(repro: Repro) -> None:
     names = {
         kind: {entry["name"] for entry in entries if entry["kind"] == kind} for kind in ("system", "platform", "figure")
     }
-    assert names["system"] == {"dllm-serve", "sparse-dllm", "llada"}
+    assert names["system"] == {"dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"}
     assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s"}
     assert "fig3" in names["figure"]
     assert {"livebench", "burst", "osc"} <= {entry["name"] for entry in entries if entry["kind"] == "dataset"}
@@ -170,7 +172,7 @@ def test_steps_default_to_the_length(repro: Repro, model: Path, ids: Path) -> No
     assert json.loads(repro(*base, "--steps", "4").out)["forward_passes"] == 4
 
 
-@pytest.mark.parametrize("system", ["dllm-serve", "sparse-dllm", "llada"])
+@pytest.mark.parametrize("system", ["dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada"])
 def test_generate_runs_every_system(repro: Repro, model: Path, ids: Path, system: str) -> None:
     result = repro("generate", "--system", system, "--model", model, "--prompt-ids", ids, *SHORT, "--json")
     assert len(json.loads(result.out)["token_ids"]) == 8
@@ -207,7 +209,10 @@ def test_bad_ids(repro: Repro, model: Path, ids: Path, text: str, says: str) -> 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--system", "nosuch"], "system='nosuch' is unknown: use one of llada, sparse-dllm, dllm-serve"),
+        (
+            ["--system", "nosuch"],
+            "system='nosuch' is unknown: use one of llada, dream, fast-dllm, dllm-cache, sparse-dllm, dllm-serve",
+        ),
         (["--retention-ratio", "0"], "retention_ratio=0.0 must be in (0, 1]"),
         (["--retention-ratio", "1.01"], "retention_ratio=1.01 must be in (0, 1]"),
         (["--retention-ratio", "nan"], "retention_ratio=nan must be in (0, 1]"),
@@ -219,13 +224,13 @@ def test_bad_ids(repro: Repro, model: Path, ids: Path, text: str, says: str) -> 
         (["--steps", "1"], "steps=1 is fewer than the 2 blocks"),
         (["--block-length", "0"], "block_length=0 must be at least 1"),
         (["--gen-length", "0"], "gen_length=0 must be at least 1"),
-        (["--temperature", "-1"], "temperature=-1.0 must not be negative"),
+        (["--temperature", "-1"], "temperature=-1.0 must be a finite number, 0 or above"),
         (["--temperature", "nan"], "temperature=nan"),
         (["--threshold", "0"], "threshold=0.0 must be in (0, 1]"),
         (["--dtype", "int8"], "dtype='int8' is unknown: use one of float32, float16, bfloat16"),
         (
             ["--system", "llada", "--retention-ratio", "0.5"],
-            "retention_ratio=0.5 has no effect with system='llada': leave it out",
+            "retention_ratio=0.5 has no effect with system='llada' on a llada model: leave it out",
         ),
         (["--system", "llada", "--selection", "head"], "selection='head' has no effect with system='llada'"),
         (["--system", "sparse-dllm", "--threshold", "0.5"], "threshold=0.5 has no effect with system='sparse-dllm'"),
@@ -281,7 +286,7 @@ def test_generate_without_a_model(repro: Repro, tmp_path: Path, ids: Path) -> No
     )
     refusal(
         repro("generate", "--model", tmp_path, "--prompt-ids", ids, "--json"),
-        "has no config.json: give a LLaDA checkpoint",
+        "has no config.json: give a LLaDA or Dream checkpoint",
     )
     refusal(repro("generate", "--model", "llada-8b", "--prompt-ids", ids, "--json"), "llada-8b")
     bare = GQA.write(tmp_path / "bare")
@@ -372,7 +377,10 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--system", "nosuch"], "system='nosuch' is unknown: use one of dllm-serve, sparse-dllm, llada"),
+        (
+            ["--system", "nosuch"],
+            "system='nosuch' is unknown: use one of dllm-serve, fast-dllm, dllm-cache, sparse-dllm, llada, dream",
+        ),
         (["--dataset-name", "nosuch"], "dataset='nosuch' is unknown: use one of burst"),
         (["--platform", "nosuch"], "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s"),
         (["--executor", "nosuch"], "executor='nosuch' is unknown: use torch or roofline"),
@@ -381,7 +389,7 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         (["--logit-rows", "nosuch"], "logit_rows='nosuch' is unknown: use one of decomposed, monolithic"),
         (["--request-rate", "-1"], "request_rate='-1' must be a positive number"),
         (["--request-rate", "fast"], "request_rate='fast' must be a positive number"),
-        (["--num-prompts", "0"], "num_requests=0 must be at least 1"),
+        (["--num-prompts", "0"], "num_prompts=0 must be at least 1"),
         (["--seed", "-1"], "seed=-1 must be an integer of at least 0"),
         (["--retention-ratio", "0"], "retention_ratio=0.0 must be in (0, 1]"),
         (["--temperature", "inf"], "temperature=inf must be finite"),
@@ -390,12 +398,12 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         (["--memory-limit", "16GB", "--system", "sparse-dllm"], "budget too small for one request"),
         (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
         (["--max-num-batched-tokens", "100"], "max_num_batched_tokens"),
-        (["--input-len", "5000"], "prompt_len=5000"),
+        (["--input-len", "5000"], "input_len=5000 must be between"),
         (["--system", "llada", "--gen-length", "100"], "gen_length=100 is not a multiple of block_length=32"),
         (["--system", "sparse-dllm", "--steps", "100"], "steps=100 is not a multiple of the 8 blocks"),
         (
             ["--system", "sparse-dllm", "--selection", "head"],
-            "selection='head' has no effect with system='sparse-dllm': leave it out",
+            "selection='head' has no effect with system='sparse-dllm' on a llada model: leave it out",
         ),
         (["--system", "llada", "--retention-ratio", "0.5"], "retention_ratio=0.5 has no effect with system='llada'"),
         (["--batch-size", "4"], "batch_size=4 has no effect with system='dllm-serve'"),
@@ -419,18 +427,21 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "says"),
     [
-        ["--device", "cuda"],
-        ["--dtype", "float16"],
-        ["--weights", "random"],
-        ["--selection", "dense", "--retention-ratio", "0.3"],
+        (["--device", "cuda"], "device='cuda' cannot be simulated: leave it out"),
+        (["--dtype", "float16"], "dtype='float16' cannot be simulated: leave it out"),
+        (["--weights", "random"], "weights='random' cannot be simulated: leave it out"),
+        (
+            ["--selection", "dense", "--retention-ratio", "0.3"],
+            "retention_ratio=0.3 has no effect with selection='dense'",
+        ),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bench_refuses_what_it_would_ignore(repro: Repro, tmp_path: Path, options: list[str]) -> None:
+def test_bench_refuses_what_it_would_ignore(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:
     """A simulated run has no device, no dtype and no weights; a dense cache keeps everything."""
-    refusal(repro(*SIMULATED, *options, "--result-dir", tmp_path / "r"), "has no effect")
+    refusal(repro(*SIMULATED, *options, "--result-dir", tmp_path / "r"), says)
 
 
 @pytest.mark.parametrize(

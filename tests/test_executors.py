@@ -159,10 +159,12 @@ def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case: Case) -
 
 
 def item(
-    phase: Phase, *, total: int = 100, block: tuple[int, int] = (60, 68), left: int = 5, kept: int = 46
-) -> PlanItem:
-    return PlanItem(request_id=0, phase=phase, total_len=total, block_start=block[0], block_end=block[1], commit=1,
-                    masks_left=left, kept_rows=kept, kv_start=0)  # fmt: skip
+    phase: Phase, *, total: int = 100, block: tuple[int, int] = (60, 68), window_end: int | None = None, left: int = 5,
+    kept: int = 46,
+) -> PlanItem:  # fmt: skip
+    return PlanItem(request_id=0, phase=phase, total_len=total, block_start=block[0], block_end=block[1],
+                    window_end=block[1] if window_end is None else window_end, commit=1, masks_left=left, kept_rows=kept,
+                    kv_start=0, step_in_block=2 if phase is Phase.REUSE else 0)  # fmt: skip
 
 
 def plan_of(*items: PlanItem, pad_to: int | None = None) -> StepPlan:
@@ -176,7 +178,15 @@ def test_work_of_each_phase() -> None:
         assert (work.query_rows, work.attention_pairs, work.kv_read_rows) == (100, 100 * 100, 100)
     assert (full.kv_written_rows, build.kv_written_rows) == (0, 46)
     assert (reuse.query_rows, reuse.attention_pairs, reuse.kv_read_rows, reuse.kv_written_rows) == (8, 8 * 54, 54, 8)
-    for work in (full, build, reuse):
+    # A prefix cache computes everything from the block on, and needs logits of the block alone.
+    suffix = step_work(plan_of(item(Phase.REUSE, window_end=100, kept=60)), config)
+    assert (suffix.query_rows, suffix.attention_pairs, suffix.kv_read_rows, suffix.kv_written_rows) == (
+        40,
+        40 * 100,
+        100,
+        40,
+    )
+    for work in (full, build, reuse, suffix):
         assert (work.logit_rows, work.logit_chunks, work.num_sequences) == (5, 3, 1)
 
 

@@ -15,12 +15,19 @@ from golden.make import CASES, checksum, run
 from tiny_models import MODELS
 
 from engines.dllm.config import GenerationConfig
+from engines.errors import UserError
 from repro.generation import Generated, GenerateOptions, generate
 
 GOLDEN = json.loads(CASES.read_text())
 Case = dict[str, Any]
 SAMPLER_SYSTEM = {"llada": "llada", "sparse_dllm": "sparse-dllm", "dllm_serve": "dllm-serve"}
 TIE_POLICIES = ("stable", "parity")
+
+
+def policies_for(case: Case) -> tuple[str, ...]:
+    """In the library's order only what no tie decides, and nothing that commits by level, not by rank."""
+    by_level = any(case["params"].get(name) is not None for name in ("threshold", "factor"))
+    return ("stable",) if case.get("tie_sensitive") or by_level else TIE_POLICIES
 
 
 def ours(sampler: str) -> list[Case]:
@@ -59,13 +66,13 @@ def knobs_of(case: Case) -> dict[str, Any]:
     return knobs
 
 
-def engine_on(case: Case, model: Path, system: str, knobs: dict[str, Any]) -> Generated:
+def engine_on(case: Case, model: Path, system: str, knobs: dict[str, Any], policy: str | None) -> Generated:
     params = case["params"]
     generation = GenerationConfig(
-        gen_length=params["gen_length"], block_length=params["block_length"], steps=params["steps"],
-        threshold=params.get("threshold"),
+        gen_length=params["gen_length"], block_length=params.get("block_length") or 32, steps=params["steps"],
+        threshold=params.get("threshold"), factor=params.get("factor"),
     )  # fmt: skip
-    options = GenerateOptions(system=system, model=str(model), generation=generation, knobs=knobs)
+    options = GenerateOptions(system=system, model=str(model), generation=generation, knobs=knobs, tie_policy=policy)
     return generate(options, tuple(case["prompt_ids"]))
 
 
@@ -118,10 +125,16 @@ def test_engine(sampler: str, checkpoint: Callable[[str], Path]) -> None:
     """Under the stable rule every case; in the library's order those that no tie decides."""
     for case in ours(sampler):
         model, system = checkpoint(case["model"]), SAMPLER_SYSTEM[sampler]
-        for policy in TIE_POLICIES if not case["tie_sensitive"] else ("stable",):
-            found = engine_on(case, model, system, {**knobs_of(case), "tie_policy": policy})
+        for policy in policies_for(case):
+            found = engine_on(case, model, system, knobs_of(case), policy)
             assert list(found.token_ids) == case["expected_ids"], f"{name_of(case)} {policy}"
             assert found.forward_passes == case["forwards"], f"{name_of(case)} {policy}"
+
+
+def test_the_librarys_order_is_refused_where_levels_decide(checkpoint: Callable[[str], Path]) -> None:
+    case = next(case for case in ours("dllm_serve") if case["params"]["threshold"] is not None)
+    with pytest.raises(UserError, match=r"tie_policy='parity' has no effect with parallel decoding.*: leave it out"):
+        engine_on(case, checkpoint(case["model"]), "dllm-serve", knobs_of(case), "parity")
 
 
 # ---- ids recorded from published code -----------------------------------------------------------
@@ -129,25 +142,37 @@ def test_engine(sampler: str, checkpoint: Callable[[str], Path]) -> None:
 FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
 RECORDED_SYSTEM = {
     "llada": "llada",
+    "fast_dllm_nocache": "fast-dllm",
+    "fast_dllm_prefix_cache": "fast-dllm",
+    "fast_dllm_dual_cache": "fast-dllm",
+    "dllm_cache": "dllm-cache",
     "sparse_dllm": "sparse-dllm",
     "dllm_serve_upstream_uniform": "dllm-serve",
     "dllm_serve_upstream_head": "dllm-serve",
+    "dream_vanilla": "dream",
+    "dream_prefix_cache": "fast-dllm",
+    "dream_dual_cache": "fast-dllm",
 }
+FAST_CACHE = {"nocache": "none", "prefix_cache": "prefix", "dual_cache": "dual"}
 
 
 def recorded_knobs(case: Case) -> dict[str, Any]:
+    """What a user gives on the command line for this case."""
     params, method = case["params"], case["method"]
-    if method == "llada":
-        return {}
-    knobs = {"retention_ratio": params["keep_ratio"], "pool_kernel": params["kernel_size"]}
-    if method == "sparse_dllm":
-        return knobs
-    return {
-        **knobs,
-        "selection": "head" if params["head_select"] else "uniform",
-        "refresh_delay": params["delay_step"],
-        "compat": "upstream" if params["first_token_rule"] else "paper",
-    }
+    knobs = {name: params[name] for name in ("alg", "threshold", "factor") if params.get(name) is not None}
+    if RECORDED_SYSTEM[method] == "fast-dllm":
+        knobs["cache"] = FAST_CACHE[method.removeprefix("fast_dllm_").removeprefix("dream_")]
+    elif method == "dllm_cache":
+        knobs |= {name: params[name] for name in ("prompt_interval", "gen_interval", "transfer_ratio")}
+    elif method == "sparse_dllm" or method.startswith("dllm_serve"):
+        knobs |= {"retention_ratio": params["keep_ratio"], "pool_kernel": params["kernel_size"]}
+    if method.startswith("dllm_serve"):
+        knobs |= {
+            "selection": "head" if params["head_select"] else "uniform",
+            "refresh_delay": params["delay_step"],
+            "compat": "upstream" if params["first_token_rule"] and params["delay_step"] else "paper",
+        }
+    return knobs
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +183,15 @@ def recorded() -> tuple[Path, dict[str, Any]]:
     return Path(folder), json.loads((Path(folder) / "cases.json").read_text())
 
 
+def test_every_recorded_method_is_held_to(recorded: tuple[Path, dict[str, Any]]) -> None:
+    assert {case["method"] for case in recorded[1]["cases"]} <= RECORDED_SYSTEM.keys()
+
+
 @pytest.mark.parametrize("method", RECORDED_SYSTEM)
 def test_recorded_ids(
     method: str, recorded: tuple[Path, dict[str, Any]], record_property: Callable[[str, object], None]
 ) -> None:
+    """By default, under the stable rule and, where a rank decides, in the library's order."""
     folder, content = recorded
     cases = [case for case in content["cases"] if case["method"] == method]
     if not cases:
@@ -173,14 +203,18 @@ def test_recorded_ids(
             tally["not required"] += 1
             continue
         sensitive = bool(case.get("tie_sensitive"))
-        for policy in ("parity",) if sensitive else TIE_POLICIES:
+        # The default of a published sampler is the library's order, dLLM-Serve's is the stable one.
+        library = "parity" if RECORDED_SYSTEM[method] == "dllm-serve" else None
+        for policy in (library,) if sensitive else dict.fromkeys((None, *policies_for(case), library)):
             found = engine_on(case, folder / content["checkpoints"][case["checkpoint"]]["path"], RECORDED_SYSTEM[method],
-                              {**recorded_knobs(case), "tie_policy": policy})  # fmt: skip
+                              recorded_knobs(case), policy)  # fmt: skip
             matches = list(found.token_ids) == case["expected_ids"]
-            label = "tie-sensitive" if sensitive else policy
+            label = "tie-sensitive" if sensitive else policy or "default"
             tally[f"{label} {'equal' if matches else 'different'}"] += 1
             if not matches and not sensitive:
                 wrong.append(f"{case['id']} ({policy})")
+            if "nfe" in case and found.forward_passes != case["nfe"]:
+                wrong.append(f"{case['id']} ({policy}): {found.forward_passes} forwards, not {case['nfe']}")
     record_property(method, dict(tally))
     print(f"{method}: {', '.join(f'{count} {what}' for what, count in sorted(tally.items()))}")
     assert not wrong

@@ -14,21 +14,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, prompt_of
 
+from baselines.method import Method, method, serve_decode
 from baselines.static_batch import PaddedTorchExecutor
 from baselines.static_scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.denoise import choose, reduce_in_chunks
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.noise import gumbel_argmax, row_keys, uniform
-from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
+from engines.dllm.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.request import Request
+from engines.errors import UserError
 from engines.dllm.scheduler import SCHEDULERS, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.dllm.torch_executor import TorchExecutor
 
 Ids = tuple[int, ...]
 MAX_TOTAL = 40
+PLAIN = DecodeConfig()
 
 
 def engine_for(model: TinyModel, config: EngineConfig, kv_rows: int, rule: RefreshRule | None = None) -> Engine:
@@ -54,13 +57,14 @@ def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dic
 
 @lru_cache(maxsize=4096)
 def alone(
-    model: TinyModel, request: Request, sparsity: SparsityConfig, compat: str = "paper", cached: bool = True
-) -> Ids:
+    model: TinyModel, request: Request, sparsity: SparsityConfig, decode: DecodeConfig = PLAIN, cached: bool = True,
+    window: Window = "block",
+) -> Ids:  # fmt: skip
     """On an engine with room for everything, nobody else in it and all logits in one chunk."""
     request = replace(request, request_id=0)
-    config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=sparsity, compat=compat)  # type: ignore[arg-type]
-    rule = DelayedCache(delay=sparsity.refresh_delay) if cached else NoCache()
-    return run_together(engine_for(model, config, cache_rows(request, sparsity), rule), [(0, request)])[0]
+    config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=sparsity, decode=decode)
+    rule = DelayedCache(delay=sparsity.refresh_delay, window=window) if cached else NoCache()
+    return run_together(engine_for(model, config, cache_rows(request, sparsity, window), rule), [(0, request)])[0]
 
 
 @st.composite
@@ -97,6 +101,7 @@ sparsities = st.builds(
 def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, list[tuple[int, Request]]]:
     model = draw(st.sampled_from((MHA, GQA, LOUD)))
     sparsity = draw(sparsities)
+    compat = draw(st.sampled_from(("paper", "upstream")))
     arrivals = [(draw(st.integers(0, 12)), draw(requests(model, i))) for i in range(draw(st.integers(2, 6)))]
     longest = max(request.total_len for _, request in arrivals)
     largest = max(cache_rows(request, sparsity) for _, request in arrivals)
@@ -106,7 +111,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, list[tuple[int
         max_num_seqs=draw(st.integers(1, 6)),
         max_model_len=MAX_TOTAL,
         scheduler=draw(st.sampled_from(("phase", "phase", "request"))),
-        compat=draw(st.sampled_from(("paper", "upstream"))),
+        decode=serve_decode("llada", compat, sparsity.refresh_delay),
         sparsity=sparsity,
     )
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), arrivals
@@ -118,8 +123,85 @@ def test_company_changes_nothing(mix: tuple[TinyModel, EngineConfig, int, list[t
     model, config, kv_rows, arrivals = mix
     outputs = run_together(engine_for(model, config, kv_rows), arrivals)
     for _, request in arrivals:
-        expected = alone(model, replace(request, request_id=0), config.sparsity, config.compat)
+        expected = alone(model, replace(request, request_id=0), config.sparsity, config.decode)
         assert outputs[request.request_id] == expected, request
+
+
+@st.composite
+def baseline_mixes(draw: st.DrawFn) -> tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]]:
+    """Requests of every kind next to each other: greedy, sampled, with a threshold, with a factor, remasked at random
+    and, where nothing is cached, guided."""
+    model = draw(st.sampled_from((MHA, GQA, LOUD)))
+    system, family, options = draw(st.sampled_from(MIXED_METHODS))
+    chosen = method(system, family, options)
+    arrivals = []
+    for i in range(draw(st.integers(2, 6))):
+        request = draw(requests(model, i))
+        threshold = request.generation.threshold
+        generation = replace(
+            request.generation,
+            factor=draw(st.sampled_from((None, 0.5, 1.5))) if threshold is None else None,
+            remasking=draw(st.sampled_from(("low_confidence", "low_confidence", "random"))),
+            cfg_scale=0.0 if chosen.rule.caches else draw(st.sampled_from((0.0, 0.0, 0.7, 2.0))),
+        )
+        arrivals.append((draw(st.integers(0, 12)), replace(request, generation=generation)))
+    longest = max(request.total_len for _, request in arrivals)
+    largest = max(cache_rows(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
+    config = EngineConfig(
+        max_num_batched_tokens=longest + draw(st.sampled_from((0, 1, 7, 40, 400))),
+        max_num_logits=draw(st.sampled_from((1, 2, 5, 8, 64))),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_model_len=MAX_TOTAL,
+        decode=chosen.decode,
+        sparsity=chosen.sparsity,
+    )
+    return model, chosen, config, largest + draw(st.sampled_from((0, 3, 30, 300))), arrivals
+
+
+MIXED_METHODS = (
+    ("llada", "llada", {}),
+    ("dllm-serve", "llada", {"compat": "upstream"}),
+    ("fast-dllm", "llada", {"cache": "none"}),
+    ("fast-dllm", "llada", {"cache": "prefix"}),
+    ("fast-dllm", "llada", {"cache": "dual"}),
+    ("dream", "dream", {"alg": "origin"}),
+    ("dream", "dream", {"alg": "entropy"}),
+    ("fast-dllm", "dream", {"cache": "dual", "alg": "confidence_threshold"}),
+    ("fast-dllm", "dream", {"cache": "prefix", "alg": "entropy"}),
+    ("sparse-dllm", "dream", {"alg": "topk_margin"}),
+)
+"""System, family of its decode rule, options."""
+
+
+def run_alone(model: TinyModel, chosen: Method, request: Request) -> Ids:
+    config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=chosen.sparsity, decode=chosen.decode)
+    rows = cache_rows(request, chosen.sparsity, chosen.rule.window)
+    engine = engine_for(model, config, rows, chosen.rule)
+    return run_together(engine, [(0, replace(request, request_id=0))])[0]
+
+
+@settings(max_examples=80)
+@given(baseline_mixes())
+def test_company_of_any_kind_changes_nothing(
+    mix: tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]],
+) -> None:
+    model, chosen, config, kv_rows, arrivals = mix
+    outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
+    for _, request in arrivals:
+        assert len(outputs[request.request_id]) == request.generation.gen_length
+        assert outputs[request.request_id] == run_alone(model, chosen, request), request
+
+
+def test_guidance_is_refused_where_rows_are_cached() -> None:
+    """Its second forward has masked prompts, which must not get into anybody's cache."""
+    chosen = method("dllm-serve", "llada", {})
+    generation = GenerationConfig(gen_length=12, block_length=6, steps=12, cfg_scale=1.5)
+    guided = Request(request_id=0, prompt_len=14, prompt_ids=prompt_of(MHA, 0, 14), generation=generation)
+    config = EngineConfig(max_num_seqs=2, max_model_len=64, sparsity=chosen.sparsity, decode=chosen.decode)
+    engine = engine_for(MHA, config, 64, chosen.rule)
+    with pytest.raises(UserError, match=r"cfg_scale=1\.5 .*leave it out"):
+        engine.submit(guided)
+    assert not engine.has_work
 
 
 def test_a_slot_and_its_rows_keep_nothing_of_their_last_user() -> None:
@@ -266,9 +348,9 @@ def test_chunks_of_logits_change_nothing() -> None:
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(37, MHA.width, generator=random)
     project = network(MHA).logits
-    whole = reduce_in_chunks(project, hidden, 1000, None, MHA.mask_id)
+    whole = reduce_in_chunks(project, hidden, 1000, Reduction(suppress_id=MHA.mask_id), None)
     for size in (1, 2, 3, 7, 8, 36, 37):
-        token, confidence = reduce_in_chunks(project, hidden, size, None, MHA.mask_id)
+        token, confidence = reduce_in_chunks(project, hidden, size, Reduction(suppress_id=MHA.mask_id), None)
         assert torch.equal(token, whole[0])
         torch.testing.assert_close(confidence, whole[1], rtol=1e-5, atol=1e-7)
 
@@ -277,8 +359,8 @@ def test_suppressing_the_mask_leaves_the_confidence_of_others() -> None:
     """It stays in the softmax: confidences are those of the model, not of a renormalised one."""
     hidden = torch.randn(64, LOUD.width, generator=torch.Generator().manual_seed(1))
     project = network(LOUD).logits
-    plain_token, plain_confidence = reduce_in_chunks(project, hidden, 9, None, None)
-    token, confidence = reduce_in_chunks(project, hidden, 9, None, LOUD.mask_id)
+    plain_token, plain_confidence = reduce_in_chunks(project, hidden, 9, Reduction(), None)
+    token, confidence = reduce_in_chunks(project, hidden, 9, Reduction(suppress_id=LOUD.mask_id), None)
     was_mask = plain_token == LOUD.mask_id
     assert 0 < was_mask.sum() < 64
     assert not (token == LOUD.mask_id).any()

@@ -90,17 +90,35 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
 
 def test_no_weights_at_all(folder: Path) -> None:
     (folder / WEIGHTS).unlink()
-    refused(folder, r"lacks weights model\.safetensors: restore them, or use --weights random")
+    refused(
+        folder,
+        r"lacks weights model\.safetensors and model\.safetensors\.index\.json: restore them, or use --weights random",
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda tensors: tensors.pop("model.transformer.blocks.1.q_proj.weight"), r"blocks\.1\.q_proj\.weight"),
-        (lambda tensors: tensors.update({"model.transformer.extra": torch.zeros(1)}), r"model\.transformer\.extra"),
-        (lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING][1:].clone()}), r"wte\.weight"),
-        (lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING].T.contiguous()}), r"wte\.weight"),
-        (lambda tensors: tensors.pop("model.transformer.ff_out.weight"), r"transformer\.ff_out\.weight"),
+        (
+            lambda tensors: tensors.pop("model.transformer.blocks.1.q_proj.weight"),
+            r"1 missing \(model\.transformer\.blocks\.1\.q_proj\.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"model.transformer.extra": torch.zeros(1)}),
+            r"1 unexpected \(model\.transformer\.extra",
+        ),
+        (
+            lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING][1:].clone()}),
+            r"1 mis-shaped \(model\.transformer\.wte\.weight",
+        ),
+        (
+            lambda tensors: tensors.update({EMBEDDING: tensors[EMBEDDING].T.contiguous()}),
+            r"1 mis-shaped \(model\.transformer\.wte\.weight",
+        ),
+        (
+            lambda tensors: tensors.pop("model.transformer.ff_out.weight"),
+            r"1 missing \(model\.transformer\.ff_out\.weight",
+        ),
     ],
     ids=["missing", "unexpected", "too few rows", "transposed", "no head"],
 )
@@ -108,12 +126,15 @@ def test_tensors_that_do_not_fit_are_named(
     folder: Path, change: Callable[[dict[str, torch.Tensor]], None], named: str
 ) -> None:
     edit_weights(folder, change)
-    refused(folder, rf"do not fit config\.json \(.*{named}")
+    refused(folder, rf"do not fit config\.json: {named}\); restore the checkpoint or its config")
 
 
 def test_tied_weights_have_no_head(folder: Path) -> None:
     edit_config(folder, weight_tying=True)
-    refused(folder, r"transformer\.ff_out\.weight is missing, unexpected")
+    refused(
+        folder,
+        r"ff_out\.weight different from model\.transformer\.wte\.weight, but config\.json ties them: correct one",
+    )
     edit_weights(folder, lambda tensors: tensors.pop("model.transformer.ff_out.weight"))
     network = load_model(str(folder))
     hidden = torch.randn(2, MHA.width, generator=torch.Generator().manual_seed(0))
@@ -157,8 +178,13 @@ def test_what_is_not_implemented_is_refused(folder: Path, field: str, value: obj
 
 
 def test_other_model_types_are_refused(folder: Path) -> None:
+    edit_config(folder, model_type="gpt2")
+    refused(folder, r"config\.json has model_type='gpt2': give a checkpoint of type llada or Dream")
+    # Read as what it says it is, whose fields have other names.
     edit_config(folder, model_type="Dream")
-    refused(folder, r"model_type 'Dream' is not 'llada'")
+    refused(folder, r"config\.json lacks hidden_size.*: add")
+    with pytest.raises(UserError, match=r"model_type 'Dream' is not 'llada'"):
+        LLaDAConfig.from_dict({**MHA.config.to_dict(), "model_type": "Dream"})
 
 
 def test_unknown_keys_are_ignored(folder: Path) -> None:
@@ -188,7 +214,7 @@ def test_config_files_that_cannot_be_read(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
     refused(folder, r"config\.json")
     (folder / "config.json").unlink()
-    refused(folder, r"has no config\.json: give a LLaDA checkpoint")
+    refused(folder, r"has no config\.json: give a LLaDA or Dream checkpoint")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baselines.static_scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.phase import DelayedCache, NoCache, Phase
 from engines.dllm.plan import StepPlan
@@ -390,8 +390,15 @@ def test_a_static_batch_has_one_generation_setting() -> None:
 def test_a_static_batch_refuses_thresholds() -> None:
     scheduler = static(2)
     request = replace(request_of(9), generation=replace(SMALL, threshold=0.9))
-    with pytest.raises(UserError, match=r"threshold=0\.9 has no meaning in a static batch: leave it out"):
-        scheduler.submit(request)
-    assert not scheduler.has_work
+    for parallel in (request, replace(request_of(9), generation=replace(SMALL, factor=1.0))):
+        # Of one request there is nothing to stay in step with.
+        says = r"request 7 commits as many tokens as chance or confidence say.*: use batch_size=1"
+        with pytest.raises(UserError, match=says):
+            scheduler.submit(parallel)
+        assert not scheduler.has_work
+        static(1).submit(parallel)
+    by_chance = EngineConfig(max_num_batched_tokens=100, max_model_len=80, decode=DecodeConfig(quota="origin"))
+    with pytest.raises(UserError, match=r"use batch_size=1"):
+        StaticBatchScheduler(by_chance, KvPool(100), NoCache(), batch_size=2).submit(request_of(9))
     with pytest.raises(UserError, match=r"batch_size=0 must be at least 1"):
         static(0)

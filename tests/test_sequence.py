@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from baselines.method import check_generation, serve_decode
+from engines.dllm import timestep
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.request import Request
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block
@@ -61,7 +63,7 @@ def test_steps_of_the_blocks(generation: GenerationConfig) -> None:
 @given(even_generations())
 def test_even_steps_are_shared_evenly(even: tuple[GenerationConfig, int]) -> None:
     generation, per_block = even
-    assert generation.is_even
+    check_generation("llada", "llada", generation)
     assert steps_per_block(generation) == (per_block,) * generation.num_blocks
 
 
@@ -105,6 +107,25 @@ def test_without_a_cache_every_step_is_full(even: tuple[GenerationConfig, int]) 
     assert [phase for _, phase, _ in steps] == [Phase.FULL] * (generation.num_blocks * per_block)
 
 
+@pytest.mark.parametrize("system", ["llada", "sparse-dllm", "fast-dllm", "dllm-cache"])
+@given(generations())
+def test_uneven_steps_are_refused_where_published_code_asserts(system: str, generation: GenerationConfig) -> None:
+    length, block, steps = generation.gen_length, generation.block_length, generation.steps
+    if length % block:
+        with pytest.raises(
+            UserError, match=rf"gen_length={length} is not a multiple of block_length={block}.*: change one"
+        ):
+            check_generation(system, "llada", generation)
+    elif steps % generation.num_blocks:
+        with pytest.raises(
+            UserError, match=rf"steps={steps} is not a multiple of the {generation.num_blocks} blocks.*: change"
+        ):
+            check_generation(system, "llada", generation)
+    else:
+        check_generation(system, "llada", generation)
+    check_generation("dllm-serve", "llada", generation)
+
+
 def test_query_tokens_and_positions_by_hand() -> None:
     """Prompt 5, 7 tokens in blocks of 4: positions 5-8 and 9-11."""
     sequence = sequence_of(GenerationConfig(gen_length=7, block_length=4, steps=7), DelayedCache(), prompt_len=5)
@@ -117,6 +138,46 @@ def test_query_tokens_and_positions_by_hand() -> None:
         ("full", 5, 9, 12, 4, 4), ("build", 5, 9, 12, 3, 4), ("reuse", 5, 9, 4, 2, 4), ("reuse", 5, 9, 4, 1, 4),
         ("full", 9, 12, 12, 3, 4), ("build", 9, 12, 12, 2, 4), ("reuse", 9, 12, 3, 1, 4),
     ]  # fmt: skip
+
+
+def test_a_suffix_window_by_hand() -> None:
+    """Reuse computes the block and all behind it, over the rows in front of it."""
+    generation = GenerationConfig(gen_length=7, block_length=4, steps=7)
+    request = Request(request_id=0, prompt_len=5, generation=generation)
+    rule, sparsity = DelayedCache(delay=0, window="suffix"), SparsityConfig(selection="dense")
+    sequence = Sequence(request, rule, sparsity)
+    seen = []
+    while not sequence.is_finished:
+        seen.append(
+            (sequence.phase.value, sequence.block_end, sequence.window_end, sequence.query_tokens, sequence.kept_rows)
+        )
+        sequence.advance(sequence.quota)
+    assert seen == [
+        ("build", 9, 12, 12, 5),
+        *[("reuse", 9, 12, 7, 5)] * 3,
+        ("build", 12, 12, 12, 9),
+        *[("reuse", 12, 12, 3, 9)] * 2,
+    ]
+    assert sequence.kv_rows == cache_rows(request, sparsity, "suffix") == 12
+
+
+@given(st.integers(1, 40), st.integers(1, 60))
+def test_quotas_of_the_timestep_schedule(masks: int, steps: int) -> None:
+    """Truncated shares of what is left, everything on the last step; a first step of one position where asked."""
+    generation = GenerationConfig(gen_length=masks, block_length=masks, steps=steps)
+    request = Request(request_id=0, prompt_len=3, generation=generation)
+    for first_step in ("ranked", "first_position"):
+        decode = DecodeConfig(quota="timestep", first_step=first_step)  # type: ignore[arg-type]
+        sequence = Sequence(request, NoCache(), SparsityConfig(), decode=decode, exact_steps=False)
+        left, step = masks, 0
+        while not sequence.is_finished:
+            expected = 1 if step == 0 and first_step == "first_position" else timestep.quota(left, step, steps)
+            assert sequence.quota == expected <= left
+            sequence.advance(expected)
+            left, step = left - expected, step + 1
+        assert left == 0
+        # The last scheduled step commits all; only one forced position may be in front of it.
+        assert step <= max(steps, 2)
 
 
 def test_with_a_threshold_the_quota_is_one_and_steps_do_not_matter() -> None:
@@ -147,7 +208,7 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
         (lambda: GenerationConfig(gen_length=0), r"gen_length=0 must be at least 1"),
         (lambda: GenerationConfig(block_length=0), r"block_length=0 must be at least 1"),
         (lambda: GenerationConfig(gen_length=10, block_length=3, steps=3), r"steps=3 is fewer than the 4 blocks"),
-        (lambda: GenerationConfig(temperature=-0.1), r"temperature=-0\.1 must not be negative"),
+        (lambda: GenerationConfig(temperature=-0.1), r"temperature=-0\.1 must be a finite number, 0 or above"),
         (lambda: GenerationConfig(threshold=0.0), r"threshold=0\.0 must be in \(0, 1\]"),
         (lambda: GenerationConfig(threshold=1.1), r"threshold=1\.1 must be in \(0, 1\]"),
         (lambda: SparsityConfig(retention_ratio=0.0), r"retention_ratio=0\.0 must be in \(0, 1\]"),
@@ -158,8 +219,17 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
         (lambda: SparsityConfig(selection="best"), r"selection='best' is unknown: use one of head, uniform, dense"),  # type: ignore[arg-type]
         (lambda: EngineConfig(scheduler="fifo"), r"scheduler='fifo' is unknown: use one of phase, request"),  # type: ignore[arg-type]
         (lambda: EngineConfig(tie_policy="any"), r"tie_policy='any' is unknown"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(compat="old"), r"compat='old' is unknown"),  # type: ignore[arg-type]
         (lambda: EngineConfig(max_num_logits=0), r"max_num_logits=0 must be at least 1"),
+        (lambda: EngineConfig(max_num_batched_tokens=0), r"max_num_batched_tokens=0 must be at least 1"),
+        (lambda: serve_decode("llada", "old", 1), r"compat='old' is unknown: use one of paper, upstream"),
+        (lambda: DecodeConfig(confidence="best"), r"confidence='best' is unknown: use one of max_prob, margin, neg_entropy"),  # type: ignore[arg-type]
+        (lambda: DecodeConfig(confidence_dtype="int8"), r"confidence_dtype='int8' is unknown: use one of native, float64"),  # type: ignore[arg-type]
+        (lambda: DecodeConfig(quota="odd"), r"quota='odd' is unknown: use one of even, timestep, origin"),  # type: ignore[arg-type]
+        (lambda: DecodeConfig(first_step="last"), r"first_step='last' is unknown: use one of ranked, first_and_ranked, first_position"),  # type: ignore[arg-type]
+        (lambda: GenerationConfig(factor=0.0), r"factor=0\.0 must be above 0"),
+        (lambda: GenerationConfig(threshold=0.5, factor=1.0), r"threshold=0\.5 and factor=1\.0 are two rules for one thing: give one"),
+        (lambda: GenerationConfig(remasking="all"), r"remasking='all' is unknown: use one of low_confidence, random"),  # type: ignore[arg-type]
+        (lambda: GenerationConfig(cfg_scale=-1.0), r"cfg_scale=-1\.0 must not be negative"),
         (lambda: EngineConfig(max_num_seqs=0), r"max_num_seqs=0 must be at least 1"),
     ],
 )  # fmt: skip
@@ -169,7 +239,7 @@ def test_settings_out_of_range_are_refused(build, says: str) -> None:  # type: i
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("field", ["temperature", "threshold"])
+@pytest.mark.parametrize("field", ["temperature", "threshold", "factor", "cfg_scale"])
 def test_settings_that_are_no_numbers_are_refused(field: str, value: float) -> None:
     with pytest.raises(UserError, match=field):
         GenerationConfig(**{field: value})  # type: ignore[arg-type]

@@ -64,9 +64,8 @@ def test_task_words_are_single_tokens(tokenizer: TextTokenizer) -> None:
         *mini_code.OPERATORS,
     ):
         assert len(tokenizer.encode(f" {word}")) == 1
-    for digit in "123456789":
-        assert len(tokenizer.encode(f" {digit}")) == 1
-        assert len(tokenizer.encode(f" 1{digit}")) == 2
+    for number in range(1, 31):  # the largest sums are too rare to be learnt as one token
+        assert len(tokenizer.encode(f" {number}")) == 1
 
 
 def test_decode_cuts_at_the_first_end_and_skips_masks(tokenizer: TextTokenizer) -> None:
@@ -75,7 +74,7 @@ def test_decode_cuts_at_the_first_end_and_skips_masks(tokenizer: TextTokenizer) 
 
 
 def test_tokenizer_folder_is_checked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"lacks tokenizer\.json"):
+    with pytest.raises(UserError, match="lacks tokenizer"):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<nope>", "eos_token": "<|endoftext|>"}))
@@ -190,6 +189,8 @@ def test_bad_settings_are_refused() -> None:
         TrainConfig(steps=0)
     with pytest.raises(UserError, match="block_lengths"):
         TrainConfig(block_lengths=(24,))
+    with pytest.raises(UserError, match="curriculum"):
+        TrainConfig(curriculum=(Stage(until=0.5, num_facts=1, num_distractors=0),))
     with pytest.raises(UserError, match="pattern_shares"):
         TrainConfig(pattern_shares=(0.5, 0.5, 0.5))
 

@@ -53,15 +53,17 @@ class GenerationConfig:
         require(self.steps >= self.num_blocks,
                 f"steps={self.steps} is fewer than the {self.num_blocks} blocks of gen_length={self.gen_length}: "
                 f"raise steps or block_length")  # fmt: skip
-        require(self.temperature >= 0, f"temperature={self.temperature} must not be negative")
+        require(
+            0 <= self.temperature < float("inf"), f"temperature={self.temperature} must be a finite number, 0 or above"
+        )
         require(self.threshold is None or 0 < self.threshold <= 1, f"threshold={self.threshold} must be in (0, 1]")
-        require(self.factor is None or self.factor > 0, f"factor={self.factor} must be above 0")
+        require(self.factor is None or 0 < self.factor < float("inf"), f"factor={self.factor} must be a finite number above 0")
         require(
             self.threshold is None or self.factor is None,
             f"threshold={self.threshold} and factor={self.factor} are two rules for one thing: give one of them",
         )
         _one_of("remasking", self.remasking, Remasking)
-        require(self.cfg_scale >= 0, f"cfg_scale={self.cfg_scale} must not be negative")
+        require(0 <= self.cfg_scale < float("inf"), f"cfg_scale={self.cfg_scale} must be a finite number, 0 or above")
 
     @property
     def num_blocks(self) -> int:

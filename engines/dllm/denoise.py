@@ -53,10 +53,7 @@ class Reduction:
         if sampling is not None:
             token = _sampled(logits, token, sampling)
             best = logits.gather(1, token.unsqueeze(1)).squeeze(1)
-        confidence = torch.exp(best - normaliser)
-        if sampling is not None:
-            confidence = torch.where(sampling.random_remasking, _drawn(sampling).to(confidence.dtype), confidence)
-        return token, confidence
+        return token, _remasked(torch.exp(best - normaliser), sampling)
 
     def _from_probabilities(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
         """Dream's confidences need the whole distribution: top-1 minus top-2, or negative entropy."""
@@ -66,8 +63,8 @@ class Reduction:
             token = _sampled(logits, token, sampling)
         if self.confidence == "margin":
             top = p.topk(2, dim=-1).values
-            return token, top[:, 0] - top[:, 1]
-        return token, (p * torch.log(p + 1e-10)).sum(dim=-1)
+            return token, _remasked(top[:, 0] - top[:, 1], sampling)
+        return token, _remasked((p * torch.log(p + 1e-10)).sum(dim=-1), sampling)
 
 
 def _sampled(logits: Tensor, greedy: Tensor, sampling: Sampling) -> Tensor:
@@ -75,9 +72,12 @@ def _sampled(logits: Tensor, greedy: Tensor, sampling: Sampling) -> Tensor:
     return torch.where(sampling.temperature > 0, token, greedy)
 
 
-def _drawn(sampling: Sampling) -> Tensor:
-    """One uniform number per row, from another stream than the tokens'."""
-    return uniform(~sampling.keys, 1).squeeze(1)
+def _remasked(confidence: Tensor, sampling: Sampling | None) -> Tensor:
+    """Random remasking draws the confidence, from another stream than the tokens'."""
+    if sampling is None:
+        return confidence
+    drawn = uniform(~sampling.keys, 1).squeeze(1).to(confidence.dtype)
+    return torch.where(sampling.random_remasking, drawn, confidence)
 
 
 def reduce_in_chunks(

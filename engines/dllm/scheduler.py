@@ -55,6 +55,11 @@ class Scheduler(ABC):
                 f"max_model_len={longest}: shorten the prompt or the generation")  # fmt: skip
         require(total <= cap,
                 f"request of {total} tokens exceeds max_num_batched_tokens={cap}: raise the budget or shorten the request")  # fmt: skip
+        guidance = request.generation.cfg_scale
+        require(
+            guidance == 0 or not self.rule.caches,
+            f"cfg_scale={guidance} needs a second, uncached forward and this system caches: leave it out",
+        )
         sequence = Sequence(
             request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps
         )

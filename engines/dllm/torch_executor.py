@@ -102,6 +102,7 @@ class TorchExecutor:
         """Refuse what this model cannot run, before it is queued."""
         shape = self.model.config
         ids = request.prompt_ids
+        require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
         require(ids is not None and len(ids) == request.prompt_len,
                 f"request {request.request_id} has no prompt_ids of length prompt_len={request.prompt_len}: give the token ids")  # fmt: skip
         assert ids is not None
@@ -384,17 +385,22 @@ class TorchExecutor:
                 conf[:, 1:].masked_fill_(first.unsqueeze(1), -torch.inf)
             else:
                 conf[:, 0] = torch.where(first & (conf[:, 0] > -torch.inf), torch.inf, conf[:, 0])
-        is_parallel = any(generation.is_parallel for generation in generations)
-        if self.config.tie_policy == "parity" and not is_parallel:
+        is_parallel = [generation.is_parallel for generation in generations]
+        by_library = None
+        if self.config.tie_policy == "parity":
             offsets = [item.block_start if item.phase.is_refresh else 0 for item in items]
-            return choose_parity(conf, commit, offsets, [item.query_tokens for item in items]), commit
+            by_library = choose_parity(conf, commit, offsets, [item.query_tokens for item in items])
+            if not any(is_parallel):
+                return by_library, commit
         threshold = factor = None
-        if is_parallel:
+        if any(is_parallel):
             limits = np.array([[np.inf if g.threshold is None else g.threshold, g.factor or 0.0] for g in generations])
             threshold, factor = self._to_device(limits.T.copy()).to(conf.dtype)
         chosen = choose(conf, self._to_device(np.array(commit)), threshold, factor)
+        if by_library is not None:
+            chosen = torch.where(self._to_device(np.array(is_parallel)).unsqueeze(1), chosen, by_library)
         # With parallel decoding the host must learn what the device decided; the only such sync.
-        return chosen, chosen.sum(dim=1).tolist() if is_parallel else commit
+        return chosen, chosen.sum(dim=1).tolist() if any(is_parallel) else commit
 
     def _choose_at_random(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> Tensor:
         """Dream's ``origin``: each mask is committed with the schedule's probability."""

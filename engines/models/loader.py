@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -26,6 +26,17 @@ def parse_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def check_device(name: str) -> None:
+    """Refuse a device this machine or this torch does not have, before anything is put on it."""
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+        raise UserError(f"device={name!r} is unknown: use cpu, cuda or cuda:N")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device={name!r}: this machine has no CUDA device that torch can use: use --device cpu")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device={name!r}: there are {torch.cuda.device_count()} CUDA devices: use a smaller number")
+
+
 def load_model(
     model: str,
     *,
@@ -39,6 +50,9 @@ def load_model(
     ``weights="random"`` builds a shape (a name in SHAPES, or the config of a checkpoint) with small
     random weights: throughput does not depend on their values.
     """
+    if weights not in get_args(Weights):
+        raise UserError(f"weights={weights!r} is unknown: use one of {', '.join(get_args(Weights))}")
+    check_device(device)
     if weights == "random":
         return _random_model(config_of(model), dtype, device, seed)
     if model in SHAPES:

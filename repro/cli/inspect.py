@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from engines.errors import UserError
 from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table
 
@@ -70,6 +71,9 @@ def plan(
         cases.append(PlanCase(label=f"{where.name} {memory / 1e9:g} GB", memory_bytes=memory, config=config))
     where = places[0]
     generation = GenerationConfig(gen_length=where.gen_length, block_length=where.block_length, steps=where.steps)
+    longest = min(case.config.max_model_len for case in cases) - where.gen_length
+    if not 1 <= input_len <= longest:
+        raise UserError(f"input_len={input_len} must be between 1 and {longest}: the model and the token budget set it")
     rows = compare_logit_budgets(LLADA_8B, cases, prompt_len=input_len, generation=generation)
     if json:
         print_json([asdict(row) for row in rows])

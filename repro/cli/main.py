@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import NoReturn
 
 import typer
+
+try:  # typer carries its own copy of click in newer releases
+    from typer._click.exceptions import ClickException, NoArgsIsHelpError
+except ImportError:
+    from click.exceptions import ClickException, NoArgsIsHelpError
 
 from engines.errors import UserError
 from repro.cli.bench import bench
@@ -14,6 +20,9 @@ from repro.cli.fit import calibrate
 from repro.cli.generate import generate
 from repro.cli.inspect import doctor, list_command, plan
 from repro.cli.train import train_tiny
+from repro.cli.verify import verify_baselines
+
+_INTERRUPTED = 130
 
 app = typer.Typer(
     name="repro",
@@ -33,6 +42,7 @@ app.command()(doctor)
 app.command()(plan)
 app.command()(calibrate)
 app.command(name="train-tiny")(train_tiny)
+app.command(name="verify-baselines")(verify_baselines)
 
 
 @app.callback()
@@ -43,10 +53,21 @@ def _root(verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what 
 def main() -> None:
     """Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted: finished runs are kept; the same command continues", file=sys.stderr)
-        sys.exit(130)
+        _refuse(str(error))
+    except ClickException as error:
+        # An unknown command or option, a missing argument, a value of the wrong type.
+        if isinstance(error, NoArgsIsHelpError):
+            print(error.format_message())
+            sys.exit(0)
+        _refuse(f"{error.format_message().rstrip('.')}: see 'repro --help'")
+    else:
+        if code == _INTERRUPTED:
+            print("interrupted: finished runs are kept; the same command continues", file=sys.stderr)
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _refuse(sentence: str) -> NoReturn:
+    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(2)

@@ -13,7 +13,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Model = Annotated[str | None, typer.Option(help="Checkpoint directory, hub id, 'tiny', or a shape ('llada-8b') with --weights random.")]  # fmt: skip
+Model = Annotated[str | None, typer.Option(help="Checkpoint directory, hub id, 'tiny', or a shape (llada-8b, dream-7b) with --weights random.")]  # fmt: skip
 Weights = Annotated[str | None, typer.Option(help="checkpoint, or random for a shape without a download.")]
 GenLength = Annotated[int | None, typer.Option(help="Tokens to generate.")]
 BlockLength = Annotated[int | None, typer.Option(help="Tokens per diffusion block.")]

@@ -20,6 +20,7 @@ def train_tiny(
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
     """Train the tiny LLaDA on generated word problems and functions, and evaluate it on held-out ones."""
-    from repro.training import TrainConfig, train_tiny as train
+    from repro.training.config import TrainConfig
+    from repro.training.loop import train_tiny as train
 
     print_json(train(TrainConfig(seed=seed, **opt.given(steps=steps)), out, resume=resume))

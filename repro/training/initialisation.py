@@ -20,6 +20,8 @@ from engines.models.llada import LLaDABlock, LLaDAModelLM
 _SHARED = 0.5
 """Value of coordinate 0 in every embedding: what "always on" scores are read from."""
 _SHARPNESS = 10.0
+_OFFSETS = (-1, 1, -2, 2, -3, 3, -4, 4)
+"""What the first layer's heads look at; a sum's operands are two and four to its left."""
 _FAST_PAIRS = 3
 _SLOW_RADIANS = 0.02
 """Rotary pairs turning less than this per position hardly notice distance."""
@@ -31,7 +33,7 @@ _MASK_PENALTY = 4.6
 def initialise(model: LLaDAModelLM, seed: int) -> None:
     """Seeded. Normal weights of deviation 1/sqrt(fan-in), then:
 
-    - the first layer's heads each look at one relative offset: -1, +1, -2, +2, ...;
+    - the first layer's heads each look at one relative offset, from four to the left to four to the right;
     - the second layer's heads look for positions with the same token at that offset;
     - keys of later layers equal their queries, so like finds like;
     - value projections are orthogonal, output projections half their transpose: heads copy;
@@ -74,7 +76,7 @@ def _look_at_neighbours(block: LLaDABlock, embedding: Tensor, theta: float) -> N
         weight.mul_(0.3)
         weight[:, 0] = 0
     for head in range(block.heads):
-        offset = (head // 2 + 1) * (-1 if head % 2 == 0 else 1)
+        offset = _OFFSETS[head % len(_OFFSETS)]
         first = head * width
         for pair in range(min(_FAST_PAIRS, half)):
             angle = offset * theta ** (-2 * pair / width)

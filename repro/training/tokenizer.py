@@ -11,8 +11,8 @@ from repro.tasks import GENERATORS
 
 MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
 
-# One digit a token (with the blank before it), words with their blank, runs of punctuation, runs of white space.
-_PIECES = r" ?[0-9]| ?[A-Za-z_]+| ?[^\sA-Za-z_0-9]+|\s+(?!\S)|\s+"
+# Numbers below 100 are one token (with the blank before it): a sum is then one look-up. Words with their blank, runs of punctuation, runs of white space.
+_PIECES = r" ?[0-9]{1,2}| ?[A-Za-z_]+| ?[^\sA-Za-z_0-9]+|\s+(?!\S)|\s+"
 
 
 def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> Tokenizer:
