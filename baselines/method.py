@@ -7,7 +7,7 @@ The phase machine, the schedulers and the executors are shared; methods differ i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ DENSE = SparsityConfig(selection="dense")
 class Method:
     rule: RefreshRule
     sparsity: SparsityConfig = DENSE
-    decode: DecodeConfig = DecodeConfig()
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
     exact_steps: bool = True
     """Whether every step of a block runs even when nothing is left to commit, as published."""
     suppress_mask_token: bool = False
@@ -65,7 +65,9 @@ def check_options(system: str, family: str, options: Mapping[str, Any]) -> None:
     if families is None:
         raise UserError(f"system={system!r} is unknown: use one of {', '.join(OPTIONS)}")
     if family not in families:
-        raise UserError(f"system={system!r} has no method for a {family} model: use a {' or '.join(families)} checkpoint")
+        raise UserError(
+            f"system={system!r} has no method for a {family} model: use a {' or '.join(families)} checkpoint"
+        )
     for name, value in options.items():
         require(
             name in families[family],
@@ -85,7 +87,9 @@ def method(system: str, family: str, options: Mapping[str, Any]) -> Method:
     if system == "sparse-dllm":
         return _sparse_dllm(family, options)
     if system == "dllm-cache":
-        return Method(rule=NoCache(), decode=DecodeConfig() if family == "llada" else _dream_decode(options.get("alg", "origin")))
+        return Method(
+            rule=NoCache(), decode=DecodeConfig() if family == "llada" else _dream_decode(options.get("alg", "origin"))
+        )
     return _dllm_serve(family, options)
 
 
@@ -100,14 +104,20 @@ def _fast_dllm(family: str, options: Mapping[str, Any]) -> Method:
         return Method(rule=rule, decode=decode, exact_steps=False, counts_empty_forward=cache != "none")
     alg = options.get("alg", "confidence_threshold" if "threshold" in options else "entropy")
     if cache == "none":
-        require("threshold" not in options, f"threshold={options.get('threshold')!r} has no effect with cache='none' on a dream model: use prefix or dual")
+        require(
+            "threshold" not in options,
+            f"threshold={options.get('threshold')!r} has no effect with cache='none' on a dream model: use prefix or dual",
+        )
         return Method(rule=rule, decode=_dream_decode(alg))
     allowed = (*DREAM_ALGORITHMS[1:], "confidence_threshold")
     require(alg in allowed, f"alg={alg!r} is unknown with cache={cache!r}: use one of {', '.join(allowed)}")
     if alg == "confidence_threshold":
         decode = DecodeConfig(first_step="first_position")
     else:
-        require("threshold" not in options, f"threshold={options.get('threshold')!r} has no effect with alg={alg!r}: use alg confidence_threshold")
+        require(
+            "threshold" not in options,
+            f"threshold={options.get('threshold')!r} has no effect with alg={alg!r}: use alg confidence_threshold",
+        )
         # Upstream's cached loop ranks by negative entropy whatever the algorithm is called.
         decode = DecodeConfig(quota="timestep", confidence="neg_entropy", first_step="first_position")
     return Method(rule=rule, decode=decode, exact_steps=False)
@@ -119,7 +129,10 @@ def _sparse_dllm(family: str, options: Mapping[str, Any]) -> Method:
     decode = DecodeConfig()
     if family == "dream":
         alg = options.get("alg", "entropy")
-        require(alg in DREAM_ALGORITHMS[1:], f"alg={alg!r} is unknown with sparse-dllm: use one of {', '.join(DREAM_ALGORITHMS[1:])}")
+        require(
+            alg in DREAM_ALGORITHMS[1:],
+            f"alg={alg!r} is unknown with sparse-dllm: use one of {', '.join(DREAM_ALGORITHMS[1:])}",
+        )
         decode = DecodeConfig(quota="timestep", confidence=_confidence(alg), first_step="first_position")
     return Method(rule=DelayedCache(delay=1), sparsity=sparsity, decode=decode)
 
@@ -127,7 +140,10 @@ def _sparse_dllm(family: str, options: Mapping[str, Any]) -> Method:
 def _dllm_serve(family: str, options: Mapping[str, Any]) -> Method:
     if options.get("selection") == "dense":
         for name in ("retention_ratio", "pool_kernel"):
-            require(name not in options, f"{name}={options.get(name)!r} has no effect with selection='dense', which keeps every row: leave it out")
+            require(
+                name not in options,
+                f"{name}={options.get(name)!r} has no effect with selection='dense', which keeps every row: leave it out",
+            )
     require(
         not (options.get("compat") == "upstream" and options.get("refresh_delay") == 0),
         "compat='upstream' has no effect with refresh_delay=0, which has no uncached step: leave it out",
@@ -172,9 +188,16 @@ def check_generation(system: str, family: str, generation: GenerationConfig) -> 
         return
     length, block = generation.gen_length, generation.block_length
     if system == "sparse-dllm" and family == "dream":
-        require(block == 32, f"block_length={block} must be 32 for sparse-dllm on a dream model: its published code fixes it")
+        require(
+            block == 32,
+            f"block_length={block} must be 32 for sparse-dllm on a dream model: its published code fixes it",
+        )
     if length % block:
-        raise UserError(f"gen_length={length} is not a multiple of block_length={block}, which system={system!r} needs: change one of them")
+        raise UserError(
+            f"gen_length={length} is not a multiple of block_length={block}, which system={system!r} needs: change one of them"
+        )
     num_blocks = length // block
     if generation.steps % num_blocks:
-        raise UserError(f"steps={generation.steps} is not a multiple of the {num_blocks} blocks, which system={system!r} needs: change steps or block_length")
+        raise UserError(
+            f"steps={generation.steps} is not a multiple of the {num_blocks} blocks, which system={system!r} needs: change steps or block_length"
+        )

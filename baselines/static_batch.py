@@ -69,7 +69,12 @@ class PaddedTorchExecutor(TorchExecutor):
         return attend
 
     def _reduce(
-        self, hidden: Tensor, guidance: Guidance | None, head_rows: Tensor, reduction: Reduction, sampling: Sampling | None
+        self,
+        hidden: Tensor,
+        guidance: Guidance | None,
+        head_rows: Tensor,
+        reduction: Reduction,
+        sampling: Sampling | None,
     ) -> Reduced:
         """Every row of the batch gets logits and a softmax at once, wanted or not."""
         logits = self._project(hidden, guidance, slice(None))

@@ -42,7 +42,11 @@ class StaticBatchScheduler(Scheduler):
             admitted = [sequence.request for sequence in self.running]
         if not self.running:
             return None
-        rows = self._pad_to if self.running[0].phase.is_refresh else self.running[0].window_end - self.running[0].block_start
+        rows = (
+            self._pad_to
+            if self.running[0].phase.is_refresh
+            else self.running[0].window_end - self.running[0].block_start
+        )
         return StepPlan(
             items=tuple(plan_item(sequence) for sequence in self.running),
             admitted=tuple(admitted),

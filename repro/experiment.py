@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from baselines.method import check_options
-from repro.calibration import describe_calibration
 from engines.errors import UserError
+from repro.calibration import describe_calibration
 from repro.cell import Cell
 from repro.clock import VirtualClock, WallClock
 from repro.driver import DriveProgress, drive_steps
@@ -16,7 +16,6 @@ from repro.record import RunRecord
 from repro.settings import Settings, resolve
 from repro.systems import Resources, System, system
 from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
-
 
 MIN_PROMPT_LEN = 8
 

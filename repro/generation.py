@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -138,4 +139,4 @@ def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, requ
 def _empty_forwards(records: list[StepRecord]) -> int:
     """Blocks that their first, full forward completed: published code runs one more forward on each."""
     refresh = [record.num_refresh == 1 for record in records] + [True]
-    return sum(now and after for now, after in zip(refresh, refresh[1:], strict=False))
+    return sum(now and after for now, after in pairwise(refresh))

@@ -227,13 +227,19 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
         for s in (
             DllmServe(),
             StaticSystem(
-                "fast-dllm", "Fast-dLLM", "prefix or dual cache, one Refresh per block, parallel decoding; static batches"
+                "fast-dllm",
+                "Fast-dLLM",
+                "prefix or dual cache, one Refresh per block, parallel decoding; static batches",
             ),
-            DllmCache("dllm-cache", "dLLM-Cache", "feature caches of prompt and response, partial updates; static batches"),
+            DllmCache(
+                "dllm-cache", "dLLM-Cache", "feature caches of prompt and response, partial updates; static batches"
+            ),
             StaticSystem(
                 "sparse-dllm", "Sparse-dLLM", "delayed sparse cache, one selection for all heads; static batches"
             ),
-            StaticSystem("llada", "LLaDA", "the plain LLaDA sampler: no cache, every step a full forward; static batches"),
+            StaticSystem(
+                "llada", "LLaDA", "the plain LLaDA sampler: no cache, every step a full forward; static batches"
+            ),
             StaticSystem("dream", "Dream", "the plain Dream sampler: no cache, no blocks; static batches"),
         )
     }

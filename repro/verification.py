@@ -58,7 +58,7 @@ def read_cases(folder: Path) -> tuple[Mapping[str, Path], Sequence[Mapping[str, 
     return checkpoints, raw["cases"]
 
 
-def verify(folder: Path, on_case: Callable[[], None] = lambda: None) -> list[CaseResult]:
+def verify(folder: Path, on_case: Callable[[], object] = lambda: None) -> list[CaseResult]:
     """Replay every case, ties in the library's order as the recording had them."""
     checkpoints, cases = read_cases(folder)
     results = []
@@ -86,9 +86,7 @@ def _replay(case: Mapping[str, Any], checkpoint: Path) -> CaseResult:
     )
     parity = None if generation.is_parallel or system != "dllm-serve" else "parity"
     done = generate(
-        GenerateOptions(
-            system=system, model=str(checkpoint), generation=generation, knobs=options, tie_policy=parity
-        ),
+        GenerateOptions(system=system, model=str(checkpoint), generation=generation, knobs=options, tie_policy=parity),
         tuple(case["prompt_ids"]),
     )
     nfe = case.get("nfe")

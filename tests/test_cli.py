@@ -123,6 +123,7 @@ OPTIONS = {
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
     "reproduce": "--force --json --out-dir --platform --result-dir",
     "train-tiny": "--out --resume --seed --steps",
+    "verify-baselines": "--golden --json",
 }
 """Flags are an interface: a change here breaks scripts of users."""
 
@@ -290,7 +291,7 @@ def test_generate_without_a_model(repro: Repro, tmp_path: Path, ids: Path) -> No
     )
     refusal(repro("generate", "--model", "llada-8b", "--prompt-ids", ids, "--json"), "llada-8b")
     bare = GQA.write(tmp_path / "bare")
-    refusal(repro("generate", "--model", bare, "--prompt", "Hello"), "lacks tokenizer.json")
+    refusal(repro("generate", "--model", bare, "--prompt", "Hello"), "lacks tokenizer_config.json")
     (bare / "model.safetensors").unlink()
     refusal(repro("generate", "--model", bare, "--prompt-ids", ids, "--json"), "lacks weights model.safetensors")
 

@@ -24,10 +24,10 @@ from engines.dllm.kv_pool import KvPool
 from engines.dllm.noise import gumbel_argmax, row_keys, uniform
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.request import Request
-from engines.errors import UserError
 from engines.dllm.scheduler import SCHEDULERS, PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.dllm.torch_executor import TorchExecutor
+from engines.errors import UserError
 
 Ids = tuple[int, ...]
 MAX_TOTAL = 40

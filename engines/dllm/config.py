@@ -57,13 +57,16 @@ class GenerationConfig:
             0 <= self.temperature < float("inf"), f"temperature={self.temperature} must be a finite number, 0 or above"
         )
         require(self.threshold is None or 0 < self.threshold <= 1, f"threshold={self.threshold} must be in (0, 1]")
-        require(self.factor is None or 0 < self.factor < float("inf"), f"factor={self.factor} must be a finite number above 0")
+        require(
+            self.factor is None or 0 < self.factor < float("inf"),
+            f"factor={self.factor} must be above 0 and finite",
+        )
         require(
             self.threshold is None or self.factor is None,
             f"threshold={self.threshold} and factor={self.factor} are two rules for one thing: give one of them",
         )
         _one_of("remasking", self.remasking, Remasking)
-        require(0 <= self.cfg_scale < float("inf"), f"cfg_scale={self.cfg_scale} must be a finite number, 0 or above")
+        require(0 <= self.cfg_scale < float("inf"), f"cfg_scale={self.cfg_scale} must not be negative, and finite")
 
     @property
     def num_blocks(self) -> int:

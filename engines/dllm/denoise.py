@@ -100,9 +100,7 @@ def reduce_in_chunks(
     return torch.cat(tokens), torch.cat(confidences)
 
 
-def choose(
-    confidence: Tensor, commit: Tensor, threshold: Tensor | None = None, factor: Tensor | None = None
-) -> Tensor:
+def choose(confidence: Tensor, commit: Tensor, threshold: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
     """[n, B] bool: which positions to commit. Ties go to the lower position (``stable``).
 
     confidence [n, B], -inf where nothing may be committed; commit [n] is the quota. With a

@@ -45,7 +45,8 @@ class KvPool:
         i = bisect_left(self._starts, start)
         before_end = self._starts[i - 1] + self._lengths[i - 1] if i else 0
         after_start = self._starts[i] if i < len(self._starts) else self.num_rows
-        assert before_end <= start and start + rows <= after_start, "released rows were not allocated"
+        assert before_end <= start, "released rows were not allocated"
+        assert start + rows <= after_start, "released rows were not allocated"
         self._starts.insert(i, start)
         self._lengths.insert(i, rows)
         self.used_rows -= rows

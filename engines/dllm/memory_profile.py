@@ -60,7 +60,9 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
 
     @torch.inference_mode()
     def head() -> None:
-        reduce_in_chunks(model.logits, hidden, config.max_num_logits, Reduction(suppress_id=model.config.mask_token_id), None)
+        reduce_in_chunks(
+            model.logits, hidden, config.max_num_logits, Reduction(suppress_id=model.config.mask_token_id), None
+        )
 
     return MeasuredPeak(activation_bytes=activation_bytes, logits_bytes=peak_bytes(head, device))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from engines.dllm import timestep
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.phase import Phase, RefreshRule, Window
@@ -16,7 +18,7 @@ def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
     """
     ends = [min((b + 1) * generation.block_length, generation.gen_length) for b in range(generation.num_blocks)]
     bounds = [0, *(generation.steps * end // generation.gen_length for end in ends)]
-    return tuple(after - before for before, after in zip(bounds, bounds[1:], strict=False))
+    return tuple(after - before for before, after in pairwise(bounds))
 
 
 def cache_rows(request: Request, sparsity: SparsityConfig, window: Window = "block") -> int:

@@ -109,7 +109,7 @@ class TorchExecutor:
         require(request.total_len <= shape.max_sequence_length,
                 f"prompt of {request.prompt_len} tokens + gen_length={request.generation.gen_length} exceeds the model's "
                 f"max_sequence_length={shape.max_sequence_length}: shorten the prompt or the generation")  # fmt: skip
-        require(0 <= min(ids) and max(ids) < shape.vocab_size,
+        require(min(ids) >= 0 and max(ids) < shape.vocab_size,
                 f"prompt_ids of request {request.request_id} hold ids outside [0, {shape.vocab_size}): use this model's tokenizer")  # fmt: skip
         require(shape.mask_token_id not in ids,
                 f"prompt_ids of request {request.request_id} hold the mask id {shape.mask_token_id}: remove it from the prompt")  # fmt: skip
@@ -314,7 +314,9 @@ class TorchExecutor:
         # Padded to MIN_ROWS with repetitions of one row.
         padding = torch.zeros(max(0, MIN_ROWS - logit_rows), dtype=torch.int64, device=self.device)
         head_rows = torch.cat((block.packed[request, place], padding))
-        sampling = self._sampling(items, torch.cat((request, padding)), torch.cat((block.positions[request, place], padding)))
+        sampling = self._sampling(
+            items, torch.cat((request, padding)), torch.cat((block.positions[request, place], padding))
+        )
         decode = self.config.decode
         reduction = Reduction(confidence=decode.confidence, dtype=decode.confidence_dtype, suppress_id=suppress)
         started = perf_counter()
@@ -351,7 +353,12 @@ class TorchExecutor:
         return BlockRows(slots=index[0], positions=index[1], packed=index[2], valid=self._to_device(inside))
 
     def _reduce(
-        self, hidden: Tensor, guidance: Guidance | None, head_rows: Tensor, reduction: Reduction, sampling: Sampling | None
+        self,
+        hidden: Tensor,
+        guidance: Guidance | None,
+        head_rows: Tensor,
+        reduction: Reduction,
+        sampling: Sampling | None,
     ) -> Reduced:
         def project(part: Tensor) -> Tensor:
             return self._project(hidden, guidance, part)

@@ -65,9 +65,9 @@ def cells(platform: Platform) -> list[Cell]:
 
 
 def _series(platform: Platform) -> tuple[Series, ...]:
-    series = tuple(Series(system=name) for name in ("dllm-serve", "fast-dllm", "sparse-dllm", "dllm-cache"))
+    both = (Series(system="dllm-serve"), Series(system="sparse-dllm"))
     # Its published code serves one request at a time; how much of the gap that is, only a large card's runs can say.
-    return (*series, Series(system="sparse-dllm", batch_size=1)) if platform.name == PAPER_PLATFORM else series
+    return (*both, Series(system="sparse-dllm", batch_size=1)) if platform.name == PAPER_PLATFORM else both
 
 
 def render(runs: Sequence[StoredRun], platform: Platform, out: Path) -> Rendered:

@@ -11,7 +11,7 @@ import typer
 try:  # typer carries its own copy of click in newer releases
     from typer._click.exceptions import ClickException, NoArgsIsHelpError
 except ImportError:
-    from click.exceptions import ClickException, NoArgsIsHelpError
+    from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 from engines.errors import UserError
 from repro.cli.bench import bench

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ def verify_baselines(
         bar = iter(track(range(len(cases)), description="replaying", console=Console(stderr=True), transient=True))
         results = verify(folder, lambda: next(bar, None))
     methods = sorted({result.method for result in results})
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in methods:
         of_method = [result for result in results if result.method == name]
         firm = [result for result in of_method if not result.tie_sensitive]

@@ -26,7 +26,7 @@ def generate(
     *,
     num_facts: Span = (8, 12),
     num_distractors: Span = (6, 20),
-    num_used: Span = (2, 4),
+    num_used: Span = (2, 3),
     listing_share: float = 0.0,
     drill_share: float = 0.0,
     num_names: int = len(NAMES),
@@ -34,7 +34,7 @@ def generate(
     """The same arguments give the same problems on any machine. A difference always uses two facts.
 
     ``listing_share`` of the problems, for training only, ask to recall every fact of the story (up to 12),
-    and ``drill_share`` to add two to five numbers that stand in the question itself.
+    and ``drill_share`` to add two or three numbers that stand in the question itself.
     Names come from the first ``num_names`` of ``NAMES``.
     """
     check_span("num_names", num_names, 1, len(NAMES))
@@ -58,13 +58,13 @@ def _make(
     drill_share: float,
     names: tuple[str, ...],
 ) -> Problem:
-    counts = {name: rng.randint(1, 9) for name in rng.sample(names, draw(rng, num_facts))}
+    counts = {name: rng.randint(1, 5) for name in rng.sample(names, draw(rng, num_facts))}
     items = {name: rng.choice(ITEMS) for name in counts}
     used = rng.sample(list(counts), min(draw(rng, num_used), len(counts)))
     training_kind = rng.random()
     if training_kind < drill_share:
         used = []
-        kind, question, answer, final = _drill([rng.randint(1, 9) for _ in range(rng.randint(2, 5))])
+        kind, question, answer, final = _drill([rng.randint(1, 5) for _ in range(rng.randint(2, 3))])
     elif training_kind < drill_share + listing_share:
         used = rng.sample(list(counts), min(len(counts), 12))
         kind, question, answer, final = f"listing-{len(used)}", *_listing(used, counts)

@@ -15,7 +15,7 @@ class Stage:
     until: float
     num_facts: Span
     num_distractors: Span
-    num_used: Span = (2, 4)
+    num_used: Span = (2, 3)
     """Facts a mini-gsm question needs."""
     num_operations: Span = (2, 5)
     """Words a mini-code function composes."""
@@ -31,10 +31,17 @@ class Stage:
 # so within minutes, from the full task it does not. Sums are the slowest to come, hence the drill.
 CURRICULUM = (
     Stage(
-        until=0.12, num_facts=(2, 6), num_distractors=(0, 1), num_used=(1, 4), num_operations=(2, 6), listing_share=0.8
+        until=0.12,
+        num_facts=(2, 6),
+        num_distractors=(0, 1),
+        num_used=(1, 3),
+        num_operations=(2, 6),
+        listing_share=0.6,
+        drill_share=0.2,
     ),
     Stage(until=0.40, num_facts=(3, 7), num_distractors=(0, 2), listing_share=0.1, drill_share=0.5),
     Stage(until=0.50, num_facts=(5, 10), num_distractors=(0, 10), drill_share=0.2),
+    Stage(until=0.90, num_facts=(8, 12), num_distractors=(6, 20), drill_share=0.2),
     Stage(until=1.00, num_facts=(8, 12), num_distractors=(6, 20)),
 )
 
