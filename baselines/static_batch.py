@@ -23,6 +23,9 @@ class PaddedTorchExecutor(TorchExecutor):
 
     def __init__(self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, batch_size: int) -> None:
         super().__init__(model, config, kv_rows, num_slots=batch_size)
+        # Masked rows of a slab are multiplied by zero, so what lies there has to be finite.
+        self.pool_k.zero_()
+        self.pool_v.zero_()
         self._pad_to = 0
 
     def execute(self, plan: StepPlan) -> StepOutcome:

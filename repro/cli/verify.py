@@ -12,23 +12,21 @@ from repro.cli.output import print_json, print_table
 
 
 def verify_baselines(
-    golden: Annotated[Path | None, typer.Option(help="Folder with cases.json [default: our own cases].")] = None,
+    golden: Annotated[Path, typer.Option(help="Folder with cases.json and the checkpoints it names.")],
     json: opt.Json = False,
 ) -> None:
     """Replay recorded cases of every sampler, token by token. Exit code 1 if a case fails."""
-    from repro.paths import GOLDEN
     from repro.verification import read_cases, verify
 
-    folder = golden or GOLDEN
-    _, cases = read_cases(folder)
+    _, cases = read_cases(golden)
     if json:
-        results = verify(folder)
+        results = verify(golden)
     else:
         from rich.console import Console
         from rich.progress import track
 
         bar = iter(track(range(len(cases)), description="replaying", console=Console(stderr=True), transient=True))
-        results = verify(folder, lambda: next(bar, None))
+        results = verify(golden, lambda: next(bar, None))
     methods = sorted({result.method for result in results})
     rows: list[dict[str, Any]] = []
     for name in methods:
