@@ -25,7 +25,7 @@ def prepare_all(cells: Sequence[Cell]) -> list[Experiment]:
 
 
 def run_sweep(
-    experiments: Sequence[Experiment], store: Store, *, force: bool, continue_on_error: bool, jobs: int | None = None
+    experiments: Sequence[Experiment], store: Store, *, force: bool, continue_on_error: bool
 ) -> list[CellOutcome]:
     """Simulated cells use all cores, measured ones run alone and in order."""
     from repro.experiment import run_cell
@@ -35,7 +35,7 @@ def run_sweep(
     simulated = [e.cell for e in experiments if e.cell.executor == "roofline"]
     measured = [e.cell for e in experiments if e.cell.executor != "roofline"]
     outcomes: dict[str, CellOutcome] = {}
-    cores = jobs or os.cpu_count() or 1
+    cores = os.cpu_count() or 1
     with sweep_progress(len(simulated)) as on_event:
         new = [cell for cell in simulated if force or not store.is_done(cell)]
         for outcome in run_cells(simulated, run_cell, store, force=force, continue_on_error=continue_on_error,
