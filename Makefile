@@ -11,7 +11,7 @@ TORCH_CPU := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TEST_JOBS ?= 2
 
-FIGURES := fig3
+FIGURES := fig3 fig4 fig5
 
 VENV := .venv
 STAMP := $(VENV)/.stamp

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DPI = 200
 PANEL_INCHES = (3.6, 2.1)
 """Width with its margins, height without."""
+WIDE_INCHES = 6.4
+"""Of a figure with one panel."""
 TITLE_INCHES, LEGEND_INCHES = 0.2, 0.19
 """Of one line."""
 CAPTION_POINTS = 7
@@ -101,7 +103,10 @@ def row_of_panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
     return figure, panels
 
 
-def compose(figure: Figure, panels: Sequence[Axes], *, title: str, caption: Sequence[str], legend_columns: int) -> None:
+def compose(
+    figure: Figure, panels: Sequence[Axes], *, title: str, caption: Sequence[str], legend_columns: int,
+    width_inches: float | None = None,
+) -> None:  # fmt: skip
     """Title, one legend for all panels, the panels, and the caption, a paragraph per sentence.
 
     Heights are counted in inches, so that no part can run into another whatever the caption's length. A label that
@@ -111,7 +116,7 @@ def compose(figure: Figure, panels: Sequence[Axes], *, title: str, caption: Sequ
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    width = PANEL_INCHES[0] * len(panels)
+    width = width_inches or PANEL_INCHES[0] * len(panels)
     characters = int(width * CHARACTERS_PER_INCH)
     lines = [line for sentence in caption for line in textwrap.wrap(sentence, characters)]
 

@@ -11,9 +11,58 @@ from types import MappingProxyType
 from typing import Protocol, cast
 
 from engines.errors import UserError
-from repro.cell import Cell
+from repro.cell import Cell, Scalar
+from repro.claims import Finding, Obtained
 from repro.platforms import Platform
 from repro.store import StoredRun
+
+READINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "published": "baselines as published: upstream's batch limits and overheads",
+        "efficient": "baselines in our implementation, largest static batch",
+        "policy": "baselines' cache policies under continuous batching",
+    }
+)
+"""Three readings of every comparison. Only the first can be held against the paper, only the last isolates the policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What is asked of a figure: where, in which reading of the baselines, over how many repeats."""
+
+    platform: Platform
+    reading: str
+    num_runs: int = 1
+    """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
+
+    def __post_init__(self) -> None:
+        if self.reading not in READINGS:
+            raise UserError(f"reading={self.reading!r} is unknown: use one of {', '.join(READINGS)}")
+        if self.num_runs < 1:
+            raise UserError(f"num_runs={self.num_runs} must be at least 1")
+
+    @property
+    def seeds(self) -> range:
+        return range(self.num_runs)
+
+    @property
+    def obtained(self) -> Obtained:
+        return "simulated" if self.platform.executor == "roofline" else "measured"
+
+    @property
+    def stem(self) -> str:
+        """Ending of the figure's file names."""
+        usual = self.reading == default_reading(self.platform)
+        return self.platform.name if usual else f"{self.platform.name}-{self.reading}"
+
+    def baseline_knobs(self) -> tuple[tuple[str, Scalar], ...]:
+        """The knob that puts a baseline's cell into this reading; none for a system's own default."""
+        return () if self.reading == "efficient" else (("reading", self.reading),)
+
+
+def default_reading(platform: Platform) -> str:
+    """A simulated card stands for the paper's runs; on other hardware nothing was published."""
+    return "published" if platform.executor == "roofline" else "efficient"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +84,16 @@ class FigureModule(Protocol):
     PLATFORMS: tuple[str, ...]
     """Platforms drawn by default, each its own figure file."""
 
-    def cells(self, platform: Platform) -> list[Cell]:
-        """The grid of runs behind the figure on one platform."""
+    def cells(self, view: View) -> list[Cell]:
+        """The grid of runs behind the figure; empty where arithmetic is enough."""
         ...
 
-    def render(self, runs: Sequence[StoredRun], platform: Platform, out: Path) -> Rendered:
-        """Draw stored runs into ``out``: <name>-<platform>.png, .pdf and the .csv behind them."""
+    def render(self, runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+        """Draw stored runs into ``out``: <name>-<stem>.png, .pdf and the .csv behind them."""
+        ...
+
+    def findings(self, runs: Sequence[StoredRun], view: View) -> list[Finding]:
+        """What the runs say about the paper's claims that this figure decides."""
         ...
 
 
@@ -64,6 +117,18 @@ FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
                 module="paper_figures.dllm_serve.fig3",
                 title="dLLM-Serve Figure 3: throughput against arrival rate",
                 aliases=("dllm-serve/fig3",),
+            ),
+            FigureEntry(
+                name="fig4",
+                module="paper_figures.dllm_serve.fig4",
+                title="dLLM-Serve Figure 4: mean latency against arrival rate",
+                aliases=("dllm-serve/fig4",),
+            ),
+            FigureEntry(
+                name="fig5",
+                module="paper_figures.dllm_serve.fig5",
+                title="dLLM-Serve Figure 5: jitter under high load",
+                aliases=("dllm-serve/fig5",),
             ),
         )
     }

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
@@ -8,107 +7,41 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from stored_runs import CALIBRATION, CPU, FAILED, drawn_lines, panel, read_csv, runs_of, stored, text_of
 
 import repro.paths
 from engines.errors import UserError
 from paper_figures import style
 from paper_figures.dllm_serve import fig3
+from paper_figures.dllm_serve.curve import COMPARED
+from paper_figures.dllm_serve.rate_panels import CSV_COLUMNS
 from repro.cell import Cell
-from repro.figures import Rendered, figure
-from repro.metrics import summarize
-from repro.paper import load_figures
-from repro.platforms import CPU_TINY, RTX4090, Platform
-from repro.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord
+from repro.figures import View, figure
+from repro.paper import load_claims, load_figures
+from repro.platforms import CPU_TINY, RTX4090
 from repro.store import StoredRun
 from repro.systems import SYSTEMS
 from repro.validity import Validity
 
-CPU = "A Processor 9000"
-CALIBRATION = "rtx4090, fitted on one cell; another cell"
-VALID = Validity(valid=True, reasons=())
-
-
-def stored(cell: Cell, *, tok_s: float, gen_length: int = 64, n: int = 4, validity: Validity = VALID) -> StoredRun:
-    """A run of ``n`` requests, all due at 0, that finish together when the throughput is ``tok_s``."""
-    end = n * gen_length / tok_s
-    requests: dict[str, list[Any]] = {column.name: [None] * n for column in REQUEST_COLUMNS}
-    requests |= {
-        "request_id": list(range(n)), "arrival_s": [0.0] * n, "finished_s": [end] * n, "prompt_len": [9] * n,
-        "gen_length": [gen_length] * n, "status": ["ok"] * n,
-    }  # fmt: skip
-    steps: dict[str, list[Any]] = {column.name: [0] for column in STEP_COLUMNS}
-    simulated = cell.executor == "roofline"
-    steps |= {"duration_s": [end], "end_s": [end], "forward_s": [end if simulated else 0.75 * end]}
-    record = RunRecord(
-        requests=requests,
-        steps=steps,
-        manifest={
-            "obtained": "simulated" if simulated else "measured",
-            "calibration": CALIBRATION if simulated else None,
-            "dataset": {"source": "embedded", "location": "datasets/x.yaml", "length_scale": 1.0},
-            "facts": {"batch_size": cell.knob_values.get("batch_size", 3)} if cell.system != "dllm-serve" else {},
-        },
-    )
-    return StoredRun(
-        cell=replace(cell, knobs=(*cell.knobs, ("basis", "abc"))),
-        record=record,
-        summary=summarize(record),
-        validity=validity,
-        manifest={},
-        provenance={"cpu": {"model": CPU, "count": 4, "usable": 2}, "gpu": None},
-    )
+RATES = (2.0, 4.0, 8.0, 16.0)
+CPU_VIEW = View(platform=replace(CPU_TINY, rates=RATES), reading="efficient")
+CARD_VIEW = View(platform=RTX4090, reading="published")
+TITLES = ["dLLM-Serve", "Sparse-dLLM", "Fast-dLLM", "dLLM-Cache"]
+"""In the order of the style."""
 
 
 def throughput(cell: Cell) -> float:
-    """dLLM-Serve follows the load up to 0.3 (8 on the CPU) req/s; the others reach 20, or 10 at batch 1."""
+    """dLLM-Serve follows the load up to 0.3 (8 on the CPU) req/s; the others reach 20."""
     assert cell.rate is not None
-    if cell.system == "dllm-serve":
-        return min(cell.rate * 60, 8 * 60)
-    return 10.0 if "batch_size" in cell.knob_values else 20.0
+    return min(cell.rate * 60, 8 * 60) if cell.system == "dllm-serve" else 20.0
 
 
-def runs_of(platform: Platform) -> list[StoredRun]:
-    return [stored(cell, tok_s=throughput(cell)) for cell in fig3.cells(platform)]
-
-
-def read_csv(rendered: Rendered) -> list[dict[str, str]]:
-    (path,) = (file for file in rendered.files if file.suffix == ".csv")
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-@pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures handed to ``style.save``, to look into them."""
-    figures: list[Figure] = []
-    save = style.save
-
-    def keep(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:
-        figures.append(figure)
-        return save(figure, out, name)
-
-    monkeypatch.setattr(style, "save", keep)
-    return figures
-
-
-def panel(figure: Figure, title: str) -> Axes:
-    (axes,) = (axes for axes in figure.axes if axes.get_title() == title)
-    return axes
-
-
-def lines(axes: Axes) -> dict[str, Any]:
-    return {str(line.get_label()): line for line in axes.get_lines()}
-
-
-def text_of(figure: Figure) -> str:
-    """Title and caption, as one line."""
-    return " ".join(" ".join(text.get_text() for text in (figure._suptitle, figure._supxlabel)).split())  # type: ignore[attr-defined]
+def made(view: View) -> list[StoredRun]:
+    return runs_of(fig3.cells(view), throughput)
 
 
 def test_is_the_registered_figure() -> None:
@@ -124,24 +57,36 @@ def test_every_system_has_a_look_of_its_own() -> None:
 
 
 def test_grid_on_the_cpu() -> None:
-    cells = fig3.cells(CPU_TINY)
-    assert len({cell.key for cell in cells}) == len(cells) == 3 * 2 * len(CPU_TINY.rates)
+    cells = fig3.cells(CPU_VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(RATES)
     assert {(cell.executor, cell.seed, cell.figure) for cell in cells} == {("torch", 0, "fig3")}
-    assert {cell.rate for cell in cells} == set(CPU_TINY.rates)
+    assert {cell.rate for cell in cells} == set(RATES)
     assert not any(cell.knobs for cell in cells)
 
 
-def test_grid_on_the_papers_card_has_the_published_batch_of_one() -> None:
-    cells = fig3.cells(RTX4090)
-    assert len({cell.key for cell in cells}) == len(cells) == 3 * 3 * len(RTX4090.rates)
+def test_grid_on_the_papers_card_reads_baselines_as_published() -> None:
+    cells = fig3.cells(CARD_VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(RTX4090.rates)
     assert {cell.executor for cell in cells} == {"roofline"}
-    single = [cell for cell in cells if cell.knobs]
-    assert {(cell.system, cell.knobs) for cell in single} == {("sparse-dllm", (("batch_size", 1),))}
-    assert len(single) == 3 * len(RTX4090.rates)
+    assert {cell.knobs for cell in cells if cell.system != "dllm-serve"} == {(("reading", "published"),)}
+    assert {cell.knobs for cell in cells if cell.system == "dllm-serve"} == {()}
+
+
+def test_readings_share_the_runs_of_dllm_serve() -> None:
+    grids = [{c.key for c in fig3.cells(replace(CARD_VIEW, reading=r))} for r in ("published", "efficient", "policy")]
+    shared = set.intersection(*grids)
+    assert len(shared) == 3 * len(RTX4090.rates)
+    assert len(set.union(*grids)) == sum(map(len, grids)) - 2 * len(shared)
+
+
+def test_repeats_take_seeds_of_their_own() -> None:
+    cells = fig3.cells(replace(CPU_VIEW, num_runs=3))
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * 3 * len(COMPARED) * len(RATES)
+    assert {cell.seed for cell in cells} == {0, 1, 2}
 
 
 def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = fig3.render(runs_of(CPU_TINY), CPU_TINY, tmp_path)
+    rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
     assert [path.name for path in rendered.files] == ["fig3-cpu-tiny.png", "fig3-cpu-tiny.pdf", "fig3-cpu-tiny.csv"]
     assert [path.name for path in sorted(tmp_path.iterdir())] == sorted(path.name for path in rendered.files)
 
@@ -150,10 +95,10 @@ def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
     assert {axes.get_xlabel() for axes in picture.axes} == {"arrival rate (req/s)"}
     assert picture.axes[0].get_ylabel() == "throughput (tok/s)"
     for axes in picture.axes:
-        found = lines(axes)
-        assert list(found) == ["offered load", "dLLM-Serve", "Sparse-dLLM (largest static batch)"]
+        found = drawn_lines(axes)
+        assert set(found) == {"offered load", *TITLES}
         ours = found["dLLM-Serve"]
-        assert list(ours.get_xdata()) == list(CPU_TINY.rates)
+        assert list(ours.get_xdata()) == list(RATES)
         assert list(ours.get_ydata()) == pytest.approx([120, 240, 480, 480])
         assert (to_hex(ours.get_color()).upper(), ours.get_marker()) == ("#0072B2", "o")
         assert ours.get_fillstyle() == "full"
@@ -161,34 +106,27 @@ def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
         assert [y / x for x, y in zip(load.get_xdata(), load.get_ydata(), strict=True)] == pytest.approx([64, 64])
         assert axes.get_ylim()[1] == pytest.approx(1.15 * 480)  # the load goes on beyond: it is cut, not fitted
     (legend,) = picture.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(lines(picture.axes[0]))
+    assert {text.get_text() for text in legend.get_texts()} == {"offered load", *TITLES}
 
     text = text_of(picture)
-    assert f"All curves measured on {CPU}, 2 cores." in text
+    assert f"All runs measured on {CPU}, 2 cores." in text
+    assert "Baselines in our implementation, largest static batch." in text
     assert (
         "LiveBench (embedded generator, lengths assumed, n = 4); Burst (embedded generator, lengths fitted, n = 4)"
         in text
     )
-    assert "Largest static batch: LiveBench 3, Burst 3, OSC 3." in text
+    assert "Static batches: Fast-dLLM 3; dLLM-Cache 3; Sparse-dLLM 3." in text
     assert "paper" not in text
     assert "simulated" not in text
 
 
 def test_table_and_notes(tmp_path: Path) -> None:
-    rendered = fig3.render(runs_of(CPU_TINY), CPU_TINY, tmp_path)
-    assert [len(row) for row in rendered.rows] == [len(rendered.columns)] * 6
+    rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
+    assert [len(row) for row in rendered.rows] == [len(rendered.columns)] * 12
     assert rendered.rows[0] == ("LiveBench", "dLLM-Serve", "480.0", "8", "-", "measured", "yes")
-    assert rendered.rows[1] == (
-        "LiveBench",
-        "Sparse-dLLM (largest static batch)",
-        "20.0",
-        "2",
-        "24.00x",
-        "measured",
-        "yes",
-    )
+    assert rendered.rows[1] == ("LiveBench", "Sparse-dLLM", "20.0", "2", "24.00x", "measured", "yes")
     notes = "\n".join(rendered.notes)
-    assert "24.00x (LiveBench), 24.00x (Burst), 24.00x (OSC)" in notes
+    assert "over Sparse-dLLM: 24.00x (LiveBench), 24.00x (Burst), 24.00x (OSC)" in notes
     assert "outside the model's forward (measured): dLLM-Serve 25.0 to 25.0 %" in notes
     assert "INVALID" not in notes
     assert "missing" not in notes
@@ -196,22 +134,36 @@ def test_table_and_notes(tmp_path: Path) -> None:
 
 
 def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path: Path) -> None:
-    slow = replace(CPU_TINY, rates=(2.0, 4.0))
-    rendered = fig3.render(runs_of(slow), slow, tmp_path)
+    slow = replace(CPU_VIEW, platform=replace(CPU_TINY, rates=(2.0, 4.0)))
+    rendered = fig3.render(made(slow), slow, tmp_path)
     assert rendered.rows[0][2] == "240.0 (not saturated)"
     assert any(
         note.startswith("Not saturated at the highest rate") and "Burst dLLM-Serve" in note for note in rendered.notes
     )
 
 
+def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figure]) -> None:
+    view = replace(CPU_VIEW, num_runs=3)
+    runs = runs_of(fig3.cells(view), lambda cell: throughput(cell) * (1 + 0.1 * (cell.seed - 1)))
+    rendered = fig3.render(runs, view, tmp_path)
+    (container,) = (c for c in drawn[0].axes[0].containers if c.get_label() == "Fast-dLLM")
+    line, _, (bars,) = container
+    assert list(line.get_ydata()) == pytest.approx([20] * 4)
+    low, high = bars.get_segments()[0][:, 1]
+    # Student's t(2) at 95 % is 4.3027; values 18, 20, 22 have s = 2.
+    assert (high - low) / 2 == pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
+    assert "Seeds 0, 1, 2: mean, and bars for its 95 % interval" in text_of(drawn[0])
+    assert len(read_csv(rendered)) == len(runs)
+
+
 def test_csv_of_the_papers_card(tmp_path: Path) -> None:
-    rows = read_csv(fig3.render(runs_of(RTX4090), RTX4090, tmp_path))
-    assert tuple(rows[0]) == fig3.CSV_COLUMNS
+    rows = read_csv(fig3.render(made(CARD_VIEW), CARD_VIEW, tmp_path))
+    assert tuple(rows[0]) == CSV_COLUMNS
     ours = [row for row in rows if row["obtained"] != "paper"]
-    assert len(ours) == len(fig3.cells(RTX4090))
+    assert len(ours) == len(fig3.cells(CARD_VIEW))
     assert {row["obtained"] for row in ours} == {"simulated"}
-    assert {(row["system"], row["batch_size"]) for row in ours} == {
-        ("dllm-serve", ""), ("sparse-dllm", "1"), ("sparse-dllm", "3"),
+    assert {(row["system"], row["batch_size"], row["reading"]) for row in ours} == {
+        ("dllm-serve", "", ""), *((name, "3", "published") for name in COMPARED[1:]),
     }  # fmt: skip
     first = ours[0]
     assert (first["dataset"], first["system"], first["rate_req_s"]) == ("livebench", "dllm-serve", "0.1")
@@ -230,102 +182,106 @@ def test_csv_of_the_papers_card(tmp_path: Path) -> None:
     }
 
 
+def test_another_reading_is_another_file(tmp_path: Path) -> None:
+    view = replace(CARD_VIEW, reading="policy")
+    rendered = fig3.render(made(view), view, tmp_path)
+    assert {path.name for path in rendered.files} == {f"fig3-rtx4090-policy.{kind}" for kind in ("png", "pdf", "csv")}
+    assert any("cache policies under continuous batching" in note for note in rendered.notes)
+
+
 def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = fig3.render(runs_of(RTX4090), RTX4090, tmp_path)
+    rendered = fig3.render(made(CARD_VIEW), CARD_VIEW, tmp_path)
     (picture,) = drawn
-    hollow = {label: line for label, line in lines(panel(picture, "Burst")).items() if "paper" in label}
+    hollow = {label: line for label, line in drawn_lines(panel(picture, "Burst")).items() if "paper" in label}
     assert {label: list(line.get_ydata()) for label, line in hollow.items()} == {
-        "dLLM-Serve (paper, peak)": [76.6],
-        "Fast-dLLM (paper, peak)": [42.4],
+        "dLLM-Serve (paper)": [76.6],
+        "Fast-dLLM (paper)": [42.4],
     }
     for line in hollow.values():
         assert line.get_fillstyle() == "none"
         assert list(line.get_xdata()) == [max(RTX4090.rates)]
     for title in ("LiveBench", "OSC"):
-        assert not any("paper" in label for label in lines(panel(picture, title)))
-    assert "Sparse-dLLM (batch 1, as its published code)" in lines(panel(picture, "OSC"))
+        assert not any("paper" in label for label in drawn_lines(panel(picture, title)))
     text = text_of(picture)
-    assert f"All curves simulated, each step charged to the roofline of {CALIBRATION}." in text
+    assert f"All runs simulated, each step charged to the roofline of {CALIBRATION}." in text
     assert "Hollow markers" in text
     assert [row[5] for row in rendered.rows[-2:]] == ["paper", "paper"]
-    assert any("Paper, Burst: 1.81x over Fast-dLLM; that system was not run here" in note for note in rendered.notes)
+    assert "Paper, Burst: 1.81x over Fast-dLLM." in rendered.notes
     assert not any("outside the model's forward" in note for note in rendered.notes)
 
 
 def test_invalid_runs_are_crossed_and_named(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = runs_of(CPU_TINY)
+    runs = made(CPU_VIEW)
     bad = next(i for i, run in enumerate(runs) if run.cell.system == "dllm-serve" and run.cell.rate == 8.0)
-    runs[bad] = replace(
-        runs[bad], validity=Validity(valid=False, reasons=("1 of 4 requests failed, the first with: x",))
-    )
-    rendered = fig3.render(runs, CPU_TINY, tmp_path)
+    runs[bad] = replace(runs[bad], validity=FAILED)
+    rendered = fig3.render(runs, CPU_VIEW, tmp_path)
     (picture,) = drawn
-    found = lines(panel(picture, "LiveBench"))
+    found = drawn_lines(panel(picture, "LiveBench"))
     cross = found["dLLM-Serve, INVALID run"]
     assert (cross.get_marker(), list(cross.get_xdata()), list(cross.get_ydata())) == ("x", [8.0], [pytest.approx(480)])
     assert list(found["dLLM-Serve"].get_xdata()) == [2.0, 4.0, 16.0]
-    assert "INVALID" not in "".join(lines(panel(picture, "Burst")))
+    assert "INVALID" not in "".join(drawn_lines(panel(picture, "Burst")))
     assert rendered.rows[0][-1] == "1 of 4 runs INVALID"
-    assert rendered.notes[0] == f"INVALID: {runs[bad].cell.folder_name}: 1 of 4 requests failed, the first with: x"
+    assert f"INVALID: {runs[bad].cell.folder_name}: 1 of 4 requests failed, the first with: x" in rendered.notes
     assert [row["valid"] for row in read_csv(rendered)].count("false") == 1
 
 
-def test_a_series_without_a_valid_run_has_no_peak(tmp_path: Path) -> None:
+def test_a_system_without_a_valid_run_has_no_peak(tmp_path: Path) -> None:
     nothing = Validity(valid=False, reasons=("4 of 4 requests did not finish",))
     runs = []
-    for run in runs_of(CPU_TINY):
-        if run.cell.system == "sparse-dllm" and run.cell.dataset == "osc":
+    for run in made(CPU_VIEW):
+        if run.cell.system == "dllm-cache" and run.cell.dataset == "osc":
             run = replace(run, validity=nothing, summary={**run.summary, "throughput_tok_s": None})
         runs.append(run)
-    rendered = fig3.render(runs, CPU_TINY, tmp_path)
-    assert rendered.rows[-1][2:5] == ("-", "-", "-")
-    assert sum(note.startswith("INVALID (nothing to draw)") for note in rendered.notes) == len(CPU_TINY.rates)
-    assert sum(row["throughput_tok_s"] == "" for row in read_csv(rendered)) == len(CPU_TINY.rates)
+    rendered = fig3.render(runs, CPU_VIEW, tmp_path)
+    assert rendered.rows[-1][:5] == ("OSC", "dLLM-Cache", "-", "-", "-")
+    assert sum(note.startswith("INVALID") for note in rendered.notes) == len(RATES)
+    assert sum(row["throughput_tok_s"] == "" for row in read_csv(rendered)) == len(RATES)
 
 
 def test_missing_runs_are_counted(tmp_path: Path) -> None:
-    rendered = fig3.render(runs_of(CPU_TINY)[:-1], CPU_TINY, tmp_path)
-    assert "1 of 24 runs are missing: OSC Sparse-dLLM (largest static batch) at 16 req/s" in rendered.notes
+    rendered = fig3.render(made(CPU_VIEW)[:-1], CPU_VIEW, tmp_path)
+    assert "1 of 48 points are missing: OSC Sparse-dLLM at 16 req/s" in rendered.notes
 
 
 def test_a_panel_without_runs_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
-    fig3.render([run for run in runs_of(RTX4090) if run.cell.dataset == "osc"], RTX4090, tmp_path)
+    fig3.render([run for run in made(CARD_VIEW) if run.cell.dataset == "osc"], CARD_VIEW, tmp_path)
     (picture,) = drawn
     assert [text.get_text() for text in panel(picture, "Burst").texts] == ["no runs stored"]
     assert not list(panel(picture, "OSC").texts)
-    assert len(lines(panel(picture, "OSC"))) == 4
+    assert len(drawn_lines(panel(picture, "OSC"))) == 5
 
 
 def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = runs_of(CPU_TINY)
+    runs = made(CPU_VIEW)
     for i, run in enumerate(runs):
         if run.cell.dataset == "burst":
             dataset = {"source": "local", "location": "burstgpt/x.csv", "length_scale": 0.25}
             runs[i] = replace(run, record=run.record.with_manifest(dataset=dataset))
-        if run.cell.system == "sparse-dllm":
+        if run.cell.system != "dllm-serve":
             runs[i] = replace(runs[i], provenance={"cpu": {"model": "Another", "usable": 8}})
-    fig3.render(runs, CPU_TINY, tmp_path)
+    fig3.render(runs, CPU_VIEW, tmp_path)
     text = text_of(drawn[0])
     assert "Burst (local burstgpt/x.csv, lengths x 0.25, n = 4)" in text
     assert (
-        f"dLLM-Serve: measured on {CPU}, 2 cores. Sparse-dLLM (largest static batch): measured on Another, 8 cores."
+        f"dLLM-Serve: measured on {CPU}, 2 cores. Sparse-dLLM, Fast-dLLM, dLLM-Cache: measured on Another, 8 cores."
         in text
     )
 
 
 def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> None:
     card = {"gpu": {"name": "NVIDIA H200"}, "cpu": {"model": CPU, "usable": 2}}
-    cells = [replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda"))) for cell in fig3.cells(RTX4090)]
-    fig3.render([replace(stored(cell, tok_s=5.0), provenance=card) for cell in cells], RTX4090, tmp_path)
-    assert "All curves measured on NVIDIA H200." in text_of(drawn[0])
+    cells = [replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda"))) for cell in fig3.cells(CARD_VIEW)]
+    fig3.render([replace(stored(cell, tok_s=5.0), provenance=card) for cell in cells], CARD_VIEW, tmp_path)
+    assert "All runs measured on NVIDIA H200." in text_of(drawn[0])
 
 
 def test_held_out_errors_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repro.paths, "CALIBRATION", tmp_path / "calibration")
-    runs = runs_of(RTX4090)
+    runs = made(CARD_VIEW)
 
     def note() -> str:
-        return fig3.render(runs, RTX4090, tmp_path).notes[-1]
+        return fig3.render(runs, CARD_VIEW, tmp_path).notes[-1]
 
     assert (
         note()
@@ -349,24 +305,41 @@ def test_held_out_errors_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("runs", [[], "foreign"])
 def test_refuses_what_is_not_the_figures(runs: Sequence[StoredRun] | str, tmp_path: Path) -> None:
     if runs == "foreign":
-        cell = replace(fig3.cells(CPU_TINY)[0], rate=None)
+        cell = replace(fig3.cells(CPU_VIEW)[0], rate=None)
         runs = [stored(cell, tok_s=1.0)]
     assert not isinstance(runs, str)
     with pytest.raises(UserError, match=r"has no runs|give runs of"):
-        fig3.render(runs, CPU_TINY, tmp_path)
+        fig3.render(runs, CPU_VIEW, tmp_path)
+
+
+def test_findings_answer_known_claims_on_the_papers_card_only() -> None:
+    found = {finding.claim: finding for finding in fig3.findings(made(CARD_VIEW), CARD_VIEW)}
+    known = {claim.id for claim in load_claims("dllm-serve")}
+    assert found.keys() <= known
+    assert {finding.obtained for finding in found.values()} == {"simulated"}
+    assert found["dllm-4090-burst-peak"].value == pytest.approx(30)
+    assert found["dllm-4090-burst-ratio"].value == pytest.approx(1.5)
+    assert found["dllm-abs-tput-4090"].value == pytest.approx((1.5, 1.5))
+    assert found["dllm-serve-best-tput"].value == 1
+    assert found["dllm-linear-04"].value == pytest.approx(30 / 64)
+    for view in (CPU_VIEW, replace(CARD_VIEW, reading="efficient")):
+        assert fig3.findings(made(view), view) == []
+    slow = runs_of(fig3.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
+    (rank,) = (f.value for f in fig3.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
+    assert rank == 4
 
 
 SCRIPT = """
 import sys
 from pathlib import Path
-from test_fig3 import RTX4090, fig3, runs_of
-fig3.render(runs_of(RTX4090), RTX4090, Path(sys.argv[1]))
+from test_fig3 import CARD_VIEW, fig3, made
+fig3.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
 """
 
 
 def test_same_bytes_in_another_process(tmp_path: Path) -> None:
     """Another hash seed, another day and another order of runs change nothing."""
-    here = fig3.render(list(reversed(runs_of(RTX4090))), RTX4090, tmp_path / "here").files
+    here = fig3.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files
     environment = {**os.environ, "PYTHONHASHSEED": "12345", "SOURCE_DATE_EPOCH": "1"}
     subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path / "there")], cwd=Path(__file__).parent, env=environment, check=True

@@ -1,29 +1,38 @@
-"""How stored runs were obtained and where their prompts came from, in words for captions and notes."""
+"""How stored runs were obtained, where their prompts came from and what is wrong with them, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paper_figures.dllm_serve.curve import DATASETS, Curve, dataset_title
+from engines.errors import UserError
+from paper_figures.dllm_serve.curve import BASELINES, DATASETS, Curve, dataset_title
+from repro import paths
+from repro.figures import READINGS, View
+from repro.platforms import Platform
 from repro.store import StoredRun
 from repro.workloads import load_card
 
 
-def how_obtained(curves: Sequence[Curve]) -> list[str]:
-    """Series by what they rest on, a sentence each."""
+def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:
+    """Labels (one per run) by what they rest on, a sentence each."""
     by_basis: dict[str, list[str]] = {}
-    for curve in curves:
-        for basis in sorted({_basis(point.run) for point in curve.points}):
-            labels = by_basis.setdefault(basis, [])
-            if curve.series.label not in labels:
-                labels.append(curve.series.label)
+    for run, label in zip(runs, labels, strict=True):
+        names = by_basis.setdefault(basis(run), [])
+        if label not in names:
+            names.append(label)
     if len(by_basis) == 1:
-        return [f"All curves {next(iter(by_basis))}."]
-    return [f"{', '.join(labels)}: {basis}." for basis, labels in by_basis.items()]
+        return [f"All runs {next(iter(by_basis))}."]
+    return [f"{', '.join(names)}: {text}." for text, names in by_basis.items()]
 
 
-def _basis(run: StoredRun) -> str:
+def curves_obtained(curves: Sequence[Curve]) -> list[str]:
+    pairs = [(run, curve.label) for curve in curves for point in curve.points for run in point.runs]
+    return how_obtained([run for run, _ in pairs], [label for _, label in pairs])
+
+
+def basis(run: StoredRun) -> str:
     if run.record.obtained == "simulated":
         calibration = run.record.manifest.get("calibration")
         return f"simulated, each step charged to the roofline of {calibration or 'a card without calibration'}"
@@ -34,15 +43,22 @@ def _basis(run: StoredRun) -> str:
     return f"measured on {cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores"
 
 
-def prompt_sources(curves: Sequence[Curve]) -> list[str]:
-    """Per panel: source and number of requests; several where its runs differ."""
+def reading_sentence(view: View) -> str:
+    """What the baselines stand for; upstream's overheads can only be simulated."""
+    text = READINGS[view.reading].capitalize()
+    if view.reading == "published" and view.platform.executor != "roofline":
+        text += " (here its batch limits only: our code has no such overhead)"
+    return f"{text}."
+
+
+def prompt_sources(runs: Sequence[StoredRun]) -> str:
+    """Per data set: source and number of requests; several where its runs differ."""
     texts = []
     for dataset in DATASETS:
-        runs = [point.run for curve in curves if curve.dataset == dataset for point in curve.points]
-        sources = sorted({_prompt_source(run) for run in runs})
+        sources = sorted({_prompt_source(run) for run in runs if run.cell.dataset == dataset})
         if sources:
             texts.append(f"{dataset_title(dataset)} {' and '.join(sources)}")
-    return texts
+    return f"Prompts: {'; '.join(texts)}."
 
 
 def _prompt_source(run: StoredRun) -> str:
@@ -55,3 +71,61 @@ def _prompt_source(run: StoredRun) -> str:
     if (scale := dataset.get("length_scale", 1.0)) != 1.0:
         parts.append(f"lengths x {scale:g}")
     return f"({', '.join([*parts, f'n = {run.record.num_requests}'])})"
+
+
+def seeds_sentence(runs: Sequence[StoredRun]) -> str:
+    seeds = sorted({run.cell.seed for run in runs})
+    if len(seeds) == 1:
+        return f"Seed {seeds[0]}."
+    return f"Seeds {', '.join(map(str, seeds))}: mean, and bars for its 95 % interval (Student's t)."
+
+
+def batch_sentence(curves: Sequence[Curve]) -> str | None:
+    """Static batch sizes, by system; where the panels agree they are said once."""
+    texts = []
+    for system in BASELINES:
+        own = [curve for curve in curves if curve.system == system and curve.batch_sizes]
+        if not own:
+            continue
+        sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in own]
+        text = sizes[0] if len(set(sizes)) == 1 else ", ".join(
+            f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True)
+        )  # fmt: skip
+        texts.append(f"{own[0].label} {text}")
+    return f"Static batches: {'; '.join(texts)}." if texts else None
+
+
+def invalid_notes(runs: Iterable[StoredRun]) -> list[str]:
+    return [
+        f"INVALID: {run.cell.folder_name}: {'; '.join(run.validity.reasons)}" for run in runs if not run.validity.valid
+    ]
+
+
+def missing_note(missing: Sequence[str], asked: int) -> list[str]:
+    if not missing:
+        return []
+    return [
+        f"{len(missing)} of {asked} points are missing: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    ]
+
+
+def held_out_note(platform: Platform) -> list[str]:
+    """Errors on the stated numbers that the card's calibration was not fitted on, from ``repro calibrate``'s report."""
+    card = platform.gpu
+    if card is None or platform.executor != "roofline":
+        return []
+    path = paths.CALIBRATION / f"{card}-report.json"
+    if not path.is_file():
+        return [
+            f"No comparison of the {card} calibration with values it was not fitted on is stored: run 'repro calibrate'."
+        ]
+    try:
+        held_out = [c for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"] if c["role"] == "held out"]
+        texts = [f"{c['what']} {float(c['error_percent']):+.1f} %" for c in held_out if c["error_percent"] is not None]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path.name} cannot be used ({type(error).__name__}: {error}): run 'repro calibrate' again"
+        ) from error
+    return [
+        f"Simulated against stated values that {card} was not fitted on: {'; '.join(texts) or 'none has a number'}."
+    ]

@@ -1,62 +1,73 @@
-"""Throughput curves: stored runs grouped by panel and series, and the peaks the paper prints."""
+"""Curves over the arrival rate: stored runs grouped by panel and system, and what is read off them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engines.errors import UserError
 from paper_figures.style import SYSTEMS, system_look
-from repro.cell import Scalar
-from repro.paper import load_figures
+from repro.cell import Cell
+from repro.figures import View
+from repro.metrics import Interval, mean_interval
 from repro.store import StoredRun
 from repro.workloads import load_card
 
 DATASETS = ("livebench", "burst", "osc")
 """Panels, in the paper's order."""
 
+OURS = "dllm-serve"
+BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
+COMPARED = (OURS, *BASELINES)
+
 FOLLOWS_LOAD = 0.9
 """A throughput of at least this share of the offered load is not saturated."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
-    """``batch_size`` is the one asked for; None is the system's own choice."""
+class Measure:
+    """One number of a run."""
 
-    system: str
-    batch_size: int | None = None
+    column: str
+    label: str
+    of: Callable[[StoredRun], float | None]
 
-    @property
-    def label(self) -> str:
-        title = system_look(self.system).title
-        if self.batch_size == 1 and self.system == "sparse-dllm":
-            return f"{title} (batch 1, as its published code)"
-        if self.batch_size is not None:
-            return f"{title} (batch {self.batch_size})"
-        return title if self.system == "dllm-serve" else f"{title} (largest static batch)"
+
+THROUGHPUT = Measure(
+    column="throughput_tok_s", label="throughput (tok/s)", of=lambda run: run.summary["throughput_tok_s"]
+)
+MEAN_LATENCY = Measure(column="mean_latency_s", label="mean latency (s)", of=lambda run: run.summary["e2el_s"]["mean"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One run as the figure sees it."""
+    """The repeats of one system at one rate, by seed."""
 
     dataset: str
-    series: Series
+    system: str
     rate: float
-    throughput: float | None
-    gen_length: float
-    """Mean tokens asked for per request."""
-    run: StoredRun
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def valid_runs(self) -> tuple[StoredRun, ...]:
+        return tuple(run for run in self.runs if run.validity.valid)
 
     @property
     def valid(self) -> bool:
-        return self.run.validity.valid
+        return len(self.valid_runs) == len(self.runs)
+
+    def values(self, measure: Measure) -> list[float]:
+        """Of the valid repeats that have one."""
+        return [value for run in self.valid_runs if (value := measure.of(run)) is not None]
+
+    def interval(self, measure: Measure) -> Interval:
+        return mean_interval(self.values(measure))
 
     @property
-    def used_batch_size(self) -> int | None:
-        """What the run used, whoever chose it; None for continuous batching."""
-        size: int | None = self.run.record.manifest.get("facts", {}).get("batch_size")
-        return size
+    def gen_length(self) -> float:
+        """Mean tokens asked for per request."""
+        lengths = [length for run in self.runs for length in run.record.requests["gen_length"]]
+        return sum(lengths) / len(lengths) if lengths else 0.0
 
     @property
     def offered(self) -> float:
@@ -65,85 +76,84 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperValue:
+class Curve:
+    """A system in one panel, by rate."""
+
     dataset: str
     system: str
-    throughput: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A series in one panel, by rate."""
-
-    dataset: str
-    series: Series
     points: tuple[Point, ...]
 
     @property
-    def usable(self) -> tuple[tuple[float, float], ...]:
-        """(rate, throughput) of valid runs."""
-        return tuple((p.rate, p.throughput) for p in self.points if p.valid and p.throughput is not None)
+    def label(self) -> str:
+        return system_look(self.system).title
+
+    def usable(self, measure: Measure) -> list[tuple[float, Interval]]:
+        """(rate, mean over valid repeats), where there is one."""
+        pairs = [(point.rate, point.interval(measure)) for point in self.points]
+        return [(rate, interval) for rate, interval in pairs if interval.mean is not None]
+
+    def at(self, rate: float) -> Point | None:
+        return next((point for point in self.points if point.rate == rate), None)
 
     @property
     def peak(self) -> tuple[float, float] | None:
-        """(rate, throughput) of the highest valid run; the lowest such rate."""
-        return max(self.usable, key=lambda pair: (pair[1], -pair[0]), default=None)
+        """(rate, throughput) of the highest point; the lowest such rate."""
+        means = [(rate, interval.mean) for rate, interval in self.usable(THROUGHPUT) if interval.mean is not None]
+        return max(means, key=lambda pair: (pair[1], -pair[0]), default=None)
 
     @property
     def is_saturated(self) -> bool:
         """Whether the highest rate asked for more than was delivered."""
         last = self.points[-1]
-        return last.throughput is not None and last.throughput < FOLLOWS_LOAD * last.offered
+        mean = last.interval(THROUGHPUT).mean
+        return mean is not None and mean < FOLLOWS_LOAD * last.offered
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Static batch sizes its runs used; none under continuous batching."""
+        found = {run.record.manifest.get("facts", {}).get("batch_size") for point in self.points for run in point.runs}
+        return sorted(found - {None})
+
+
+def rate_cells(figure: str, view: View, rates: Sequence[float], systems: Sequence[str] = COMPARED) -> list[Cell]:
+    """Every system on every data set at every rate, each with every seed."""
+    where = view.platform
+    return [
+        Cell(
+            figure=figure, system=system, dataset=dataset, platform=where.name, executor=where.executor, rate=rate,
+            seed=seed, knobs=() if system == OURS else view.baseline_knobs(),
+        )
+        for dataset in DATASETS
+        for system in systems
+        for rate in rates
+        for seed in view.seeds
+    ]  # fmt: skip
 
 
 def load_curves(runs: Sequence[StoredRun]) -> list[Curve]:
-    """In the order of the panels, then of the series in the style."""
-    grouped: dict[tuple[str, Series], list[Point]] = {}
+    """In the order of the panels, then of the systems in the style."""
+    grouped: dict[tuple[str, str], dict[float, list[StoredRun]]] = {}
     for run in runs:
-        point = _point(run)
-        grouped.setdefault((point.dataset, point.series), []).append(point)
+        cell = run.cell
+        if cell.dataset not in DATASETS or cell.rate is None:
+            raise UserError(
+                f"run {cell.folder_name} has dataset={cell.dataset!r} and rate={cell.rate}: give runs of {', '.join(DATASETS)} at a rate"
+            )
+        system_look(cell.system)
+        grouped.setdefault((cell.dataset, cell.system), {}).setdefault(cell.rate, []).append(run)
     systems = list(SYSTEMS)
-
-    def order(key: tuple[str, Series]) -> tuple[int, int, int]:
-        dataset, series = key
-        return DATASETS.index(dataset), systems.index(series.system), series.batch_size or 0
-
-    return [
-        Curve(dataset=key[0], series=key[1], points=tuple(sorted(grouped[key], key=lambda point: point.rate)))
-        for key in sorted(grouped, key=order)
-    ]
-
-
-def _point(run: StoredRun) -> Point:
-    cell = run.cell
-    if cell.dataset not in DATASETS or cell.rate is None:
-        raise UserError(
-            f"run {cell.folder_name} has dataset={cell.dataset!r} and rate={cell.rate}: give runs of {', '.join(DATASETS)} at a rate"
-        )
-    system_look(cell.system)
-    lengths = run.record.requests["gen_length"]
-    return Point(
-        dataset=cell.dataset,
-        series=Series(system=cell.system, batch_size=_whole(cell.knob_values.get("batch_size"))),
-        rate=cell.rate,
-        throughput=run.summary["throughput_tok_s"],
-        gen_length=sum(lengths) / len(lengths) if lengths else 0.0,
-        run=run,
-    )
+    curves = []
+    for dataset, system in sorted(grouped, key=lambda key: (DATASETS.index(key[0]), systems.index(key[1]))):
+        points = [
+            Point(dataset=dataset, system=system, rate=rate, runs=tuple(sorted(repeats, key=lambda run: run.cell.seed)))
+            for rate, repeats in sorted(grouped[dataset, system].items())
+        ]
+        curves.append(Curve(dataset=dataset, system=system, points=tuple(points)))
+    return curves
 
 
-def _whole(value: Scalar) -> int | None:
-    return None if value is None else int(value)
-
-
-def paper_peaks(figure_id: str) -> tuple[PaperValue, ...]:
-    """Peaks that the paper's text prints; the figure's other points are not in the text."""
-    figure = next(entry for entry in load_figures("dllm-serve") if entry.id == figure_id)
-    return tuple(
-        PaperValue(dataset=dataset, system=system.lower(), throughput=float(value))
-        for dataset in DATASETS
-        for system, value in figure.values.get(f"{dataset_title(dataset)}_peak", {}).items()
-    )
+def curve_of(curves: Sequence[Curve], dataset: str, system: str) -> Curve | None:
+    return next((curve for curve in curves if curve.dataset == dataset and curve.system == system), None)
 
 
 def dataset_title(dataset: str) -> str:

@@ -1,0 +1,216 @@
+"""dLLM-Serve Figure 5 (§6.3): jitter under high load, as the gain over the best baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paper_figures import style
+from paper_figures.dllm_serve import rate_panels
+from paper_figures.dllm_serve.caption import (
+    batch_sentence,
+    curves_obtained,
+    invalid_notes,
+    prompt_sources,
+    reading_sentence,
+    seeds_sentence,
+)
+from paper_figures.dllm_serve.curve import (
+    BASELINES,
+    DATASETS,
+    OURS,
+    Curve,
+    Measure,
+    curve_of,
+    dataset_title,
+    rate_cells,
+)
+from repro.cell import Cell
+from repro.claims import Finding
+from repro.figures import Rendered, View
+from repro.metrics import Interval, mean_interval
+from repro.paper import load_figures
+from repro.platforms import Platform
+from repro.store import StoredRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "fig5"
+TITLE = "dLLM-Serve Figure 5: jitter under high load"
+SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 5, §6.3"
+PLATFORMS = ("cpu-tiny", "rtx4090")
+PAPER_PLATFORM = "rtx4090"
+
+MEASURES = (
+    Measure(column="std_latency_s", label="standard deviation", of=lambda run: run.summary["e2el_s"]["std"]),
+    Measure(column="span_latency_s", label="tail span (max - min)", of=lambda run: run.summary["e2el_s"]["span"]),
+)
+COLORS = ("#0072B2", "#E69F00")
+BAR_WIDTH = 0.36
+CSV_COLUMNS = ("platform", "reading", "dataset", "measure", "dllm_serve_s", "best_baseline", "best_baseline_s", "gain",
+               "gain_half_width", "obtained", "valid")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """A spread of latencies: the best baseline's over dLLM-Serve's, by repeat; None where a run is missing or invalid."""
+
+    dataset: str
+    measure: Measure
+    best: str | None
+    ours_s: float | None
+    best_s: float | None
+    gain: Interval
+
+    @property
+    def reduction_percent(self) -> float | None:
+        return None if self.gain.mean is None else 100 * (1 - 1 / self.gain.mean)
+
+
+def cells(view: View) -> list[Cell]:
+    """Runs of Figure 3 at its highest rate."""
+    return rate_cells(NAME, view, (max(view.platform.rates),))
+
+
+def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    gains = [gain_of(curves, dataset, measure) for dataset in DATASETS for measure in MEASURES]
+    stem = f"{NAME}-{view.stem}"
+    paper = paper_gains(view.platform)
+    files = _draw(gains, curves, paper, view, out, stem)
+    obtained, valid = rate_panels.obtained_text(runs), all(run.validity.valid for run in runs)
+    rows: list[tuple[object, ...]] = [
+        (view.platform.name, view.reading, gain.dataset, gain.measure.column, gain.ours_s, gain.best, gain.best_s,
+         gain.gain.mean, gain.gain.half_width, obtained, valid)
+        for gain in gains
+    ]  # fmt: skip
+    rows += [
+        (view.platform.name, None, dataset, column, None, None, None, value, None, "paper", None)
+        for (dataset, column), value in paper.items()
+    ]
+    return Rendered(
+        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
+        columns=("dataset", "spread of", "dLLM-Serve s", "best baseline", "its s", "gain", "reduction", "paper", "obtained"),
+        rows=tuple(_table_row(gain, paper, obtained) for gain in gains),
+        notes=(*invalid_notes(runs), *curves_obtained(curves), reading_sentence(view)),
+    )  # fmt: skip
+
+
+def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    if view.platform.name != PAPER_PLATFORM or view.reading != "published":
+        return []
+    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    obtained = view.obtained
+    rate = max(view.platform.rates)
+    found = []
+    reductions = {
+        (dataset, measure.column): gain_of(curves, dataset, measure).reduction_percent
+        for dataset in DATASETS
+        for measure in MEASURES
+    }
+    for claim, column in (("dllm-jitter-sd", "std_latency_s"), ("dllm-jitter-span", "span_latency_s")):
+        if (value := reductions["livebench", column]) is not None:
+            how = f"against the best baseline on LiveBench at {rate:g} req/s"
+            found.append(Finding(claim=claim, value=value, obtained=obtained, how=how))
+    others = [value for (dataset, _), value in reductions.items() if dataset != "livebench" and value is not None]
+    if len(others) == 2 * len(MEASURES):
+        how = "Burst standard deviation and span, then OSC's, percent below the best baseline"
+        found.append(Finding(claim="dllm-jitter-others", value=tuple(others), obtained=obtained, how=how))
+    cache = curve_of(curves, "burst", "dllm-cache")
+    for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
+        values = [] if cache is None else [run.summary["e2el_s"][name] for run in cache.points[-1].valid_runs]
+        if values:
+            how = f"dLLM-Cache on Burst at {rate:g} req/s"
+            found.append(Finding(claim=claim, value=sum(values) / len(values), obtained=obtained, how=how))
+    return found
+
+
+def gain_of(curves: Sequence[Curve], dataset: str, measure: Measure) -> Gain:
+    """The best baseline is the one with the least mean spread over the repeats."""
+    spreads: dict[str, dict[int, float]] = {}
+    for system in (OURS, *BASELINES):
+        curve = curve_of(curves, dataset, system)
+        runs = () if curve is None else curve.points[-1].valid_runs
+        spreads[system] = {run.cell.seed: value for run in runs if (value := measure.of(run)) is not None}
+    means = {system: sum(found.values()) / len(found) for system, found in spreads.items() if found}
+    best = min((system for system in BASELINES if system in means), key=means.__getitem__, default=None)
+    shared = sorted(spreads[OURS].keys() & spreads[best].keys()) if best else []
+    ratios = [spreads[best][seed] / spreads[OURS][seed] for seed in shared if best and spreads[OURS][seed] > 0]
+    return Gain(
+        dataset=dataset, measure=measure, best=best, ours_s=means.get(OURS), best_s=means.get(best) if best else None,
+        gain=mean_interval(ratios),
+    )  # fmt: skip
+
+
+def paper_gains(platform: Platform) -> dict[tuple[str, str], float]:
+    """Bars that the text states as reductions; (data set, measure) -> gain."""
+    if platform.name != PAPER_PLATFORM:
+        return {}
+    values = next(entry for entry in load_figures("dllm-serve") if entry.id == "dllm-serve/fig5").values
+    return {
+        (dataset, column): 1 / (1 - values[dataset_title(dataset)][key] / 100)
+        for dataset in DATASETS
+        if dataset_title(dataset) in values
+        for column, key in (("std_latency_s", "sd_reduction_pct"), ("span_latency_s", "span_reduction_pct"))
+    }
+
+
+def _draw(
+    gains: Sequence[Gain], curves: Sequence[Curve], paper: dict[tuple[str, str], float], view: View, out: Path, stem: str
+) -> tuple[Path, Path]:  # fmt: skip
+    rate = max(point.rate for curve in curves for point in curve.points)
+    runs = [run for curve in curves for point in curve.points for run in point.runs]
+    with style.drawing():
+        figure, (axes,) = style.row_of_panels([f"at {rate:g} req/s"])
+        for side, measure, color in zip((-1, 1), MEASURES, COLORS, strict=True):
+            _draw_bars(axes, [gain for gain in gains if gain.measure is measure], paper, side, color)
+        axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="best baseline")
+        axes.set_xticks(range(len(DATASETS)), [dataset_title(dataset) for dataset in DATASETS])
+        axes.set_ylabel("gain over the best baseline (x)")
+        axes.margins(y=0.15)
+        sentences = [
+            *curves_obtained(curves),
+            reading_sentence(view),
+            prompt_sources(runs),
+            f"Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's. {seeds_sentence(runs)}",
+        ]
+        if paper:
+            sentences.append(f"Hollow diamonds: reductions stated in {SOURCE}, as gains.")
+        if batches := batch_sentence(curves):
+            sentences.append(batches)
+        title = f"{TITLE}\n{view.platform.title}"
+        style.compose(figure, [axes], title=title, caption=sentences, legend_columns=4, width_inches=style.WIDE_INCHES)
+        return style.save(figure, out, stem)
+
+
+def _draw_bars(
+    axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], float], side: int, color: str
+) -> None:  # fmt: skip
+    places = [x + side * BAR_WIDTH / 2 for x in range(len(gains))]
+    spread = [gain.gain.half_width or 0.0 for gain in gains]
+    axes.bar(places, [gain.gain.mean or 0.0 for gain in gains], BAR_WIDTH, yerr=spread if any(spread) else None, capsize=3,
+             color=color, label=gains[0].measure.label)  # fmt: skip
+    for place, gain in zip(places, gains, strict=True):
+        text = "no run" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x"
+        axes.annotate(text, (place, gain.gain.mean or 0.0), xytext=(0, 3), textcoords="offset points", ha="center",
+                      fontsize=7)  # fmt: skip
+        if (value := paper.get((gain.dataset, gain.measure.column))) is not None:
+            axes.plot([place], [value], linestyle="none", marker="D", fillstyle="none", color="black", markersize=7,
+                      label="paper", zorder=4)  # fmt: skip
+
+
+def _table_row(gain: Gain, paper: dict[tuple[str, str], float], obtained: str) -> tuple[str, ...]:
+    def seconds(value: float | None) -> str:
+        return "-" if value is None else f"{value:.4g}"
+
+    printed = paper.get((gain.dataset, gain.measure.column))
+    return (
+        dataset_title(gain.dataset), gain.measure.label, seconds(gain.ours_s),
+        "-" if gain.best is None else style.system_look(gain.best).title, seconds(gain.best_s),
+        "-" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x",
+        "-" if gain.reduction_percent is None else f"{gain.reduction_percent:.0f} %",
+        "-" if printed is None else f"{printed:.2f}x", obtained,
+    )  # fmt: skip
