@@ -11,7 +11,7 @@ TORCH_CPU := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TEST_JOBS ?= 2
 
-FIGURES := fig3 fig4 fig5
+FIGURES := fig2 fig3 fig4 fig5 fig7 fig8 table1 table2 table3 table4
 
 VENV := .venv
 STAMP := $(VENV)/.stamp

@@ -159,6 +159,17 @@ def save_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]
     return path
 
 
+def save_markdown(
+    path: Path, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]
+) -> Path:
+    """A table to paste into a text, with what is said about it under it."""
+    lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    lines += ["", *(f"{note}\n" for note in notes)]
+    _replace(path, "\n".join(lines).rstrip("\n").encode() + b"\n")
+    return path
+
+
 def _cell(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else "" if value is None else value
 

@@ -108,28 +108,29 @@ class FigureEntry:
         return cast(FigureModule, import_module(self.module))
 
 
+def _dllm_serve(name: str, title: str) -> FigureEntry:
+    return FigureEntry(
+        name=name,
+        module=f"paper_figures.dllm_serve.{name}",
+        title=f"dLLM-Serve {title}",
+        aliases=(f"dllm-serve/{name}",),
+    )
+
+
 FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
     {
         entry.name: entry
         for entry in (
-            FigureEntry(
-                name="fig3",
-                module="paper_figures.dllm_serve.fig3",
-                title="dLLM-Serve Figure 3: throughput against arrival rate",
-                aliases=("dllm-serve/fig3",),
-            ),
-            FigureEntry(
-                name="fig4",
-                module="paper_figures.dllm_serve.fig4",
-                title="dLLM-Serve Figure 4: mean latency against arrival rate",
-                aliases=("dllm-serve/fig4",),
-            ),
-            FigureEntry(
-                name="fig5",
-                module="paper_figures.dllm_serve.fig5",
-                title="dLLM-Serve Figure 5: jitter under high load",
-                aliases=("dllm-serve/fig5",),
-            ),
+            _dllm_serve("fig2", "Figure 2: standard against logit-aware profiling"),
+            _dllm_serve("fig3", "Figure 3: throughput against arrival rate"),
+            _dllm_serve("fig4", "Figure 4: mean latency against arrival rate"),
+            _dllm_serve("fig5", "Figure 5: jitter under high load"),
+            _dllm_serve("fig7", "Figure 7: relative throughput by input and output length"),
+            _dllm_serve("fig8", "Figure 8: ablation of relative throughput"),
+            _dllm_serve("table1", "Table 1: what is cached, and its footprint"),
+            _dllm_serve("table2", "Table 2: hardware settings"),
+            _dllm_serve("table3", "Table 3: hyper-parameters"),
+            _dllm_serve("table4", "Table 4: latency and throughput at a high rate"),
         )
     }
 )

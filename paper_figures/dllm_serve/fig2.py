@@ -1,0 +1,203 @@
+"""dLLM-Serve Figure 2 (§4.2): where a card's memory goes under standard and under logit-aware profiling.
+
+The paper draws it as a diagram. Here it is arithmetic on the model's shape for a simulated card, and the measured
+peak of a real worst-case step where the model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.dllm.budget import MemoryPlan, concurrency, divide_memory, rows_for_request
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.hardware import GB
+from engines.models.checkpoint import config_of
+from engines.models.shape import ModelShape
+from paper_figures import style
+from paper_figures.dllm_serve.caption import basis
+from repro.cell import Cell
+from repro.claims import Finding
+from repro.figures import Rendered, View
+from repro.platforms import Platform
+from repro.store import StoredRun
+
+NAME = "fig2"
+TITLE = "dLLM-Serve Figure 2: standard against logit-aware profiling"
+SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 2, §4.2"
+PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
+PAPER_PLATFORM = "rtx4090"
+
+MODES = (("monolithic", "standard profiling\n(full logits)"), ("decomposed", "logit-aware profiling"))
+PARTS = (
+    ("weights", "#8A8A8A"), ("activations", "#E69F00"), ("logits", "#D55E00"), ("guard band", "#CCCCCC"), ("KV pool", "#0072B2"),
+)  # fmt: skip
+PROMPT_LEN = 300
+"""Of the request whose copies are counted."""
+
+CSV_COLUMNS = ("platform", "logits", "weights_bytes", "activation_bytes", "logits_bytes", "guard_bytes", "kv_bytes", "total_bytes",
+               "requests", "obtained")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    mode: str
+    plan: MemoryPlan
+    requests: int
+    obtained: str
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        plan = self.plan
+        return (plan.weights_bytes, plan.activation_bytes, plan.logits_bytes, plan.guard_bytes, max(0, plan.kv_bytes))
+
+
+def cells(view: View) -> list[Cell]:
+    """Runs whose start-up profiles are measured; a simulated card needs none."""
+    where = view.platform
+    if where.executor == "roofline":
+        return []
+    return [
+        Cell(figure=NAME, system="dllm-serve", dataset="burst", platform=where.name, executor=where.executor,
+             rate=max(where.rates), seed=0, knobs=() if mode == "decomposed" else (("logit_rows", mode),))
+        for mode, _ in MODES
+    ]  # fmt: skip
+
+
+def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+    splits = splits_of(runs, view)
+    stem = f"{NAME}-{view.stem}"
+    caption = _caption(splits, runs, view)
+    files = _draw(splits, view, caption, out, stem)
+    rows = [
+        (view.platform.name, split.mode, *split.parts[:4], split.plan.kv_bytes, split.plan.total_bytes, split.requests, split.obtained)
+        for split in splits
+    ]  # fmt: skip
+    scale, unit = _unit(view.platform)
+    table = [
+        (split.mode, *(f"{part / scale:.2f}" for part in split.parts[:4]), f"{split.plan.kv_bytes / scale:.2f}", str(split.requests), split.obtained)
+        for split in splits
+    ]  # fmt: skip
+    return Rendered(
+        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
+        columns=("logits", *(f"{name} {unit}" for name, _ in PARTS), "requests at once", "obtained"),
+        rows=tuple(table),
+        notes=tuple(caption),
+    )
+
+
+def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    if view.platform.name != PAPER_PLATFORM:
+        return []
+    where, shape = view.platform, _shape(view.platform)
+    standard, aware = (split.plan for split in splits_of(runs, view))
+    half, quarter = SparsityConfig(retention_ratio=0.5), SparsityConfig(retention_ratio=0.25)
+    generation = _generation(where)
+    total_len = PROMPT_LEN + generation.gen_length
+    requests = [aware.kv_rows // rows_for_request(total_len, generation, sparsity) for sparsity in (half, quarter)]
+
+    def found(claim: str, value: float, how: str, holds: bool | None = None) -> Finding:
+        return Finding(claim=claim, value=value, obtained="computed", how=how, holds=holds)
+
+    return [
+        found("dllm-logit-8p3gb", 16 * 2048 * shape.logits_bytes_per_row(), "16 x 2048 rows of the model's vocabulary, 2 bytes each"),
+        found("dllm-logit-chunk", where.max_num_logits * shape.logits_bytes_per_row(), "max_num_logits rows, one buffer"),
+        found("dllm-logit-ar-shape", 2048.0, "logit rows of a 2048-token request: one per position here, one in an autoregressive step",
+              holds=standard.logits_bytes > aware.logits_bytes),
+        found("dllm-weights-17gb", shape.weight_bytes / GB, "parameters of the shape, 2 bytes each"),
+        found("dllm-headroom-4090", (24 * GB - shape.weight_bytes) / GB, "24 GB less weights"),
+        found("dllm-headroom-l40s", (48 * GB - shape.weight_bytes) / GB, "48 GB less weights"),
+        found("dllm-t4-oom", float(shape.weight_bytes > 16 * GB), "1: the weights alone exceed 16 GB"),
+        found("dllm-2x-requests", requests[1] / requests[0],
+              f"requests of {total_len} tokens that fit the KV pool at r = 0.25 over r = 0.5; the block's own rows are not halved"),
+    ]  # fmt: skip
+
+
+def splits_of(runs: Sequence[StoredRun], view: View) -> list[Split]:
+    """Standard profiling first."""
+    if view.platform.executor == "roofline":
+        return [_computed(view.platform, mode) for mode, _ in MODES]
+    by_mode = {str(run.cell.knob_values.get("logit_rows", "decomposed")): run for run in runs}
+    return [
+        _split(view.platform, mode, _measured_plan(by_mode[mode]), "measured") for mode, _ in MODES if mode in by_mode
+    ]
+
+
+def _computed(where: Platform, mode: str) -> Split:
+    plan = divide_memory(_shape(where), where.memory_bytes, _config(where), logit_rows=mode)  # type: ignore[arg-type]
+    return _split(where, mode, plan, "simulated")
+
+
+def _measured_plan(run: StoredRun) -> MemoryPlan:
+    return MemoryPlan(**run.record.manifest["facts"]["memory_plan"])
+
+
+def _split(where: Platform, mode: str, plan: MemoryPlan, obtained: str) -> Split:
+    generation = _generation(where)
+    prompt_len = max(1, round(PROMPT_LEN * where.length_scale))
+    requests = concurrency(plan, _config(where), prompt_len + generation.gen_length, generation) if plan.fits else 0
+    return Split(mode=mode, plan=plan, requests=requests, obtained=obtained)
+
+
+def _config(where: Platform) -> EngineConfig:
+    return EngineConfig(
+        max_num_batched_tokens=where.max_num_batched_tokens, max_num_logits=where.max_num_logits,
+        max_num_seqs=where.max_num_seqs, max_model_len=where.max_model_len,
+    )  # fmt: skip
+
+
+def _generation(where: Platform) -> GenerationConfig:
+    return GenerationConfig(gen_length=where.gen_length, block_length=where.block_length, steps=where.steps)
+
+
+def _shape(where: Platform) -> ModelShape:
+    return ModelShape.from_config(config_of(where.model), name=where.model)
+
+
+def _unit(where: Platform) -> tuple[int, str]:
+    return (GB, "GB") if where.memory_bytes >= GB else (10**6, "MB")
+
+
+def _caption(splits: Sequence[Split], runs: Sequence[StoredRun], view: View) -> list[str]:
+    where = view.platform
+    if where.executor == "roofline":
+        how = "Computed from the model's shape and the settings of the paper's Table 3; nothing was run."
+    else:
+        how = f"All runs {basis(runs[0])}: peak of a real worst-case step, KV pool from what it leaves."
+    length = round(PROMPT_LEN * where.length_scale) + where.gen_length
+    sentences = [
+        how,
+        f"Weights {where.model}; max_num_batched_tokens {where.max_num_batched_tokens}, max_num_logits {where.max_num_logits}. "
+        f"Requests at once: of {length} tokens, retention 0.5.",
+    ]
+    sentences += [
+        f"With {split.mode} logits the worst step misses {-split.plan.kv_bytes / GB:.2f} GB before any KV row."
+        for split in splits
+        if not split.plan.fits
+    ]
+    return sentences
+
+
+def _draw(splits: Sequence[Split], view: View, caption: Sequence[str], out: Path, stem: str) -> tuple[Path, Path]:
+    scale, unit = _unit(view.platform)
+    labels = dict(MODES)
+    with style.drawing():
+        figure, (axes,) = style.row_of_panels([""])
+        left = [0.0] * len(splits)
+        for i, (name, color) in enumerate(PARTS):
+            widths = [split.parts[i] / scale for split in splits]
+            axes.barh(range(len(splits)), widths, left=left, color=color, edgecolor="white", height=0.55, label=name)
+            left = [start + width for start, width in zip(left, widths, strict=True)]
+        axes.axvline(splits[0].plan.total_bytes / scale, linestyle="--", linewidth=1, color="black", label="memory")
+        for place, split in enumerate(splits):
+            axes.annotate(f"{split.requests} requests at once", (left[place], place), xytext=(4, 0), textcoords="offset points",
+                          va="center", fontsize=7)  # fmt: skip
+        axes.set_yticks(range(len(splits)), [labels[split.mode] for split in splits])
+        axes.invert_yaxis()
+        axes.set_xlabel(f"memory ({unit})")
+        axes.set_xlim(0, 1.3 * max(left))
+        title = f"{TITLE}\n{view.platform.title}"
+        style.compose(figure, [axes], title=title, caption=caption, legend_columns=6, width_inches=style.WIDE_INCHES)
+        figure.subplots_adjust(left=0.22)
+        return style.save(figure, out, stem)

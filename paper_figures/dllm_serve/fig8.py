@@ -1,0 +1,255 @@
+"""dLLM-Serve Figure 8 (§6.6): features added one by one, throughput relative to Sparse-dLLM.
+
+The paper's ladder, then two rungs of our own: look-ahead admission and a single Refresh per block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines.errors import UserError
+from paper_figures import style
+from paper_figures.dllm_serve.caption import (
+    held_out_note,
+    how_obtained,
+    invalid_notes,
+    missing_note,
+    prompt_sources,
+    reading_sentence,
+    seeds_sentence,
+)
+from paper_figures.dllm_serve.curve import DATASETS, dataset_title
+from paper_figures.dllm_serve.rate_panels import obtained_text, validity_text
+from repro.ablation import LADDER, Variant
+from repro.cell import Cell
+from repro.claims import Finding
+from repro.figures import Rendered, View
+from repro.metrics import Interval, mean_interval
+from repro.paper import load_figures
+from repro.platforms import Platform
+from repro.store import StoredRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "fig8"
+TITLE = "dLLM-Serve Figure 8: ablation of relative throughput"
+SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 8, §6.6"
+PLATFORMS = ("cpu-tiny", "rtx4090")
+PAPER_PLATFORMS = ("rtx4090",)
+"""The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
+
+COLORS = ("#D55E00", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73")
+BAR_WIDTH = 0.13
+CSV_COLUMNS = ("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "half_width", "throughput_tok_s",
+               "mean_latency_s", "p99_latency_s", "mean_running", "kv_rows", "paper_relative_throughput", "obtained", "valid")  # fmt: skip
+TABLE_COLUMNS = ("dataset", "rung", "tok/s", "relative", "paper", "mean latency s", "running", "obtained", "valid")
+
+Runs = dict[tuple[str, Variant], tuple[StoredRun, ...]]
+
+
+def cells(view: View) -> list[Cell]:
+    """At the platform's highest rate, where Figure 3 has the first rung and the full system already."""
+    return [
+        rung.cell(view, dataset, max(view.platform.rates), seed, NAME)
+        for dataset in DATASETS
+        for rung in LADDER
+        for seed in view.seeds
+    ]
+
+
+def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+    if not runs:
+        raise UserError(
+            f"figure {NAME} on platform={view.platform.name!r} has no runs: run 'repro reproduce {NAME}' first"
+        )
+    by_rung = runs_by_rung(runs, view)
+    printed = paper_ladder(view.platform)
+    stem = f"{NAME}-{view.stem}"
+    files = _draw(by_rung, printed, runs, view, out, stem)
+    missing = [f"{dataset_title(dataset)} {rung.label}" for (dataset, rung), found in by_rung.items() if not found]
+    notes = [
+        *_monotone_notes(by_rung),
+        *invalid_notes(runs),
+        *missing_note(missing, len(by_rung)),
+        *how_obtained(runs, ["runs"] * len(runs)),
+        reading_sentence(view),
+    ]
+    if any(run.record.obtained == "simulated" for run in runs):
+        notes += held_out_note(view.platform)
+    return Rendered(
+        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, _csv_rows(by_rung, printed, view))),
+        columns=TABLE_COLUMNS,
+        rows=tuple(_table_row(key, found, by_rung, printed) for key, found in by_rung.items() if found),
+        notes=tuple(notes),
+    )
+
+
+def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    if view.platform.name not in PAPER_PLATFORMS or view.reading != "published":
+        return []
+    by_rung = runs_by_rung(runs, view)
+    gains = {(dataset, rung): relative(by_rung, dataset, rung).mean for dataset, rung in by_rung}
+    known = {key: value for key, value in gains.items() if value is not None}
+    if len(known) < len(gains):
+        return []
+    found = [
+        Finding(claim=f"dllm-abl-{name}-{dataset}", value=known[dataset, rung], obtained=view.obtained,
+                how="throughput over Sparse-dLLM's at the highest rate; the paper names no card",
+                holds=known[dataset, rung] > 1 if (dataset, name) == ("livebench", "scheduler") else None)
+        for dataset in DATASETS
+        for name, rung in zip(("engine", "scheduler", "full"), LADDER[1:4], strict=True)
+    ]  # fmt: skip
+    steps = [
+        (known[dataset, LADDER[1]] - 1, known[dataset, LADDER[2]] - known[dataset, LADDER[1]],
+         known[dataset, LADDER[3]] - known[dataset, LADDER[2]])
+        for dataset in DATASETS
+    ]  # fmt: skip
+    found.append(
+        Finding(claim="dllm-abl-increments", value=tuple(100 * (known[d, LADDER[i + 1]] / known[d, LADDER[i]] - 1)
+                                                         for d in DATASETS for i in (1, 2)),
+                obtained=view.obtained, how="percent gained by the scheduler and by budgeting, per data set",
+                holds=all(step > 0 for engine, *later in steps for step in later))
+    )  # fmt: skip
+    found.append(
+        Finding(claim="dllm-abl-engine-largest", value=tuple(engine for engine, *_ in steps), obtained=view.obtained,
+                how="gain of the engine alone, per data set", holds=all(engine > max(later) for engine, *later in steps))
+    )  # fmt: skip
+    return found
+
+
+def runs_by_rung(runs: Sequence[StoredRun], view: View) -> Runs:
+    """Stored runs, by the cells that asked for them; a stored cell knows its basis besides."""
+    stored: dict[tuple[str, str, frozenset[tuple[str, object]]], list[StoredRun]] = {}
+    for run in runs:
+        knobs = frozenset((name, value) for name, value in run.cell.knobs if name != "basis")
+        stored.setdefault((run.cell.dataset, run.cell.system, knobs), []).append(run)
+    found: Runs = {}
+    for dataset in DATASETS:
+        for rung in LADDER:
+            cell = rung.cell(view, dataset, max(view.platform.rates), 0)
+            own = stored.get((dataset, cell.system, frozenset(cell.knobs)), [])
+            found[dataset, rung] = tuple(sorted(own, key=lambda run: run.cell.seed))
+    return found
+
+
+def relative(by_rung: Runs, dataset: str, rung: Variant) -> Interval:
+    """Throughput over that of the first rung, by repeat."""
+    base = {run.cell.seed: run.summary["throughput_tok_s"] for run in by_rung[dataset, LADDER[0]] if run.validity.valid}
+    ratios = [
+        run.summary["throughput_tok_s"] / base[run.cell.seed]
+        for run in by_rung[dataset, rung]
+        if run.validity.valid and run.summary["throughput_tok_s"] is not None and base.get(run.cell.seed)
+    ]
+    return mean_interval(ratios)
+
+
+def paper_ladder(platform: Platform) -> dict[tuple[str, Variant], float]:
+    if platform.name not in PAPER_PLATFORMS:
+        return {}
+    values = next(entry for entry in load_figures("dllm-serve") if entry.id == "dllm-serve/fig8").values
+    return {
+        (dataset, rung): float(value)
+        for dataset in DATASETS
+        for rung, value in zip(LADDER, values[dataset_title(dataset)], strict=False)
+        if value is not None
+    }
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+def _draw(
+    by_rung: Runs, printed: dict[tuple[str, Variant], float], runs: Sequence[StoredRun], view: View, out: Path, stem: str
+) -> tuple[Path, Path]:  # fmt: skip
+    with style.drawing():
+        figure, (axes,) = style.row_of_panels([f"at {max(view.platform.rates):g} req/s"])
+        for i, (rung, color) in enumerate(zip(LADDER, COLORS, strict=True)):
+            _draw_rung(axes, by_rung, printed, rung, i, color)
+        axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR)
+        axes.set_xticks(range(len(DATASETS)), [dataset_title(dataset) for dataset in DATASETS])
+        axes.set_ylabel("throughput relative to Sparse-dLLM (x)")
+        axes.margins(y=0.12)
+        sentences = [
+            *how_obtained(runs, ["runs"] * len(runs)),
+            reading_sentence(view),
+            prompt_sources(runs),
+            f"Rungs are cumulative; hatched ones are this project's own, not the paper's. {seeds_sentence(runs)}",
+        ]
+        if printed:
+            sentences.append(f"Hollow diamonds: values of {SOURCE}, whose card and rate are not stated.")
+        title = f"{TITLE}\n{view.platform.title}"
+        style.compose(figure, [axes], title=title, caption=sentences, legend_columns=3, width_inches=style.WIDE_INCHES)
+        return style.save(figure, out, stem)
+
+
+def _draw_rung(
+    axes: Axes, by_rung: Runs, printed: dict[tuple[str, Variant], float], rung: Variant, index: int, color: str
+) -> None:  # fmt: skip
+    gains = [relative(by_rung, dataset, rung) for dataset in DATASETS]
+    places = [x + (index - (len(LADDER) - 1) / 2) * BAR_WIDTH for x in range(len(DATASETS))]
+    spread = [gain.half_width or 0.0 for gain in gains]
+    axes.bar(places, [gain.mean or 0.0 for gain in gains], BAR_WIDTH, yerr=spread if any(spread) else None, capsize=2,
+             color=color, hatch="///" if rung.is_ours else None, edgecolor="white", label=rung.label)  # fmt: skip
+    for place, gain, dataset in zip(places, gains, DATASETS, strict=True):
+        if gain.mean is not None:
+            axes.annotate(f"{gain.mean:.2f}", (place, gain.mean), xytext=(0, 2), textcoords="offset points", ha="center",
+                          fontsize=6)  # fmt: skip
+        if (value := printed.get((dataset, rung))) is not None:
+            axes.plot([place], [value], linestyle="none", marker="D", fillstyle="none", color="black", markersize=5,
+                      label="paper", zorder=4)  # fmt: skip
+
+
+# -- CSV, table, notes ------------------------------------------------------------------------------------
+
+
+def _csv_rows(by_rung: Runs, printed: dict[tuple[str, Variant], float], view: View) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
+    for (dataset, rung), own in by_rung.items():
+        gain = relative(by_rung, dataset, rung)
+        rows.append(
+            (view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours, gain.mean,
+             gain.half_width, _mean(own, "throughput_tok_s"), _mean(own, "e2el_s", "mean"), _mean(own, "e2el_s", "p99"),
+             _mean(own, "mean_running"), own[0].record.manifest.get("facts", {}).get("kv_rows") if own else None,
+             printed.get((dataset, rung)), obtained_text(own), all(run.validity.valid for run in own))
+        )  # fmt: skip
+    return rows
+
+
+def _table_row(
+    key: tuple[str, Variant], own: tuple[StoredRun, ...], by_rung: Runs, printed: dict[tuple[str, Variant], float]
+) -> tuple[str, ...]:
+    dataset, rung = key
+    gain, paper = relative(by_rung, dataset, rung).mean, printed.get(key)
+    return (
+        dataset_title(dataset), rung.label + (" (ours)" if rung.is_ours else ""), _text(_mean(own, "throughput_tok_s")),
+        "-" if gain is None else f"{gain:.2f}x", "-" if paper is None else f"{paper:.2f}x",
+        _text(_mean(own, "e2el_s", "mean")), _text(_mean(own, "mean_running")), obtained_text(own), validity_text(own),
+    )  # fmt: skip
+
+
+def _monotone_notes(by_rung: Runs) -> list[str]:
+    notes = []
+    for dataset in DATASETS:
+        gains = [(rung, relative(by_rung, dataset, rung).mean) for rung in LADDER]
+        falls = [
+            f"{after.label[2:]} ({later / earlier:.3f}x)"
+            for (_, earlier), (after, later) in pairwise(gains)
+            if earlier is not None and later is not None and later < earlier
+        ]
+        if falls:
+            notes.append(f"Not monotone on {dataset_title(dataset)}: {', '.join(falls)} below the rung before.")
+    return notes
+
+
+def _mean(runs: Sequence[StoredRun], metric: str, part: str | None = None) -> float | None:
+    values = [run.summary[metric] if part is None else run.summary[metric][part] for run in runs if run.validity.valid]
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,182 @@
+"""dLLM-Serve Table 4 (§6.2): latency and throughput on the L40S at 1 req/s."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paper_figures import style
+from paper_figures.dllm_serve import rate_panels
+from paper_figures.dllm_serve.caption import batch_sentence, prompt_sources, seeds_sentence
+from paper_figures.dllm_serve.curve import (
+    BASELINES,
+    COMPARED,
+    DATASETS,
+    MEAN_LATENCY,
+    OURS,
+    THROUGHPUT,
+    Curve,
+    Measure,
+    curve_of,
+    dataset_title,
+    rate_cells,
+)
+from repro.cell import Cell
+from repro.claims import Finding
+from repro.figures import Rendered, View
+from repro.metrics import Interval
+from repro.paper import load_table
+from repro.store import StoredRun
+
+NAME = "table4"
+TITLE = "dLLM-Serve Table 4: latency and throughput at a high rate"
+SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 4, §6.2"
+PLATFORMS = ("l40s",)
+PAPER_PLATFORM = "l40s"
+
+BASE = "sparse-dllm"
+"""Speedups are over it, as the paper's."""
+
+ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", "dllm-serve")
+"""Rows per data set, as the paper's."""
+
+CSV_COLUMNS = ("platform", "reading", "dataset", "system", "mean_latency_s", "throughput_tok_s", "speedup",
+               "paper_mean_latency_s", "paper_throughput_tok_s", "paper_speedup", "num_runs", "obtained", "valid")  # fmt: skip
+TABLE_COLUMNS = (
+    "dataset",
+    "system",
+    "mean latency s",
+    "paper",
+    "throughput tok/s",
+    "paper",
+    "speedup",
+    "paper",
+    "valid",
+)
+
+
+def cells(view: View) -> list[Cell]:
+    """At the platform's highest rate; on the paper's card that is its 1 req/s."""
+    return rate_cells(NAME, view, (max(view.platform.rates),))
+
+
+def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    printed = paper_rows() if view.platform.name == PAPER_PLATFORM else {}
+    stem = f"{NAME}-{view.stem}"
+    rows, csv_rows = [], []
+    for dataset in DATASETS:
+        for system in ORDER:
+            if (curve := curve_of(curves, dataset, system)) is None:
+                continue
+            own = curve.points[-1].runs
+            latency, throughput = (_interval(curves, dataset, system, m) for m in (MEAN_LATENCY, THROUGHPUT))
+            speedup = _ratio(curves, dataset, system)
+            stated = printed.get((dataset, system), {})
+            paper = (stated.get("avg_latency_s"), stated.get("throughput_tok_s"), stated.get("speedup_vs_base_printed"))
+            valid = all(run.validity.valid for run in own)
+            rows.append(
+                (dataset_title(dataset), curve.label, _text(latency), _number(paper[0]), _text(throughput), _number(paper[1]),
+                 "-" if speedup is None else f"{speedup:.2f}x", "-" if paper[2] is None else f"{paper[2]:g}x",
+                 rate_panels.validity_text(own))
+            )  # fmt: skip
+            csv_rows.append(
+                (view.platform.name, None if system == OURS else view.reading, dataset, system, latency.mean, throughput.mean,
+                 speedup, *paper, len(own), rate_panels.obtained_text(own), valid)
+            )  # fmt: skip
+    all_runs = [run for curve in curves for point in curve.points for run in point.runs]
+    notes = [
+        *rate_panels.notes(curves, view, (max(view.platform.rates),)),
+        prompt_sources(all_runs),
+        seeds_sentence(all_runs),
+    ]
+    if batches := batch_sentence(curves):
+        notes.append(batches)
+    title = f"{TITLE} - {view.platform.title}, {max(view.platform.rates):g} req/s"
+    return Rendered(
+        files=(
+            style.save_markdown(out / f"{stem}.md", title, TABLE_COLUMNS, rows, notes),
+            style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows),
+        ),
+        columns=TABLE_COLUMNS,
+        rows=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    if view.platform.name != PAPER_PLATFORM or view.reading != "published":
+        return []
+    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    throughput = {(d, s): _interval(curves, d, s, THROUGHPUT).mean for d in DATASETS for s in COMPARED}
+    latency = {(d, s): _interval(curves, d, s, MEAN_LATENCY).mean for d in DATASETS for s in COMPARED}
+    rate = max(view.platform.rates)
+    found: list[Finding] = []
+
+    def add(claim: str, value: float | tuple[float, ...], how: str) -> None:
+        found.append(Finding(claim=claim, value=value, obtained=view.obtained, how=f"{how}, {rate:g} req/s"))
+
+    for dataset in DATASETS:
+        for system in COMPARED:
+            short = "serve" if system == OURS else system
+            own, mean, base = throughput[dataset, system], latency[dataset, system], throughput[dataset, BASE]
+            if own is None or mean is None or base is None:
+                continue
+            add(f"dllm-t4-{dataset}-{short}-lat", mean, "mean over requests")
+            add(f"dllm-t4-{dataset}-{short}-tput", own, "tokens of finished requests over the window")
+            add(f"dllm-t4-{dataset}-{short}-speedup", own / base, "throughput over Sparse-dLLM's")
+    complete = {key: value for key, value in throughput.items() if value is not None}
+    if len(complete) == len(throughput):
+        gains = [complete[d, OURS] / max(complete[d, system] for system in BASELINES) for d in DATASETS]
+        add("dllm-abs-tput-l40s", (min(gains), max(gains)), "over the best baseline, least and most of the data sets")
+        add("dllm-l40s-burst", complete["burst", OURS], "Burst")
+    ours, base = latency["osc", OURS], latency["osc", BASE]
+    if ours and base:
+        add("dllm-l40s-osc-lat-ratio", base / ours, "Sparse-dLLM's mean latency over dLLM-Serve's on OSC")
+    tails = {s: _interval(curves, "osc", s, _P99).mean for s in (OURS, BASE)}
+    if tails[OURS] and tails[BASE]:
+        add("dllm-abs-tail-latency", (tails[BASE] or 0.0) / (tails[OURS] or 1.0), "Sparse-dLLM's p99 latency over dLLM-Serve's on OSC")  # fmt: skip
+    sizes = tuple(
+        float(curve.points[-1].runs[0].record.num_requests)
+        for dataset in ("burst", "osc", "livebench")
+        if (curve := curve_of(curves, dataset, OURS)) is not None
+    )
+    if len(sizes) == len(DATASETS):
+        add("dllm-n-requests", sizes, "requests of the runs, chosen to be the inferred ones")
+    return found
+
+
+_P99 = Measure(column="p99_latency_s", label="p99 latency (s)", of=lambda run: run.summary["e2el_s"]["p99"])
+
+
+def paper_rows() -> dict[tuple[str, str], dict[str, Any]]:
+    titles = {dataset_title(dataset): dataset for dataset in DATASETS}
+    systems = {style.system_look(system).title: system for system in COMPARED}
+    found = {}
+    for row in load_table("dllm_serve/table4.csv"):
+        system = systems[str(row["system"]).replace(" (Ours)", "")]
+        found[titles[str(row["dataset"])], system] = dict(row)
+    return found
+
+
+def _interval(curves: Sequence[Curve], dataset: str, system: str, measure: Measure) -> Interval:
+    curve = curve_of(curves, dataset, system)
+    if curve is None:
+        return Interval(mean=None, half_width=None, n=0, confidence=0.95)
+    return curve.points[-1].interval(measure)
+
+
+def _ratio(curves: Sequence[Curve], dataset: str, system: str) -> float | None:
+    own, base = (_interval(curves, dataset, name, THROUGHPUT).mean for name in (system, BASE))
+    return own / base if own is not None and base else None
+
+
+def _text(interval: Interval) -> str:
+    if interval.mean is None:
+        return "-"
+    return f"{interval.mean:.2f}" + (f" ± {interval.half_width:.2f}" if interval.half_width else "")
+
+
+def _number(value: object) -> str:
+    return "-" if value is None else f"{value:g}"
