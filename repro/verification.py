@@ -1,99 +1,231 @@
-"""Golden cases: recorded token ids of published samplers, replayed through ``repro generate``'s own path."""
+"""Golden cases: recorded token ids of every sampler, replayed through ``repro generate``'s own path.
+
+A folder holds ``cases.json`` and the checkpoints it names: ``checkpoints`` (name -> path, sha256), ``ties`` (how equal
+values were ordered when the ids were recorded: ``stable``, or by default ``library``) and ``cases`` (id, checkpoint,
+method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive). Other keys are for the reader.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import baselines
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
-from repro.generation import GenerateOptions, generate
+from engines.models.checkpoint import read_config
+from repro.generation import GenerateOptions, generate, plan_generation
 
-# Method of a case -> (system, options that are fixed, parameters of the case -> options).
+GOLDEN_DIR = Path(baselines.__file__).parent / "golden"
+"""The cases that come with the package; its README.md says where their ids come from."""
+
+TIES = ("stable", "library")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """How a case's method is asked for."""
+
+    system: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Parameter of the case, which must be there -> option."""
+
+
 _SPARSE = {"keep_ratio": "retention_ratio", "kernel_size": "pool_kernel"}
+_SERVE = {**_SPARSE, "delay_step": "refresh_delay"}
 _FEATURES = {name: name for name in ("prompt_interval", "gen_interval", "transfer_ratio")}
-_METHODS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, str]]] = {
-    "llada": ("llada", {}, {}),
-    "fast_dllm_nocache": ("fast-dllm", {"cache": "none"}, {}),
-    "fast_dllm_prefix_cache": ("fast-dllm", {"cache": "prefix"}, {}),
-    "fast_dllm_dual_cache": ("fast-dllm", {"cache": "dual"}, {}),
-    "sparse_dllm": ("sparse-dllm", {}, _SPARSE),
-    "dllm_cache": ("dllm-cache", {}, _FEATURES),
-    "dllm_serve_upstream_uniform": ("dllm-serve", {"selection": "uniform"}, {**_SPARSE, "delay_step": "refresh_delay"}),
-    "dllm_serve_upstream_head": ("dllm-serve", {"selection": "head"}, {**_SPARSE, "delay_step": "refresh_delay"}),
-    "dream_vanilla": ("dream", {}, {"alg": "alg"}),
-    "dream_prefix_cache": ("fast-dllm", {"cache": "prefix"}, {"alg": "alg"}),
-    "dream_dual_cache": ("fast-dllm", {"cache": "dual"}, {"alg": "alg"}),
+_ALG = {"alg": "alg"}
+_HEAD, _UNIFORM, _DENSE = ({"selection": name} for name in ("head", "uniform", "dense"))
+_METHODS: Mapping[str, Replay] = {
+    "llada": Replay(system="llada"),
+    "fast_dllm_nocache": Replay(system="fast-dllm", options={"cache": "none"}),
+    "fast_dllm_prefix_cache": Replay(system="fast-dllm", options={"cache": "prefix"}),
+    "fast_dllm_dual_cache": Replay(system="fast-dllm", options={"cache": "dual"}),
+    "sparse_dllm": Replay(system="sparse-dllm", params=_SPARSE),
+    "dllm_cache": Replay(system="dllm-cache", params=_FEATURES),
+    "dllm_serve_head": Replay(system="dllm-serve", options=_HEAD, params=_SERVE),
+    "dllm_serve_uniform": Replay(system="dllm-serve", options=_UNIFORM, params=_SERVE),
+    "dllm_serve_dense": Replay(system="dllm-serve", options=_DENSE, params={"delay_step": "refresh_delay"}),
+    "dllm_serve_upstream_head": Replay(system="dllm-serve", options=_HEAD, params=_SERVE),
+    "dllm_serve_upstream_uniform": Replay(system="dllm-serve", options=_UNIFORM, params=_SERVE),
+    "dream_vanilla": Replay(system="dream", params=_ALG),
+    "dream_nocache": Replay(system="fast-dllm", options={"cache": "none"}, params=_ALG),
+    "dream_prefix_cache": Replay(system="fast-dllm", options={"cache": "prefix"}, params=_ALG),
+    "dream_dual_cache": Replay(system="fast-dllm", options={"cache": "dual"}, params=_ALG),
+    "dream_sparse_dllm": Replay(system="sparse-dllm", params={**_SPARSE, **_ALG}),
+    "dream_dllm_cache": Replay(system="dllm-cache", params={**_FEATURES, **_ALG}),
+    "dream_dllm_serve_head": Replay(system="dllm-serve", options=_HEAD, params=_SERVE),
+    "dream_dllm_serve_uniform": Replay(system="dllm-serve", options=_UNIFORM, params=_SERVE),
+    "dream_dllm_serve_dense": Replay(system="dllm-serve", options=_DENSE, params={"delay_step": "refresh_delay"}),
 }
+METHODS = tuple(_METHODS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoldenCase:
+    id: str
+    method: str
+    options: GenerateOptions
+    params: Mapping[str, Any]
+    prompt_ids: tuple[int, ...]
+    expected_ids: tuple[int, ...]
+    nfe: int | None
+    """Forward passes as the method's published code counts them; None where none are recorded."""
+    tie_sensitive: bool
+    """Its ids depend on the order in which equal values are taken."""
+    required: bool
+    """Not where a library's order of equal values, which nothing specifies, or a recorded defect decided."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    case: str
-    method: str
-    tie_sensitive: bool
-    """Its ids depend on the order in which a library's top-k returns equal values."""
-    ids_equal: bool
-    passes_equal: bool | None
-    """Forward passes against the recorded count; None where none is recorded."""
+    case: GoldenCase
+    token_ids: tuple[int, ...]
+    forward_passes: int
+
+    @property
+    def difference(self) -> str | None:
+        """The first thing that is not as recorded."""
+        expected = self.case.expected_ids
+        for position, (found, wanted) in enumerate(zip(self.token_ids, expected, strict=False)):
+            if found != wanted:
+                return f"token {position} is {found}, recorded {wanted}"
+        if len(self.token_ids) != len(expected):
+            return f"{len(self.token_ids)} tokens, recorded {len(expected)}"
+        if self.case.nfe is not None and self.forward_passes != self.case.nfe:
+            return f"{self.forward_passes} forward passes, recorded {self.case.nfe}"
+        return None
 
     @property
     def passed(self) -> bool:
-        return self.ids_equal and self.passes_equal is not False
+        return self.difference is None
 
 
-def read_cases(folder: Path) -> tuple[Mapping[str, Path], Sequence[Mapping[str, Any]]]:
-    """Checkpoint folders by name, and the cases, of ``folder``/cases.json."""
+def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
+    """The cases of ``folder``, each with the options that replay it; everything that can be refused is refused here."""
     path = folder / "cases.json"
     if not path.is_file():
         raise UserError(f"golden={str(folder)!r} has no cases.json: give a folder of golden cases")
-    raw = json.loads(path.read_text())
-    checkpoints = {name: folder / entry["path"] for name, entry in raw["checkpoints"].items()}
-    unknown = sorted({case["method"] for case in raw["cases"]} - _METHODS.keys())
-    if unknown:
-        raise UserError(f"golden={str(folder)!r} holds method {unknown[0]!r}: known are {', '.join(_METHODS)}")
-    return checkpoints, raw["cases"]
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): restore the file") from error
+    where = str(path)
+    named, entries = _value(raw, "checkpoints", dict, where), _value(raw, "cases", list, where)
+    if not entries:
+        raise UserError(f"{where} has no cases: give a folder with at least one")
+    ties = raw.get("ties", "library")
+    if ties not in TIES:
+        raise UserError(f"{where} has ties={ties!r}: use one of {', '.join(TIES)}")
+    checkpoints = {name: _checkpoint(folder, entry, f"{where}, checkpoint {name!r},") for name, entry in named.items()}
+    return tuple(_case(entry, checkpoints, ties, where) for entry in entries)
 
 
-def verify(folder: Path, on_case: Callable[[], object] = lambda: None) -> list[CaseResult]:
-    """Replay every case, ties in the library's order as the recording had them."""
-    checkpoints, cases = read_cases(folder)
+def verify(cases: Iterable[GoldenCase], on_case: Callable[[], object] = lambda: None) -> list[CaseResult]:
     results = []
     for case in cases:
-        results.append(_replay(case, checkpoints[case["checkpoint"]]))
+        results.append(replay(case))
         on_case()
     return results
 
 
-def _replay(case: Mapping[str, Any], checkpoint: Path) -> CaseResult:
-    system, fixed, renamed = _METHODS[case["method"]]
-    params = case["params"]
-    options = {**fixed, **{option: params[name] for name, option in renamed.items() if name in params}}
-    if system == "dllm-serve" and params.get("first_token_rule") and options.get("refresh_delay", 1) > 0:
-        options["compat"] = "upstream"
-    for name in ("threshold", "factor"):
-        if params.get(name) is not None:
-            options[name] = params[name]
+def replay(case: GoldenCase) -> CaseResult:
+    done = generate(case.options, case.prompt_ids)
+    return CaseResult(case=case, token_ids=done.token_ids, forward_passes=done.forward_passes)
+
+
+def _value(entry: Any, key: str, kind: type, where: str) -> Any:
+    if not isinstance(entry, dict) or key not in entry:
+        raise UserError(f"{where} lacks {key!r}: restore the file or give another folder of golden cases")
+    if not isinstance(entry[key], kind):
+        raise UserError(
+            f"{where} has a {type(entry[key]).__name__} for {key!r}, where {kind.__name__} belongs: restore the file"
+        )
+    return entry[key]
+
+
+def _token_ids(entry: Any, key: str, where: str) -> tuple[int, ...]:
+    values = _value(entry, key, list, where)
+    if not values or any(type(value) is not int for value in values):
+        raise UserError(f"{where} has {key!r} that are not a list of token ids: restore the file")
+    return tuple(values)
+
+
+def _checkpoint(folder: Path, entry: Any, where: str) -> Path:
+    directory = folder / _value(entry, "path", str, where)
+    if not directory.is_dir():
+        raise UserError(f"{where} lies at {directory}, which is not a directory: restore it")
+    read_config(directory)
+    weights = directory / "model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"{where} has no {weights}: restore it")
+    if "sha256" in entry and hashlib.sha256(weights.read_bytes()).hexdigest() != entry["sha256"]:
+        raise UserError(f"{where} has other weights in {weights} than the cases were recorded with: restore them")
+    return directory
+
+
+def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) -> GoldenCase:
+    name = _value(entry, "id", str, f"{where}, a case")
+    where = f"{where}, case {name!r},"
+    method, checkpoint = _value(entry, "method", str, where), _value(entry, "checkpoint", str, where)
+    if method not in _METHODS:
+        raise UserError(f"{where} has method {method!r}: known are {', '.join(_METHODS)}")
+    if checkpoint not in checkpoints:
+        known = ", ".join(checkpoints) or "no checkpoint"
+        raise UserError(f"{where} has checkpoint {checkpoint!r}: the file names {known}")
+    params = _value(entry, "params", dict, where)
+    missing = [key for key in ("gen_length", "steps", *_METHODS[method].params) if key not in params]
+    if missing:
+        raise UserError(f"{where} lacks params {', '.join(missing)}: method {method!r} needs them")
+    prompt_ids = _token_ids(entry, "prompt_ids", where)
+    try:
+        options = _options(method, params, checkpoints[checkpoint], ties)
+        plan_generation(options).request(prompt_ids)
+    except (UserError, TypeError) as error:
+        raise UserError(f"{where} cannot be replayed: {error}") from error
+    tie_sensitive = bool(entry.get("tie_sensitive"))
+    # Recorded from code that read cache rows it had never written: no rule says what these ids are.
+    is_defect = params.get("delay0_first_block") == "unbuilt_zero_cache"
+    return GoldenCase(
+        id=name,
+        method=method,
+        options=options,
+        params=params,
+        prompt_ids=prompt_ids,
+        expected_ids=_token_ids(entry, "expected_ids", where),
+        nfe=None if entry.get("nfe") is None else _value(entry, "nfe", int, where),
+        tie_sensitive=tie_sensitive,
+        required=not is_defect and (ties == "stable" or not tie_sensitive),
+    )
+
+
+def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str) -> GenerateOptions:
+    """What a user would give for this case."""
+    how = _METHODS[method]
+    # What generation itself knows is an option too: a system without it refuses it.
+    shared = {name: params[name] for name in ("threshold", "factor") if params.get(name) is not None}
+    if params.get("cfg_scale"):
+        shared["cfg_scale"] = params["cfg_scale"]
+    knobs = {**how.options, **{option: params[name] for name, option in how.params.items()}, **shared}
+    if how.system == "dllm-serve" and params.get("first_token_rule") and knobs["refresh_delay"] > 0:
+        knobs["compat"] = "upstream"
     generation = GenerationConfig(
         gen_length=params["gen_length"],
         block_length=params.get("block_length") or params["gen_length"],
         steps=params["steps"],
-        threshold=options.get("threshold"),
-        factor=options.get("factor"),
+        **shared,
     )
-    parity = None if generation.is_parallel or system != "dllm-serve" else "parity"
-    done = generate(
-        GenerateOptions(system=system, model=str(checkpoint), generation=generation, knobs=options, tie_policy=parity),
-        tuple(case["prompt_ids"]),
-    )
-    nfe = case.get("nfe")
-    return CaseResult(
-        case=case["id"],
-        method=case["method"],
-        tie_sensitive=bool(case.get("tie_sensitive")),
-        ids_equal=list(done.token_ids) == case["expected_ids"],
-        passes_equal=None if nfe is None else done.forward_passes == nfe,
+    # Parallel decoding commits by level, where nothing is ordered.
+    library = None if generation.is_parallel else "parity"
+    return GenerateOptions(
+        system=how.system,
+        model=str(checkpoint),
+        generation=generation,
+        knobs=knobs,
+        tie_policy="stable" if ties == "stable" else library,
     )

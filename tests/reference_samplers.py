@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 Weights = Mapping[str, Tensor]
-Ties = Literal["stable", "topk"]
-"""``stable``: the lower index wins. ``topk``: whatever order torch.topk gives, as published code gets."""
+Ties = Literal["stable", "topk", "last"]
+"""Among equals ``stable`` takes the lower index, ``last`` the higher, ``topk`` whatever torch.topk does, as published."""
 Selection = Literal["head", "uniform", "dense"]
 
 
@@ -44,6 +44,11 @@ class Margins:
     selection: float = math.inf
     """Last kept minus first dropped importance; exact ties are not counted here."""
     selection_ties: int = 0
+    """Selections whose cut falls between equal importances."""
+    similarity: float = math.inf
+    """dLLM-Cache: last recomputed minus first not recomputed cosine."""
+    schedule: float = math.inf
+    """Dream: distance of a product that is rounded down to a count from the nearest whole number."""
 
 
 @dataclass(kw_only=True)
@@ -77,7 +82,7 @@ def forward(
     weights: Weights, dims: Dims, ids: Tensor, positions: Tensor, cache: list[Kept] | None
 ) -> tuple[Tensor, list[Layer]]:
     """Logits [n, V] of ``ids`` at ``positions``; rows see each other and, first, the cached rows."""
-    if "model.embed_tokens.weight" in weights:
+    if _is_dream(weights):
         return _dream_forward(weights, dims, ids, positions, cache)
     root = "model.transformer"
     x = weights[f"{root}.wte.weight"][ids]
@@ -157,24 +162,24 @@ def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 def llada(
     weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, ties: Ties = "topk",
+    gen_length: int, block_length: int, steps: int, cfg_scale: float = 0.0, ties: Ties = "stable",
 ) -> Sampled:  # fmt: skip
     """The reference loop: every step forwards the whole sequence; a predicted mask id is not guarded against."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
-    x, total = _masked(prompt, gen_length, dims), len(prompt) + gen_length
+    x = _masked(prompt, gen_length, dims)
     margins = Margins()
     for b in range(num_blocks):
         s, e = len(prompt) + b * block_length, len(prompt) + (b + 1) * block_length
         quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
         for i in range(per_block):
-            logits, _ = forward(weights, dims, x, torch.arange(total), None)
+            logits = _guided(weights, dims, x, len(prompt), cfg_scale)
             _commit(x, logits, 0, s, e, quota[i], dims, ties, margins)
     return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=num_blocks * per_block, margins=margins)
 
 
 def sparse_dllm(
     weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, keep_ratio: float, kernel_size: int, ties: Ties = "topk",
+    gen_length: int, block_length: int, steps: int, keep_ratio: float, kernel_size: int, ties: Ties = "stable",
 ) -> Sampled:  # fmt: skip
     """Per block: a full step, a full step that builds the cache, then block-only steps over it."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
@@ -200,13 +205,15 @@ def sparse_dllm(
 def dllm_serve(
     weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
     gen_length: int, block_length: int, steps: int, keep_ratio: float = 0.5, kernel_size: int = 3,
-    selection: Selection = "head", delay: int = 1, first_token_rule: bool = False, threshold: float | None = None,
-    ties: Ties = "stable",
+    selection: Selection = "head", delay_step: int = 1, first_token_rule: bool = False,
+    threshold: float | None = None, factor: float | None = None, ties: Ties = "stable",
 ) -> Sampled:  # fmt: skip
     """Any number of steps and a last block of any length; a block ends when no mask is left in it.
 
-    ``first_token_rule``: a block's first position is committed in its full steps, whatever its confidence.
+    ``first_token_rule``: a block's first position is committed in its uncached step, whatever its confidence. On Dream
+    it always is, in the block's first step: later ones shift their own rows, and that row has none in front of it.
     """
+    shifts = _is_dream(weights)
     x, total = _masked(prompt, gen_length, dims), len(prompt) + gen_length
     ends = [min(len(prompt) + end, total) for end in range(block_length, gen_length + block_length, block_length)]
     # Steps 1..steps are laid over the region like a ruler: a step belongs to the block that its tip is in.
@@ -218,10 +225,10 @@ def dllm_serve(
         cache: list[Kept] | None = None
         i = 0
         while left := int((x[s:e] == dims.mask_id).sum()):
-            k = 1 if threshold is not None else math.ceil(left / (num_steps - i))
-            if i <= delay:
+            k = 1 if threshold is not None or factor is not None else math.ceil(left / (num_steps - i))
+            if i <= delay_step:
                 logits, seen = forward(weights, dims, x, torch.arange(total), None)
-                if i == delay:
+                if i == delay_step:
                     outside = total - (e - s)
                     num_kept = outside if selection == "dense" else max(1, int(outside * keep_ratio))
                     cache = [_select(layer, s, e, num_kept, kernel_size, selection, ties, margins) for layer in seen]
@@ -229,21 +236,11 @@ def dllm_serve(
             else:
                 logits, _ = forward(weights, dims, x[s:e], torch.arange(s, e), cache)
                 offset = s
-            forced = first_token_rule and i < delay
             _commit(
-                x,
-                logits,
-                offset,
-                s,
-                e,
-                k,
-                dims,
-                ties,
-                margins,
-                suppress_mask=True,
-                threshold=threshold,
-                force_first=forced,
-            )
+                x, _shifted(logits) if shifts else logits, offset, s, e, k, dims, ties, margins,
+                suppress_mask=True, threshold=threshold, factor=factor,
+                force_first=i == 0 if shifts else first_token_rule and i < delay_step,
+            )  # fmt: skip
             forwards, i = forwards + 1, i + 1
         s = e
     return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=forwards, margins=margins)
@@ -261,18 +258,13 @@ def llada_options(
 ) -> Sampled:  # fmt: skip
     """The reference loop with guidance, and with confidences drawn at random where ``draw`` is given."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
-    x, total, p = _masked(prompt, gen_length, dims), len(prompt) + gen_length, len(prompt)
+    x, p = _masked(prompt, gen_length, dims), len(prompt)
     margins, t = Margins(), 0
     for b in range(num_blocks):
         s, e = p + b * block_length, p + (b + 1) * block_length
         quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
         for i in range(per_block):
-            logits, _ = forward(weights, dims, x, torch.arange(total), None)
-            if cfg_scale > 0:
-                blind = x.clone()
-                blind[:p] = dims.mask_id
-                without, _ = forward(weights, dims, blind, torch.arange(total), None)
-                logits = without + (cfg_scale + 1) * (logits - without)
+            logits = _guided(weights, dims, x, p, cfg_scale)
             token, confidence = logits.argmax(dim=1), torch.softmax(logits, dim=1).max(dim=1).values
             open_ = [row for row in range(s, e) if int(x[row]) == dims.mask_id]
             level = {row: float(confidence[row]) if draw is None else draw(t, row) for row in open_}
@@ -329,7 +321,7 @@ def dream(
     margins = Margins()
     for i in range(steps):
         raw, _ = forward(weights, dims, x, torch.arange(total), None)
-        logits = torch.cat((raw[:1], raw[:-1]))
+        logits = _shifted(raw)
         open_ = [row for row in range(total) if int(x[row]) == dims.mask_id]
         token, confidence = _dream_confidence(logits, alg)
         if alg == "origin":
@@ -339,7 +331,7 @@ def dream(
                 if draw(i, row) < share:
                     x[row] = token[row]
             continue
-        count = len(open_) if i == steps - 1 else int(len(open_) * (1 - times[i + 1] / times[i]))
+        count = _timestep_count(len(open_), times, i, margins)
         _take(x, token, logits, {row: float(confidence[row]) for row in open_}, count, margins)
     return Sampled(token_ids=tuple(x[p:].tolist()), forwards=steps, margins=margins)
 
@@ -366,7 +358,7 @@ def dream_blocks(
                 break
             if i < (2 if cache == "sparse" else 1):
                 raw, seen = forward(weights, dims, x, torch.arange(total), None)
-                logits = torch.cat((raw[:1], raw[:-1]))
+                logits = _shifted(raw)
                 if cache != "sparse":
                     frozen = _outside(seen, s, end, total)
                 elif i == 1:
@@ -374,7 +366,7 @@ def dream_blocks(
                     frozen = [_select(layer, s, e, kept, kernel_size, "uniform", ties, margins) for layer in seen]
             else:
                 raw, _ = forward(weights, dims, x[s:end], torch.arange(s, end), frozen)
-                logits = torch.cat((raw.new_zeros(s, raw.shape[1]), raw[:1], raw[:-1]))
+                logits = torch.cat((raw.new_zeros(s, raw.shape[1]), _shifted(raw)))
             # Whatever its algorithm is called, the cached loop of Fast-dLLM ranks by entropy.
             token, confidence = _dream_confidence(
                 logits, alg if alg == "confidence_threshold" or cache == "sparse" else "entropy"
@@ -385,7 +377,7 @@ def dream_blocks(
             elif alg == "confidence_threshold":
                 count = _threshold_count(level, threshold, margins)
             else:
-                count = len(open_) if i == per_block - 1 else int(len(open_) * (1 - times[i + 1] / times[i]))
+                count = _timestep_count(len(open_), times, i, margins)
             _take(x, token, logits, level, count, margins)
             forwards, i = forwards + 1, i + 1
         if cache != "sparse" and i == 1:
@@ -394,6 +386,36 @@ def dream_blocks(
 
 
 # ---- their parts --------------------------------------------------------------------------------
+
+
+def _is_dream(weights: Weights) -> bool:
+    return "model.embed_tokens.weight" in weights
+
+
+def _shifted(raw: Tensor) -> Tensor:
+    """Row i of what was forwarded predicts the token at i + 1; the first row keeps its own."""
+    return torch.cat((raw[:1], raw[:-1]))
+
+
+def _guided(weights: Weights, dims: Dims, x: Tensor, prompt_len: int, cfg_scale: float) -> Tensor:
+    """Logits of every row, those of the sequence with its prompt masked subtracted."""
+    positions = torch.arange(len(x))
+    logits, _ = forward(weights, dims, x, positions, None)
+    if cfg_scale == 0:
+        return logits
+    blind = x.clone()
+    blind[:prompt_len] = dims.mask_id
+    without, _ = forward(weights, dims, blind, positions, None)
+    return without + (cfg_scale + 1) * (logits - without)
+
+
+def _timestep_count(masks: int, times: Tensor, step: int, margins: Margins) -> int:
+    """``times`` [steps + 1] in float32, as is the product that is rounded down; the last step commits what is left."""
+    if step == len(times) - 2:
+        return masks
+    product = float(masks * (1 - times[step + 1] / times[step]))
+    margins.schedule = min(margins.schedule, abs(product - round(product)) if masks else math.inf)
+    return int(product)
 
 
 def _masked(prompt: tuple[int, ...], gen_length: int, dims: Dims) -> Tensor:
@@ -458,12 +480,13 @@ def _largest(values: Tensor, count: int, ties: Ties) -> list[int]:
     """Indices of the ``count`` largest, largest first."""
     if ties == "topk":
         return torch.topk(values, count).indices.tolist()
-    return sorted(range(len(values)), key=lambda i: (-float(values[i]), i))[:count]
+    sign = -1 if ties == "last" else 1
+    return sorted(range(len(values)), key=lambda i: (-float(values[i]), sign * i))[:count]
 
 
 def _commit(
     x: Tensor, logits: Tensor, offset: int, s: int, e: int, count: int, dims: Dims, ties: Ties, margins: Margins, *,
-    suppress_mask: bool = False, threshold: float | None = None, force_first: bool = False,
+    suppress_mask: bool = False, threshold: float | None = None, factor: float | None = None, force_first: bool = False,
 ) -> None:  # fmt: skip
     """Low-confidence remasking over rows [offset, offset + n) of the sequence; changes ``x`` in place."""
     probability = torch.softmax(logits, dim=1)
@@ -475,6 +498,11 @@ def _commit(
     for row in range(len(confidence)):
         if not (s <= offset + row < e) or int(x[offset + row]) != dims.mask_id:
             confidence[row] = -math.inf
+    if factor is not None:
+        level = {row: float(c) for row, c in enumerate(confidence) if c > -math.inf}
+        if force_first and s - offset in level:
+            level[s - offset] = math.inf
+        count = _factor_count(level, factor, margins)
     chosen: list[int] = []
     if force_first and confidence[s - offset] > -math.inf:
         chosen.append(s - offset)
@@ -533,6 +561,3 @@ def _select(
 def _pool(score: Tensor, kernel: int) -> Tensor:
     half, n = kernel // 2, len(score)
     return torch.stack([score[max(0, j - half) : min(n, j + half + 1)].max() for j in range(n)])
-
-
-SAMPLERS: Mapping[str, Callable[..., Sampled]] = {"llada": llada, "sparse_dllm": sparse_dllm, "dllm_serve": dllm_serve}

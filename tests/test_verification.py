@@ -1,0 +1,225 @@
+"""``repro verify-baselines``: on the embedded cases, on a folder of one's own, and on folders that are not right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from make_golden import SAMPLERS
+
+from repro.cli.main import main
+from repro.verification import GOLDEN_DIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Verify = Callable[..., Result]
+Content = dict[str, Any]
+
+
+@pytest.fixture
+def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["repro", "verify-baselines", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return Result(code=code if isinstance(code, int) else 1, out=captured.out, err=captured.err)
+
+    return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Two cases, the second one tie-sensitive, and their checkpoint."""
+
+    path: Path
+    content: Content
+
+    def write(self) -> Path:
+        (self.path / "cases.json").write_text(json.dumps(self.content))
+        return self.path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    content = json.loads((GOLDEN_DIR / "cases.json").read_text())
+    of_mha = [case for case in content["cases"] if case["checkpoint"] == "llada-mha"]
+    cases = [
+        next(case for case in of_mha if case["method"] == "fast_dllm_dual_cache"),
+        next(case for case in of_mha if case["method"] == "sparse_dllm" and case["tie_sensitive"]),
+    ]
+    shutil.copytree(GOLDEN_DIR / "checkpoints" / "llada-mha", tmp_path / "checkpoints" / "llada-mha")
+    checkpoints = {"llada-mha": content["checkpoints"]["llada-mha"]}
+    return Folder(path=tmp_path, content={**content, "checkpoints": checkpoints, "cases": cases})
+
+
+def test_the_embedded_cases_pass(verify: Verify) -> None:
+    result = verify("--json")
+    assert (result.code, result.err) == (0, "")
+    rows = json.loads(result.out)
+    assert [row["method"] for row in rows] == sorted(SAMPLERS)
+    for row in rows:
+        assert row["verdict"] == "pass"
+        assert row["failed"] == {}
+        assert row["passed"] == row["cases"] > 0
+        assert row["tie_sensitive_passed"] == row["tie_sensitive_cases"]
+        assert row["not_required"] == 0
+    total = sum(row["cases"] + row["tie_sensitive_cases"] for row in rows)
+    assert total == len(json.loads((GOLDEN_DIR / "cases.json").read_text())["cases"])
+
+
+def test_a_folder_of_ones_own(verify: Verify, folder: Folder) -> None:
+    result = verify("--golden", folder.write())
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert [line.split() for line in lines if "│" in line] == [
+        ["│", "fast_dllm_dual_cache", "│", "pass", "│", "1", "of", "1", "│", "0", "of", "0", "│"],
+        ["│", "sparse_dllm", "│", "pass", "│", "0", "of", "0", "│", "1", "of", "1", "│"],
+    ]
+    assert lines[-1] == "2 of 2 required cases pass."
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_a_wrong_id_fails(verify: Verify, folder: Folder, case: int) -> None:
+    """Also where ties decide: the order of equals is given."""
+    entry = folder.content["cases"][case]
+    entry["expected_ids"][-1] += 1
+    wrong = entry["expected_ids"]
+    says = f"token {len(wrong) - 1} is {wrong[-1] - 1}, recorded {wrong[-1]}"
+    result = verify("--golden", folder.write(), "--json")
+    assert result.code == 1
+    rows = {row["method"]: row for row in json.loads(result.out)}
+    assert rows[entry["method"]]["verdict"] == "FAIL"
+    assert rows[entry["method"]]["failed"] == {entry["id"]: says}
+    assert sum(bool(row["failed"]) for row in rows.values()) == 1
+    printed = verify("--golden", folder.path)
+    assert printed.code == 1
+    assert f"  failed: {entry['id']}: {says}" in printed.out.splitlines()
+    assert printed.out.splitlines()[-1] == "1 of 2 required cases pass."
+    assert "FAIL" in printed.out
+
+
+def test_other_differences_fail_too(verify: Verify, folder: Folder) -> None:
+    dual, sparse = folder.content["cases"]
+    dual["nfe"] += 1
+    sparse["expected_ids"].append(1)
+    rows = json.loads(verify("--golden", folder.write(), "--json").out)
+    assert [list(row["failed"].values()) for row in rows] == [
+        [f"{dual['nfe'] - 1} forward passes, recorded {dual['nfe']}"],
+        [f"{len(sparse['expected_ids']) - 1} tokens, recorded {len(sparse['expected_ids'])}"],
+    ]
+
+
+def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: Folder) -> None:
+    del folder.content["ties"]
+    folder.content["cases"][1]["expected_ids"][0] += 1
+    result = verify("--golden", folder.write())
+    assert result.code == 0
+    assert "0 of 1" in result.out
+    assert "1 of 1 required cases pass." in result.out
+    row = json.loads(verify("--golden", folder.path, "--json").out)[1]
+    assert (row["verdict"], row["failed"], row["not_required"]) == ("pass", {}, 1)
+
+
+def test_nor_is_what_a_defect_of_the_recorded_code_decided(verify: Verify, folder: Folder) -> None:
+    """It read cache rows that it had never written."""
+    params = {**folder.content["cases"][1]["params"], "delay_step": 0, "delay0_first_block": "unbuilt_zero_cache"}
+    folder.content["cases"][1] |= {"method": "dllm_serve_upstream_uniform", "params": params, "tie_sensitive": False}
+    folder.content["cases"][1]["expected_ids"][0] += 1
+    result = verify("--golden", folder.write(), "--json")
+    assert result.code == 0
+    assert json.loads(result.out)[0]["not_required"] == 1
+
+
+def remove(path: str) -> Callable[[Folder], None]:
+    return lambda folder: shutil.rmtree(folder.path / path) if (folder.path / path).is_dir() else (folder.path / path).unlink()  # fmt: skip
+
+
+def change(*keys: str | int, to: Any = None, drop: bool = False) -> Callable[[Folder], None]:
+    """Sets, or drops, one value of cases.json."""
+
+    def apply(folder: Folder) -> None:
+        at: Any = folder.content
+        for key in keys[:-1]:
+            at = at[key]
+        if drop:
+            del at[keys[-1]]
+        else:
+            at[keys[-1]] = to
+
+    return apply
+
+
+CASE = "case 'llada-mha/fast_dllm_dual_cache"
+CHECKPOINT = "checkpoints/llada-mha"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (change("cases", drop=True), "cases.json lacks 'cases': restore the file"),
+        (change("cases", to=[]), "has no cases: give a folder with at least one"),
+        (change("cases", to={}), "has a dict for 'cases', where list belongs"),
+        (change("checkpoints", drop=True), "lacks 'checkpoints'"),
+        (change("ties", to="first"), "has ties='first': use one of stable, library"),
+        (change("checkpoints", "llada-mha", "path", drop=True), "checkpoint 'llada-mha', lacks 'path'"),
+        (change("checkpoints", "llada-mha", "sha256", to="0"), "has other weights in"),
+        (change("checkpoints", to={}), "has checkpoint 'llada-mha': the file names no checkpoint"),
+        (remove(CHECKPOINT), "checkpoints/llada-mha, which is not a directory: restore it"),
+        (remove(f"{CHECKPOINT}/config.json"), "has no config.json: give a LLaDA or Dream checkpoint"),
+        (remove(f"{CHECKPOINT}/model.safetensors"), "model.safetensors: restore it"),
+        (change("cases", 0, to=1), "a case lacks 'id'"),
+        *((change("cases", 0, key, drop=True), f"lacks '{key}'")
+          for key in ("id", "checkpoint", "method", "params", "prompt_ids", "expected_ids")),
+        (change("cases", 0, "method", to="best"), "has method 'best': known are llada, fast_dllm_nocache"),
+        (change("cases", 0, "method", to="dream_dual_cache"), "lacks params alg: method 'dream_dual_cache' needs them"),
+        (change("cases", 0, "checkpoint", to="big"), "has checkpoint 'big': the file names llada-mha"),
+        (change("cases", 0, "params", "steps", drop=True), "lacks params steps: method 'fast_dllm_dual_cache' needs them"),
+        (change("cases", 1, "params", "keep_ratio", drop=True), "lacks params keep_ratio: method 'sparse_dllm' needs"),
+        (change("cases", 1, "params", "keep_ratio", to=2.0), "cannot be replayed: retention_ratio=2.0 must be in"),
+        (change("cases", 0, "params", "steps", to="all"), "cannot be replayed: "),
+        (change("cases", 0, "params", "cfg_scale", to=1.0), "cfg_scale=1.0 has no effect with system='fast-dllm'"),
+        (change("cases", 0, "expected_ids", to=["a"]), "has 'expected_ids' that are not a list of token ids"),
+        (change("cases", 0, "prompt_ids", to=[]), "has 'prompt_ids' that are not a list of token ids"),
+        (change("cases", 0, "prompt_ids", to=[94]), "cannot be replayed: "),
+        (change("cases", 0, "prompt_ids", to=[96]), "cannot be replayed: "),
+        (change("cases", 0, "nfe", to="many"), "has a str for 'nfe', where int belongs"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Callable[[Folder], None], says: str) -> None:
+    spoil(folder)
+    refused(verify("--golden", folder.write(), "--json"), says)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", "\xff"])
+def test_a_file_that_is_not_right(verify: Verify, folder: Folder, text: str) -> None:
+    (folder.path / "cases.json").write_text(text, encoding="latin-1")
+    refused(verify("--golden", folder.path), "cases.json")
+
+
+def test_no_folder(verify: Verify, tmp_path: Path) -> None:
+    refused(verify("--golden", tmp_path), "has no cases.json: give a folder of golden cases")
+    refused(verify("--golden", tmp_path / "no"), "has no cases.json: give a folder of golden cases")
+
+
+def refused(result: Result, says: str) -> None:
+    assert result.code == 2, result
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert len(result.err.splitlines()) == 1
+    assert says in result.err
