@@ -7,17 +7,28 @@ The phase machine, the schedulers and the executors are shared; methods differ i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig, TiePolicy, require
+from baselines.dllm_cache.schedule import FeatureCacheConfig
+from engines.dllm.config import (
+    Confidence,
+    DecodeConfig,
+    FirstStep,
+    GenerationConfig,
+    SparsityConfig,
+    TiePolicy,
+    require,
+)
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.errors import UserError
 
 Family = Literal["llada", "dream"]
 DREAM_ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 FAST_CACHES = ("none", "prefix", "dual")
+FAST_THRESHOLD = 0.9
+"""Fast-dLLM's published threshold on Dream, where its algorithm is named without one."""
 DENSE = SparsityConfig(selection="dense")
 
 
@@ -34,30 +45,41 @@ class Method:
     counts_empty_forward: bool = False
     """Published code spends one more forward on a block that its first forward completed; ours does
     not, and reports the published count."""
+    features: FeatureCacheConfig | None = None
+    """dLLM-Cache's intervals and share; None of every other system."""
 
-    def logit_bytes_per_value(self, dtype_bytes: int) -> int:
-        """Bytes alive per logit of a monolithic head: the logits and their softmax, in its own dtype."""
-        return dtype_bytes + (16 if self.decode.confidence_dtype == "float64" else dtype_bytes)
+    def reduction_bytes_per_value(self, dtype_bytes: int) -> int:
+        """Bytes alive per logit while logits are reduced to (token, confidence), beside the logits themselves:
+        a softmax in their own dtype, or a float64 copy and its softmax; Dream's other confidences also
+        hold its logarithm and their product."""
+        if self.decode.confidence_dtype == "float64":
+            return 16
+        return dtype_bytes if self.decode.confidence == "max_prob" else 3 * dtype_bytes
 
 
-_SPARSE = frozenset({"retention_ratio", "pool_kernel"})
+_BLOCKS = frozenset({"block_length"})
+_SPARSE = _BLOCKS | {"retention_ratio", "pool_kernel"}
 _SERVE = _SPARSE | {"selection", "refresh_delay", "threshold", "factor"}
 _CACHE = frozenset({"prompt_interval", "gen_interval", "transfer_ratio"})
+_GUIDED_CACHE = _CACHE | _BLOCKS | {"cfg_scale", "cfg_interval"}
+_RANKING = frozenset({"alg", "alg_temp"})
 
 OPTIONS: Mapping[str, Mapping[str, frozenset[str]]] = MappingProxyType(
     {
-        "llada": {"llada": frozenset({"remasking", "cfg_scale"})},
-        "dream": {"dream": frozenset({"alg"})},
+        "llada": {"llada": _BLOCKS | {"remasking", "cfg_scale"}},
+        "dream": {"dream": _RANKING},
         "fast-dllm": {
-            "llada": frozenset({"cache", "threshold", "factor"}),
-            "dream": frozenset({"cache", "alg", "threshold"}),
+            "llada": _BLOCKS | {"cache", "threshold", "factor"},
+            "dream": _BLOCKS | _RANKING | {"cache", "threshold"},
         },
-        "dllm-cache": {"llada": _CACHE, "dream": _CACHE | {"alg"}},
-        "sparse-dllm": {"llada": _SPARSE, "dream": _SPARSE | {"alg"}},
+        "dllm-cache": {"llada": _GUIDED_CACHE, "dream": _CACHE | _RANKING},
+        "sparse-dllm": {"llada": _SPARSE, "dream": _SPARSE | _RANKING},
         "dllm-serve": {"llada": _SERVE | {"compat"}, "dream": _SERVE},
     }
 )
-"""System -> model family -> the options with an effect there; any other is refused."""
+"""System -> model family -> the options with an effect there; any other is refused.
+
+Length, steps, temperature, top_p, top_k and seed are every system's."""
 
 
 def check_options(system: str, family: str, options: Mapping[str, Any]) -> None:
@@ -81,16 +103,27 @@ def method(system: str, family: str, options: Mapping[str, Any]) -> Method:
     if system == "llada":
         return Method(rule=NoCache())
     if system == "dream":
-        return Method(rule=NoCache(), decode=_dream_decode(options.get("alg", "origin")))
+        return Method(rule=NoCache(), decode=_dream_decode("origin", options))
     if system == "fast-dllm":
         return _fast_dllm(family, options)
     if system == "sparse-dllm":
         return _sparse_dllm(family, options)
     if system == "dllm-cache":
-        return Method(
-            rule=NoCache(), decode=DecodeConfig() if family == "llada" else _dream_decode(options.get("alg", "origin"))
-        )
+        return _dllm_cache(family, options)
     return _dllm_serve(family, options)
+
+
+def _dllm_cache(family: str, options: Mapping[str, Any]) -> Method:
+    names = ("prompt_interval", "gen_interval", "transfer_ratio", "cfg_interval")
+    require(
+        "cfg_interval" not in options or options.get("cfg_scale", 0) > 0,
+        f"cfg_interval={options.get('cfg_interval')!r} has no effect without guidance: add cfg_scale or leave it out",
+    )
+    return Method(
+        rule=NoCache(),
+        decode=DecodeConfig() if family == "llada" else _dream_decode("origin", options),
+        features=FeatureCacheConfig(**{name: options[name] for name in names if name in options}),
+    )
 
 
 def _fast_dllm(family: str, options: Mapping[str, Any]) -> Method:
@@ -108,18 +141,23 @@ def _fast_dllm(family: str, options: Mapping[str, Any]) -> Method:
             "threshold" not in options,
             f"threshold={options.get('threshold')!r} has no effect with cache='none' on a dream model: use prefix or dual",
         )
-        return Method(rule=rule, decode=_dream_decode(alg))
+        require(
+            "block_length" not in options,
+            f"block_length={options.get('block_length')!r} has no effect with cache='none' on a dream model, whose loop "
+            f"has no blocks: leave it out",
+        )
+        return Method(rule=rule, decode=_dream_decode(alg, options))
     allowed = (*DREAM_ALGORITHMS[1:], "confidence_threshold")
     require(alg in allowed, f"alg={alg!r} is unknown with cache={cache!r}: use one of {', '.join(allowed)}")
     if alg == "confidence_threshold":
-        decode = DecodeConfig(first_step="first_position")
+        decode = DecodeConfig(confidence_of="sampler", first_step="first_position")
     else:
         require(
             "threshold" not in options,
             f"threshold={options.get('threshold')!r} has no effect with alg={alg!r}: use alg confidence_threshold",
         )
         # Upstream's cached loop ranks by negative entropy whatever the algorithm is called.
-        decode = DecodeConfig(quota="timestep", confidence="neg_entropy", first_step="first_position")
+        decode = _timestep("entropy", first_step="first_position")
     return Method(rule=rule, decode=decode, exact_steps=False)
 
 
@@ -133,7 +171,7 @@ def _sparse_dllm(family: str, options: Mapping[str, Any]) -> Method:
             alg in DREAM_ALGORITHMS[1:],
             f"alg={alg!r} is unknown with sparse-dllm: use one of {', '.join(DREAM_ALGORITHMS[1:])}",
         )
-        decode = DecodeConfig(quota="timestep", confidence=_confidence(alg), first_step="first_position")
+        decode = _timestep(alg, first_step="first_position")
     return Method(rule=DelayedCache(delay=1), sparsity=sparsity, decode=decode)
 
 
@@ -169,22 +207,57 @@ def serve_decode(family: str, compat: str, refresh_delay: int) -> DecodeConfig:
     return DecodeConfig(first_step="first_and_ranked" if always else "ranked")
 
 
-def _dream_decode(alg: str) -> DecodeConfig:
+def _dream_decode(default: str, options: Mapping[str, Any]) -> DecodeConfig:
+    alg = options.get("alg", default)
     require(alg in DREAM_ALGORITHMS, f"alg={alg!r} is unknown: use one of {', '.join(DREAM_ALGORITHMS)}")
     if alg == "origin":
-        return DecodeConfig(quota="origin")
-    return DecodeConfig(quota="timestep", confidence=_confidence(alg))
+        require(
+            "alg_temp" not in options,
+            f"alg_temp={options.get('alg_temp')!r} has no effect with alg='origin', which ranks nothing: use one of "
+            f"{', '.join(DREAM_ALGORITHMS[1:])}",
+        )
+        return DecodeConfig(quota="origin", confidence_of="sampler")
+    return _timestep(alg)
 
 
-def _confidence(alg: str) -> Any:
-    return {"entropy": "neg_entropy", "topk_margin": "margin"}.get(alg, "max_prob")
+def _timestep(alg: str, first_step: FirstStep = "ranked") -> DecodeConfig:
+    """Dream's schedule and ranking. Its confidences are read after temperature, top_p and top_k."""
+    ranks: dict[str, Confidence] = {"entropy": "neg_entropy", "topk_margin": "margin"}
+    return DecodeConfig(
+        quota="timestep", confidence=ranks.get(alg, "max_prob"), confidence_of="sampler", first_step=first_step
+    )
+
+
+def has_blocks(system: str, family: str, options: Mapping[str, Any]) -> bool:
+    """Dream's own loop denoises the whole answer at once; dLLM-Cache and Fast-dLLM without a cache run it."""
+    is_dreams = system in ("dream", "dllm-cache") or (system == "fast-dllm" and options.get("cache") == "none")
+    return family != "dream" or not is_dreams
+
+
+def generation_of(
+    system: str, family: str, options: Mapping[str, Any], generation: GenerationConfig
+) -> GenerationConfig:
+    """What a system makes of the settings of a generation, checked; ``options`` are those ``method`` took."""
+    if not has_blocks(system, family, options):
+        require(
+            not generation.stop_at_eos,
+            f"stop_at_eos=True has no effect with system={system!r} here, whose loop has no blocks to stop after: leave it out",
+        )
+        generation = replace(generation, block_length=generation.gen_length)
+    if options.get("alg") == "confidence_threshold" and generation.threshold is None:
+        generation = replace(generation, threshold=FAST_THRESHOLD)
+    check_generation(system, family, generation)
+    return generation
 
 
 def check_generation(system: str, family: str, generation: GenerationConfig) -> None:
     """What the published samplers assert, in words: whole blocks and whole steps per block."""
-    if system == "dllm-serve" or system == "dream":
-        return
-    if system == "dllm-cache" and family == "dream":
+    require(
+        not generation.stop_at_eos or generation.num_blocks > 1,
+        f"stop_at_eos=True has no effect on a single block of gen_length={generation.gen_length}, where nothing follows: "
+        f"leave it out or use a smaller block_length",
+    )
+    if system == "dllm-serve":
         return
     length, block = generation.gen_length, generation.block_length
     if system == "sparse-dllm" and family == "dream":

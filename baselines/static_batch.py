@@ -6,23 +6,74 @@ and the output head materialises logits for every row of the batch at once.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engines.attention import sdpa
 from engines.dllm.config import EngineConfig
-from engines.dllm.denoise import Reduced, Reduction, Sampling
+from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
-from engines.dllm.torch_executor import Guidance, StepRows, TorchExecutor
+from engines.dllm.torch_executor import MIN_ROWS, Guidance, StepRows, TorchExecutor
 from engines.models.protocol import Attend, DiffusionModel
 
 
-class PaddedTorchExecutor(TorchExecutor):
-    """Executes static batches as published code does: [n, T_max] rows, key-padding masks, monolithic
-    logits. Each member gets the ids it would get alone."""
+class MonolithicTorchExecutor(TorchExecutor):
+    """Every row that reaches the output head gets logits at once, and a softmax, wanted or not. Published code
+    holds the softmax of all rows too, in float64 where it likes; here that is bounded."""
 
-    def __init__(self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, batch_size: int) -> None:
-        super().__init__(model, config, kv_rows, num_slots=batch_size)
+    def _reduce(
+        self,
+        hidden: Tensor,
+        guidance: Guidance | None,
+        head_rows: Tensor,
+        reduction: Reduction,
+        sampling: Sampling | None,
+    ) -> Reduced:
+        return self._reduce_at_once(self._logits(hidden, guidance), head_rows, reduction, sampling)
+
+    def _logits(self, hidden: Tensor, guidance: Guidance | None) -> Tensor:
+        return self._project(hidden, guidance, slice(None))
+
+    def _reduce_at_once(
+        self, logits: Tensor, wanted: Tensor, reduction: Reduction, sampling: Sampling | None
+    ) -> Reduced:
+        if sampling is not None:
+            return reduce_in_parts(reduction, logits[wanted], sampling)
+        is_plain = reduction.confidence == "max_prob" and reduction.suppress_id is None
+        reduce = partial(_most_probable, in_float64=reduction.dtype == "float64") if is_plain else reduction
+        token, confidence = reduce_in_parts(reduce, logits, None)
+        return token[wanted], confidence[wanted]
+
+    def _logit_rows(self, rows: StepRows, wanted: int) -> int:
+        return rows.num_rows
+
+
+def _most_probable(logits: Tensor, _: Sampling | None, *, in_float64: bool) -> Reduced:
+    """By the published kernels: fewer passes over the logits than log-sum-exp takes."""
+    p = torch.softmax(logits, dim=-1, dtype=torch.float64 if in_float64 else None)
+    token = logits.argmax(dim=-1)
+    confidence = p.gather(1, token.unsqueeze(1)).squeeze(1)
+    return token, confidence.to(torch.promote_types(p.dtype, torch.float32))
+
+
+class PaddedTorchExecutor(MonolithicTorchExecutor):
+    """Executes static batches as published code does: [n, T_max] rows and key-padding masks. Each
+    member gets the ids it would get alone."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        kv_rows: int,
+        *,
+        batch_size: int,
+        stop_ids: Collection[int] | None = None,
+    ) -> None:
+        super().__init__(model, config, kv_rows, num_slots=batch_size, stop_ids=stop_ids)
         # Masked rows of a slab are multiplied by zero, so what lies there has to be finite.
         self.pool_k.zero_()
         self.pool_v.zero_()
@@ -41,50 +92,40 @@ class PaddedTorchExecutor(TorchExecutor):
         keys = [item.key_tokens for item in items]
         is_refresh = items[0].phase.is_refresh
         width = self._pad_to if is_refresh else max(keys)
-        columns = torch.arange(width, device=self.device)
-        mask = (columns < torch.tensor(keys, device=self.device).unsqueeze(1))[:, None, None, :]
-        start = items[0].kv_start
-        stride = items[1].kv_start - start if n > 1 else width
+        mask = None
+        if min(keys) < width:
+            columns = torch.arange(width, device=self.device)
+            mask = (columns < torch.tensor(keys, device=self.device).unsqueeze(1))[:, None, None, :]
 
         def batched(x: Tensor) -> Tensor:
             return x[: rows.num_rows].view(n, -1, *x.shape[1:])
 
-        def padded(pool: Tensor) -> Tensor:
-            """The batch's equal slabs of the pool as one [n, width, Hkv, D] view."""
-            row = pool.stride(0)
-            return pool.as_strided(
-                (n, width, *pool.shape[1:]), (stride * row, *pool.stride()), pool.storage_offset() + start * row
-            )
+        def packed(x: Tensor) -> Tensor:
+            """The rows of x [n, L, H, D] end to end, then zeros up to MIN_ROWS."""
+            x = x.flatten(0, 1)
+            return x if rows.num_rows >= MIN_ROWS else F.pad(x, (0, 0, 0, 0, 0, MIN_ROWS - rows.num_rows))
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = torch.zeros_like(q)
-            if is_refresh:
-                out[: rows.num_rows] = sdpa(batched(q), batched(k), batched(v), mask).flatten(0, 1)
-                if rows.build is not None:
-                    self._pack(layer, q, k, v, rows.build)
-            else:
-                pool_k, pool_v = self.pool_k[layer], self.pool_v[layer]
-                pool_k.index_copy_(0, rows.reuse_pool_row, k[: rows.num_rows])
-                pool_v.index_copy_(0, rows.reuse_pool_row, v[: rows.num_rows])
-                out[: rows.num_rows] = sdpa(batched(q), padded(pool_k), padded(pool_v), mask).flatten(0, 1)
-            return out
+        def refresh(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if rows.build is not None:
+                self._pack(layer, q, k, v, rows.build)
+            return packed(sdpa(batched(q), batched(k), batched(v), mask))
 
-        return attend
+        if is_refresh:
+            return refresh
+        pools_k, pools_v = self.pool_k.unbind(), self.pool_v.unbind()
+        slabs_k, slabs_v = self._slabs(self.pool_k, items, width), self._slabs(self.pool_v, items, width)
 
-    def _reduce(
-        self,
-        hidden: Tensor,
-        guidance: Guidance | None,
-        head_rows: Tensor,
-        reduction: Reduction,
-        sampling: Sampling | None,
-    ) -> Reduced:
-        """Every row of the batch gets logits and a softmax at once, wanted or not."""
-        logits = self._project(hidden, guidance, slice(None))
-        if sampling is not None:
-            return reduction(logits[head_rows], sampling)
-        token, confidence = reduction(logits, None)
-        return token[head_rows], confidence[head_rows]
+        def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pools_k[layer].index_copy_(0, rows.reuse_pool_row, k[: rows.num_rows])
+            pools_v[layer].index_copy_(0, rows.reuse_pool_row, v[: rows.num_rows])
+            return packed(sdpa(batched(q), slabs_k[layer], slabs_v[layer], mask))
 
-    def _logit_rows(self, rows: StepRows, wanted: int) -> int:
-        return rows.num_rows
+        return reuse
+
+    @staticmethod
+    def _slabs(pool: Tensor, items: list[PlanItem], width: int) -> tuple[Tensor, ...]:
+        """The batch's equal slabs of every layer of the pool as a [n, width, Hkv, D] view."""
+        start, row = items[0].kv_start, pool.stride(1)
+        stride = items[1].kv_start - start if len(items) > 1 else width
+        shape = (pool.shape[0], len(items), width, *pool.shape[2:])
+        return pool.as_strided(shape, (pool.stride(0), stride * row, *pool.stride()[1:]), start * row).unbind()

@@ -30,6 +30,11 @@ class StaticBatchScheduler(Scheduler):
             f"request {request.request_id} commits as many tokens as chance or confidence say, and members of a static "
             f"batch must stay in step: use batch_size=1",
         )
+        require(
+            self.batch_size == 1 or not generation.stop_at_eos,
+            f"stop_at_eos=True of request {request.request_id} ends members of a static batch at different steps, and they "
+            f"must stay in step: use batch_size=1",
+        )
         super().submit(request)
 
     def charge(self, sequence: Sequence) -> int:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,22 +49,27 @@ class StepWork:
     """Cached state read or written beyond the K/V rows; charged together with them."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 0:
-                raise ValueError(f"{field.name}={getattr(self, field.name)} must not be negative")
+        if min(self.__dict__.values()) < 0:
+            name, value = next((name, value) for name, value in self.__dict__.items() if value < 0)
+            raise ValueError(f"{name}={value} must not be negative")
         if self.logit_rows and not self.logit_chunks:
             raise ValueError("logit_chunks=0 cannot produce logit rows")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The four free constants of a GPU. Efficiencies are fractions of the datasheet peaks."""
+    """The constants of a GPU, at most four of them free: fits give matrix products and attention one share.
+    Efficiencies are fractions of the datasheet peaks."""
 
     gpu: str
     matmul_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float
     step_overhead_s: float
+    """Of every step of our engine."""
+    upstream_step_overhead_s: float = 0.0
+    """What a step of published baseline code takes besides what hardware explains (eager kernels, Python); charged in
+    place of the above where a run stands for published code."""
     fitted_on: tuple[str, ...]
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str
@@ -74,8 +79,10 @@ class Calibration:
             value = getattr(self, name)
             if not 0 < value <= 1:
                 raise UserError(f"calibration of {self.gpu}: {name}={value} must be in (0, 1]")
-        if not (math.isfinite(self.step_overhead_s) and self.step_overhead_s >= 0):
-            raise UserError(f"calibration of {self.gpu}: step_overhead_s={self.step_overhead_s} must not be negative")
+        for name in ("step_overhead_s", "upstream_step_overhead_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"calibration of {self.gpu}: {name}={value} must not be negative")
 
     @property
     def is_fitted(self) -> bool:
@@ -96,13 +103,13 @@ class Calibration:
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Calibration:
         names = [field.name for field in fields(Calibration)]
-        unknown, missing = sorted(set(raw) - set(names)), [name for name in names if name not in raw]
+        needed = [field.name for field in fields(Calibration) if field.default is MISSING]
+        unknown, missing = sorted(set(raw) - set(names)), [name for name in needed if name not in raw]
         if unknown or missing:
             raise UserError(
                 f"calibration has unknown keys {unknown} and lacks {missing}: give exactly {', '.join(names)}"
             )
-        for name in names:
-            value = raw[name]
+        for name, value in raw.items():
             if name in ("gpu", "note"):
                 ok = isinstance(value, str)
             elif name == "fitted_on":
@@ -163,8 +170,11 @@ class Roofline:
                 f"calibration is for gpu={self.calibration.gpu!r}, not {gpu.name!r}: give the one of that GPU"
             )
 
-    def step_time(self, work: StepWork) -> StepCost:
-        """Each part is max(FLOP / (efficiency x peak), bytes / (efficiency x bandwidth))."""
+    def step_time(self, work: StepWork, *, is_upstream: bool = False) -> StepCost:
+        """Each part is max(FLOP / (efficiency x peak), bytes / (efficiency x bandwidth)).
+
+        ``is_upstream`` charges published code's overhead instead of our engine's.
+        """
         calibration = self.calibration
         linear, attention, logits = self._parts(work, logit_passes=LOGIT_PASSES)
         matmul = calibration.matmul_efficiency * self.gpu.peak_flops
@@ -174,7 +184,9 @@ class Roofline:
         traffic = tuple(part.bytes / bandwidth for part in (linear, attention, logits))
         linear_s, attention_s, logits_s = map(max, compute, traffic)
         # A step without work launches nothing.
-        overhead_s = calibration.step_overhead_s if work.query_rows or work.extra_linear_flops else 0.0
+        overhead_s = 0.0
+        if work.query_rows or work.extra_linear_flops:
+            overhead_s = calibration.upstream_step_overhead_s if is_upstream else calibration.step_overhead_s
         return StepCost(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,

@@ -6,15 +6,19 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from baselines.method import check_options
+from baselines.method import generation_of, method
+from engines.dllm.config import GenerationConfig
+from engines.dllm.engine import Engine
 from engines.errors import UserError
 from repro.calibration import describe_calibration
 from repro.cell import Cell
 from repro.clock import VirtualClock, WallClock
 from repro.driver import DriveProgress, drive_steps
+from repro.evaluation import grade_run, task_of, task_workload
 from repro.record import RunRecord
 from repro.settings import Settings, resolve
 from repro.systems import Resources, System, system
+from repro.tasks.task import Task
 from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
 
 MIN_PROMPT_LEN = 8
@@ -29,6 +33,8 @@ class Experiment:
     system: System
     workload: Workload
     resources: Resources
+    task: Task | None = None
+    """Whose problems the workload asks; None where nothing is graded."""
 
 
 def prepare(cell: Cell) -> Experiment:
@@ -39,11 +45,13 @@ def prepare(cell: Cell) -> Experiment:
     """
     settings, chosen = resolve(cell), system(cell.system)
     chosen.refuse_ignored(cell.knob_values)
-    check_options(cell.system, settings.family, settings.method)
-    workload = _workload(cell, settings)
-    resources = chosen.plan(settings, max(request.total_len for request in workload.requests))
+    settings = replace(settings, generation=_generation(cell, settings))
+    task = task_of(cell, settings)
+    workload = _workload(cell, settings) if task is None else task_workload(cell, settings, task, _room(settings))
+    resources = chosen.plan(settings, [request.total_len for request in workload.requests])
     behind = settings.calibration_digest if cell.executor == "roofline" else settings.checkpoint_digest
-    basis = hashlib.sha256(f"{workload.provenance.checksum} {behind}".encode()).hexdigest()[:12]
+    graded = "" if task is None else f" {task.digest}"
+    basis = hashlib.sha256(f"{workload.provenance.checksum} {behind}{graded}".encode()).hexdigest()[:12]
     knobs = {**cell.knob_values, "basis": basis}
     return Experiment(
         cell=replace(cell, knobs=tuple(knobs.items())),
@@ -51,18 +59,32 @@ def prepare(cell: Cell) -> Experiment:
         system=chosen,
         workload=workload,
         resources=resources,
+        task=task,
     )
+
+
+def _generation(cell: Cell, settings: Settings) -> GenerationConfig:
+    chosen = method(cell.system, settings.family, settings.method)
+    generation = generation_of(cell.system, settings.family, settings.method, settings.generation)
+    if cell.executor == "roofline" and (generation.is_parallel or chosen.decode.quota == "origin"):
+        raise UserError(
+            f"alg={settings.method.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not known "
+            f"beforehand: use --alg entropy or --executor torch"
+        )
+    return generation
 
 
 def run(experiment: Experiment, on_progress: Callable[[DriveProgress], None] | None = None) -> RunRecord:
     cell, settings = experiment.cell, experiment.settings
     is_simulated = cell.executor == "roofline"
-    assembled = experiment.system.assemble(settings, experiment.resources, cell.executor)
+    assembled = experiment.system.assemble(settings, experiment.resources)
     clock = VirtualClock() if is_simulated else WallClock()
     record = drive_steps(assembled.engine, experiment.workload.requests, clock, on_progress=on_progress)
+    if experiment.task is not None:
+        record = grade_run(record, experiment.task, _outputs(assembled.engine, record), settings.model)
     return record.with_manifest(
         dataset=asdict(experiment.workload.provenance),
-        max_num_batched_tokens=experiment.resources.config.max_num_batched_tokens,
+        max_num_batched_tokens=assembled.config.max_num_batched_tokens,
         platform=settings.platform.title,
         model=settings.model,
         system=experiment.system.title,
@@ -76,8 +98,18 @@ def run_cell(cell: Cell) -> RunRecord:
     return run(prepare(cell))
 
 
-def _workload(cell: Cell, settings: Settings) -> Workload:
-    arrivals = settings.arrivals if cell.rate is not None else "burst"
+def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:
+    outputs = {}
+    for request_id, status in zip(record.requests["request_id"], record.requests["status"], strict=True):
+        if status == "ok":
+            ids = engine.take_output(request_id)
+            assert ids is not None, "a simulation is never graded"
+            outputs[request_id] = ids
+    return outputs
+
+
+def _room(settings: Settings) -> int:
+    """Most prompt tokens a request can have."""
     engine, gen_length = settings.engine, settings.generation.gen_length
     limit = min(engine.max_model_len, engine.max_num_batched_tokens) - gen_length
     if limit < MIN_PROMPT_LEN:
@@ -86,6 +118,12 @@ def _workload(cell: Cell, settings: Settings) -> Workload:
             f"{name}={getattr(engine, name)} leaves {limit} tokens for a prompt beside gen_length={gen_length}: "
             f"raise it to at least {gen_length + MIN_PROMPT_LEN} or lower gen_length"
         )
+    return limit
+
+
+def _workload(cell: Cell, settings: Settings) -> Workload:
+    arrivals = settings.arrivals if cell.rate is not None else "burst"
+    limit = _room(settings)
     fixed = settings.fixed_prompt_len
     if fixed is not None and not MIN_PROMPT_LEN <= fixed <= limit:
         raise UserError(f"input_len={fixed} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length")

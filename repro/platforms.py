@@ -58,8 +58,8 @@ CPU_TINY = Platform(
     max_num_seqs=64,
     max_model_len=768,
     length_scale=0.25,
-    rates=(2.0, 4.0, 8.0, 16.0),
-    num_requests=MappingProxyType({"livebench": 48, "burst": 48, "osc": 48}),
+    rates=(4.0, 8.0, 16.0, 24.0),
+    num_requests=MappingProxyType({"livebench": 40, "burst": 40, "osc": 40}),
 )
 
 RTX4090 = Platform(

@@ -14,12 +14,15 @@ from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.calibration import load_calibration
 from repro.cell import Cell, Scalar
 from repro.platforms import Platform, platform
+from repro.tasks.registry import TASKS
 
-_GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale")
+_GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale",
+               "top_p", "top_k", "alg_temp", "stop_at_eos")  # fmt: skip
 _METHOD = tuple(sorted({name for families in OPTIONS.values() for names in families.values() for name in names}))
-_ENGINE = ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "scheduler", "tie_policy")
-_RUN = ("memory_bytes", "logit_rows", "batch_size", "num_requests", "length_scale", "source", "dataset_path",
-        "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device")  # fmt: skip
+_ENGINE = ("max_num_batched_tokens", "max_num_logits", "logit_rows", "max_num_seqs", "scheduler", "tie_policy")
+_RUN = ("memory_bytes", "reading", "batch_size", "num_requests", "length_scale", "source",
+        "dataset_path", "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device", "num_fewshot",
+        "chat")  # fmt: skip
 _NOTES = ("basis",)
 """Said about a cell, not asked of it: part of its key, without an effect on the run."""
 KNOBS = tuple(dict.fromkeys((*_GENERATION, *_METHOD, *_ENGINE, *_RUN, *_NOTES)))
@@ -30,12 +33,15 @@ class Settings:
     """Everything a run needs besides its requests. ``batch_size`` None means the largest that fits."""
 
     platform: Platform
+    executor: str
+    """torch or roofline."""
     generation: GenerationConfig
     method: Mapping[str, Any]
     """Options of the system's method, only those asked for (baselines.method)."""
     engine: EngineConfig
     memory_bytes: int
-    logit_rows: str = "decomposed"
+    reading: str = "efficient"
+    """Of a baseline: published, efficient or policy (repro.systems.baseline)."""
     batch_size: int | None = None
     num_requests: int
     length_scale: float
@@ -48,6 +54,10 @@ class Settings:
     model: str
     weights: str = "checkpoint"
     device: str = "cpu"
+    num_fewshot: int | None = None
+    """Examples before each question of a graded task; None is the task's own number."""
+    chat: bool = False
+    """Whether a graded task is asked in a conversation."""
 
     @property
     def family(self) -> str:
@@ -83,8 +93,9 @@ def resolve(cell: Cell) -> Settings:
         )
     knobs: dict[str, Scalar] = cell.knob_values
     if cell.executor == "roofline":
-        for name in ("device", "dtype", "weights", "threshold", "factor"):
-            if name in knobs:
+        for name in ("device", "dtype", "weights", "threshold", "factor", "top_p", "top_k", "alg_temp", "cfg_scale",
+                     "stop_at_eos"):  # fmt: skip
+            if knobs.get(name, False) is not False:
                 raise UserError(f"{name}={knobs[name]!r} cannot be simulated: leave it out, or use --executor torch")
     if unknown := sorted(set(knobs) - set(KNOBS)):
         raise UserError(f"knob {unknown[0]!r} is unknown: use one of {', '.join(KNOBS)}")
@@ -105,13 +116,16 @@ def resolve(cell: Cell) -> Settings:
         ),
         max_model_len=where.max_model_len,
     )
-    if cell.dataset not in where.num_requests and "num_requests" not in knobs:
+    sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **where.num_requests}
+    if cell.dataset not in sizes and "num_requests" not in knobs:
         raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
     run = pick(
         _RUN,
         memory_bytes=where.memory_bytes,
-        num_requests=where.num_requests.get(cell.dataset),
+        num_requests=sizes.get(cell.dataset),
         length_scale=where.length_scale,
         model=where.model,
     )
-    return Settings(platform=where, generation=generation, method=pick(_METHOD), engine=engine, **run)
+    return Settings(
+        platform=where, executor=cell.executor, generation=generation, method=pick(_METHOD), engine=engine, **run
+    )

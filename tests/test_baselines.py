@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
@@ -14,64 +13,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_samplers import Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada_options
-from safetensors.torch import save_file
-from tiny_models import GQA, MHA, MQA, TinyModel, prompt_of
-from torch import Tensor
+from tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm import timestep
 from engines.dllm.config import GenerationConfig
 from engines.dllm.noise import row_keys, uniform
 from engines.errors import UserError
-from engines.models.dream_config import DreamConfig
 from repro.generation import Generated, GenerateOptions, generate
 
 MIN_CONFIDENCE, MIN_TOKEN, MIN_SELECTION = 1e-5, 1e-3, 1e-4
 """What is decided by less is a matter of rounding and proves nothing."""
 
-DREAM = DreamConfig(
-    d_model=32, n_layers=3, n_heads=4, n_kv_heads=2, mlp_hidden_size=48, vocab_size=96, max_sequence_length=256,
-    rope_theta=1e6, rms_norm_eps=1e-6, mask_token_id=94, eos_token_id=95, pad_token_id=95,
-)  # fmt: skip
 DREAM_DIMS = Dims(
-    heads=DREAM.n_heads, kv_heads=DREAM.n_kv_heads, layers=DREAM.n_layers, mask_id=DREAM.mask_token_id,
-    theta=DREAM.rope_theta, eps=DREAM.rms_norm_eps,
+    heads=DREAM.heads, kv_heads=DREAM.kv_heads, layers=DREAM.layers, mask_id=DREAM.mask_id,
+    theta=DREAM.config.rope_theta, eps=DREAM.config.rms_norm_eps,
 )  # fmt: skip
 # (prompt, gen, block, steps)
 EVEN = ((5, 16, 8, 16), (13, 24, 8, 12), (1, 12, 12, 12), (9, 16, 4, 8), (20, 16, 16, 24))
 
 
-def dream_weights() -> dict[str, Tensor]:
-    """Well separated logits, the mask token hardly ever predicted, biases that count."""
-    random = np.random.RandomState(11)
-    d, kv = DREAM.d_model, DREAM.n_kv_heads * DREAM.head_dim
-
-    def normal(*shape: int, gain: float) -> Tensor:
-        return torch.from_numpy((random.standard_normal(shape) * gain).astype(np.float32))
-
-    def matrix(rows: int, columns: int, gain: float) -> Tensor:
-        return normal(rows, columns, gain=gain / np.sqrt(columns))
-
-    tensors = {"model.embed_tokens.weight": normal(DREAM.vocab_size, d, gain=1.0)}
-    tensors["model.embed_tokens.weight"][DREAM.mask_token_id] *= 0.3
-    for n in range(DREAM.n_layers):
-        layer = f"model.layers.{n}"
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{layer}.{name}.weight"] = 1 + normal(d, gain=0.2)
-        for what, rows in (("q", d), ("k", kv), ("v", kv)):
-            tensors[f"{layer}.self_attn.{what}_proj.weight"] = matrix(rows, d, 2.2)
-            tensors[f"{layer}.self_attn.{what}_proj.bias"] = normal(rows, gain=0.6)
-        tensors[f"{layer}.self_attn.o_proj.weight"] = matrix(d, d, 2.0)
-        tensors[f"{layer}.mlp.gate_proj.weight"] = matrix(DREAM.mlp_hidden_size, d, 1.5)
-        tensors[f"{layer}.mlp.up_proj.weight"] = matrix(DREAM.mlp_hidden_size, d, 1.5)
-        tensors[f"{layer}.mlp.down_proj.weight"] = matrix(d, DREAM.mlp_hidden_size, 1.5)
-    tensors["model.norm.weight"] = 1 + normal(d, gain=0.2)
-    tensors["lm_head.weight"] = matrix(DREAM.vocab_size, d, 2.0)
-    tensors["lm_head.weight"][DREAM.mask_token_id] = 0
-    return tensors
-
-
 Folder = Callable[[str], Path]
-DREAM_WEIGHTS = dream_weights()
+DREAM_WEIGHTS = DREAM.weights()
 LLADA: Mapping[str, TinyModel] = {model.name: model for model in (MHA, GQA, MQA)}
 
 
@@ -80,9 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     root = tmp_path_factory.mktemp("checkpoints")
     for name, model in LLADA.items():
         model.write(root / name)
-    (root / "dream").mkdir()
-    (root / "dream" / "config.json").write_text(json.dumps(DREAM.to_dict()))
-    save_file(DREAM_WEIGHTS, root / "dream" / "model.safetensors")
+    DREAM.write(root / "dream")
     return lambda name: root / name
 
 

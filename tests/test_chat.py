@@ -152,7 +152,7 @@ def test_failing_and_unsafe_templates_are_user_errors(source, message):
 
 def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(UserError, match="pip install jinja2"):
+    with pytest.raises(UserError, match=r"needs jinja2, which is missing: pip install 'dllm-serve-repro\[hub\]'"):
         template("llada", LLADA_JINJA).render(said(("user", "x")))
     assert template("llada").render(said(("user", "x")))
 
@@ -195,6 +195,18 @@ def test_bos_comes_once_with_a_chat_and_never_with_a_raw_prompt(tmp_path, stored
     assert bos not in tokenizer.encode("Hi")
     # The processor does add one when asked to, so the counts above could have been off.
     assert tokenizer.backend.encode("Hi").ids[0] == bos
+
+
+def test_a_format_is_not_spelt_out_to_a_tokenizer_without_its_tokens(tmp_path):
+    tokenizer = load_tokenizer(write_tokenizer(tmp_path))
+    with pytest.raises(
+        UserError, match=r"no chat template, and its tokenizer has no <\|im_start\|> for the dream format"
+    ):
+        template("dream").encode(tokenizer, said(("user", "Hi")))
+    # A checkpoint's own template may use whatever it likes.
+    assert template("dream", "{{ messages[0].content }}").encode(tokenizer, said(("user", "Hi"))) == tokenizer.encode(
+        "Hi"
+    )
 
 
 def test_a_mask_the_tokenizer_does_not_register_is_the_models(tmp_path):

@@ -163,13 +163,13 @@ def test_rotation_is_done_in_the_activation_dtype_from_float32_angles():
     cos, sin = model.rotary(positions)
     assert cos.dtype == sin.dtype == torch.float32
     angles = np.outer(np.arange(60, 100), 1e6 ** (-np.arange(4) / 4))
-    np.testing.assert_allclose(cos[:, 0].numpy(), np.cos(angles), atol=1e-5)
-    np.testing.assert_allclose(sin[:, 0].numpy(), np.sin(angles), atol=1e-5)
+    np.testing.assert_allclose(cos[:, 0].numpy(), np.cos(np.tile(angles, 2)), atol=1e-5)
+    np.testing.assert_allclose(sin[:, 0].numpy(), np.sin(np.hstack((-angles, angles))), atol=1e-5)
 
     block = model.layers[0]
     q = block.self_attn.q_proj(block.input_layernorm(model.model["embed_tokens"](ids))).view(40, 4, 8)
     # The upstream formula, each product and the sum rounded to bfloat16.
-    table = [torch.cat((t, t), dim=-1).to(torch.bfloat16) for t in (cos, sin)]
+    table = [torch.cat((t, t), dim=-1).to(torch.bfloat16) for t in (cos[..., 4:], sin[..., 4:])]
     turned = torch.cat((-q[..., 4:], q[..., :4]), dim=-1)
     (ours, *_) = captured_queries(model, ids, positions)
     assert ours.dtype == torch.bfloat16

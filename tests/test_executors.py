@@ -19,7 +19,8 @@ from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.plan import Executor, PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.roofline_executor import RooflineExecutor, step_work
-from engines.dllm.scheduler import SCHEDULERS, Scheduler
+from engines.dllm.scheduler import Scheduler
+from engines.dllm.schedulers import SCHEDULERS
 from engines.dllm.sequence import cache_rows
 from engines.dllm.torch_executor import TorchExecutor
 from engines.errors import UserError
@@ -106,7 +107,7 @@ def cases(draw: st.DrawFn, late: bool) -> Case:
         max_num_logits=draw(st.sampled_from((1, 4, 100))),
         max_num_seqs=draw(st.integers(1, 6)),
         max_model_len=MAX_TOTAL,
-        scheduler=draw(st.sampled_from(("phase", "request"))),
+        scheduler=draw(st.sampled_from(("phase", "request", "lookahead"))),
         sparsity=sparsity,
         suppress_mask_token=not is_static,
     )

@@ -24,7 +24,8 @@ from engines.dllm.kv_pool import KvPool
 from engines.dllm.noise import gumbel_argmax, row_keys, uniform
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.request import Request
-from engines.dllm.scheduler import SCHEDULERS, PhaseScheduler
+from engines.dllm.scheduler import PhaseScheduler
+from engines.dllm.schedulers import SCHEDULERS
 from engines.dllm.sequence import cache_rows
 from engines.dllm.torch_executor import TorchExecutor
 from engines.errors import UserError

@@ -11,9 +11,12 @@ from tiny_models import TinyModel, network, prompt_of
 
 from baselines.static_batch import PaddedTorchExecutor
 from baselines.static_scheduler import StaticBatchScheduler
+from engines.dllm.budget import REDUCTION_ROWS
 from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.denoise import Reduction, Sampling, reduce_in_chunks, reduce_in_parts
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
+from engines.dllm.noise import row_keys
 from engines.dllm.phase import DelayedCache
 from engines.dllm.request import Request
 from engines.dllm.scheduler import PhaseScheduler
@@ -103,11 +106,47 @@ def test_sampling_is_bounded_too() -> None:
 
 
 def test_a_static_batch_grows_with_the_batch() -> None:
-    """Monolithic: every row of the padded batch, 12 a request, and again inside log-sum-exp."""
+    """Monolithic: every row of the padded batch, 12 a request. What reduces them is bounded."""
     for num_requests in (1, 2, 8, 32):
-        assert shaped_rows(static(requests(num_requests))) == 12 * num_requests
-    few, many = allocated_rows(static(requests(4))), allocated_rows(static(requests(32)))
-    assert many / few == pytest.approx(8, rel=0.05)
+        assert shaped_rows(static(requests(num_requests))) == 12 * num_requests + min(12 * num_requests, REDUCTION_ROWS)
+    for num_requests in (4, 32, 64):
+        rows = 12 * num_requests
+        found = allocated_rows(static(requests(num_requests)))
+        assert (
+            rows + min(rows, REDUCTION_ROWS / 2)
+            <= found
+            < rows + min(rows, REDUCTION_ROWS) + REST * num_requests / 32 + 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("confidence", "dtype"),
+    [("max_prob", "native"), ("max_prob", "float64"), ("margin", "native"), ("neg_entropy", "native")],
+)
+@pytest.mark.parametrize("rows", [1, REDUCTION_ROWS, REDUCTION_ROWS + 1, 3 * REDUCTION_ROWS - 2])
+@pytest.mark.parametrize("is_sampled", [False, True])
+def test_reducing_in_parts_changes_no_bit(confidence: str, dtype: str, rows: int, is_sampled: bool) -> None:
+    logits = torch.randn(rows, WIDE.vocab, generator=torch.Generator().manual_seed(rows))
+    reduction = Reduction(confidence=confidence, dtype=dtype, suppress_id=3)  # type: ignore[arg-type]
+    sampling = None
+    if is_sampled:
+        index = torch.arange(rows)
+        sampling = Sampling(
+            temperature=(index % 3) * 0.5, keys=row_keys(index, 0 * index, index), random_remasking=index % 5 == 0
+        )
+    whole = reduction(logits.clone(), sampling)
+    parts = reduce_in_parts(reduction, logits, sampling)
+    assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
+
+
+def test_float64_copies_are_bounded_where_logits_are_not() -> None:
+    """Beside 1024 rows of logits in one chunk, a copy and its exponentials of REDUCTION_ROWS, twice as wide."""
+    hidden, num = torch.zeros(1024, WIDE.width), 1024
+
+    def reduce() -> None:
+        reduce_in_chunks(network(WIDE).logits, hidden, num, Reduction(dtype="float64"), None)
+
+    assert num + REDUCTION_ROWS < peak_allocated(reduce) / ROW_BYTES < num + 4 * REDUCTION_ROWS + REST
 
 
 def test_the_bound_is_half_in_half_precision() -> None:

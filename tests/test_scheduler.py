@@ -16,7 +16,8 @@ from engines.dllm.kv_pool import KvPool
 from engines.dllm.phase import DelayedCache, NoCache, Phase
 from engines.dllm.plan import StepPlan
 from engines.dllm.request import Request
-from engines.dllm.scheduler import SCHEDULERS, PhaseScheduler, RequestScheduler, Scheduler
+from engines.dllm.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.schedulers import SCHEDULERS
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 
@@ -293,7 +294,7 @@ def scheduler_of(kind: type[Scheduler], **config: int) -> Scheduler:
     return kind(EngineConfig(**limits), KvPool(40), DelayedCache())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [PhaseScheduler, RequestScheduler])
+@pytest.mark.parametrize("kind", list(SCHEDULERS.values()))
 @pytest.mark.parametrize(
     ("limits", "request_", "says"),
     [

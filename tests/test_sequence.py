@@ -217,7 +217,7 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
         (lambda: SparsityConfig(refresh_delay=2), r"refresh_delay=2 must be 0 or 1"),
         (lambda: SparsityConfig(min_kept=2), r"min_kept=2 must be 0 or 1"),
         (lambda: SparsityConfig(selection="best"), r"selection='best' is unknown: use one of head, uniform, dense"),  # type: ignore[arg-type]
-        (lambda: EngineConfig(scheduler="fifo"), r"scheduler='fifo' is unknown: use one of phase, request"),  # type: ignore[arg-type]
+        (lambda: EngineConfig(scheduler="fifo"), r"scheduler='fifo' is unknown: use one of phase, request, lookahead"),  # type: ignore[arg-type]
         (lambda: EngineConfig(tie_policy="any"), r"tie_policy='any' is unknown"),  # type: ignore[arg-type]
         (lambda: EngineConfig(max_num_logits=0), r"max_num_logits=0 must be at least 1"),
         (lambda: EngineConfig(max_num_batched_tokens=0), r"max_num_batched_tokens=0 must be at least 1"),

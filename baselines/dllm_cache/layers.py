@@ -44,7 +44,7 @@ class Layers(Protocol):
     def embed(self, ids: Tensor) -> Tensor: ...
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin [N, 1, D/2] of positions [N]."""
+        """cos, sin [N, 1, D] of positions [N]."""
         ...
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

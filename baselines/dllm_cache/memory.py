@@ -1,10 +1,13 @@
-"""Bytes dLLM-Cache holds, for the largest static batch of a memory."""
+"""Memory dLLM-Cache holds, as a static batch and request by request."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from baselines.static_memory import StaticFootprint
 from engines.dllm.budget import GUARD_FRACTION
 from engines.dllm.config import GenerationConfig
+from engines.dllm.phase import Phase, Window
 from engines.models.shape import ModelShape
 
 LOGIT_COPIES = 2
@@ -20,10 +23,26 @@ def memory_bytes_per_token(shape: ModelShape) -> int:
 def feature_cache_footprint(
     shape: ModelShape, memory_bytes: int, longest: int, generation: GenerationConfig
 ) -> StaticFootprint:
-    """Every one of ``longest`` rows has activations and cached features, the response rows have logits."""
-    per_row = shape.activation_bytes_per_query_token + memory_bytes_per_token(shape)
-    logits = generation.gen_length * LOGIT_COPIES * shape.logits_bytes_per_row()
+    """Every one of ``longest`` rows has activations and cached features, the response rows have logits.
+
+    Guidance caches the features of a second forward, and what it adds to each response row's logits.
+    """
+    guided = generation.cfg_scale > 0
+    per_row = shape.activation_bytes_per_query_token + (1 + guided) * memory_bytes_per_token(shape)
+    logits = generation.gen_length * (LOGIT_COPIES + guided) * shape.logits_bytes_per_row()
     return StaticFootprint(
         fixed_bytes=shape.weight_bytes + round(memory_bytes * GUARD_FRACTION),
         per_request_bytes=longest * per_row + logits,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureCaches:
+    """dLLM-Cache under continuous batching. A request reserves a row of features for each of its tokens, and
+    is charged all of them at every step: the first layer always recomputes every row."""
+
+    caches: bool = True
+    window: Window = "block"
+
+    def phase(self, step_in_block: int) -> Phase:
+        return Phase.FULL

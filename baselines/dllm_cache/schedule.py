@@ -12,6 +12,9 @@ from engines.dllm.config import require
 from engines.dllm.plan import StepPlan
 from engines.dllm.request import Request
 
+GUIDED_STEPS = 5
+"""First steps of a request whose guidance is computed anew whatever ``cfg_interval`` says, as published."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStep:
@@ -55,9 +58,11 @@ class FeatureCacheConfig:
     gen_interval: int = 7
     transfer_ratio: float = 0.25
     """Share of the response recomputed between its refreshes; 0 recomputes nothing there."""
+    cfg_interval: int = 1
+    """Steps between forwards without the prompt, under classifier-free guidance."""
 
     def __post_init__(self) -> None:
-        for name in ("prompt_interval", "gen_interval"):
+        for name in ("prompt_interval", "gen_interval", "cfg_interval"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
         require(0 <= self.transfer_ratio <= 1, f"transfer_ratio={self.transfer_ratio} must be in [0, 1]")
 
@@ -66,6 +71,9 @@ class FeatureCacheConfig:
 
     def refresh_gen(self, t: int) -> bool:
         return (t - 1) % self.gen_interval == 0
+
+    def refresh_guidance(self, t: int) -> bool:
+        return t <= GUIDED_STEPS or (t - 1) % self.cfg_interval == 0
 
     def num_selected(self, gen_length: int) -> int:
         """floor(G * ratio) of the whole response, finished blocks included; may be 0."""
@@ -85,11 +93,12 @@ class FeatureCacheConfig:
 
 
 class BatchClock:
-    """Counts the forwards of the static batch that is running."""
+    """Counts the forwards of the static batch that is running; those without its prompts (guidance) have a
+    clock of their own."""
 
     def __init__(self, config: FeatureCacheConfig) -> None:
         self.config = config
-        self._t = 0
+        self.t = 0
         self._gen_length = 0
 
     def tick(self, plan: StepPlan) -> CacheStep:
@@ -98,14 +107,12 @@ class BatchClock:
             assert len(plan.admitted) == len(plan.items), "a static batch starts as a whole"
             lengths = {request.generation.gen_length for request in plan.admitted}
             assert len(lengths) == 1, "members of a batch share gen_length"
-            self._t, self._gen_length = 0, lengths.pop()
-        self._t += 1
-        return self.config.step(self._t, plan.pad_to - self._gen_length, self._gen_length)
+            self.t, self._gen_length = 0, lengths.pop()
+        self.t += 1
+        return self.config.step(self.t, plan.pad_to - self._gen_length, self._gen_length)
 
 
 def refuse_unsupported(request: Request) -> None:
     generation = request.generation
     require(not generation.is_parallel,
             f"threshold={generation.threshold} and factor={generation.factor} have no meaning for dLLM-Cache: leave them out")  # fmt: skip
-    require(generation.cfg_scale == 0,
-            f"cfg_scale={generation.cfg_scale} is not implemented for dLLM-Cache: leave it out")  # fmt: skip

@@ -9,7 +9,7 @@ Shapes: n members, W = prompt width + G columns, r recomputed columns, H / Hkv h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -21,12 +21,13 @@ from torch import Tensor
 
 from baselines.dllm_cache.layers import Layer, layers_of
 from baselines.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
+from baselines.static_batch import MonolithicTorchExecutor
 from engines.attention import sdpa
 from engines.dllm.config import EngineConfig, require
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose_parity
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request
-from engines.dllm.torch_executor import MIN_ROWS, BlockRows, Guidance, StepRows, TorchExecutor
+from engines.dllm.torch_executor import MIN_ROWS, BlockRows, Guidance, StepRows
 
 Columns = tuple[slice | Tensor, slice | Tensor]
 """Index of some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
@@ -58,9 +59,11 @@ class Batch:
     prompt_columns: Tensor
     key_mask: Tensor | None
     caches: tuple[LayerCache, ...]
+    blind_caches: tuple[LayerCache, ...]
+    """Of the forwards without the prompts; none unless a member asks for guidance."""
 
 
-class FeatureCacheTorchExecutor(TorchExecutor):
+class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
     """Each member gets the ids it would get alone, on CPU bit for bit.
 
     There, members of unequal length attend one by one over their own columns; ``masked_attention``
@@ -77,6 +80,7 @@ class FeatureCacheTorchExecutor(TorchExecutor):
         *,
         batch_size: int,
         masked_attention: bool | None = None,
+        stop_ids: Collection[int] | None = None,
     ) -> None:
         decode = config.decode
         require(decode.first_step == "ranked",
@@ -85,11 +89,12 @@ class FeatureCacheTorchExecutor(TorchExecutor):
         require(model.config.shifts_logits or (decode.confidence, decode.confidence_dtype) == ("max_prob", "native"),
                 f"confidence={decode.confidence!r} in {decode.confidence_dtype!r} is not LLaDA's under dLLM-Cache: "
                 f"use 'max_prob' in 'native'")  # fmt: skip
-        super().__init__(model, config, 0, num_slots=batch_size)
+        super().__init__(model, config, 0, num_slots=batch_size, stop_ids=stop_ids)
         self.parts = layers_of(model)
         self.masked_attention = self.device.type != "cpu" if masked_attention is None else masked_attention
-        self._clock = BatchClock(cache)
+        self._clock, self._blind_clock = BatchClock(cache), BatchClock(cache)
         self._batch: Batch | None = None
+        self._residual: Tensor | None = None
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -100,7 +105,7 @@ class FeatureCacheTorchExecutor(TorchExecutor):
     def release(self, request_id: int) -> tuple[int, ...]:
         token_ids = super().release(request_id)
         if not self._slots:
-            self._batch = None
+            self._batch = self._residual = None
         return token_ids
 
     def _form(self, plan: StepPlan, step: CacheStep) -> Batch:
@@ -116,8 +121,12 @@ class FeatureCacheTorchExecutor(TorchExecutor):
         def features(*row: int) -> tuple[Tensor, ...]:
             return torch.empty((shape.n_layers, n, width, *row), dtype=self.dtype, device=self.device).unbind()
 
-        kv = (shape.n_kv_heads, shape.head_dim)
-        parts = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
+        def caches() -> tuple[LayerCache, ...]:
+            kv = (shape.n_kv_heads, shape.head_dim)
+            parts = zip(features(*kv), features(*kv), features(shape.d_model), features(shape.d_model), strict=True)
+            return tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in parts)
+
+        is_guided = any(self._requests[item.request_id].generation.cfg_scale > 0 for item in plan.items)
         return Batch(
             request_ids=tuple(item.request_id for item in plan.items),
             padding=tuple(padding.tolist()),
@@ -128,7 +137,8 @@ class FeatureCacheTorchExecutor(TorchExecutor):
             members=torch.arange(n, device=self.device).unsqueeze(1),
             prompt_columns=torch.arange(step.prompt_width, device=self.device).expand(n, -1),
             key_mask=key_mask,
-            caches=tuple(LayerCache(k=k, v=v, attention=a, mlp=f) for k, v, a, f in parts),
+            caches=caches(),
+            blind_caches=caches() if is_guided else (),
         )
 
     # ---- one step -------------------------------------------------------------------------
@@ -137,31 +147,56 @@ class FeatureCacheTorchExecutor(TorchExecutor):
     def execute(self, plan: StepPlan) -> StepOutcome:
         step = self._clock.tick(plan)
         if plan.admitted:
-            self._batch = None  # the last batch's caches go before new ones are made
+            self._batch = self._residual = None  # the last batch's caches go before new ones are made
             self._admit(plan.admitted)
             self._batch = self._form(plan, step)
         batch, items = self._batch, list(plan.items)
         assert batch is not None
         assert batch.request_ids == tuple(item.request_id for item in items)
 
+        layout = self._layout_of(items, plan.pad_to)
+        ids = self.tokens[batch.slots, batch.positions]
+
         started = perf_counter()
-        hidden = self._forward(batch, step)
+        hidden = self._forward(batch, batch.caches, ids, step)
+        guidance, blind_rows = None, 0
+        if batch.blind_caches:
+            guidance, blind_rows = self._guidance(batch, plan, ids, hidden)
         self._synchronize()
         forward_s = perf_counter() - started
 
-        committed, logit_rows, head_s = self._denoise(items, self._response_rows(items, step), hidden, None)
+        committed, stops, logit_rows, head_s = self._denoise(items, layout, hidden, guidance)
         return StepOutcome(
             committed=tuple(committed),
-            query_rows=len(items) * step.query_rows,
+            query_rows=len(items) * (step.query_rows + blind_rows),
             logit_rows=logit_rows,
             forward_s=forward_s + head_s,
             duration_s=None,
+            stops=stops,
         )
 
-    def _forward(self, batch: Batch, step: CacheStep) -> Tensor:
+    def _guidance(self, batch: Batch, plan: StepPlan, ids: Tensor, hidden: Tensor) -> tuple[Guidance, int]:
+        """Classifier-free guidance, and the rows a member's forward without its prompt computed for it.
+
+        That forward has features and a count of its own and runs at some steps only. Between them
+        the difference it made to the logits is kept (``_logits``).
+        """
+        generations = [self._requests[item.request_id].generation for item in plan.items]
+        gen_length = generations[0].gen_length
+        scale = self._to_device(np.repeat([generation.cfg_scale for generation in generations], gen_length))
+        scale = F.pad(scale.to(hidden.dtype), (0, len(hidden) - len(scale)))
+        if not self._clock.config.refresh_guidance(self._clock.t):
+            return Guidance(hidden, scale), 0
+        step = self._blind_clock.tick(plan)
+        blind = ids.clone()
+        blind[:, : step.prompt_width] = self.model.config.mask_token_id
+        self._residual = None
+        return Guidance(self._forward(batch, batch.blind_caches, blind, step), scale), step.query_rows
+
+    def _forward(self, batch: Batch, caches: tuple[LayerCache, ...], ids: Tensor, step: CacheStep) -> Tensor:
         """Final-norm hidden states [n * G, d] of the rows that predict the responses."""
-        x = self.parts.embed(self.tokens[batch.slots, batch.positions])
-        for n, (layer, cache) in enumerate(zip(self.parts.layers, batch.caches, strict=True)):
+        x = self.parts.embed(ids)
+        for n, (layer, cache) in enumerate(zip(self.parts.layers, caches, strict=True)):
             columns: Columns
             h: Tensor | None
             if n == 0 or (step.prompt and step.response):
@@ -244,9 +279,10 @@ class FeatureCacheTorchExecutor(TorchExecutor):
 
     # ---- decoding -------------------------------------------------------------------------
 
-    def _response_rows(self, items: list[PlanItem], step: CacheStep) -> StepRows:
+    def _rows(self, items: list[PlanItem]) -> StepRows:
         """The hidden rows are the responses', end to end; a run starts where its position 0 would lie."""
-        shift, gen_length = int(self.model.config.shifts_logits), step.gen_length
+        shift = int(self.model.config.shifts_logits)
+        gen_length = self._requests[items[0].request_id].generation.gen_length
         starts = [i * gen_length - (item.total_len - gen_length - shift) for i, item in enumerate(items)]
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         return StepRows(
@@ -261,24 +297,17 @@ class FeatureCacheTorchExecutor(TorchExecutor):
             build=None,
         )
 
-    def _reduce(
-        self,
-        hidden: Tensor,
-        guidance: Guidance | None,
-        head_rows: Tensor,
-        reduction: Reduction,
-        sampling: Sampling | None,
+    def _reduce_at_once(
+        self, logits: Tensor, wanted: Tensor, reduction: Reduction, sampling: Sampling | None
     ) -> Reduced:
-        """Logits of all response rows at once, as published."""
-        logits = self._project(hidden, guidance, slice(None))
         if self.model.config.shifts_logits:
             # Dream's own rule ranks probabilities.
-            return reduction(logits[head_rows], sampling)
+            return reduction(logits[wanted], sampling)
         token, confidence = reduce_exponentials(logits, reduction.suppress_id)
-        token, confidence = token[head_rows], confidence[head_rows]
+        token, confidence = token[wanted], confidence[wanted]
         if sampling is None:
             return token, confidence
-        drawn, drawn_confidence = reduction(logits[head_rows], sampling)
+        drawn, drawn_confidence = reduction(logits[wanted], sampling)
         hot = sampling.temperature > 0
         drawn_confidence = drawn_confidence.to(confidence.dtype)
         return (
@@ -286,10 +315,17 @@ class FeatureCacheTorchExecutor(TorchExecutor):
             torch.where(hot | sampling.random_remasking, drawn_confidence, confidence),
         )
 
-    def _logit_rows(self, rows: StepRows, wanted: int) -> int:
-        return rows.num_rows
+    def _logits(self, hidden: Tensor, guidance: Guidance | None) -> Tensor:
+        """Logits; the difference guidance makes is kept until the next forward without the prompts."""
+        logits = self.model.logits(hidden)
+        if guidance is None:
+            return logits
+        if self._residual is None:
+            self._residual = logits - self.model.logits(guidance.hidden)
+        scale = guidance.scale.unsqueeze(1)
+        return torch.where(scale > 0, (logits - self._residual) + (scale + 1) * self._residual, logits)
 
-    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int]]:
+    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int] | None]:
         if self.config.tie_policy != "parity" or self.config.decode.quota == "origin":
             return super()._choose(items, conf, block)
         # Published code ranks the response alone.

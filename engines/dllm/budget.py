@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import EngineConfig, GenerationConfig, LogitRows, SparsityConfig
 from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
 from engines.hardware import L40S, RTX4090
 from engines.models.shape import ModelShape
 
-LogitRows = Literal["decomposed", "monolithic"]
-
 GUARD_FRACTION = 0.05
 """Of the whole memory, for the CUDA context, fragmentation and kernel workspaces; the paper says "small"."""
+
+REDUCTION_ROWS = 128
+"""Rows of logits whose copies are alive together where a step reduces logits in parts."""
 
 
 @dataclass(frozen=True, kw_only=True)

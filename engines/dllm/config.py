@@ -8,10 +8,12 @@ from typing import Literal, get_args
 from engines.errors import UserError
 
 Selection = Literal["head", "uniform", "dense"]
-SchedulerName = Literal["phase", "request"]
+SchedulerName = Literal["phase", "request", "lookahead"]
+LogitRows = Literal["decomposed", "monolithic"]
 TiePolicy = Literal["stable", "parity"]
 Remasking = Literal["low_confidence", "random"]
 Confidence = Literal["max_prob", "margin", "neg_entropy"]
+ConfidenceOf = Literal["model", "sampler"]
 ConfidenceDtype = Literal["native", "float64"]
 Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
@@ -39,6 +41,12 @@ class GenerationConfig:
     block_length: int = 32
     steps: int = 256
     temperature: float = 0.0
+    top_p: float = 1.0
+    """Sample from the shortest prefix of the most probable tokens whose probabilities sum to more; 1 is all."""
+    top_k: int | None = None
+    """Sample from this many tokens at most, after ``top_p``."""
+    alg_temp: float = 0.0
+    """Dream: draw the positions to commit from softmax(confidence / alg_temp); 0 takes the most confident."""
     threshold: float | None = None
     factor: float | None = None
     """Fast-dLLM's other parallel rule: the j-th most confident token needs confidence 1 - factor / (j + 1)."""
@@ -46,6 +54,8 @@ class GenerationConfig:
     cfg_scale: float = 0.0
     """Classifier-free guidance: logits = un + (cfg_scale + 1) (cond - un), un with the prompt masked."""
     seed: int = 0
+    stop_at_eos: bool = False
+    """End at the first finished block that holds a stop token; what is left of gen_length becomes end-of-text."""
 
     def __post_init__(self) -> None:
         require(self.gen_length >= 1, f"gen_length={self.gen_length} must be at least 1")
@@ -56,6 +66,15 @@ class GenerationConfig:
         require(
             0 <= self.temperature < float("inf"), f"temperature={self.temperature} must be a finite number, 0 or above"
         )
+        require(0 < self.top_p <= 1, f"top_p={self.top_p} must be in (0, 1]")
+        require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k} must be at least 1")
+        for name, is_set in (("top_p", self.top_p < 1), ("top_k", self.top_k is not None)):
+            require(self.temperature > 0 or not is_set,
+                    f"{name}={getattr(self, name)} has no effect at temperature=0, which draws nothing: raise the "
+                    f"temperature or leave it out")  # fmt: skip
+        require(0 <= self.alg_temp < float("inf"), f"alg_temp={self.alg_temp} must be a finite number, 0 or above")
+        require(self.alg_temp == 0 or not self.is_parallel,
+                f"alg_temp={self.alg_temp} has no effect with parallel decoding, which commits by level: leave it out")  # fmt: skip
         require(self.threshold is None or 0 < self.threshold <= 1, f"threshold={self.threshold} must be in (0, 1]")
         require(
             self.factor is None or 0 < self.factor < float("inf"),
@@ -115,18 +134,22 @@ class DecodeConfig:
     """How a system ranks and counts the tokens it commits; the defaults are LLaDA's sampler.
 
     ``quota``: ``even`` shares a block's masks over its steps, ``timestep`` follows Dream's schedule,
-    ``origin`` commits each mask with the schedule's probability. ``first_step`` is a block's first,
+    ``origin`` commits each mask with the schedule's probability. ``confidence_of`` is where confidences
+    are read: from the model's own distribution, or from the one tokens are drawn from, with its
+    temperature, top_p and top_k (Dream's sampler). ``first_step`` is a block's first,
     full forward: ``first_and_ranked`` commits the block's first position whatever its confidence and
     ranks the rest of the quota, ``first_position`` commits that position alone.
     """
 
     confidence: Confidence = "max_prob"
+    confidence_of: ConfidenceOf = "model"
     confidence_dtype: ConfidenceDtype = "native"
     quota: Quota = "even"
     first_step: FirstStep = "ranked"
 
     def __post_init__(self) -> None:
         _one_of("confidence", self.confidence, Confidence)
+        _one_of("confidence_of", self.confidence_of, ConfidenceOf)
         _one_of("confidence_dtype", self.confidence_dtype, ConfidenceDtype)
         _one_of("quota", self.quota, Quota)
         _one_of("first_step", self.first_step, FirstStep)
@@ -138,6 +161,9 @@ class EngineConfig:
 
     max_num_batched_tokens: int = 16384
     max_num_logits: int = 2048
+    logit_rows: LogitRows = "decomposed"
+    """``decomposed``: logits of the wanted rows, in chunks of max_num_logits (§4.3); ``monolithic``: of every query
+    row of a step at once, as a standard engine makes them (§3.2)."""
     max_num_seqs: int = 512
     max_model_len: int = 4096
     scheduler: SchedulerName = "phase"
@@ -149,6 +175,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("scheduler", self.scheduler, SchedulerName)
+        _one_of("logit_rows", self.logit_rows, LogitRows)
         _one_of("tie_policy", self.tie_policy, TiePolicy)
         for name in ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "max_model_len"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")

@@ -35,7 +35,7 @@ class Engine:
         return len(self.scheduler.waiting)
 
     def take_output(self, request_id: int) -> tuple[int, ...] | None:
-        """Generated ids of a finished request (None on a simulated executor); may be taken once."""
+        """The gen_length ids of a finished request (None on a simulated executor); may be taken once."""
         return self._outputs.pop(request_id)
 
     def step(self) -> StepRecord | None:
@@ -46,7 +46,7 @@ class Engine:
             return None
         kv_rows_used, num_running = self.scheduler.pool.used_rows, len(self.scheduler.running)
         outcome = self.executor.execute(plan)
-        done = self.scheduler.complete(plan, outcome.committed)
+        done = self.scheduler.complete(plan, outcome.committed, outcome.stops)
         for request_id in done.finished:
             self._outputs[request_id] = self.executor.release(request_id)
         num_refresh = sum(item.phase.is_refresh for item in plan.items)
@@ -68,6 +68,7 @@ class Engine:
             admitted=tuple(request.request_id for request in plan.admitted),
             first_block=done.first_block,
             finished=done.finished,
+            stopped=done.stopped,
         )
         self.num_steps += 1
         return record

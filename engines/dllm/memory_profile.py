@@ -6,12 +6,14 @@ token, building their caches, on the model and device that will serve.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from engines.dllm.budget import logit_rows_at_once
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.denoise import Reduction, reduce_in_chunks
 from engines.dllm.engine import Engine
@@ -31,7 +33,7 @@ class MeasuredPeak:
     activation_bytes: int
     """Of a whole worst-case step; its few logit rows are included."""
     logits_bytes: int
-    """Of the output head on a full budget of rows, in chunks of max_num_logits."""
+    """Of the output head on a full budget of rows: in chunks of max_num_logits, or all at once if monolithic."""
 
 
 def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
@@ -41,6 +43,8 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_batched_tokens,
         sparsity=config.sparsity,
+        decode=config.decode,
+        suppress_mask_token=config.suppress_mask_token,
     )
     requests = _filling_requests(model, executor_config, generation)
     rows = sum(cache_rows(request, config.sparsity) for request in requests)
@@ -58,11 +62,15 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
         (config.max_num_batched_tokens, model.config.d_model), dtype=next(model.parameters()).dtype, device=device
     )
 
+    reduction = Reduction(
+        confidence=config.decode.confidence,
+        dtype=config.decode.confidence_dtype,
+        suppress_id=model.config.mask_token_id if config.suppress_mask_token else None,
+    )
+
     @torch.inference_mode()
     def head() -> None:
-        reduce_in_chunks(
-            model.logits, hidden, config.max_num_logits, Reduction(suppress_id=model.config.mask_token_id), None
-        )
+        reduce_in_chunks(model.logits, hidden, logit_rows_at_once(config, config.logit_rows), reduction, None)
 
     return MeasuredPeak(activation_bytes=activation_bytes, logits_bytes=peak_bytes(head, device))
 
@@ -86,6 +94,8 @@ def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: G
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Largest number of bytes ``run`` held at once, beyond what was allocated when it began."""
+    # Executors sit in reference cycles. One left over, freed in the middle of the run, would hide as many bytes.
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)

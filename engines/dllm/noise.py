@@ -38,12 +38,20 @@ def row_keys(seeds: Tensor, draws: Tensor, positions: Tensor) -> Tensor:
     return mix(mix(mix(seeds + _GOLDEN) + draws * _MIX_1) + positions * _MIX_2)
 
 
-def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor) -> Tensor:
+def gumbel(u: Tensor) -> Tensor:
+    """Standard Gumbel draws from uniform ones."""
+    return -torch.log(-torch.log(u))
+
+
+def gumbel_argmax(logits: Tensor, temperature: Tensor, keys: Tensor, kept: Tensor | None = None) -> Tensor:
     """Sample softmax(logits / temperature) per row; temperature 0 is the plain argmax.
 
     LLaDA draws argmax of exp(z) / (-ln u)^tau, which is argmax of z + tau * g with g standard
     Gumbel; computed in the log form, in float64, so nothing overflows. logits [rows, V],
-    temperature and keys [rows].
+    temperature and keys [rows]; with ``kept`` [rows, V] only those tokens can be drawn, each in
+    proportion.
     """
-    g = -torch.log(-torch.log(uniform(keys, logits.shape[1])))
-    return (logits.to(torch.float64) + temperature.unsqueeze(1) * g).argmax(dim=-1)
+    noisy = logits.to(torch.float64) + temperature.unsqueeze(1) * gumbel(uniform(keys, logits.shape[1]))
+    if kept is not None:
+        noisy.masked_fill_(~kept, -torch.inf)
+    return noisy.argmax(dim=-1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from engines.dllm.phase import Phase
@@ -64,6 +65,9 @@ class StepOutcome:
     logit_rows: int
     forward_s: float
     duration_s: float | None
+    stops: Mapping[int, int] = field(default_factory=dict)
+    """Request id -> position of the first stop token in its active block. Only of requests with
+    ``stop_at_eos``, and only once their block has nothing left to commit."""
 
 
 class Executor(Protocol):

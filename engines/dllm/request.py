@@ -8,8 +8,12 @@ Who fills what: a workload makes ``Request``; a scheduler turns live requests in
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from engines.dllm.config import GenerationConfig
+from engines.dllm.config import GenerationConfig, require
+
+if TYPE_CHECKING:
+    from engines.models.protocol import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +29,22 @@ class Request:
     @property
     def total_len(self) -> int:
         return self.prompt_len + self.generation.gen_length
+
+
+def check_request(request: Request, model: ModelConfig) -> None:
+    """Refuse what a model cannot run, from its config alone."""
+    ids = request.prompt_ids
+    require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
+    require(ids is not None and len(ids) == request.prompt_len,
+            f"request {request.request_id} has no prompt_ids of length prompt_len={request.prompt_len}: give the token ids")  # fmt: skip
+    assert ids is not None
+    require(request.total_len <= model.max_sequence_length,
+            f"prompt of {request.prompt_len} tokens + gen_length={request.generation.gen_length} exceeds the model's "
+            f"max_sequence_length={model.max_sequence_length}: shorten the prompt or the generation")  # fmt: skip
+    require(min(ids) >= 0 and max(ids) < model.vocab_size,
+            f"prompt_ids of request {request.request_id} hold ids outside [0, {model.vocab_size}): use this model's tokenizer")  # fmt: skip
+    require(model.mask_token_id not in ids,
+            f"prompt_ids of request {request.request_id} hold the mask id {model.mask_token_id}: remove it from the prompt")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,5 +73,8 @@ class StepRecord:
     first_block: tuple[int, ...] = ()
     """Requests whose first block completed in this step (what a client can see first)."""
     finished: tuple[int, ...] = ()
+    stopped: tuple[tuple[int, int], ...] = ()
+    """Of the finished, those that hold a stop token where one ends generation, each with its tokens up
+    to and including the first."""
     failed: tuple[tuple[int, str], ...] = ()
     """Requests given up in this step, each with one sentence why."""

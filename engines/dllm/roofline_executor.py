@@ -10,23 +10,39 @@ from engines.roofline import Roofline, StepWork
 
 
 class RooflineExecutor:
-    """Rows are counted as the torch executors compute them, padding and monolithic logits included."""
+    """Rows are counted as the torch executors compute them, padding and monolithic logits included.
 
-    def __init__(self, roofline: Roofline, config: EngineConfig) -> None:
+    ``is_upstream`` charges every step published code's overhead instead of our engine's.
+    """
+
+    def __init__(self, roofline: Roofline, config: EngineConfig, *, is_upstream: bool = False) -> None:
         self.roofline = roofline
         self.config = config
+        self.is_upstream = is_upstream
+        # Steps repeat: most of a simulation's time would go into pricing the same ones.
+        self._duration_s: dict[StepWork, float] = {}
 
     def validate(self, request: Request) -> None:
-        threshold = request.generation.threshold
-        require(threshold is None,
-                f"threshold={threshold} cannot be simulated, how many tokens pass it depends on the model: use --executor torch")  # fmt: skip
+        require(not request.generation.stop_at_eos,
+                "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch")  # fmt: skip
+        for name in ("threshold", "factor"):
+            level = getattr(request.generation, name)
+            require(level is None,
+                    f"{name}={level} cannot be simulated, how many tokens pass it depends on the model: use --executor torch")  # fmt: skip
+        guidance = request.generation.cfg_scale
+        require(guidance == 0, f"cfg_scale={guidance} cannot be simulated, its second forward has no cost here: use --executor torch")  # fmt: skip
 
     def release(self, request_id: int) -> None:
         return None
 
     def execute(self, plan: StepPlan) -> StepOutcome:
-        work = step_work(plan, self.config)
-        duration = self.roofline.step_time(work).total_s
+        return self._charged(plan, step_work(plan, self.config))
+
+    def _charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
+        duration = self._duration_s.get(work)
+        if duration is None:
+            duration = self.roofline.step_time(work, is_upstream=self.is_upstream).total_s
+            self._duration_s[work] = duration
         return StepOutcome(
             committed=tuple([item.commit for item in plan.items]),
             query_rows=work.query_rows,
@@ -54,7 +70,7 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
         query_rows += rows
         pairs += rows * keys
         wanted += item.masks_left if config.suppress_mask_token else block
-    if plan.pad_to is None:
+    if plan.pad_to is None and config.logit_rows == "decomposed":
         logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
     else:
         logit_rows, chunks = query_rows, 1

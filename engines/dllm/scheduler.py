@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from types import MappingProxyType
 from typing import NamedTuple
 
-from engines.dllm.config import EngineConfig, require
+from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.phase import RefreshRule
 from engines.dllm.plan import PlanItem, StepPlan
@@ -27,6 +29,8 @@ from engines.dllm.sequence import Sequence
 class Completion(NamedTuple):
     first_block: tuple[int, ...]
     finished: tuple[int, ...]
+    stopped: tuple[tuple[int, int], ...]
+    """Of the finished, those a stop token ended, each with its tokens up to and including it."""
 
 
 class Scheduler(ABC):
@@ -41,8 +45,14 @@ class Scheduler(ABC):
         self.running: list[Sequence] = []
         self._by_id: dict[int, Sequence] = {}
 
+    @classmethod
+    def check(cls, config: EngineConfig, generation: GenerationConfig) -> None:
+        """Refuse generation settings that this policy cannot schedule; to be known before anything is loaded."""
+        return
+
     def submit(self, request: Request) -> None:
         """Queue a request; one that could never run is refused here, not discovered later."""
+        self.check(self.config, request.generation)
         cap, longest = self.config.max_num_batched_tokens, self.config.max_model_len
         total = request.total_len
         require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
@@ -104,21 +114,26 @@ class Scheduler(ABC):
             scheduled_tokens=self.config.max_num_batched_tokens - budget,
         )
 
-    def complete(self, plan: StepPlan, committed: Seq[int]) -> Completion:
-        """Book an executed plan; frees the rows of requests it finished."""
-        first_block, finished = [], []
+    def complete(
+        self, plan: StepPlan, committed: Seq[int], stops: Mapping[int, int] = MappingProxyType({})
+    ) -> Completion:
+        """Book an executed plan (``committed`` and ``stops`` are StepOutcome's); frees the rows of requests
+        it finished."""
+        first_block, finished, stopped = [], [], []
         for item, count in zip(plan.items, committed, strict=True):
             sequence = self._by_id[item.request_id]
             was_first = sequence.block == 0
-            sequence.advance(count)
+            sequence.advance(count, stops.get(item.request_id))
             if was_first and sequence.block > 0:
                 first_block.append(item.request_id)
             if sequence.is_finished:
                 finished.append(item.request_id)
+                if sequence.stop is not None:
+                    stopped.append((item.request_id, sequence.output_len))
                 self._drop(sequence)
         if finished:
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
-        return Completion(tuple(first_block), tuple(finished))
+        return Completion(tuple(first_block), tuple(finished), tuple(stopped))
 
     def _reserve(self, sequence: Sequence) -> bool:
         start = self.pool.allocate(sequence.kv_rows)
@@ -161,6 +176,3 @@ class RequestScheduler(Scheduler):
 
     def charge(self, sequence: Sequence) -> int:
         return sequence.total_len
-
-
-SCHEDULERS: dict[str, type[Scheduler]] = {"phase": PhaseScheduler, "request": RequestScheduler}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
 from itertools import pairwise
 
 from engines.dllm import timestep
@@ -19,6 +21,11 @@ def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:
     ends = [min((b + 1) * generation.block_length, generation.gen_length) for b in range(generation.num_blocks)]
     bounds = [0, *(generation.steps * end // generation.gen_length for end in ends)]
     return tuple(after - before for before, after in pairwise(bounds))
+
+
+def is_open_ended(generation: GenerationConfig, decode: DecodeConfig) -> bool:
+    """Whether the executor, not the schedule, says how many tokens a step commits."""
+    return generation.is_parallel or decode.quota == "origin"
 
 
 def cache_rows(request: Request, sparsity: SparsityConfig, window: Window = "block") -> int:
@@ -41,7 +48,7 @@ class Sequence:
 
     __slots__ = (
         "block", "block_end", "block_start", "decode", "exact_steps", "is_open_ended", "kept_rows", "kv_rows", "kv_start",
-        "masks_left", "quota_steps", "request", "rule", "sparsity", "step_in_block", "total_len", "window_end",
+        "masks_left", "quota_steps", "request", "rule", "sparsity", "step_in_block", "stop", "total_len", "window_end",
     )  # fmt: skip
 
     def __init__(
@@ -58,13 +65,13 @@ class Sequence:
         self.sparsity = sparsity
         self.decode = DecodeConfig() if decode is None else decode
         self.exact_steps = exact_steps
-        # The executor, not the schedule, says how many tokens a step commits.
-        self.is_open_ended = request.generation.is_parallel or self.decode.quota == "origin"
+        self.is_open_ended = is_open_ended(request.generation, self.decode)
         self.quota_steps = steps_per_block(request.generation)
         self.total_len = request.total_len
         self._enter(0)
         self.kv_rows = cache_rows(request, sparsity, rule.window) if rule.caches else 0
         self.kv_start = -1
+        self.stop: int | None = None
 
     def _enter(self, block: int) -> None:
         generation = self.request.generation
@@ -84,6 +91,11 @@ class Sequence:
     @property
     def is_finished(self) -> bool:
         return self.block == self.request.generation.num_blocks
+
+    @property
+    def output_len(self) -> int:
+        """Generated tokens of a finished request, up to and including the stop token that ended it."""
+        return self.request.generation.gen_length if self.stop is None else self.stop + 1 - self.request.prompt_len
 
     @property
     def phase(self) -> Phase:
@@ -117,17 +129,30 @@ class Sequence:
             return 0.0
         return float(timestep.commit_share(self.step_in_block, self.quota_steps[self.block]))
 
-    def advance(self, committed: int) -> None:
-        """Book one executed step; moves on to the next block when this one is complete."""
+    def trajectory(self) -> Iterator[tuple[Phase, int]]:
+        """Phase and query tokens of this and every later step, which is certain unless ``is_open_ended``.
+
+        An early stop ends it sooner and changes nothing before.
+        """
+        ahead = copy(self)
+        while not ahead.is_finished:
+            yield ahead.phase, ahead.query_tokens
+            ahead.advance(ahead.quota)
+
+    def advance(self, committed: int, stop: int | None = None) -> None:
+        """Book one executed step; moves on to the next block when this one is complete, or to the end if
+        it then holds a stop token, at position ``stop``."""
         self.masks_left -= committed
         self.step_in_block += 1
         if self.exact_steps and not self.request.generation.is_parallel:
             block_done = self.step_in_block == self.quota_steps[self.block]
         else:
-            block_done = self.masks_left == 0
+            # A sampler that commits the mask token commits that position again, and so more than the block holds.
+            block_done = self.masks_left <= 0
         if not block_done:
             return
-        if self.block + 1 < self.request.generation.num_blocks:
+        self.stop = stop
+        if stop is None and self.block + 1 < self.request.generation.num_blocks:
             self._enter(self.block + 1)
         else:
-            self.block += 1
+            self.block = self.request.generation.num_blocks

@@ -7,6 +7,7 @@ Refresh rows come first among the packed rows, so both kinds of attention read p
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from time import perf_counter
 from typing import NamedTuple
@@ -16,12 +17,12 @@ import torch
 from torch import Tensor
 
 from engines.attention import Run, varlen_attention
-from engines.dllm.config import EngineConfig, require
+from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
 from engines.dllm.noise import row_keys, uniform
 from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
-from engines.dllm.request import Request
+from engines.dllm.request import Request, check_request
 from engines.dllm.sparsity import ContextRows, importance, top_rows, top_rows_parity
 from engines.models.protocol import Attend, DiffusionModel
 
@@ -38,6 +39,8 @@ class PoolWrite(NamedTuple):
     num_context: list[int]
     entry_request: Tensor
     entry_rank: Tensor
+    entry_row: Tensor
+    """Packed row of an entry where every context row is kept, in order."""
     pool_row: Tensor
 
 
@@ -56,12 +59,33 @@ class StepRows(NamedTuple):
 
 
 class BlockRows(NamedTuple):
-    """[n, B] indices of the active blocks: request slot, position, packed row; ``valid`` is no padding."""
+    """[n, B] indices of the active blocks: request slot, position, packed row."""
 
     slots: Tensor
     positions: Tensor
     packed: Tensor
-    valid: Tensor
+    padding: Tensor
+    """Places past the end of a block shorter than the longest."""
+
+
+class Candidates(NamedTuple):
+    """``size`` positions that get logits: request of the step, place in its block, packed row; padded to
+    MIN_ROWS with repetitions of one."""
+
+    size: int
+    request: Tensor
+    place: Tensor
+    row: Tensor
+
+
+class StepLayout(NamedTuple):
+    """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
+
+    rows: StepRows
+    attend: Attend
+    block: BlockRows
+    every: Candidates | None
+    """All positions of the blocks, where finished ones get logits too."""
 
 
 class Guidance(NamedTuple):
@@ -72,10 +96,19 @@ class Guidance(NamedTuple):
 
 
 class TorchExecutor:
-    """``num_slots`` requests at most are resident; the KV pool holds ``kv_rows`` rows of K and V."""
+    """``num_slots`` requests at most are resident; the KV pool holds ``kv_rows`` rows of K and V.
+
+    ``stop_ids`` end requests with ``stop_at_eos``; the default is the model's end of text alone.
+    """
 
     def __init__(
-        self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, num_slots: int | None = None
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        kv_rows: int,
+        *,
+        num_slots: int | None = None,
+        stop_ids: Collection[int] | None = None,
     ) -> None:
         self.model = model
         self.config = config
@@ -91,28 +124,26 @@ class TorchExecutor:
         self.tokens = torch.full(
             (self.num_slots, self.max_len + 1), shape.mask_token_id, dtype=torch.int64, device=self.device
         )
+        self._stop_ids = torch.tensor(sorted(stop_ids or {shape.eos_token_id}), device=self.device)
         self._free = list(range(self.num_slots))
         self._slots: dict[int, int] = {}
         self._requests: dict[int, Request] = {}
         self._draws: dict[int, int] = {}
+        self._reduction = Reduction(
+            confidence=config.decode.confidence,
+            confidence_of=config.decode.confidence_of,
+            dtype=config.decode.confidence_dtype,
+            suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
+        )
+        self._layout: tuple[object, StepLayout] | None = None
+        self._ends: dict[int, int] = {}
+        """Where requests end that a stop token ends."""
 
     # ---- requests -------------------------------------------------------------------------
 
     def validate(self, request: Request) -> None:
         """Refuse what this model cannot run, before it is queued."""
-        shape = self.model.config
-        ids = request.prompt_ids
-        require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
-        require(ids is not None and len(ids) == request.prompt_len,
-                f"request {request.request_id} has no prompt_ids of length prompt_len={request.prompt_len}: give the token ids")  # fmt: skip
-        assert ids is not None
-        require(request.total_len <= shape.max_sequence_length,
-                f"prompt of {request.prompt_len} tokens + gen_length={request.generation.gen_length} exceeds the model's "
-                f"max_sequence_length={shape.max_sequence_length}: shorten the prompt or the generation")  # fmt: skip
-        require(min(ids) >= 0 and max(ids) < shape.vocab_size,
-                f"prompt_ids of request {request.request_id} hold ids outside [0, {shape.vocab_size}): use this model's tokenizer")  # fmt: skip
-        require(shape.mask_token_id not in ids,
-                f"prompt_ids of request {request.request_id} hold the mask id {shape.mask_token_id}: remove it from the prompt")  # fmt: skip
+        check_request(request, self.model.config)
 
     def _admit(self, requests: Seq[Request]) -> None:
         for request in requests:
@@ -129,7 +160,9 @@ class TorchExecutor:
         request = self._requests.pop(request_id)
         del self._draws[request_id]
         self._free.append(slot)
-        return tuple(self.tokens[slot, request.prompt_len : request.total_len].tolist())
+        end = self._ends.pop(request_id, request.total_len)
+        rest = (self.model.config.eos_token_id,) * (request.total_len - end)
+        return (*self.tokens[slot, request.prompt_len : end].tolist(), *rest)
 
     # ---- one step -------------------------------------------------------------------------
 
@@ -138,16 +171,17 @@ class TorchExecutor:
         self._admit(plan.admitted)
         order = sorted(range(len(plan.items)), key=lambda i: not plan.items[i].phase.is_refresh)
         items = [plan.items[i] for i in order]
-        rows = self._rows(items)
+        layout = self._layout_of(items, plan.pad_to)
+        rows = layout.rows
         ids = self.tokens[rows.slot, rows.position]
 
         started = perf_counter()
-        hidden = self.model(ids, rows.position, self._attend(items, rows))
-        unconditional = self._unconditional(items, rows, ids)
+        hidden = self.model(ids, rows.position, layout.attend)
+        unconditional = self._unconditional(items, layout, ids)
         self._synchronize()
         forward_s = perf_counter() - started
 
-        committed, logit_rows, head_s = self._denoise(items, rows, hidden, unconditional)
+        committed, stops, logit_rows, head_s = self._denoise(items, layout, hidden, unconditional)
         by_plan = [0] * len(items)
         for place, i in enumerate(order):
             by_plan[i] = committed[place]
@@ -157,6 +191,7 @@ class TorchExecutor:
             logit_rows=logit_rows,
             forward_s=forward_s + head_s,
             duration_s=None,
+            stops=stops,
         )
 
     def _synchronize(self) -> None:
@@ -165,6 +200,26 @@ class TorchExecutor:
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    def _layout_of(self, items: list[PlanItem], pad_to: int | None) -> StepLayout:
+        """That of the step before where this one computes the same rows, else a new one."""
+        key = (
+            pad_to,
+            *(
+                (self._slots[i.request_id], i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows,
+                 i.kv_start)
+                for i in items
+            ),
+        )  # fmt: skip
+        if self._layout is None or self._layout[0] != key:
+            rows = self._rows(items)
+            block = self._block_rows(items, rows)
+            every = None
+            if not self.config.suppress_mask_token:
+                places = torch.arange(block.positions.shape[1], device=self.device).expand_as(block.positions)
+                every = self._candidates([item.block_len for item in items], block, places)
+            self._layout = key, StepLayout(rows=rows, attend=self._attend(items, rows), block=block, every=every)
+        return self._layout[1]
 
     def _rows(self, items: list[PlanItem]) -> StepRows:
         """Packed rows of the step, from arrays over its items."""
@@ -232,6 +287,7 @@ class TorchExecutor:
             num_context=num_context.tolist(),
             entry_request=self._to_device(entry_request),
             entry_rank=self._to_device(entry_rank),
+            entry_row=self._to_device(context[entry_request, entry_rank]),
             pool_row=self._to_device(pool_row),
         )
 
@@ -258,9 +314,8 @@ class TorchExecutor:
         """Select this layer's context rows and pack them densely; the index map ends here (§4.5)."""
         sparsity = self.config.sparsity
         if sparsity.selection == "dense":
-            source = write.rows.context_rows[write.entry_request, write.entry_rank]
-            self.pool_k[layer].index_copy_(0, write.pool_row, k[source])
-            self.pool_v[layer].index_copy_(0, write.pool_row, v[source])
+            self.pool_k[layer].index_copy_(0, write.pool_row, k[write.entry_row])
+            self.pool_v[layer].index_copy_(0, write.pool_row, v[write.entry_row])
             return
         score = importance(q, k, write.rows, sparsity.selection, sparsity.pool_kernel)
         if self.config.tie_policy == "parity":
@@ -275,7 +330,7 @@ class TorchExecutor:
         self.pool_k[layer].index_copy_(0, write.pool_row, k[source, head])
         self.pool_v[layer].index_copy_(0, write.pool_row, v[source, head])
 
-    def _unconditional(self, items: list[PlanItem], rows: StepRows, ids: Tensor) -> Guidance | None:
+    def _unconditional(self, items: list[PlanItem], layout: StepLayout, ids: Tensor) -> Guidance | None:
         """Hidden states of a second forward with the prompts masked (classifier-free guidance)."""
         requests = [self._requests[item.request_id] for item in items]
         if all(request.generation.cfg_scale == 0 for request in requests):
@@ -284,55 +339,57 @@ class TorchExecutor:
         pad = len(ids) - sum(lengths)
         prompt_len = np.repeat([request.prompt_len for request in requests], lengths)
         scale = np.repeat([request.generation.cfg_scale for request in requests], lengths)
-        in_prompt = rows.position < self._to_device(np.pad(prompt_len, (0, pad)))
+        position = layout.rows.position
+        in_prompt = position < self._to_device(np.pad(prompt_len, (0, pad)))
         masked = torch.where(in_prompt, self.model.config.mask_token_id, ids)
-        hidden = self.model(masked, rows.position, self._attend(items, rows))
+        hidden = self.model(masked, position, layout.attend)
         return Guidance(hidden, self._to_device(np.pad(scale, (0, pad))).to(hidden.dtype))
 
     # ---- decoding -------------------------------------------------------------------------
 
     def _denoise(
-        self, items: list[PlanItem], rows: StepRows, hidden: Tensor, guidance: Guidance | None
-    ) -> tuple[list[int], int, float]:
-        """Commit this step's tokens in place; (committed per item, logit rows, seconds in the head)."""
-        block = self._block_rows(items, rows)
-        masked = (self.tokens[block.slots, block.positions] == self.model.config.mask_token_id) & block.valid
-        suppress = self.model.config.mask_token_id if self.config.suppress_mask_token else None
-        if suppress is not None:
+        self, items: list[PlanItem], layout: StepLayout, hidden: Tensor, guidance: Guidance | None
+    ) -> tuple[list[int], dict[int, int], int, float]:
+        """Commit this step's tokens in place; (committed per item, stops, logit rows, seconds in the head)."""
+        block = layout.block
+        current = self.tokens[block.slots, block.positions]
+        fixed = (current != self.model.config.mask_token_id) | block.padding
+        candidates = layout.every
+        if candidates is None:
             # How many positions are masked is known here without asking the device; which, there.
-            counts = [item.masks_left for item in items]
-            candidates = (~masked).sort(dim=1, stable=True).indices
-        else:
-            counts = [item.block_len for item in items]
-            candidates = torch.arange(masked.shape[1], device=self.device).expand_as(masked)
-        logit_rows = sum(counts)
-        request_np = np.repeat(np.arange(len(items)), counts)
-        rank_np = np.arange(logit_rows) - np.repeat(np.cumsum(counts) - counts, counts)
-        request, rank = self._to_device(np.stack((request_np, rank_np)))
-        place = candidates[request, rank]
-
-        # Padded to MIN_ROWS with repetitions of one row.
-        padding = torch.zeros(max(0, MIN_ROWS - logit_rows), dtype=torch.int64, device=self.device)
-        head_rows = torch.cat((block.packed[request, place], padding))
-        sampling = self._sampling(
-            items, torch.cat((request, padding)), torch.cat((block.positions[request, place], padding))
-        )
-        decode = self.config.decode
-        reduction = Reduction(confidence=decode.confidence, dtype=decode.confidence_dtype, suppress_id=suppress)
+            places = fixed.sort(dim=1, stable=True).indices
+            candidates = self._candidates([item.masks_left for item in items], block, places)
+        sampling = self._sampling(items, candidates, block)
         started = perf_counter()
-        token, confidence = self._reduce(hidden, guidance, head_rows, reduction, sampling)
+        token, confidence = self._reduce(hidden, guidance, candidates.row, self._reduction, sampling)
         self._synchronize()
         head_s = perf_counter() - started
 
-        x0 = torch.zeros_like(block.positions)
-        x0[request, place] = token[:logit_rows]
-        conf = torch.full(block.positions.shape, -torch.inf, dtype=confidence.dtype, device=self.device)
-        conf[request, place] = confidence[:logit_rows]
-        conf.masked_fill_(~masked, -torch.inf)
-        chosen, committed = self._choose(items, conf, block)
-        current = self.tokens[block.slots, block.positions]
-        self.tokens[block.slots, block.positions] = torch.where(chosen, x0, current)
-        return committed, self._logit_rows(rows, logit_rows), head_s
+        def in_block(values: Tensor, rest: float) -> Tensor:
+            """[n, B] values of the candidates, ``rest`` elsewhere."""
+            values = values[: candidates.size]
+            if candidates.size == block.positions.numel():
+                return values.view(block.positions.shape)
+            grid = torch.full(block.positions.shape, rest, dtype=values.dtype, device=self.device)
+            grid[candidates.request[: candidates.size], candidates.place[: candidates.size]] = values
+            return grid
+
+        conf = in_block(confidence, -torch.inf).masked_fill(fixed, -torch.inf)
+        chosen, known = self._choose(items, conf, block)
+        ids = torch.where(chosen, in_block(token, 0), current)
+        self.tokens[block.slots, block.positions] = ids
+        committed, stops = self._read_back(items, block, ids, chosen, known)
+        return committed, stops, self._logit_rows(layout.rows, candidates.size), head_s
+
+    def _candidates(self, counts: list[int], block: BlockRows, places: Tensor) -> Candidates:
+        """The first ``counts`` of every request's ``places`` [n, B]."""
+        count = sum(counts)
+        index = np.zeros((2, max(count, MIN_ROWS)), dtype=np.int64)
+        index[0, :count] = np.repeat(np.arange(len(counts)), counts)
+        index[1, :count] = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
+        request, rank = self._to_device(index)
+        place = places[request, rank]
+        return Candidates(size=count, request=request, place=place, row=block.packed[request, place])
 
     def _block_rows(self, items: list[PlanItem], rows: StepRows) -> BlockRows:
         """[n, B] indices of every active block, padded to the longest."""
@@ -350,7 +407,7 @@ class TorchExecutor:
             in_run = np.maximum(in_run - 1, 0)
         packed = run_start + np.where(inside, in_run, 0)
         index = self._to_device(np.stack((np.broadcast_to(slot, position.shape), position, packed)))
-        return BlockRows(slots=index[0], positions=index[1], packed=index[2], valid=self._to_device(inside))
+        return BlockRows(slots=index[0], positions=index[1], packed=index[2], padding=self._to_device(~inside))
 
     def _reduce(
         self,
@@ -363,6 +420,8 @@ class TorchExecutor:
         def project(part: Tensor) -> Tensor:
             return self._project(hidden, guidance, part)
 
+        if self.config.logit_rows == "monolithic":
+            return reduction(self._project(hidden, guidance, slice(None))[head_rows], sampling)
         return reduce_in_chunks(project, head_rows, self.config.max_num_logits, reduction, sampling)
 
     def _project(self, hidden: Tensor, guidance: Guidance | None, part: Tensor | slice) -> Tensor:
@@ -376,16 +435,42 @@ class TorchExecutor:
 
     def _logit_rows(self, rows: StepRows, wanted: int) -> int:
         """Rows the output head computed for ``wanted`` candidates."""
-        return wanted
+        return rows.num_rows if self.config.logit_rows == "monolithic" else wanted
 
-    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int]]:
-        """Which positions to commit, and how many per item."""
+    def _read_back(
+        self, items: list[PlanItem], block: BlockRows, ids: Tensor, chosen: Tensor, known: list[int] | None
+    ) -> tuple[list[int], dict[int, int]]:
+        """Tokens committed per item, and the first stop token of completed blocks (``StepOutcome.stops``).
+
+        The host waits for the device only to learn what it cannot know: how many tokens parallel
+        decoding committed, and the stop tokens of blocks that are, or then may be, complete. All of
+        it comes in one transfer.
+        """
+        asked = [self._requests[item.request_id].generation.stop_at_eos for item in items]
+        if known is None:
+            is_wanted = any(asked)
+        else:
+            is_wanted = any(a and count >= i.masks_left for a, i, count in zip(asked, items, known, strict=True))
+        if not is_wanted:
+            return chosen.sum(dim=1).tolist() if known is None else known, {}
+        # max_len, the position of a ragged block's padding, is no position of a token.
+        first = torch.where(torch.isin(ids, self._stop_ids), block.positions, self.max_len).amin(dim=1)
+        counts, places = torch.stack((chosen.sum(dim=1), first)).tolist()
+        committed = counts if known is None else known
+        stops = {}
+        for wants, item, count, place in zip(asked, items, committed, places, strict=True):
+            if wants and count >= item.masks_left and place < self.max_len:
+                stops[item.request_id] = place
+                self._ends[item.request_id] = item.block_end
+        return committed, stops
+
+    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int] | None]:
+        """Which positions to commit, and how many per item where that does not depend on the model."""
         commit = [item.commit for item in items]
         generations = [self._requests[item.request_id].generation for item in items]
         decode = self.config.decode
         if decode.quota == "origin":
-            chosen = self._choose_at_random(items, conf, block)
-            return chosen, chosen.sum(dim=1).tolist()
+            return self._choose_at_random(items, conf, block), None
         if decode.first_step != "ranked":
             first = self._to_device(np.array([item.step_in_block == 0 for item in items]))
             if decode.first_step == "first_position":
@@ -403,11 +488,11 @@ class TorchExecutor:
         if any(is_parallel):
             limits = np.array([[np.inf if g.threshold is None else g.threshold, g.factor or 0.0] for g in generations])
             threshold, factor = self._to_device(limits.T.copy()).to(conf.dtype)
-        chosen = choose(conf, self._to_device(np.array(commit)), threshold, factor)
+        quota = commit[0] if len(set(commit)) == 1 else self._to_device(np.array(commit))
+        chosen = choose(conf, quota, threshold, factor)
         if by_library is not None:
             chosen = torch.where(self._to_device(np.array(is_parallel)).unsqueeze(1), chosen, by_library)
-        # With parallel decoding the host must learn what the device decided; the only such sync.
-        return chosen, chosen.sum(dim=1).tolist() if any(is_parallel) else commit
+        return chosen, None if any(is_parallel) else commit
 
     def _choose_at_random(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> Tensor:
         """Dream's ``origin``: each mask is committed with the schedule's probability."""
@@ -418,21 +503,25 @@ class TorchExecutor:
         drawn = uniform(keys.flatten(), 1).view(conf.shape)
         return (drawn < share) & (conf > -torch.inf)
 
-    def _sampling(self, items: list[PlanItem], request: Tensor, position: Tensor) -> Sampling | None:
+    def _sampling(self, items: list[PlanItem], candidates: Candidates, block: BlockRows) -> Sampling | None:
         generations = [self._requests[item.request_id].generation for item in items]
         draws = [self._draws[item.request_id] for item in items]
         for item in items:
             self._draws[item.request_id] += 1
-        is_random = [generation.remasking == "random" for generation in generations]
-        if not any(is_random) and all(generation.temperature == 0 for generation in generations):
+        if all(g.temperature == 0 and g.alg_temp == 0 and g.remasking != "random" for g in generations):
             return None
-        temperature = self._to_device(np.array([generation.temperature for generation in generations]))
-        seeds_and_draws = self._to_device(
-            np.array([[generation.seed for generation in generations], draws], dtype=np.int64)
-        )
-        seeds, counts = seeds_and_draws[0][request], seeds_and_draws[1][request]
+        request, position = candidates.request, block.positions[candidates.request, candidates.place]
+        vocabulary = self.model.config.vocab_size
+        real = [[g.temperature, g.top_p, g.alg_temp, float(g.remasking == "random")] for g in generations]
+        whole = [[g.seed, n, min(g.top_k or vocabulary, vocabulary)] for g, n in zip(generations, draws, strict=True)]
+        temperature, top_p, alg_temp, is_random = self._to_device(np.array(real))[request].unbind(1)
+        seeds, counts, top_k = self._to_device(np.array(whole, dtype=np.int64))[request].unbind(1)
+        truncates = any(g.top_p < 1 or g.top_k is not None for g in generations)
         return Sampling(
-            temperature=temperature[request],
+            temperature=temperature,
             keys=row_keys(seeds, counts, position),
-            random_remasking=self._to_device(np.array(is_random))[request],
+            random_remasking=is_random > 0,
+            top_p=top_p if truncates else None,
+            top_k=top_k if truncates else None,
+            alg_temp=alg_temp if any(g.alg_temp > 0 for g in generations) else None,
         )

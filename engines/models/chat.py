@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from engines.errors import UserError
 from engines.models.checkpoint import read_json
 from engines.models.protocol import ModelConfig
-from engines.models.tokenizer import TextTokenizer, token_content
+from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_content
 
 ROLES = ("system", "user", "assistant")
 _MESSAGE_FIELDS = {"role", "content"}
@@ -61,6 +61,7 @@ def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> s
 
 _BUILT_IN: dict[str, Callable[[Sequence[Message], Mapping[str, str]], str]] = {"llada": _llada, "dream": _chatml}
 _TURN_END = {"llada": "<|eot_id|>", "dream": "<|im_end|>"}
+_TURN_START = {"llada": ("<|start_header_id|>", "<|end_header_id|>"), "dream": ("<|im_start|>",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,13 @@ class ChatTemplate:
         return _render_jinja(self.source, messages, self.special_tokens)
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
+        if self.source is None:
+            for token in (*_TURN_START[self.family], _TURN_END[self.family]):
+                if tokenizer.backend.token_to_id(token) is None:
+                    raise UserError(
+                        f"the checkpoint has no chat template, and its tokenizer has no {token} for the {self.family} "
+                        f"format: leave the prompt raw"
+                    )
         return tokenizer.encode(self.render(messages))
 
 
@@ -111,7 +119,9 @@ def _render_jinja(source: str, messages: Sequence[Message], special_tokens: Mapp
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
-        raise UserError("the checkpoint's chat template needs jinja2, which is missing: pip install jinja2") from error
+        raise UserError(
+            "the checkpoint's chat template needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'"
+        ) from error
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
@@ -149,6 +159,13 @@ def end_token_ids(config: ModelConfig, tokenizer: TextTokenizer) -> frozenset[in
     """Ids that end an answer: the model's end of text, and the end of a turn if the tokenizer has one."""
     turn_end = tokenizer.backend.token_to_id(_TURN_END[config.family])
     return frozenset({config.eos_token_id} | ({turn_end} if turn_end is not None else set()))
+
+
+def stop_token_ids(directory: Path, config: ModelConfig) -> frozenset[int]:
+    """``end_token_ids`` of a checkpoint folder; without a tokenizer in it, its config's end of text alone."""
+    if not (directory / "tokenizer_config.json").is_file():
+        return frozenset({config.eos_token_id})
+    return end_token_ids(config, load_tokenizer(directory))
 
 
 def cut_at_end(ids: Sequence[int], end_ids: Collection[int]) -> Answer:

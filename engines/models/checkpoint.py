@@ -19,12 +19,13 @@ SHAPES: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b"
 MODEL_TYPES = ("llada", "Dream")
 """Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
 
-# Weights, configs, and what a tokenizer or a chat template may be stored in; no code.
-_HUB_FILES = ["*.json", "*.safetensors", "merges.txt", "*.jinja"]
+# Configs, and what a tokenizer or a chat template may be stored in; no code.
+_HUB_FILES = ["*.json", "merges.txt", "*.jinja"]
 
 
-def checkpoint_dir(model: str) -> Path:
-    """Directory of ``model``: 'tiny', a local path, or a hub id (fetched with huggingface_hub)."""
+def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
+    """Directory of ``model``: 'tiny', a local path, or a hub id (fetched with huggingface_hub, without its
+    weights where they are not asked for)."""
     if model == "tiny":
         return TINY_DIR
     path = Path(model).expanduser()
@@ -36,10 +37,10 @@ def checkpoint_dir(model: str) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise UserError(
-            f"model={model!r} is a hub id and huggingface_hub is missing: pip install '.[hub]' or give a directory"
+            f"model={model!r} is a hub id and huggingface_hub is missing: pip install 'dllm-serve-repro[hub]' or give a directory"
         ) from error
     try:
-        return Path(snapshot_download(model, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(model, allow_patterns=[*_HUB_FILES, *(["*.safetensors"] if weights else [])]))
     except (OSError, ValueError) as error:
         raise UserError(
             f"model={model!r} could not be fetched from the hub ({type(error).__name__}): check the id and the network, or give a directory"
@@ -75,4 +76,4 @@ def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
 
 def config_of(model: str) -> LLaDAConfig | DreamConfig:
     """Config of a shape's name, a directory or a hub id."""
-    return SHAPES[model] if model in SHAPES else read_config(checkpoint_dir(model))
+    return SHAPES[model] if model in SHAPES else read_config(checkpoint_dir(model, weights=False))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.dream_config import DreamConfig
-from engines.models.layers import RMSNorm, inverse_frequencies, rotate_halves
+from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
 from engines.models.protocol import Attend
 
 
@@ -87,14 +87,13 @@ class DreamModel(nn.Module):
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.weight_tying else {}
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """float32 cos, sin [N, 1, D/2] for absolute positions [N].
+        """float32 cos, sin [N, 1, D] for absolute positions [N].
 
         Computed for the rows at hand: a table of all 131,072 positions would be 64 MiB.
         """
         if self._frequencies is None or self._frequencies.device != positions.device:
             self._frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta).to(positions.device)
-        angles = (positions.float().unsqueeze(1) * self._frequencies).unsqueeze(1)
-        return angles.cos(), angles.sin()
+        return rotary_tables(positions.float().unsqueeze(1) * self._frequencies)
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""

@@ -13,13 +13,29 @@ class RMSNorm(nn.Module):
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+        self.shape = (width,)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        y = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+            return F.rms_norm(x, self.shape, self.weight, self.eps)
+        y = F.rms_norm(x.float(), self.shape, None, self.eps)
         return self.weight * y.to(x.dtype)
+
+    __call__ = forward
+
+
+class Linear(nn.Linear):
+    """No bias."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+    # A module's hooks take as long to look for as the product of a few rows takes.
+    __call__ = forward
 
 
 def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
@@ -28,7 +44,14 @@ def inverse_frequencies(head_dim: int, theta: float) -> Tensor:
     return 1.0 / theta**exponent
 
 
+def rotary_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """cos, sin [N, 1, D] of angles [N, D/2] for ``rotate_halves``; sin is negated in its first half."""
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1).unsqueeze(1), torch.cat((-sin, sin), dim=-1).unsqueeze(1)
+
+
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split rotary embedding in the dtype of its inputs; x [N, heads, D], cos and sin [N, 1, D/2]."""
+    """Half-split rotary embedding in the dtype of its inputs; x [N, heads, D], cos and sin [N, 1, D] of
+    ``rotary_tables``."""
     a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return torch.cat((b, a), dim=-1).mul_(sin).add_(x * cos)

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.config import LLaDAConfig
-from engines.models.layers import RMSNorm, inverse_frequencies, rotate_halves
+from engines.models.layers import Linear, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
 from engines.models.protocol import Attend
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in float32 (rope_full_precision); x [N, heads, D], cos and sin [N, 1, D/2]."""
+    """Rotary embedding in float32 (rope_full_precision); x [N, heads, D], cos and sin [N, 1, D]."""
     return rotate_halves(x.float(), cos, sin).to(x.dtype)
 
 
@@ -30,14 +30,14 @@ class LLaDABlock(nn.Module):
         kv = config.n_kv_heads * config.head_dim
         self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.attn_norm = RMSNorm(d, config.rms_norm_eps)
-        self.q_proj = nn.Linear(d, d, bias=False)
-        self.k_proj = nn.Linear(d, kv, bias=False)
-        self.v_proj = nn.Linear(d, kv, bias=False)
-        self.attn_out = nn.Linear(d, d, bias=False)
+        self.q_proj = Linear(d, d)
+        self.k_proj = Linear(d, kv)
+        self.v_proj = Linear(d, kv)
+        self.attn_out = Linear(d, d)
         self.ff_norm = RMSNorm(d, config.rms_norm_eps)
-        self.ff_proj = nn.Linear(d, hidden, bias=False)
-        self.up_proj = nn.Linear(d, hidden, bias=False)
-        self.ff_out = nn.Linear(hidden, d, bias=False)
+        self.ff_proj = Linear(d, hidden)
+        self.up_proj = Linear(d, hidden)
+        self.ff_out = Linear(hidden, d)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
@@ -69,7 +69,7 @@ class LLaDAModelLM(nn.Module):
             }
         )
         if not config.weight_tying:
-            transformer["ff_out"] = nn.Linear(config.d_model, config.vocab_size, bias=False)
+            transformer["ff_out"] = Linear(config.d_model, config.vocab_size)
         self.model = nn.ModuleDict({"transformer": transformer})
         self._rotary: tuple[Tensor, Tensor] | None = None
 
@@ -88,16 +88,14 @@ class LLaDAModelLM(nn.Module):
         return {f"{root}.ff_out.weight": f"{root}.wte.weight"} if self.config.weight_tying else {}
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin [N, 1, D/2] in float32 (rope_full_precision) for absolute positions [N]."""
+        """cos, sin [N, 1, D] in float32 (rope_full_precision) for absolute positions [N]."""
         if self._rotary is None or self._rotary[0].device != positions.device:
             angles = torch.outer(
                 torch.arange(self.config.max_sequence_length, dtype=torch.float32),
                 inverse_frequencies(self.config.head_dim, self.config.rope_theta),
             )
-            self._rotary = (
-                angles.cos().unsqueeze(1).to(positions.device),
-                angles.sin().unsqueeze(1).to(positions.device),
-            )
+            cos, sin = rotary_tables(angles)
+            self._rotary = cos.to(positions.device), sin.to(positions.device)
         cos, sin = self._rotary
         return cos[positions], sin[positions]
 

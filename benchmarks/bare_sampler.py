@@ -1,0 +1,457 @@
+"""What a published sampler pays per step and nothing else: plain batched torch over padded ids.
+
+No engine, no scheduler, no packing: one padded forward per step, monolithic logits, a softmax over all
+of them, top-k, an index update. Two readings of one method, with the same ids:
+
+    bare        functions of the weights and the fewest operators the method needs: a lower bound
+    published   modules are called, cached keys are rotated again at every step (Fast-dLLM, dLLM-Cache)
+                and top-k runs member by member, as in the published code; what else that does
+                (cloned caches, float32 norms in six operators, mask bookkeeping) is left out here too
+
+A batch is [n, W] with prompts padded on the left, as published code pads, so that every cache policy
+is slices of columns. Shapes: L query columns, H / Hkv heads, D head width, V vocabulary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import process_time
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from baselines.dllm_cache.schedule import FeatureCacheConfig
+from engines.dllm.config import GenerationConfig
+from engines.models.llada import LLaDAModelLM
+
+StepKind = Literal["refresh", "build", "reuse", "response", "partial"]
+"""``response`` and ``partial`` are dLLM-Cache's: the response recomputed as a whole, or its most changed rows."""
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [n, H, L, D], k and v [n, Hkv, L, D]) -> [n, H, L, D]; q is rotated, k where ``turns_keys``."""
+Part = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """Functions of [n, L, ...]."""
+
+    attention_norm: Part
+    q: Part
+    k: Part
+    v: Part
+    out: Part
+    mlp_norm: Part
+    gate: Part
+    up: Part
+    down: Part
+
+    def mlp(self, x: Tensor) -> Tensor:
+        h = self.mlp_norm(x)
+        return self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+_NAMES = {
+    "attention_norm": "attn_norm", "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "attn_out",
+    "mlp_norm": "ff_norm", "gate": "ff_proj", "up": "up_proj", "down": "ff_out",
+}  # fmt: skip
+
+
+class BareModel:
+    def __init__(self, model: LLaDAModelLM, *, as_modules: bool) -> None:
+        self.config = model.config
+
+        def part(module: nn.Module) -> Part:
+            """The module itself, or what it computes."""
+            if as_modules:
+                return partial(nn.Module.__call__, module)
+            weight = module.get_parameter("weight").detach()
+            if isinstance(module, nn.Linear):
+                return partial(F.linear, weight=weight)
+            if isinstance(module, nn.Embedding):
+                return lambda ids: F.embedding(ids, weight)
+            return lambda x: F.rms_norm(x, weight.shape, weight, model.config.rms_norm_eps)
+
+        self.embed, self.norm = part(model.transformer["wte"]), part(model.transformer["ln_f"])
+        self.head: Part = model.logits if model.config.weight_tying else part(model.transformer["ff_out"])
+        self.layers = [
+            Layer(**{ours: part(block.get_submodule(theirs)) for ours, theirs in _NAMES.items()})
+            for block in model.blocks
+        ]
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin [n, 1, L, D] of positions [n, L]."""
+        width = self.config.head_dim
+        frequency = 1.0 / self.config.rope_theta ** (torch.arange(0, width, 2).float() / width)
+        angles = positions[..., None].float() * frequency
+        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        return angles.cos(), angles.sin()
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
+
+    def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, *, turns_keys: bool) -> Tensor:
+        """[n, L, d] before the final norm."""
+        x = self.embed(ids)
+        for n, layer in enumerate(self.layers):
+            h = layer.attention_norm(x)
+            q, k, v = rotate(self.heads(layer.q(h)), cos, sin), self.heads(layer.k(h)), self.heads(layer.v(h))
+            if turns_keys:
+                k = rotate(k, cos, sin)
+            x = x + layer.out(attend(n, q, k, v).transpose(1, 2).flatten(2))
+            x = x + layer.mlp(x)
+        return x
+
+    def logits(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class BareSampler:
+    """One batch from masks to text; greedy, a fixed number of tokens per step.
+
+    ``stable`` breaks ties by the lower index, which the library's top-k does not promise; it costs a
+    sort and is meant for comparing ids, not for timing.
+    """
+
+    confidence_dtype: torch.dtype | None = None
+    """Of the softmax; None is the logits' own."""
+    turns_keys = True
+    """Whether keys are rotated as they are made, not as they are used."""
+
+    def __init__(
+        self,
+        model: LLaDAModelLM,
+        prompts: Sequence[Sequence[int]],
+        generation: GenerationConfig,
+        *,
+        published: bool = False,
+        stable: bool = False,
+    ) -> None:
+        self.model = BareModel(model, as_modules=published)
+        self.published = published
+        self.generation = generation
+        self.stable = stable
+        self.mask_id = model.config.mask_token_id
+        self.start = max(len(prompt) for prompt in prompts)
+        self.width = self.start + generation.gen_length
+        self.padding = torch.tensor([self.start - len(prompt) for prompt in prompts])
+        self.ids = torch.full((len(prompts), self.width), self.mask_id)
+        for i, prompt in enumerate(prompts):
+            row = [0] * (self.start - len(prompt)) + list(prompt)
+            self.ids[i, : self.start] = torch.tensor(row)
+        columns = torch.arange(self.width)
+        is_ragged = bool(self.padding.any())
+        positions = (columns - self.padding[:, None]).clamp(min=0) if is_ragged else columns[None]
+        self.cos, self.sin = self.model.rotary(positions)
+        self.is_key = columns >= self.padding[:, None]
+        self.key_mask = self.is_key[:, None, None] if is_ragged else None
+        self.model_s = 0.0
+        """Processor time in the layers and the output head, over all steps so far."""
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        return self.ids[:, self.start :].tolist()
+
+    def steps(self) -> Iterator[StepKind]:
+        """Runs one step per item."""
+        generation = self.generation
+        per_block = generation.steps // generation.num_blocks
+        for start in range(self.start, self.width, generation.block_length):
+            end = start + generation.block_length
+            quota, extra = divmod(generation.block_length, per_block)
+            for i in range(per_block):
+                kind, first, logits = self.forward(i, start, end)
+                self.commit(logits, first, end, quota + (i < extra))
+                yield kind
+                if self.is_done(start, end):
+                    break
+
+    def forward(self, i: int, start: int, end: int) -> tuple[StepKind, int, Tensor]:
+        """(kind, first column that has logits, logits) of step ``i`` of the block ``start`` .. ``end``."""
+        return "refresh", 0, self.run(slice(None), self.full)
+
+    def full(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, self.key_mask)
+
+    def run(self, columns: slice, attend: Attend, wanted: slice = slice(None)) -> Tensor:
+        """Logits of the ``wanted`` ones among ``columns``."""
+        started = process_time()
+        x = self.model.hidden(
+            self.ids[:, columns],
+            self.cos[:, :, columns],
+            self.sin[:, :, columns],
+            attend,
+            turns_keys=self.turns_keys or not self.published,
+        )
+        logits = self.model.logits(x[:, wanted])
+        self.model_s += process_time() - started
+        return logits
+
+    def reduce(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        token = logits.argmax(dim=-1)
+        p = F.softmax(logits, dim=-1, dtype=self.confidence_dtype)
+        return token, p.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+
+    def commit(self, logits: Tensor, first: int, end: int, quota: int) -> None:
+        if quota == 0:
+            return
+        token, confidence = self.reduce(logits)
+        ids = self.ids[:, first : first + logits.shape[1]]
+        confidence = torch.where(ids == self.mask_id, confidence, -torch.inf)
+        confidence[:, end - first :] = -torch.inf
+        if self.published:
+            for row, (values, fresh) in enumerate(zip(confidence, token, strict=True)):
+                chosen = self.largest(values, quota)
+                ids[row, chosen] = fresh[chosen]
+            return
+        chosen = self.largest(confidence, quota)
+        ids.scatter_(1, chosen, token.gather(1, chosen))
+
+    def largest(self, x: Tensor, count: int) -> Tensor:
+        if self.stable:
+            return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+        return x.topk(count, dim=-1).indices
+
+    def is_done(self, start: int, end: int) -> bool:
+        """Whether the block ends before its steps do."""
+        return False
+
+
+class FastDllm(BareSampler):
+    """Float64 confidence, and a block ends when it holds no mask."""
+
+    confidence_dtype = torch.float64
+
+    def is_done(self, start: int, end: int) -> bool:
+        return not bool((self.ids[:, start:end] == self.mask_id).any())
+
+
+class Cached(BareSampler):
+    """Keys and values of one forward over all columns, kept for the block; published code keeps keys as
+    they were before rotation."""
+
+    turns_keys = False
+
+    def refresh(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if layer == 0:
+            self.keys, self.values = [], []
+        self.keys.append(k)
+        self.values.append(v)
+        return self.over_all(q, k, v)
+
+    def over_all(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.published:
+            keys = rotate(keys, self.cos, self.sin)
+        return attention(q, keys, values, self.key_mask)
+
+
+class DualCache(Cached, FastDllm):
+    def forward(self, i: int, start: int, end: int) -> tuple[StepKind, int, Tensor]:
+        if i == 0:
+            return "refresh", 0, self.run(slice(None), self.refresh)
+        columns = slice(start, end)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self.keys[layer][:, :, columns], self.values[layer][:, :, columns] = k, v
+            return self.over_all(q, self.keys[layer], self.values[layer])
+
+        return "reuse", start, self.run(columns, attend)
+
+
+class PrefixCache(Cached, FastDllm):
+    def forward(self, i: int, start: int, end: int) -> tuple[StepKind, int, Tensor]:
+        if i == 0:
+            return "refresh", 0, self.run(slice(None), self.refresh)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys = torch.cat((self.keys[layer][:, :, :start], k), dim=2)
+            values = torch.cat((self.values[layer][:, :, :start], v), dim=2)
+            return self.over_all(q, keys, values)
+
+        return "reuse", start, self.run(slice(start, None), attend)
+
+
+class SparseDllm(BareSampler):
+    """A block's second forward keeps the context that its mean query scores highest."""
+
+    per_head = False
+    block_logits = False
+    """Whether a full forward gives logits of the block alone."""
+
+    def __init__(
+        self,
+        model: LLaDAModelLM,
+        prompts: Sequence[Sequence[int]],
+        generation: GenerationConfig,
+        *,
+        retention_ratio: float = 0.5,
+        pool_kernel: int = 3,
+        published: bool = False,
+        stable: bool = False,
+    ) -> None:
+        super().__init__(model, prompts, generation, published=published, stable=stable)
+        self.pool_kernel = pool_kernel
+        outside = self.width - self.padding - generation.block_length
+        kept = (outside * retention_ratio).long()
+        self.kept = int(kept.max())
+        self.reuse_mask: Tensor | None = None
+        if self.key_mask is not None:
+            is_kept = torch.arange(self.kept) < kept[:, None]
+            own = torch.ones(len(prompts), generation.block_length, dtype=torch.bool)
+            self.reuse_mask = torch.cat((is_kept, own), dim=1)[:, None, None]
+
+    def forward(self, i: int, start: int, end: int) -> tuple[StepKind, int, Tensor]:
+        if i > 1:
+            return "reuse", start, self.run(slice(start, end), self.reuse)
+        wanted = slice(start, end) if self.block_logits else slice(None)
+        if i == 0:
+            return "refresh", wanted.start or 0, self.run(slice(None), self.full, wanted)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        if self.key_mask is not None:
+            self.context_mask = torch.cat((self.key_mask[..., 0, :start], self.key_mask[..., 0, end:]), dim=2)
+        return "build", wanted.start or 0, self.run(slice(None), partial(self.build, start, end), wanted)
+
+    def build(self, start: int, end: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (torch.cat((x[:, :, :start], x[:, :, end:]), dim=2) for x in (k, v))
+        n, kv_heads, _, depth = keys.shape
+        query = q[:, :, start:end].mean(dim=2).view(n, kv_heads, -1, depth)
+        score = query @ keys.transpose(2, 3)
+        score = score.amax(dim=2) if self.per_head else score.flatten(1, 2).mean(dim=1, keepdim=True)
+        if self.key_mask is not None:
+            score = score.masked_fill(~self.context_mask, -torch.inf)
+        if self.pool_kernel > 1:
+            score = F.max_pool1d(score, self.pool_kernel, stride=1, padding=self.pool_kernel // 2)
+            if self.key_mask is not None:
+                score = score.masked_fill(~self.context_mask, -torch.inf)
+        chosen = self.largest(score, self.kept).unsqueeze(-1).expand(-1, kv_heads, -1, depth)
+        self.keys.append(keys.gather(2, chosen))
+        self.values.append(values.gather(2, chosen))
+        return attention(q, k, v, self.key_mask)
+
+    def reuse(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys = torch.cat((self.keys[layer], k), dim=2)
+        values = torch.cat((self.values[layer], v), dim=2)
+        return attention(q, keys, values, self.reuse_mask)
+
+
+class DllmServe(SparseDllm):
+    """Its own top-k for every head, logits of the block alone, the mask token never chosen; padded
+    like the others, where published code packs."""
+
+    per_head = True
+    block_logits = True
+
+    def reduce(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        p = F.softmax(logits, dim=-1)
+        p[..., self.mask_id] = -1
+        confidence, token = p.max(dim=-1)
+        return token, confidence
+
+
+class DllmCache(BareSampler):
+    """Response features refreshed at intervals, the most changed rows in between; the prompt's once."""
+
+    def __init__(
+        self,
+        model: LLaDAModelLM,
+        prompts: Sequence[Sequence[int]],
+        generation: GenerationConfig,
+        *,
+        cache: FeatureCacheConfig,
+        published: bool = False,
+        stable: bool = False,
+    ) -> None:
+        if cache.prompt_interval < generation.steps:
+            raise ValueError(f"prompt_interval={cache.prompt_interval} must not be less than steps={generation.steps}")
+        super().__init__(model, prompts, generation, published=published, stable=stable)
+        self.cache = cache
+        self.t = 0
+        self.members = torch.arange(len(prompts))[:, None]
+        config, n = model.config, len(prompts)
+        kv = (config.n_layers, n, config.n_kv_heads, self.width, config.head_dim)
+        out = (config.n_layers, n, self.width, config.d_model)
+        self.keys, self.values = torch.empty(kv), torch.empty(kv)
+        self.attention, self.feed = torch.empty(out), torch.empty(out)
+
+    def forward(self, i: int, start: int, end: int) -> tuple[StepKind, int, Tensor]:
+        self.t += 1
+        started = process_time()
+        step = self.cache.step(self.t, self.start, self.generation.gen_length)
+        x = self.model.embed(self.ids)
+        for n, layer in enumerate(self.model.layers):
+            x = self.layer(n, layer, x, prompt=step.prompt, response=step.response, selected=step.num_selected)
+        logits = self.model.logits(x[:, self.start :])
+        self.model_s += process_time() - started
+        kind: StepKind = "refresh" if step.prompt else "response" if step.response else "partial"
+        return kind, self.start, logits
+
+    def layer(self, n: int, layer: Layer, x: Tensor, *, prompt: bool, response: bool, selected: int) -> Tensor:
+        keys, values, out, feed = self.keys[n], self.values[n], self.attention[n], self.feed[n]
+        p, h = self.start, layer.attention_norm(x)
+        if n == 0 or (prompt and response):
+            columns = slice(None)
+        elif response:
+            columns = slice(p, None)
+        else:
+            return self.update(layer, x, h[:, p:], keys, values, out, feed, selected)
+        own, cos, sin = h[:, columns], self.cos[:, :, columns], self.sin[:, :, columns]
+        keys[:, :, columns] = self.turned(layer.k(own), cos, sin)
+        values[:, :, columns] = self.model.heads(layer.v(own))
+        out[:, columns] = self.attend(layer, rotate(self.model.heads(layer.q(own)), cos, sin), keys, values)
+        x = x + out
+        feed[:, columns] = layer.mlp(x[:, columns])
+        return x + feed
+
+    def turned(self, k: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Published code keeps keys as they were before rotation."""
+        k = self.model.heads(k)
+        return k if self.published else rotate(k, cos, sin)
+
+    def attend(self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        if self.published:
+            keys = rotate(keys, self.cos, self.sin)
+        return layer.out(attention(q, keys, values, self.key_mask).transpose(1, 2).flatten(2))
+
+    def update(
+        self, layer: Layer, x: Tensor, h: Tensor, keys: Tensor, values: Tensor, out: Tensor, feed: Tensor, selected: int
+    ) -> Tensor:
+        """h are the normed response rows."""
+        if self.cache.transfer_ratio == 0:
+            return x + out + feed
+        p, members = self.start, self.members
+        value = self.model.heads(layer.v(h))
+        fresh, before = (v.transpose(1, 2).flatten(2) for v in (value, values[:, :, p:]))
+        chosen = self.largest(-F.cosine_similarity(fresh, before, dim=-1, eps=1e-8), selected)
+        values[:, :, p:] = value
+        if selected == 0:
+            return x + out + feed
+        rows, columns = h[members, chosen], chosen + p
+        # [n, 1, r, D]: the tables of an even batch have one row for all.
+        table = members if self.cos.shape[0] > 1 else torch.zeros_like(members)
+        cos, sin = (t[:, 0][table, columns].unsqueeze(1) for t in (self.cos, self.sin))
+        keys.transpose(1, 2)[members, columns] = self.turned(layer.k(rows), cos, sin).transpose(1, 2)
+        out[members, columns] = self.attend(layer, rotate(self.model.heads(layer.q(rows)), cos, sin), keys, values)
+        x = x + out
+        feed[members, columns] = layer.mlp(x[members, columns])
+        return x + feed
+
+    def reduce(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The token is the argmax of exponentials."""
+        token = logits.exp().argmax(dim=-1)
+        return token, F.softmax(logits, dim=-1).gather(-1, token.unsqueeze(-1)).squeeze(-1)
