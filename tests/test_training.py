@@ -16,7 +16,7 @@ from repro.tasks import GENERATORS, grade, mini_code, mini_gsm
 from repro.training.attention import batched_attention
 from repro.training.config import Stage, TrainConfig
 from repro.training.data import encode_problems, make_batch
-from repro.training.evaluate import sample_dense, wilson_interval
+from repro.training.evaluate import sample_dense
 from repro.training.export import load_model
 from repro.training.loop import build_trainer, rate_share, train_tiny
 from repro.training.objective import mask_batch, masked_loss
@@ -193,13 +193,6 @@ def test_bad_settings_are_refused() -> None:
         TrainConfig(curriculum=(Stage(until=0.5, num_facts=1, num_distractors=0),))
     with pytest.raises(UserError, match="pattern_shares"):
         TrainConfig(pattern_shares=(0.5, 0.5, 0.5))
-
-
-def test_wilson_interval() -> None:
-    low, high = wilson_interval(90, 100)
-    assert (low, high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
-    assert wilson_interval(0, 10)[0] == 0.0
-    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
 
 
 # --- the embedded checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 
 from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate_split
@@ -13,6 +14,7 @@ WORDS = (
     "quz", "rif", "sud", "tig",
 )  # fmt: skip
 OPERATORS = ("+=", "-=", "*=")
+_APPLIED = {"+=": operator.add, "-=": operator.sub, "*=": operator.mul}
 _VERBS = ("check", "keep", "clean", "test", "move", "read", "note", "fix")
 _NOUNS = ("input", "file", "names", "cache", "list", "types", "docs", "log", "style", "tests")
 
@@ -37,6 +39,15 @@ def generate(
     check_span("num_used", num_used, 1, 8)
     rng = random.Random(f"{TASK}:{seed}:{split}")
     return generate_split(count, split, lambda: _make(rng, num_facts, num_distractors, num_used, WORDS[:num_words]))
+
+
+def apply(problem: Problem, x: int) -> int:
+    """What the problem's function returns for ``x``."""
+    statements = dict(problem.facts)
+    for word in problem.used:
+        _, name, value = statements[word].split()
+        x = _APPLIED[name](x, int(value))
+    return x
 
 
 def _make(

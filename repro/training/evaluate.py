@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer
+from repro.proportions import wilson_interval
 from repro.tasks import Problem, grade
 from repro.training.attention import batched_attention
 
@@ -26,15 +26,6 @@ class Accuracy:
     flexible: float
     low: float
     high: float
-
-
-def wilson_interval(successes: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
-    """Wilson score interval of a proportion; undefined for n = 0."""
-    share = successes / n
-    centre = share + z * z / (2 * n)
-    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 @torch.inference_mode()

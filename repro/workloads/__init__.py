@@ -2,7 +2,7 @@
 
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.card import DatasetCard, known_datasets, load_card
-from repro.workloads.workload import Workload, WorkloadConfig, WorkloadProvenance, build_workload
+from repro.workloads.workload import Workload, WorkloadConfig, WorkloadProvenance, build_workload, fixed_workload
 
 __all__ = [
     "ArrivalConfig",
@@ -11,6 +11,7 @@ __all__ = [
     "WorkloadConfig",
     "WorkloadProvenance",
     "build_workload",
+    "fixed_workload",
     "known_datasets",
     "load_card",
 ]

@@ -75,15 +75,21 @@ def open_source(
         return _embedded(card)
     if dataset_path is not None:
         path = Path(dataset_path)
-        return _from_file(card, path, path.name, _entry_for(card, path))
+        return _from_file(card, path, path.name, entry_for(card, path))
 
+    found = find_local_file(card, kind, data_dir)
+    return _embedded(card) if found is None else _from_file(card, found[0], found[1].path, found[1])
+
+
+def find_local_file(card: DatasetCard, kind: SourceKind, data_dir: Path | None) -> tuple[Path, LocalFile] | None:
+    """The first of the card's files that the data directory has; ``local`` must have one."""
     directory = find_data_dir(data_dir)
     if directory is not None:
         for entry in card.local:
             if (directory / entry.path).is_file():
-                return _from_file(card, directory / entry.path, entry.path, entry)
-    if kind == "auto":
-        return _embedded(card)
+                return directory / entry.path, entry
+    if kind != "local":
+        return None
     accepted = ", ".join(entry.path for entry in card.local) or "none"
     raise UserError(f"source='local': no file for dataset {card.name!r} in "
                     f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
@@ -126,7 +132,7 @@ def _embedded(card: DatasetCard) -> PromptSource:
     return PromptSource(used="embedded", location=f"datasets/{card.name}.yaml", revision=None, rows=None)
 
 
-def _entry_for(card: DatasetCard, path: Path) -> LocalFile:
+def entry_for(card: DatasetCard, path: Path) -> LocalFile:
     """How to read a file given by path: as the card says of its name, else by its content."""
     for entry in card.local:
         if Path(entry.path).name == path.name:
@@ -159,7 +165,7 @@ def _from_file(card: DatasetCard, path: Path, shown: str, entry: LocalFile) -> P
         rows = parse_lengths_csv(path, entry.column, unit=entry.unit, offset=entry.offset)
     else:
         rows = parse_trace(path, entry.format)
-    return _source_of_rows("local", shown, _file_digest(path), rows)
+    return _source_of_rows("local", shown, file_digest(path), rows)
 
 
 def _from_hub(card: DatasetCard, loader: HubLoader) -> PromptSource:
@@ -222,6 +228,6 @@ def _source_of_rows(used: UsedSource, location: str, revision: str | None, rows:
     )  # fmt: skip
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

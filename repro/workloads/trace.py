@@ -67,7 +67,7 @@ def parse_azure_csv(path: Path) -> tuple[PromptRow, ...]:
 def parse_mooncake_jsonl(path: Path) -> tuple[PromptRow, ...]:
     """Timestamps are milliseconds; the conversation trace has them in batches, one every 3 s."""
     rows = []
-    for line, record in _json_rows(path):
+    for line, record in json_rows(path):
         stamp_ms = _number(path, line, "timestamp", _required(path, line, record, "timestamp"))
         rows.append(
             PromptRow(
@@ -82,7 +82,7 @@ def parse_mooncake_jsonl(path: Path) -> tuple[PromptRow, ...]:
 def parse_trace_jsonl(path: Path) -> tuple[PromptRow, ...]:
     """Our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
     rows = []
-    for line, record in _json_rows(path):
+    for line, record in json_rows(path):
         for key in record:
             if key not in _OWN_KEYS:
                 raise bad_line(path, line, key, record[key], f"unknown key, use only {', '.join(_OWN_KEYS)}")
@@ -109,7 +109,7 @@ def parse_prompts_jsonl(
 ) -> tuple[PromptRow, ...]:
     """``column`` names the prompt: ``question``, or ``turns[0]`` for the first of a list."""
     rows = []
-    for line, record in _json_rows(path):
+    for line, record in json_rows(path):
         if keep(record):
             value = prompt_at(record, column)
             if not isinstance(value, str):
@@ -196,7 +196,7 @@ def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple
             ) from error
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+def json_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     line = 0
     with open_text(path) as file:
         try:

@@ -160,6 +160,50 @@ def build_workload(
     )
 
 
+def fixed_workload(
+    name: str,
+    prompts: Sequence[tuple[int, ...]],
+    generation: GenerationConfig,
+    *,
+    arrivals: ArrivalConfig,
+    seed: int,
+    source: UsedSource,
+    location: str,
+    revision: str | None,
+    description: str,
+) -> Workload:
+    """Requests with exactly these prompts, in this order: nothing is drawn, scaled or cut."""
+    if arrivals.kind == "trace":
+        raise UserError(f"arrivals='trace' with dataset={name!r}, which has no timestamps: use another process")
+    times = arrival_times(arrivals, len(prompts), seed)
+    requests = tuple(
+        Request(
+            request_id=index,
+            prompt_len=len(ids),
+            prompt_ids=ids,
+            arrival_s=float(times[index]),
+            generation=replace(generation, seed=derive_seed(seed, "generation", index)),
+        )
+        for index, ids in enumerate(prompts)
+    )
+    return Workload(
+        name=name,
+        requests=requests,
+        provenance=WorkloadProvenance(
+            source=source,
+            description=description,
+            location=location,
+            revision=revision,
+            checksum=_checksum(requests),
+            lengths=_length_stats(np.array([len(ids) for ids in prompts], dtype=np.int64)),
+            num_clipped=0,
+            num_repeated=0,
+            length_scale=1.0,
+            seed=seed,
+        ),
+    )
+
+
 def _with_trace_times(
     arrivals: ArrivalConfig, source: PromptSource
 ) -> tuple[PromptSource, NDArray[np.float64] | None]:  # fmt: skip

@@ -1,0 +1,103 @@
+"""Accuracy curves over the retention ratio: stored runs grouped by task and selection, and pairs of them compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro.paper import load_figures
+from repro.proportions import Discordance, discordance, wilson_interval
+from repro.store import StoredRun
+
+HEAD, UNIFORM, DENSE = "head", "uniform", "dense"
+SELECTIONS = (HEAD, UNIFORM)
+TASKS = ("mini-code", "mini-gsm")
+"""Panels, in the paper's order: code, then math."""
+PAPER_FIGURE = "dllm-serve/fig6"
+PAPER_DATASETS = {"mini-code": "HumanEval", "mini-gsm": "GSM8K"}
+"""What the paper's panel shows where ours shows the embedded model's task."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """Of ``n`` problems; ``low`` and ``high`` are Wilson's 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """All repeats of one cell, in the order of their seeds."""
+
+    task: str
+    selection: str
+    ratio: float | None
+    """None for ``dense``, which keeps every row."""
+    runs: tuple[StoredRun, ...]
+
+    def share(self, column: str = "correct") -> Share | None:
+        verdicts = self.verdicts(column)
+        if not verdicts:
+            return None
+        low, high = wilson_interval(sum(verdicts), len(verdicts))
+        return Share(value=sum(verdicts) / len(verdicts), low=low, high=high, n=len(verdicts))
+
+    @property
+    def asked(self) -> list[str]:
+        """Digests of the valid runs' requests."""
+        return [run.record.manifest["dataset"]["checksum"] for run in self.runs if run.validity.valid]
+
+    def verdicts(self, column: str = "correct") -> list[bool]:
+        """Of valid runs, by seed and problem; empty where one was not graded."""
+        found = [verdict for run in self.runs if run.validity.valid for verdict in run.record.requests[column]]
+        return [] if None in found else found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperValue:
+    task: str
+    selection: str
+    ratio: float
+    percent: float
+
+
+def load_points(runs: Sequence[StoredRun]) -> list[Point]:
+    """By panel, then selection, then ratio, dense last."""
+    grouped: dict[tuple[str, str, float | None], list[StoredRun]] = {}
+    for run in runs:
+        knobs = run.cell.knob_values
+        ratio = knobs.get("retention_ratio")
+        key = (run.cell.dataset, str(knobs["selection"]), None if ratio is None else float(ratio))
+        grouped.setdefault(key, []).append(run)
+    order = (*SELECTIONS, DENSE)
+    return [
+        Point(task=key[0], selection=key[1], ratio=key[2], runs=tuple(sorted(own, key=lambda run: run.cell.seed)))
+        for key, own in sorted(
+            grouped.items(), key=lambda item: (TASKS.index(item[0][0]), order.index(item[0][1]), item[0][2] or 0)
+        )
+    ]
+
+
+def find(points: Sequence[Point], task: str, selection: str, ratio: float | None = None) -> Point | None:
+    return next((p for p in points if (p.task, p.selection, p.ratio) == (task, selection, ratio)), None)
+
+
+def compare(first: Point | None, second: Point | None) -> Discordance | None:
+    """Of two points, problem by problem; None where they have not asked the same ones."""
+    if first is None or second is None or first.asked != second.asked or not first.verdicts():
+        return None
+    return discordance(first.verdicts(), second.verdicts())
+
+
+def paper_values() -> list[PaperValue]:
+    """The points that the paper's text prints, of LLaDA-8B-Instruct."""
+    values = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE).values
+    return [
+        PaperValue(task=task, selection=selection, ratio=float(percent) / 100, percent=float(printed[selection]))
+        for task, dataset in PAPER_DATASETS.items()
+        for percent, printed in values[dataset].items()
+        for selection in SELECTIONS
+    ]

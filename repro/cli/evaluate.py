@@ -1,0 +1,147 @@
+"""``repro eval``: how many of a task's problems a system solves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from repro.cli import options as opt
+from repro.cli.output import number, print_json, print_table
+
+if TYPE_CHECKING:
+    from repro.experiment import Experiment
+    from repro.store import StoredRun
+
+
+def evaluate(
+    task: Annotated[str, typer.Option(help="mini-gsm, mini-code, gsm8k or humaneval.")] = "mini-gsm",
+    system: Annotated[str, typer.Option(help="Any of 'repro list'.")] = "dllm-serve",
+    limit: Annotated[
+        int | None, typer.Option(help="First problems only [default: all; 500 of a generated task].")
+    ] = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question (gsm8k) [default: 5].")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Ask in a conversation, by the checkpoint's template.")] = False,
+    platform: Annotated[str, typer.Option(help="Memory and defaults; the model always runs.")] = "cpu-tiny",
+    dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
+    dataset_source: Annotated[str | None, typer.Option(help="auto, hub or local.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
+    ] = None,
+    memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
+    model: opt.Model = None,
+    dtype: opt.Dtype = None,
+    device: opt.Device = None,
+    gen_length: opt.GenLength = None,
+    block_length: opt.BlockLength = None,
+    steps: opt.Steps = None,
+    temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
+    threshold: opt.Threshold = None,
+    retention_ratio: opt.RetentionRatio = None,
+    pool_kernel: opt.PoolKernel = None,
+    selection: opt.Selection = None,
+    refresh_delay: opt.RefreshDelay = None,
+    compat: opt.Compat = None,
+    cache: opt.Cache = None,
+    factor: opt.Factor = None,
+    alg: opt.Alg = None,
+    alg_temp: opt.AlgTemp = None,
+    prompt_interval: opt.PromptInterval = None,
+    gen_interval: opt.GenInterval = None,
+    transfer_ratio: opt.TransferRatio = None,
+    remasking: opt.Remasking = None,
+    cfg_scale: opt.CfgScale = None,
+    cfg_interval: opt.CfgInterval = None,
+    stop_at_eos: opt.StopAtEos = None,
+    tie_policy: opt.TiePolicy = None,
+    seed: opt.Seed = 0,
+    result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
+    force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
+    json: opt.Json = False,
+) -> None:
+    """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
+    from repro.cell import Cell
+    from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
+    from repro.evaluation import require_task
+    from repro.paths import LOCAL
+    from repro.store import Store
+    from repro.tasks.registry import task_entry
+
+    task_entry(task)
+    knobs = opt.given(
+        num_requests=limit, num_fewshot=num_fewshot, chat=chat or None,
+        dataset_path=None if dataset_path is None else str(dataset_path), source=dataset_source, batch_size=batch_size,
+        memory_bytes=opt.parse_memory_limit(memory_limit), model=model, dtype=dtype, device=device,
+        gen_length=gen_length, block_length=block_length, steps=steps, temperature=temperature, top_p=top_p, top_k=top_k,
+        threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel, selection=selection,
+        refresh_delay=refresh_delay, compat=compat, cache=cache, factor=factor, alg=alg, alg_temp=alg_temp,
+        prompt_interval=prompt_interval, gen_interval=gen_interval, transfer_ratio=transfer_ratio, remasking=remasking,
+        cfg_scale=cfg_scale, cfg_interval=cfg_interval, stop_at_eos=stop_at_eos, tie_policy=tie_policy,
+    )  # fmt: skip
+    if dataset_path is not None and dataset_source is None:
+        knobs["source"] = "local"
+    if gen_length is not None and steps is None:
+        knobs["steps"] = gen_length
+    cell = Cell(system=system, dataset=task, platform=platform, executor="torch", rate=None, seed=seed,
+                knobs=tuple(knobs.items()))  # fmt: skip
+    experiments = prepare_all([cell])
+    require_task(experiments[0].task, cell)
+    store = Store(result_dir or LOCAL)
+    outcomes = run_sweep(experiments, store, force=force, continue_on_error=False)
+    (run,) = load_all(experiments, store)
+    result = _result(experiments[0], run, store)
+    if json:
+        print_json(result)
+    else:
+        print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
+    say_what_ran(outcomes, store.root)
+    if not run.validity.valid:
+        raise typer.Exit(1)
+
+
+def _result(experiment: Experiment, run: StoredRun, store: Any) -> dict[str, Any]:
+    from repro.tasks.registry import task_entry
+
+    entry, sparsity = task_entry(run.cell.dataset), experiment.resources.config.sparsity
+    caches = experiment.resources.method.rule.caches
+    return {
+        "task": run.cell.dataset,
+        "criterion": entry.criterion,
+        "strict_criterion": entry.strict,
+        "system": run.record.manifest["system"],
+        "model": run.record.manifest["model"],
+        "platform": run.record.manifest["platform"],
+        "selection": sparsity.selection if caches else None,
+        "retention": None if not caches else 1.0 if sparsity.selection == "dense" else sparsity.retention_ratio,
+        "accuracy": run.summary["accuracy"],
+        "accuracy_strict": run.summary["accuracy_strict"],
+        "throughput_tok_s": run.summary["throughput_tok_s"],
+        "window_s": run.summary["window_s"],
+        "dataset": run.record.manifest["dataset"]["description"],
+        "obtained": run.record.obtained,
+        "valid": run.validity.valid,
+        "reasons": list(run.validity.reasons),
+        "cell": run.cell.to_dict(),
+        "folder": str(store.folder(run.cell)),
+    }
+
+
+def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    retention = result["retention"]
+    cache = "no KV cache" if retention is None else f"{100 * retention:g} % of the context rows ({result['selection']})"
+    rows = [("system", result["system"]), ("model", f"{result['model']} ({result['platform']})"), ("cache", cache)]
+    rows.append((f"accuracy ({result['criterion']})", _share(result["accuracy"])))
+    if result["accuracy_strict"] is not None:
+        rows.append((f"accuracy ({result['strict_criterion']})", _share(result["accuracy_strict"])))
+    rows.append(("throughput", f"{number(result['throughput_tok_s'])} tok/s over {number(result['window_s'])} s"))
+    rows += [("problems", result["dataset"]), ("obtained", result["obtained"])]
+    verdict = "VALID" if result["valid"] else f"INVALID: {'; '.join(result['reasons'])}"
+    return [*rows, ("verdict", verdict)]
+
+
+def _share(accuracy: dict[str, Any]) -> str:
+    percent = {name: 100 * accuracy[name] for name in ("value", "low", "high")}
+    return f"{percent['value']:.1f} % ({percent['low']:.1f} to {percent['high']:.1f} %, n = {accuracy['n']})"

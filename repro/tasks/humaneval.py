@@ -1,0 +1,64 @@
+"""HumanEval as lm-eval asks it (its tasks ``humaneval`` and, in a conversation, ``humaneval_instruct``): pass@1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from repro.tasks.programs import passes
+from repro.tasks.task import Origin, Task, TaskProblem, Verdict
+from repro.workloads.card import load_card
+from repro.workloads.records import Record, open_records
+from repro.workloads.source import HubLoader, SourceKind
+
+NAME = "humaneval"
+NUM_PROBLEMS = 164
+UNTIL = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
+CHAT_UNTIL = (*UNTIL, "```")
+COLUMNS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+
+
+def humaneval_task(
+    num_problems: int,
+    *,
+    chat: bool = False,
+    source: SourceKind = "auto",
+    dataset_path: str | None = None,
+    data_dir: Path | None = None,
+    hub_loader: HubLoader | None = None,
+) -> Task | None:
+    """The first problems; None where only the embedded lengths are there."""
+    records = open_records(
+        load_card(NAME), source, COLUMNS, dataset_path=dataset_path, data_dir=data_dir, hub_loader=hub_loader
+    )  # fmt: skip
+    if records is None:
+        return None
+    problems = tuple(_problem(row) for row in records.rows[:num_problems])
+    origin = Origin(
+        used=records.used,
+        location=records.location,
+        revision=records.revision,
+        description=f"HumanEval, {len(problems)} of {len(records.rows)} problems in order",
+    )
+    return Task(
+        name=NAME, problems=problems, origin=origin, grader=_grade, until=CHAT_UNTIL if chat else UNTIL,
+        runs_code=True, chat=chat,
+    )  # fmt: skip
+
+
+def _problem(row: Record) -> TaskProblem:
+    prompt = row["prompt"]
+    return TaskProblem(
+        problem_id=row["task_id"],
+        prompt=prompt,
+        user="Write a solution to the following problem and make sure that it passes the tests:\n"
+             f"```python\n{prompt}\n```\n",
+        answer_start=f"Here is the completed function:\n```python\n{prompt}\n",
+        reference=row["canonical_solution"],
+        code=prompt,
+        check=f"{row['test']}\ncheck({row['entry_point']})",
+    )  # fmt: skip
+
+
+def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
+    return [Verdict(correct=passed) for passed in passes(problems, texts)]

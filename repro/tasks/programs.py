@@ -1,0 +1,14 @@
+"""pass@1: whether the program that a prompt and its continuation make is right, found by running it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from repro.tasks.sandbox import run_many
+from repro.tasks.task import TaskProblem
+
+
+def passes(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[bool]:
+    """Runs ``code`` + continuation + ``check`` of each problem, confined and with the sandbox's limits."""
+    programs = [f"{p.code}{text}\n{p.check}\n" for p, text in zip(problems, texts, strict=True)]
+    return [result.passed for result in run_many(programs)]

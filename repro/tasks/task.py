@@ -1,0 +1,85 @@
+"""What an evaluation asks and how it grades: problems with their prompts, and one verdict per answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+SourceUsed = Literal["hub", "local", "embedded"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskProblem:
+    """``prompt`` is the text a model continues. Instruct models may be asked in a conversation instead: ``user`` is
+    the user's turn, ``answer_start`` the opening of the answer, which the model continues."""
+
+    problem_id: str
+    prompt: str
+    user: str
+    answer_start: str = ""
+    reference: str
+    """A right continuation of the prompt."""
+    code: str = ""
+    """For tasks that run code: what comes before the continuation in the program ..."""
+    check: str = ""
+    """... and after it: raises unless the program is right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """``strict`` is the task's harder second criterion, None where it has one criterion only."""
+
+    correct: bool
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the problems came from."""
+
+    used: SourceUsed
+    location: str
+    revision: str | None
+    description: str
+
+
+Grader = Callable[[Sequence[TaskProblem], Sequence[str]], list[Verdict]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    name: str
+    problems: tuple[TaskProblem, ...]
+    origin: Origin
+    grader: Grader
+    until: tuple[str, ...] = ()
+    """An answer ends before the first of these, as lm-eval's ``until``."""
+    runs_code: bool = False
+    """Whether grading executes what the model wrote (``repro.tasks.sandbox``)."""
+    chat: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Of what answers are held against."""
+        graded = [[p.problem_id, p.reference, p.code, p.check] for p in self.problems]
+        return hashlib.sha256(json.dumps([graded, self.until]).encode()).hexdigest()[:12]
+
+    def prompts(self) -> list[str]:
+        """Raw prompts, in problem order; in a conversation use ``user`` and ``answer_start`` of the problems."""
+        return [problem.prompt for problem in self.problems]
+
+    def grade(self, problem: TaskProblem, text: str) -> Verdict:
+        return self.grade_all([problem], [text])[0]
+
+    def grade_all(self, problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
+        """``texts`` as generated, up to the end of text; much faster for many answers where they are programs."""
+        return self.grader(problems, [cut_at(text, self.until) for text in texts])
+
+
+def cut_at(text: str, until: Sequence[str]) -> str:
+    """``text`` up to the first of the strings."""
+    ends = [place for stop in until if (place := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text
