@@ -11,7 +11,7 @@ TORCH_CPU := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TEST_JOBS ?= 2
 
-FIGURES := fig2 fig3 fig4 fig5 fig7 fig8 table1 table2 table3 table4
+FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 baselines
 
 VENV := .venv
 STAMP := $(VENV)/.stamp
@@ -90,4 +90,4 @@ gpu-suite: $(STAMP)
 clean:
 	$(SAY) 'clean: removing $(VENV), caches and build files; results stay'
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@for folder in baselines engines paper_figures repro tests; do find $$folder -name __pycache__ -type d -prune -exec rm -rf {} +; done
+	@for folder in baselines benchmarks engines paper_figures repro tests; do find $$folder -name __pycache__ -type d -prune -exec rm -rf {} +; done

@@ -16,6 +16,7 @@ from repro import paths
 from repro.calibration import describe_calibration
 from repro.platforms import PLATFORMS, Platform
 from repro.provenance import Timing, collect, utc_now
+from repro.tasks.sandbox import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
 from repro.workloads import known_datasets, load_card
 from repro.workloads.source import DATA_DIR_VARIABLE, find_data_dir
 
@@ -24,9 +25,10 @@ Status = Literal["ok", "no", "info"]
 _UNUSED = "nothing here uses it yet"
 OPTIONAL: Mapping[str, str] = {
     "huggingface_hub": "models by hub id",
+    "jinja2": "chat templates of checkpoints",
     "datasets": "data sets from the hub (source=hub)",
     "transformers": _UNUSED,
-    "lm_eval": _UNUSED,
+    "lm_eval": "evaluation by the LM Evaluation Harness (repro.lm_eval_run)",
     "flash_attn": _UNUSED,
     "vllm": _UNUSED,
     "ray": _UNUSED,
@@ -69,6 +71,9 @@ class Machine:
     """Files the embedded checkpoint lacks."""
     has_git: bool
     commit: str | None
+    sandbox: SandboxSupport | None = None
+    sandbox_error: str | None = None
+    """Why generated code is not run at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +97,7 @@ def look() -> Machine:
     """Loads torch, if there is one: only torch knows which GPUs it can use."""
     torch, torch_error = _load_torch()
     data_dir, data_dir_error = _data_dir()
+    sandbox, sandbox_error = _sandbox()
     now = utc_now()
     # What a run that started now would say of itself.
     recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
@@ -114,6 +120,8 @@ def look() -> Machine:
         ),
         has_git=shutil.which("git") is not None,
         commit=recorded["git"]["commit"],
+        sandbox=sandbox,
+        sandbox_error=sandbox_error,
     )
 
 
@@ -138,6 +146,7 @@ def rows_for(machine: Machine) -> tuple[Row, ...]:
         _checkpoint_row(machine),
         _data_dir_row(machine),
         *(_dataset_row(machine, name) for name in known_datasets()),
+        _sandbox_row(machine),
         *(_package_row(name, version) for name, version in machine.packages),
         *(
             row
@@ -243,6 +252,19 @@ def _dataset_row(machine: Machine, name: str) -> Row:
     )
 
 
+def _sandbox_row(machine: Machine) -> Row:
+    item, support = "generated code", machine.sandbox
+    if support is None:
+        return Row(item=item, status="no", detail=machine.sandbox_error or "not looked at")
+    if support.is_isolated:
+        return Row(item=item, status="ok", detail=f"isolated by {', '.join(support.layers)}")
+    return Row(
+        item=item,
+        status="no",
+        detail=f"not run, it could {' and '.join(support.gaps)}, unless accepted with {ACCEPT_VARIABLE}=1",
+    )
+
+
 def _package_row(name: str, version: str | None) -> Row:
     use = OPTIONAL[name]
     if version is None:
@@ -321,6 +343,14 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _sandbox() -> tuple[SandboxSupport | None, str | None]:
+    """Starts the confined server, and runs nothing in it: what a kernel grants is known only by asking."""
+    try:
+        return sandbox_support(), None
+    except (UserError, RuntimeError) as error:
+        return None, str(error).splitlines()[0]
 
 
 def _data_dir() -> tuple[Path | None, str | None]:

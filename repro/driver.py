@@ -11,12 +11,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Protocol
 
 from engines.dllm.request import Request, StepRecord
 from engines.errors import UserError
 from repro.clock import Clock
-from repro.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, Table, empty_table
+from repro.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, Table
 
 
 class StepEngine(Protocol):
@@ -61,7 +62,7 @@ def drive_steps(
     ordered = _in_arrival_order(requests)
     pending = deque(ordered)
     log = _RequestLog(ordered)
-    steps = empty_table(STEP_COLUMNS)
+    steps: list[tuple[StepRecord, float, float]] = []
 
     clock.start()
     while pending or engine.has_work:
@@ -88,13 +89,13 @@ def drive_steps(
         clock.advance(record.duration_s)
         end = clock.now()
         log.stamp(record, start, end)
-        _append_step(steps, record, start, end)
+        steps.append((record, start, end))
         if on_progress is not None:
             num_submitted = len(ordered) - len(pending)
             on_progress(
                 DriveProgress(now_s=end, num_total=len(ordered), num_submitted=num_submitted, num_closed=log.num_closed)
             )
-    return RunRecord(requests=log.table, steps=steps, manifest={"obtained": clock.obtained})
+    return RunRecord(requests=log.table, steps=_step_table(steps), manifest={"obtained": clock.obtained})
 
 
 def _in_arrival_order(requests: Iterable[Request]) -> list[Request]:
@@ -132,8 +133,11 @@ class _RequestLog:
             self._set_once("admitted_s", request_id, start)
         for request_id in record.first_block:
             self._set_once("first_block_s", request_id, end)
+        stopped = dict(record.stopped)
         for request_id in record.finished:
             self._set_once("finished_s", request_id, end)
+            gen_length = self.table["gen_length"][self._row[request_id]]
+            self._set_once("output_len", request_id, stopped.get(request_id, gen_length))
             self._close(request_id, "ok")
         for request_id, reason in record.failed:
             self._set_once("error", request_id, reason)
@@ -158,15 +162,24 @@ class _RequestLog:
         return row
 
 
-_COPIED = tuple(c.name for c in STEP_COLUMNS if c.name in StepRecord.__dataclass_fields__)
-_COUNTED = {"num_admitted": "admitted", "num_first_block": "first_block", "num_finished": "finished",
-            "num_failed": "failed"}  # fmt: skip
+_LENGTHS = {
+    "num_admitted": "admitted",
+    "num_first_block": "first_block",
+    "num_finished": "finished",
+    "num_failed": "failed",
+}
+_STAMPS = ("start_s", "end_s")
+_read_step = attrgetter(*(_LENGTHS.get(c.name, c.name) for c in STEP_COLUMNS if c.name not in _STAMPS))
+"""A step's columns but for its stamps, the lengths still as tuples; one call for all of them."""
 
 
-def _append_step(steps: Table, record: StepRecord, start: float, end: float) -> None:
-    steps["start_s"].append(start)
-    steps["end_s"].append(end)
-    for name in _COPIED:
-        steps[name].append(getattr(record, name))
-    for name, source in _COUNTED.items():
-        steps[name].append(len(getattr(record, source)))
+def _step_table(steps: Sequence[tuple[StepRecord, float, float]]) -> Table:
+    records, starts, ends = zip(*steps, strict=True) if steps else ((), (), ())
+    names = [column.name for column in STEP_COLUMNS if column.name not in _STAMPS]
+    read = list(zip(*map(_read_step, records), strict=True)) or [()] * len(names)
+    columns = {
+        name: list(map(len, values)) if name in _LENGTHS else list(values)
+        for name, values in zip(names, read, strict=True)
+    }
+    columns |= {"start_s": list(starts), "end_s": list(ends)}
+    return {column.name: columns[column.name] for column in STEP_COLUMNS}

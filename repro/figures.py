@@ -125,12 +125,14 @@ FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
             _dllm_serve("fig3", "Figure 3: throughput against arrival rate"),
             _dllm_serve("fig4", "Figure 4: mean latency against arrival rate"),
             _dllm_serve("fig5", "Figure 5: jitter under high load"),
+            _dllm_serve("fig6", "Figure 6: accuracy against retention ratio"),
             _dllm_serve("fig7", "Figure 7: relative throughput by input and output length"),
             _dllm_serve("fig8", "Figure 8: ablation of relative throughput"),
             _dllm_serve("table1", "Table 1: what is cached, and its footprint"),
             _dllm_serve("table2", "Table 2: hardware settings"),
             _dllm_serve("table3", "Table 3: hyper-parameters"),
             _dllm_serve("table4", "Table 4: latency and throughput at a high rate"),
+            _dllm_serve("baselines", "baselines: every sampler alone and batched"),
         )
     }
 )

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import UserError
+from repro.proportions import wilson_interval
 from repro.record import RunRecord
 
 Floats = npt.NDArray[np.float64]
@@ -64,8 +65,8 @@ def window_s(record: RunRecord) -> float | None:
 
 
 def throughput_tok_s(record: RunRecord) -> float | None:
-    lengths = np.asarray(record.requests["gen_length"], dtype=np.int64)
-    return _per_second(int(lengths[_is_ok(record)].sum()), window_s(record))
+    lengths = _floats(record.requests["output_len"])[_is_ok(record)]
+    return _per_second(int(lengths.sum()), window_s(record))
 
 
 def request_throughput(record: RunRecord) -> float | None:
@@ -198,6 +199,19 @@ def outside_forward_share(record: RunRecord) -> float | None:
     return 1.0 - float(np.sum(_floats(record.steps["forward_s"]))) / busy if busy > 0 else None
 
 
+# -- answers ----------------------------------------------------------------------------------------------
+
+
+def accuracy(record: RunRecord, column: str) -> dict[str, Any] | None:
+    """value, low, high and n of ``correct`` or ``correct_strict``."""
+    verdicts = record.requests[column]
+    if not verdicts or None in verdicts:
+        return None
+    n, solved = len(verdicts), sum(verdicts)
+    low, high = wilson_interval(solved, n)
+    return {"value": solved / n, "low": low, "high": high, "n": n}
+
+
 # -- repeats ----------------------------------------------------------------------------------------------
 
 
@@ -270,7 +284,7 @@ METRICS: tuple[Metric, ...] = (
            undefined="never", compute=status_counts),
     Metric(name="window_s", unit="s", formula="last finish of ok requests - first arrival",
            undefined=_NO_WINDOW, compute=window_s),
-    Metric(name="throughput_tok_s", unit="tokens/s", formula="sum of gen_length over ok requests / window_s",
+    Metric(name="throughput_tok_s", unit="tokens/s", formula="sum of output_len over ok requests / window_s",
            undefined=_NO_WINDOW, compute=throughput_tok_s),
     Metric(name="request_throughput", unit="requests/s", formula="ok requests / window_s",
            undefined=_NO_WINDOW, compute=request_throughput),
@@ -300,6 +314,11 @@ METRICS: tuple[Metric, ...] = (
            undefined="no step with a pool", compute=kv_occupancy_peak),
     Metric(name="outside_forward_share", unit="share", formula="1 - sum of forward / sum of duration",
            undefined=_NO_TIME, compute=outside_forward_share),
+    Metric(name="accuracy", unit="share", formula="correct / all requests, failed ones included; Wilson's 95 % interval",
+           undefined="nothing is graded", compute=lambda r: accuracy(r, "correct")),
+    Metric(name="accuracy_strict", unit="share", formula="as accuracy, by the task's stricter criterion",
+           undefined="nothing is graded, or the task has one criterion only",
+           compute=lambda r: accuracy(r, "correct_strict")),
 )  # fmt: skip
 
 

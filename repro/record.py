@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 3
 """What is in the files of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "simulated"]
 Status = Literal["ok", "failed", "unfinished"]
-Kind = Literal["int", "float", "str"]
+Kind = Literal["int", "float", "str", "bool"]
 Table = dict[str, list[Any]]
 
 
@@ -36,8 +36,14 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
     Column(name="finished_s", kind="float", nullable=True, meaning="end of its last step; null unless status is ok"),
     Column(name="prompt_len", kind="int", meaning="prompt tokens"),
     Column(name="gen_length", kind="int", meaning="tokens to generate"),
+    Column(name="output_len", kind="int", nullable=True,
+           meaning="tokens generated: gen_length, or up to and including the stop token that ended it; null unless status is ok"),
     Column(name="status", kind="str", meaning="ok, failed, or unfinished (the run was stopped before its end)"),
     Column(name="error", kind="str", nullable=True, meaning="one sentence for a failed request, else null"),
+    Column(name="correct", kind="bool", nullable=True,
+           meaning="whether its answer solves the problem; null where nothing is graded"),
+    Column(name="correct_strict", kind="bool", nullable=True,
+           meaning="the same by the task's stricter criterion; null where it has none"),
 )  # fmt: skip
 
 STEP_COLUMNS: tuple[Column, ...] = (

@@ -199,7 +199,7 @@ def _write_table(path: Path, table: Table, columns: tuple[Column, ...]) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    types = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
+    types = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
     schema = pa.schema([pa.field(c.name, types[c.kind], nullable=c.nullable) for c in columns])
     # Built without pandas: its metadata would name versions in the file.
     arrow = pa.table({c.name: pa.array(table[c.name], type=types[c.kind]) for c in columns}, schema=schema)

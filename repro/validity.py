@@ -113,12 +113,17 @@ def _step_counts(record: RunRecord) -> Iterator[str]:
 
 
 def _output_lengths(record: RunRecord) -> Iterator[str]:
-    """Committed tokens against what the finished requests asked for; open ones may have committed a part."""
+    """Committed tokens against what the requests have and asked for: open ones may have committed a part, and
+    one that a stop token ended has committed its whole block."""
+    asked, got = record.requests["gen_length"], record.requests["output_len"]
+    rows = zip(record.requests["status"], asked, got, strict=True)
+    if wrong := sum(not 1 <= (n or 0) <= most if status == "ok" else n is not None for status, most, n in rows):
+        yield f"{wrong} requests have an output_len that cannot be theirs"
+        return
     if record.num_steps == 0:
         return
-    pairs = list(zip(record.requests["gen_length"], record.requests["status"], strict=True))
-    least = sum(length for length, status in pairs if status == "ok")
-    most = sum(length for length, _ in pairs)
+    least = sum(length for length in got if length is not None)
+    most = sum(asked)
     committed = sum(record.steps["committed_tokens"])
     if not least <= committed <= most:
         yield f"wrong output lengths: {committed} tokens were committed, {least if committed < least else most} were due"

@@ -19,6 +19,7 @@ from typer.main import get_command
 
 from engines.models.checkpoint import TINY_DIR
 from repro.cli.main import app, main
+from repro.figures import FIGURES
 
 SHORT = ("--gen-length", "8", "--block-length", "4")
 
@@ -107,21 +108,31 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 
 OPTIONS = {
     "": "--verbose",
-    "bench": "--alg --cache --cfg-scale --factor --gen-interval --prompt-interval --remasking --transfer-ratio "
+    "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
+    "--top-k --top-p --transfer-ratio "
     "--batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
-    "--pool-kernel --refresh-delay --request-rate --result-dir --retention-ratio --scheduler --seed --selection "
-    "--steps --system --temperature --threshold --tie-policy --weights",
-    "calibrate": "--dry-run --json --platform",
+    "--pool-kernel --reading --refresh-delay --request-rate --result-dir --retention-ratio --scheduler --seed --selection "
+    "--steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
+    "ablate": "--component --dataset --force --json --limit --num-runs --platform --reading --request-rate --result-dir",
+    "calibrate": "--dry-run --json --keep --platform",
+    "claims": "--json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "figure": "--json --out-dir --platform --result-dir",
-    "generate": "--alg --cache --cfg-scale --factor --gen-interval --prompt-interval --remasking --transfer-ratio "
+    "eval": "--alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
+    "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
+    "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
+    "--transfer-ratio",
+    "figure": "--json --num-runs --out-dir --platform --reading --result-dir",
+    "generate": "--alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
+    "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
-    "--refresh-delay --retention-ratio --seed --selection --steps --system --temperature --threshold --tie-policy --weights",
+    "--refresh-delay --retention-ratio --seed --selection --steps --stop-at-eos --system --temperature --threshold "
+    "--tie-policy --weights",
     "list": "--json",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
-    "reproduce": "--force --json --out-dir --platform --result-dir",
+    "reproduce": "--force --json --num-runs --out-dir --platform --reading --result-dir",
     "train-tiny": "--out --resume --seed --steps",
     "verify-baselines": "--golden --json",
 }
@@ -386,7 +397,7 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         (["--platform", "nosuch"], "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s"),
         (["--executor", "nosuch"], "executor='nosuch' is unknown: use torch or roofline"),
         (["--platform", "cpu-tiny", "--executor", "roofline"], "executor='roofline' needs a GPU model"),
-        (["--scheduler", "nosuch"], "scheduler='nosuch' is unknown: use one of phase, request"),
+        (["--scheduler", "nosuch"], "scheduler='nosuch' is unknown: use one of phase, request, lookahead"),
         (["--logit-rows", "nosuch"], "logit_rows='nosuch' is unknown: use one of decomposed, monolithic"),
         (["--request-rate", "-1"], "request_rate='-1' must be a positive number"),
         (["--request-rate", "fast"], "request_rate='fast' must be a positive number"),
@@ -408,6 +419,11 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         ),
         (["--system", "llada", "--retention-ratio", "0.5"], "retention_ratio=0.5 has no effect with system='llada'"),
         (["--batch-size", "4"], "batch_size=4 has no effect with system='dllm-serve'"),
+        (["--reading", "policy"], "reading='policy' has no effect with system='dllm-serve'"),
+        (
+            ["--system", "sparse-dllm", "--reading", "nosuch"],
+            "reading='nosuch' is unknown: use one of published, efficient",
+        ),
         (["--burstiness", "2"], "burstiness=2.0 has no effect"),
         (["--dataset-source", "embedded", "--dataset-path", "x.jsonl"], "has no effect with source='embedded'"),
         (["--dataset-path", "/no/such.jsonl"], "'/no/such.jsonl' does not exist: check the path"),
@@ -473,7 +489,7 @@ def test_one_bad_cell_stops_the_whole_sweep_before_it_starts(repro: Repro, tmp_p
 @pytest.mark.parametrize("command", ["reproduce", "figure"])
 def test_unknown_figures_and_platforms(repro: Repro, tmp_path: Path, command: str) -> None:
     out = ("--result-dir", tmp_path / "r", "--out-dir", tmp_path / "o")
-    refusal(repro(command, "nosuch", *out), "figure='nosuch' is unknown: use one of fig3")
+    refusal(repro(command, "nosuch", *out), "figure='nosuch' is unknown: use one of fig2, fig3")
     refusal(repro(command, "fig3", "--platform", "nosuch", *out), "platform='nosuch' is unknown")
     assert list(tmp_path.iterdir()) == []
 
@@ -517,7 +533,12 @@ def test_as_a_process(tmp_path: Path) -> None:
     """The console script's entry point, exit codes and streams of a real process."""
     call = [sys.executable, "-c", "from repro.cli import main; main()"]
     bad = subprocess.run([*call, "reproduce", "nosuch"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "error: figure='nosuch' is unknown: use one of fig3\n")
+    known = ", ".join(FIGURES)
+    assert (bad.returncode, bad.stdout, bad.stderr) == (
+        2,
+        "",
+        f"error: figure='nosuch' is unknown: use one of {known}\n",
+    )
     good = subprocess.run([*call, *SIMULATED, "--result-dir", "r", "--dry-run", "--json"], capture_output=True, text=True,
                           check=False, cwd=tmp_path)  # fmt: skip
     assert good.returncode == 0, good.stderr

@@ -11,6 +11,7 @@ import pytest
 import repro.doctor
 from repro.doctor import CARD_TOLERANCE, OPTIONAL, Gpu, Machine, Row, examine, look, rows_for, to_json
 from repro.platforms import PLATFORMS, RTX4090
+from repro.tasks.sandbox import SandboxSupport
 
 LAPTOP = Machine(
     python=(3, 12, 1),
@@ -111,6 +112,24 @@ def test_what_is_wrong_is_said_where_it_matters(change: dict[str, object], item:
 
 def test_a_missing_checkpoint_does_not_stop_a_large_card() -> None:
     assert row(replace(SERVER, missing_weights=("config.json",)), "rtx4090 measured").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "detail"),
+    [
+        (
+            {"sandbox": SandboxSupport(layers=("landlock (ABI 4)", "seccomp"), gaps=())},
+            "ok",
+            "by landlock (ABI 4), seccomp",
+        ),
+        ({"sandbox": SandboxSupport(layers=("limits",), gaps=("use the network",))}, "no", "it could use the network"),
+        ({"sandbox_error": "generated code is not run on win32"}, "no", "not run on win32"),
+    ],
+)
+def test_generated_code_is_isolated_or_not_run(change: dict[str, object], status: str, detail: str) -> None:
+    found = row(replace(LAPTOP, **change), "generated code")  # type: ignore[arg-type]
+    assert found.status == status
+    assert detail in found.detail
 
 
 def test_optional_packages_never_fail() -> None:

@@ -290,13 +290,16 @@ def test_held_out_errors_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     report = tmp_path / "calibration" / "rtx4090-report.json"
     report.parent.mkdir()
     comparisons = [
-        {"what": "a", "role": "held out", "error_percent": 5.0},
-        {"what": "b", "role": "fitted", "error_percent": 0.01},
-        {"what": "c", "role": "held out", "error_percent": None},
-        {"what": "d", "role": "held out", "error_percent": -10.0},
+        {"claim": "a", "role": "held out", "error_percent": 5.0},
+        {"claim": "b", "role": "fitted", "error_percent": 0.01},
+        {"claim": "c", "role": "held out", "error_percent": None},
+        {"claim": "d", "role": "held out", "error_percent": -10.0},
     ]
-    report.write_text(json.dumps({"comparisons": comparisons}))
-    assert note() == "Simulated against stated values that rtx4090 was not fitted on: a +5.0 %; d -10.0 %."
+    report.write_text(json.dumps({"comparisons": comparisons, "held_out_count": 2, "held_out_median_percent": 7.5}))
+    assert note() == (
+        "Simulated against 2 stated throughputs and latencies that rtx4090 was not fitted on: median absolute error 7.5 %; "
+        "worst of all stated values d -10 % (results/calibration/rtx4090-report.json)."
+    )
     report.write_text(json.dumps({"held": []}))
     with pytest.raises(UserError, match=r"rtx4090-report\.json cannot be used"):
         note()

@@ -28,7 +28,8 @@ def requests_table(*rows: tuple[float, float | None, float | None, float | None,
     table = empty_table(REQUEST_COLUMNS)
     for i, (arrival, admitted, first, finished, length, status) in enumerate(rows):
         error = "it broke" if status == "failed" else None
-        values = (i, arrival, 0.0, admitted, first, finished, 10, length, status, error)
+        output_len = length if status == "ok" else None
+        values = (i, arrival, 0.0, admitted, first, finished, 10, length, output_len, status, error, None, None)
         for column, value in zip(REQUEST_COLUMNS, values, strict=True):
             table[column.name].append(value)
     return table
@@ -98,6 +99,8 @@ def test_golden_summary() -> None:
         "kv_occupancy": (0.25 * 2 + 0.75 * 3 + 0.5 * 3) / 8,
         "kv_occupancy_peak": 0.75,
         "outside_forward_share": 1 - 6 / 8,
+        "accuracy": None,
+        "accuracy_strict": None,
     }  # fmt: skip
 
 

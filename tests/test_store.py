@@ -15,7 +15,7 @@ import repro.store
 from repro.cell import Cell
 from repro.metrics import summarize
 from repro.provenance import REPO_ROOT, GitState, Timing, clean_command, collect, git_state
-from repro.record import RunRecord
+from repro.record import SCHEMA_VERSION, RunRecord
 from repro.store import Store, StoreError
 
 CELL = Cell(system="fake", dataset="poisson", platform="cpu", executor="virtual", rate=1.0, seed=0, knobs=(("a", 1),))
@@ -136,9 +136,9 @@ def test_an_empty_folder_is_not_a_run(store: Store) -> None:
 
 def test_a_new_schema_asks_for_a_new_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.save(CELL, make_record(), provenance=make_provenance())
-    monkeypatch.setattr(repro.store, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(repro.store, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     assert not store.is_done(CELL)
-    assert store.why(CELL) == "schema 1 -> 2"
+    assert store.why(CELL) == f"schema {SCHEMA_VERSION} -> {SCHEMA_VERSION + 1}"
 
 
 def test_a_run_moved_under_another_name_is_not_that_cell(store: Store) -> None:

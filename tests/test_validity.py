@@ -10,7 +10,8 @@ from repro.validity import assess
 REQUESTS: dict[str, list[Any]] = {
     "request_id": [0, 1], "arrival_s": [0.0, 1.0], "submit_lag_s": [0.0, 1.0], "admitted_s": [0.0, 2.0],
     "first_block_s": [2.0, 4.0], "finished_s": [2.0, 4.0], "prompt_len": [8, 8], "gen_length": [4, 4],
-    "status": ["ok", "ok"], "error": [None, None],
+    "output_len": [4, 4], "status": ["ok", "ok"], "error": [None, None],
+    "correct": [None, None], "correct_strict": [None, None],
 }  # fmt: skip
 STEPS: dict[str, list[Any]] = {
     "step": [0, 1], "start_s": [0.0, 2.0], "end_s": [2.0, 4.0], "duration_s": [2.0, 2.0], "forward_s": [1.0, 2.0],
@@ -38,11 +39,11 @@ def test_a_good_run_is_valid() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"status": ["ok", "failed"], "error": [None, "out of memory"], "finished_s": [2.0, None], "num_failed": [0, 1],
-          "num_finished": [1, 0]}, "1 of 2 requests failed, the first with: out of memory"),
-        ({"status": ["ok", "unfinished"], "finished_s": [2.0, None], "num_finished": [1, 0]},
+        ({"status": ["ok", "failed"], "error": [None, "out of memory"], "finished_s": [2.0, None], "output_len": [4, None],
+          "num_failed": [0, 1], "num_finished": [1, 0]}, "1 of 2 requests failed, the first with: out of memory"),
+        ({"status": ["ok", "unfinished"], "finished_s": [2.0, None], "output_len": [4, None], "num_finished": [1, 0]},
          "1 of 2 requests did not finish"),
-        ({"status": ["ok", "odd"], "num_finished": [1, 0]}, "1 of 2 requests have an unknown status"),
+        ({"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]}, "1 of 2 requests have an unknown status"),
         ({"request_id": [0, 0]}, "1 request ids are repeated"),
         ({"finished_s": [2.0, None]}, "1 finished requests have no finished_s"),
         ({"finished_s": [None, None]}, "2 finished requests have no finished_s"),
@@ -58,6 +59,9 @@ def test_a_good_run_is_valid() -> None:
         ({"num_finished": [1, 0]}, "steps report 1 requests as ok, the request table has 2"),
         ({"num_failed": [0, 1]}, "steps report 1 requests as failed, the request table has 0"),
         ({"kv_rows_used": [65, 12]}, "1 steps use more KV rows than the pool has"),
+        ({"output_len": [4, 5]}, "1 requests have an output_len that cannot be theirs"),
+        ({"output_len": [0, None]}, "2 requests have an output_len that cannot be theirs"),
+        ({"output_len": [3, 2], "committed_tokens": [2, 2]}, "wrong output lengths: 4 tokens were committed, 5 were due"),
         ({"committed_tokens": [4, 3]}, "wrong output lengths: 7 tokens were committed, 8 were due"),
         ({"committed_tokens": [4, 5]}, "wrong output lengths: 9 tokens were committed, 8 were due"),
     ],
@@ -112,7 +116,8 @@ def test_one_late_submission_in_a_hundred_is_allowed() -> None:
     table = {
         "request_id": list(range(n)), "arrival_s": [float(i) for i in range(n)], "submit_lag_s": [0.0] * n,
         "admitted_s": [None] * n, "first_block_s": [None] * n, "finished_s": [i + 0.5 for i in range(n)],
-        "prompt_len": [8] * n, "gen_length": [4] * n, "status": ["ok"] * n, "error": [None] * n,
+        "prompt_len": [8] * n, "gen_length": [4] * n, "output_len": [4] * n, "status": ["ok"] * n,
+        "error": [None] * n, "correct": [None] * n, "correct_strict": [None] * n,
     }  # fmt: skip
     for num_late, valid in ((1, True), (2, False)):
         lags = [0.011] * num_late + [0.0] * (n - num_late)

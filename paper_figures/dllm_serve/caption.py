@@ -120,12 +120,18 @@ def held_out_note(platform: Platform) -> list[str]:
             f"No comparison of the {card} calibration with values it was not fitted on is stored: run 'repro calibrate'."
         ]
     try:
-        held_out = [c for c in json.loads(path.read_text(encoding="utf-8"))["comparisons"] if c["role"] == "held out"]
-        texts = [f"{c['what']} {float(c['error_percent']):+.1f} %" for c in held_out if c["error_percent"] is not None]
+        report = json.loads(path.read_text(encoding="utf-8"))
+        count, middle = int(report["held_out_count"]), report["held_out_median_percent"]
+        errors = {c["claim"]: c["error_percent"] for c in report["comparisons"] if c["role"] == "held out"}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{path.name} cannot be used ({type(error).__name__}: {error}): run 'repro calibrate' again"
         ) from error
+    if middle is None:
+        return [f"No stated value but those that {card} was fitted on has a number to compare with."]
+    known = {claim: error for claim, error in errors.items() if error is not None}
+    worst = max(known, key=lambda claim: abs(known[claim]))
     return [
-        f"Simulated against stated values that {card} was not fitted on: {'; '.join(texts) or 'none has a number'}."
+        f"Simulated against {count} stated throughputs and latencies that {card} was not fitted on: median absolute error "
+        f"{middle:.1f} %; worst of all stated values {worst} {known[worst]:+.0f} % (results/calibration/{path.name})."
     ]

@@ -118,7 +118,8 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     others = [value for (dataset, _), value in reductions.items() if dataset != "livebench" and value is not None]
     if len(others) == 2 * len(MEASURES):
         how = "Burst standard deviation and span, then OSC's, percent below the best baseline"
-        found.append(Finding(claim="dllm-jitter-others", value=tuple(others), obtained=obtained, how=how))
+        found.append(Finding(claim="dllm-jitter-others", value=tuple(others), obtained=obtained, how=how,
+                             holds=all(value > 0 for value in others)))  # fmt: skip
     cache = curve_of(curves, "burst", "dllm-cache")
     for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
         values = [] if cache is None else [run.summary["e2el_s"][name] for run in cache.points[-1].valid_runs]

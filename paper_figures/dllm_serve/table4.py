@@ -143,7 +143,8 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         if (curve := curve_of(curves, dataset, OURS)) is not None
     )
     if len(sizes) == len(DATASETS):
-        add("dllm-n-requests", sizes, "requests of the runs, chosen to be the inferred ones")
+        how = "requests of the runs: a choice after the inferred ones, not a result"
+        found.append(Finding(claim="dllm-n-requests", value=sizes, obtained="computed", how=how))
     return found
 
 

@@ -26,10 +26,11 @@ def bench(
     dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
     dataset_source: Annotated[str | None, typer.Option(help="auto, hub, local or embedded.")] = None,
     input_len: Annotated[int | None, typer.Option(help="Fix every prompt to this many tokens.")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="phase or request.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="phase, request or lookahead.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Query tokens per packed step.")] = None,
     max_num_logits: Annotated[int | None, typer.Option(help="Logit rows alive at once.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests running at once.")] = None,
+    reading: opt.Reading = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
     ] = None,
@@ -43,6 +44,8 @@ def bench(
     block_length: opt.BlockLength = None,
     steps: opt.Steps = None,
     temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
     threshold: opt.Threshold = None,
     retention_ratio: opt.RetentionRatio = None,
     pool_kernel: opt.PoolKernel = None,
@@ -52,11 +55,14 @@ def bench(
     cache: opt.Cache = None,
     factor: opt.Factor = None,
     alg: opt.Alg = None,
+    alg_temp: opt.AlgTemp = None,
     prompt_interval: opt.PromptInterval = None,
     gen_interval: opt.GenInterval = None,
     transfer_ratio: opt.TransferRatio = None,
     remasking: opt.Remasking = None,
     cfg_scale: opt.CfgScale = None,
+    cfg_interval: opt.CfgInterval = None,
+    stop_at_eos: opt.StopAtEos = None,
     tie_policy: opt.TiePolicy = None,
     seed: opt.Seed = 0,
     result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
@@ -76,13 +82,14 @@ def bench(
     knobs = opt.given(
         num_requests=num_prompts, burstiness=burstiness, dataset_path=None if dataset_path is None else str(dataset_path),
         source=dataset_source, fixed_prompt_len=input_len, scheduler=scheduler,
-        max_num_batched_tokens=max_num_batched_tokens, max_num_logits=max_num_logits, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens, max_num_logits=max_num_logits, max_num_seqs=max_num_seqs, reading=reading,
         batch_size=batch_size, memory_bytes=opt.parse_memory_limit(memory_limit), logit_rows=logit_rows, model=model,
         weights=weights, dtype=dtype, device=device, gen_length=gen_length, block_length=block_length, steps=steps,
         temperature=temperature, threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel,
         selection=selection, refresh_delay=refresh_delay, compat=compat, tie_policy=tie_policy,
         cache=cache, factor=factor, alg=alg, prompt_interval=prompt_interval, gen_interval=gen_interval,
-        transfer_ratio=transfer_ratio, remasking=remasking, cfg_scale=cfg_scale,
+        transfer_ratio=transfer_ratio, remasking=remasking, cfg_scale=cfg_scale, cfg_interval=cfg_interval,
+        top_p=top_p, top_k=top_k, alg_temp=alg_temp, stop_at_eos=stop_at_eos,
     )  # fmt: skip
     if input_len is not None:
         knobs["length_scale"] = 1.0

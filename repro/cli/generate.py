@@ -17,12 +17,22 @@ def generate(
         str, typer.Option(help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, or the plain llada or dream sampler.")
     ] = "dllm-serve",
     model: Annotated[str, typer.Option(help="Checkpoint directory, hub id or 'tiny'.")] = "tiny",
-    prompt: Annotated[str | None, typer.Option(help="Prompt text (needs the checkpoint's tokenizer).")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Prompt text; '-' reads standard input.")] = None,
     prompt_ids: Annotated[Path | None, typer.Option(help="File of token ids, as a JSON list.")] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="Prompt as a user's turn or raw [default: chat where the checkpoint has a template].",
+        ),
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System turn in front of the prompt, in a chat.")] = None,
     gen_length: opt.GenLength = None,
     block_length: opt.BlockLength = None,
     steps: opt.Steps = None,
     temperature: opt.Temperature = None,
+    top_p: opt.TopP = None,
+    top_k: opt.TopK = None,
     threshold: opt.Threshold = None,
     retention_ratio: opt.RetentionRatio = None,
     pool_kernel: opt.PoolKernel = None,
@@ -32,11 +42,14 @@ def generate(
     cache: opt.Cache = None,
     factor: opt.Factor = None,
     alg: opt.Alg = None,
+    alg_temp: opt.AlgTemp = None,
     prompt_interval: opt.PromptInterval = None,
     gen_interval: opt.GenInterval = None,
     transfer_ratio: opt.TransferRatio = None,
     remasking: opt.Remasking = None,
     cfg_scale: opt.CfgScale = None,
+    cfg_interval: opt.CfgInterval = None,
+    stop_at_eos: opt.StopAtEos = None,
     tie_policy: opt.TiePolicy = None,
     seed: opt.Seed = 0,
     dtype: opt.Dtype = None,
@@ -46,8 +59,8 @@ def generate(
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step."""
     from engines.dllm.config import GenerationConfig
-    from repro.generation import GenerateOptions, plan_generation, read_prompt_ids
-    from repro.generation import generate as run
+    from repro.generation import GenerateOptions, plan_generation, run_plan
+    from repro.prompt import TextPrompt, answer_of, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
 
     length = 64 if gen_length is None else gen_length
     generation = GenerationConfig(
@@ -55,47 +68,39 @@ def generate(
         steps=length if steps is None else steps,
         seed=seed,
         **opt.given(
-            block_length=block_length, temperature=temperature, threshold=threshold, factor=factor,
-            remasking=remasking, cfg_scale=cfg_scale,
+            block_length=block_length, temperature=temperature, top_p=top_p, top_k=top_k, alg_temp=alg_temp,
+            threshold=threshold, factor=factor, remasking=remasking, cfg_scale=cfg_scale, stop_at_eos=stop_at_eos,
         ),
     )  # fmt: skip
-    settings = GenerateOptions(
+    options = GenerateOptions(
         system=system,
         model=model,
         generation=generation,
         knobs=opt.given(
-            retention_ratio=retention_ratio, pool_kernel=pool_kernel, selection=selection, refresh_delay=refresh_delay,
-            compat=compat, threshold=threshold, cache=cache, factor=factor, alg=alg, prompt_interval=prompt_interval,
-            gen_interval=gen_interval, transfer_ratio=transfer_ratio, remasking=remasking, cfg_scale=cfg_scale,
+            block_length=block_length, retention_ratio=retention_ratio, pool_kernel=pool_kernel, selection=selection,
+            refresh_delay=refresh_delay, compat=compat, threshold=threshold, cache=cache, factor=factor, alg=alg,
+            alg_temp=alg_temp, prompt_interval=prompt_interval, gen_interval=gen_interval, transfer_ratio=transfer_ratio,
+            remasking=remasking, cfg_scale=cfg_scale, cfg_interval=cfg_interval,
         ),
         **opt.given(tie_policy=tie_policy, dtype=dtype, device=device, weights=weights),
     )  # fmt: skip
-    plan_generation(settings)
-    if (prompt is None) == (prompt_ids is None):
-        raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
+    plan = plan_generation(options)
     tokenizer = None
-    if prompt is not None or not json:
-        tokenizer = _tokenizer(model, required=prompt is not None)
-    if prompt is not None:
-        assert tokenizer is not None
-        ids = tuple(tokenizer.encode(prompt))
-    else:
-        assert prompt_ids is not None
+    if prompt is not None and prompt_ids is None:
+        tokenizer = tokenizer_of(model)
+        text = TextPrompt(text=read_text(prompt), chat=chat, system_prompt=system_prompt)
+        ids = text.encode(model, tokenizer)
+    elif prompt_ids is not None and prompt is None:
+        for name, value in opt.given(chat=chat, system_prompt=system_prompt).items():
+            raise UserError(f"{name}={value!r} has no effect with --prompt-ids: leave it out, or give --prompt")
+        tokenizer = None if json else find_tokenizer(model)
         ids = read_prompt_ids(prompt_ids)
-    result = run(settings, ids)
-    if json:
-        print_json({"token_ids": list(result.token_ids), "forward_passes": result.forward_passes})
-    elif tokenizer is not None:
-        print(tokenizer.decode(result.token_ids))
     else:
-        print(" ".join(map(str, result.token_ids)))
-
-
-def _tokenizer(model: str, *, required: bool):  # type: ignore[no-untyped-def]
-    from engines.models.checkpoint import checkpoint_dir
-    from engines.models.tokenizer import load_tokenizer
-
-    directory = checkpoint_dir(model)
-    if not required and not (directory / "tokenizer.json").is_file():
-        return None
-    return load_tokenizer(directory)
+        raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
+    result = run_plan(plan, ids)
+    answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
+    if json:
+        as_text = {} if answer is None else answer._asdict()
+        print_json({"token_ids": list(result.token_ids), "forward_passes": result.forward_passes, **as_text})
+    else:
+        print(" ".join(map(str, result.token_ids)) if answer is None else answer.text)

@@ -12,14 +12,16 @@ from repro.cli.output import number, print_json, print_table
 
 
 def list_command(json: opt.Json = False) -> None:
-    """Systems, datasets, platforms and figures."""
+    """Systems, datasets, tasks, platforms and figures."""
     from repro.figures import FIGURES
     from repro.platforms import PLATFORMS
     from repro.systems import SYSTEMS
+    from repro.tasks.registry import TASKS
     from repro.workloads import known_datasets, load_card
 
     rows = [("system", s.name, s.summary) for s in SYSTEMS.values()]
     rows += [("dataset", name, load_card(name).title) for name in known_datasets()]
+    rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
     rows += [("platform", p.name, f"{p.title} ({'measured' if p.executor == 'torch' else 'simulated'} by default)")
              for p in PLATFORMS.values()]  # fmt: skip
     rows += [("figure", f.name, f.title) for f in FIGURES.values()]

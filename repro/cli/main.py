@@ -14,7 +14,10 @@ except ImportError:
     from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 from engines.errors import UserError
+from repro.cli.ablate import ablate
 from repro.cli.bench import bench
+from repro.cli.claims import claims
+from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
 from repro.cli.fit import calibrate
 from repro.cli.generate import generate
@@ -36,6 +39,9 @@ app = typer.Typer(
 app.command()(reproduce)
 app.command()(figure)
 app.command()(bench)
+app.command()(claims)
+app.command()(ablate)
+app.command(name="eval")(evaluate)
 app.command()(generate)
 app.command(name="list")(list_command)
 app.command()(doctor)

@@ -19,20 +19,26 @@ GenLength = Annotated[int | None, typer.Option(help="Tokens to generate.")]
 BlockLength = Annotated[int | None, typer.Option(help="Tokens per diffusion block.")]
 Steps = Annotated[int | None, typer.Option(help="Denoising steps, over all blocks.")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
+TopP = Annotated[float | None, typer.Option(help="Sample from the most probable tokens up to this sum, in (0, 1].")]
+TopK = Annotated[int | None, typer.Option(help="Sample from this many tokens at most.")]
 Threshold = Annotated[float | None, typer.Option(help="Parallel decoding: commit every token at least this confident.")]
 RetentionRatio = Annotated[float | None, typer.Option(help="Share of context rows kept, in (0, 1].")]
 PoolKernel = Annotated[int | None, typer.Option(help="Width of the max-pool over scores; odd, 1 is none.")]
 Selection = Annotated[str | None, typer.Option(help="head, uniform or dense.")]
 RefreshDelay = Annotated[int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")]  # fmt: skip
+Reading = Annotated[str | None, typer.Option(help="Of a baseline: published, efficient or policy [default: efficient].")]  # fmt: skip
 Compat = Annotated[str | None, typer.Option(help="paper, or upstream for its first-token rule.")]
 Cache = Annotated[str | None, typer.Option(help="Fast-dLLM: none, prefix or dual.")]
 Factor = Annotated[float | None, typer.Option(help="Fast-dLLM's factor rule of parallel decoding.")]
 Alg = Annotated[str | None, typer.Option(help="Dream: origin, maskgit_plus, topk_margin, entropy or confidence_threshold.")]  # fmt: skip
+AlgTemp = Annotated[float | None, typer.Option(help="Dream: draw the positions to commit by confidence / this; 0 takes the best.")]  # fmt: skip
 PromptInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between refreshes of the prompt.")]
 GenInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between refreshes of the response.")]
 TransferRatio = Annotated[float | None, typer.Option(help="dLLM-Cache: share of response rows updated between refreshes.")]  # fmt: skip
 Remasking = Annotated[str | None, typer.Option(help="LLaDA: low_confidence or random.")]
 CfgScale = Annotated[float | None, typer.Option(help="LLaDA: classifier-free guidance, 0 is none.")]
+CfgInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between forwards without the prompt, for --cfg-scale.")]  # fmt: skip
+StopAtEos = Annotated[bool | None, typer.Option("--stop-at-eos", help="End at a finished block that holds an end-of-text token.")]  # fmt: skip
 TiePolicy = Annotated[str | None, typer.Option(help="stable, or parity (the library's order of ties).")]
 
 

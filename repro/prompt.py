@@ -1,0 +1,104 @@
+"""Prompts of ``repro generate``, as ids or as text, raw or as a conversation; and its answers as text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from engines.dllm.config import require
+from engines.errors import UserError
+from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_template
+from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPrompt:
+    """``chat`` None makes a conversation of it exactly where the checkpoint has a chat template."""
+
+    text: str
+    chat: bool | None = None
+    system_prompt: str | None = None
+
+    def encode(self, model: str, tokenizer: TextTokenizer) -> tuple[int, ...]:
+        require(self.text != "", "prompt is empty: give some text")
+        template = load_chat_template(checkpoint_dir(model, weights=False), config_of(model).family)
+        if not (template.source is not None if self.chat is None else self.chat):
+            require(
+                self.system_prompt is None,
+                f"system_prompt={self.system_prompt!r} has no effect on a raw prompt: add --chat or leave it out",
+            )
+            return tuple(tokenizer.encode(self.text))
+        messages = [Message(role="user", content=self.text)]
+        if self.system_prompt is not None:
+            messages.insert(0, Message(role="system", content=self.system_prompt))
+        return tuple(template.encode(tokenizer, messages))
+
+
+def read_text(argument: str) -> str:
+    """``argument`` itself, or standard input without its last line break for '-'."""
+    if argument != "-":
+        return argument
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UserError("prompt='-': standard input is not UTF-8 text: convert it") from error
+
+
+def read_prompt_ids(path: Path) -> tuple[int, ...]:
+    """A JSON list of ids, an object with ``prompt_ids``, or ids separated by blanks or commas."""
+    if not path.is_file():
+        raise UserError(f"prompt_ids={str(path)!r} is not a file: give a file of token ids")
+    try:
+        ids = tuple(_token_id(value) for value in _values(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"prompt_ids={str(path)!r} is not a list of integers: write them as JSON, [1, 2, 3]") from error
+    if not ids:
+        raise UserError(f"prompt_ids={str(path)!r} is empty: give at least one token id")
+    return ids
+
+
+def _values(text: str) -> Sequence[object]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        return text.replace(",", " ").split()
+    if isinstance(parsed, dict):
+        parsed = parsed.get("prompt_ids")
+    return [parsed] if isinstance(parsed, int) else parsed
+
+
+def _token_id(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(value)
+    return int(value)
+
+
+def tokenizer_of(model: str) -> TextTokenizer:
+    if model in SHAPES:
+        raise UserError(f"model={model!r} is a shape without a tokenizer: give --prompt-ids, or a checkpoint")
+    return load_tokenizer(checkpoint_dir(model, weights=False))
+
+
+def find_tokenizer(model: str) -> TextTokenizer | None:
+    """None where a checkpoint has none."""
+    if model in SHAPES or not (checkpoint_dir(model, weights=False) / "tokenizer_config.json").is_file():
+        return None
+    return tokenizer_of(model)
+
+
+class TextAnswer(NamedTuple):
+    text: str
+    finish_reason: str
+    """'stop': a stop token ended it; 'length': it has all the tokens that were asked for."""
+
+
+def answer_of(token_ids: Sequence[int], model: str, tokenizer: TextTokenizer) -> TextAnswer:
+    """Text up to the first end of text or of turn; masks that a sampler left are no text."""
+    config = config_of(model)
+    ids, reason = cut_at_end(token_ids, end_token_ids(config, tokenizer))
+    return TextAnswer(tokenizer.decode([i for i in ids if i != config.mask_token_id]), reason)
