@@ -4,9 +4,9 @@ No engine, no scheduler, no packing: one padded forward per step, monolithic log
 of them, top-k, an index update. Two readings of one method, with the same ids:
 
     bare        functions of the weights and the fewest operators the method needs: a lower bound
-    published   modules are called, cached keys are rotated again at every step (Fast-dLLM, dLLM-Cache)
-                and top-k runs member by member, as in the published code; what else that does
-                (cloned caches, float32 norms in six operators, mask bookkeeping) is left out here too
+    published   modules are called, norms are the published model's six operators, cached keys are rotated again
+                at every step (Fast-dLLM, dLLM-Cache) and top-k runs member by member, as in the published
+                code; what else that does (cloned caches, mask bookkeeping) is left out here too
 
 A batch is [n, W] with prompts padded on the left, as published code pads, so that every cache policy
 is slices of columns. Shapes: L query columns, H / Hkv heads, D head width, V vocabulary rows.
@@ -60,15 +60,30 @@ _NAMES = {
 }  # fmt: skip
 
 
+class PublishedNorm(nn.Module):
+    """RMSNorm as the published model code computes it, one operator at a time."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.to(torch.float32)
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * y.to(x.dtype)
+
+
 class BareModel:
     def __init__(self, model: LLaDAModelLM, *, as_modules: bool) -> None:
         self.config = model.config
 
         def part(module: nn.Module) -> Part:
             """The module itself, or what it computes."""
+            weight = module.get_parameter("weight").detach()
+            if as_modules and not isinstance(module, nn.Linear | nn.Embedding):
+                return partial(nn.Module.__call__, PublishedNorm(weight, model.config.rms_norm_eps))
             if as_modules:
                 return partial(nn.Module.__call__, module)
-            weight = module.get_parameter("weight").detach()
             if isinstance(module, nn.Linear):
                 return partial(F.linear, weight=weight)
             if isinstance(module, nn.Embedding):

@@ -59,7 +59,7 @@ CPU_TINY = Platform(
     max_model_len=768,
     length_scale=0.25,
     rates=(4.0, 8.0, 16.0, 24.0),
-    num_requests=MappingProxyType({"livebench": 40, "burst": 40, "osc": 40}),
+    num_requests=MappingProxyType({"livebench": 32, "burst": 32, "osc": 32}),
 )
 
 RTX4090 = Platform(
@@ -72,7 +72,7 @@ RTX4090 = Platform(
     max_num_batched_tokens=4000,
     max_num_logits=2048,
     max_model_len=4000,
-    rates=(0.1, 0.2, 0.25, 0.3, 0.4, 0.5),
+    rates=(0.1, 0.25, 0.3, 0.4, 0.5),
     num_requests=MappingProxyType(PAPER_REQUESTS),
 )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from repro.cell import Cell
 from repro.metrics import summarize
-from repro.record import REQUEST_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column, Obtained, RunRecord, Table
+from repro.record import REQUEST_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column, Obtained, RunRecord, Table, empty_table
 from repro.validity import Validity, assess
 
 REQUESTS, STEPS, SUMMARY, CELL = "requests.parquet", "steps.parquet", "summary.json", "cell.json"
@@ -92,7 +92,8 @@ class Store:
             shutil.rmtree(replaced, ignore_errors=True)
         return folder
 
-    def load(self, cell: Cell) -> StoredRun:
+    def load(self, cell: Cell, *, with_steps: bool = True) -> StoredRun:
+        """``with_steps`` False leaves the table of steps empty: it is most of a run, and its metrics are in the summary."""
         verdict = self.inspect(cell)
         if not verdict.done:
             raise StoreError(f"{cell.folder_name}: {verdict.reason}")
@@ -102,7 +103,7 @@ class Store:
             cell=cell,
             record=RunRecord(
                 requests=_read_table(folder / REQUESTS, REQUEST_COLUMNS),
-                steps=_read_table(folder / STEPS, STEP_COLUMNS),
+                steps=_read_table(folder / STEPS, STEP_COLUMNS) if with_steps else empty_table(STEP_COLUMNS),
                 manifest=manifest["facts"],
             ),
             summary=_read_json(folder / SUMMARY),

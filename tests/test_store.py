@@ -263,3 +263,15 @@ def test_provenance_sees_a_gpu_only_where_torch_is_loaded(monkeypatch: pytest.Mo
 def test_git_state_of_a_folder_inside_another_checkout_is_unknown(tmp_path: Path) -> None:
     assert git_state(tmp_path) == GitState(commit=None, dirty=None)
     assert git_state(REPO_ROOT / "repro") == GitState(commit=None, dirty=None)
+
+
+def test_a_run_can_be_loaded_without_its_steps(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(CELL, make_record(), provenance=make_provenance())
+    whole, light = store.load(CELL), store.load(CELL, with_steps=False)
+    assert whole.record.num_steps > 0 == light.record.num_steps
+    assert (light.record.requests, light.summary, light.validity) == (
+        whole.record.requests,
+        whole.summary,
+        whole.validity,
+    )

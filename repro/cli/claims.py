@@ -77,7 +77,9 @@ def _findings(entry: FigureEntry, root: Path) -> Sequence[Finding]:
         view = View(platform=where, reading=default_reading(where))
         experiments = prepare_all(module.cells(view))
         if all(store.is_done(experiment.cell) for experiment in experiments):
-            found += module.findings([store.load(experiment.cell) for experiment in experiments], view)
+            found += module.findings(
+                [store.load(experiment.cell, with_steps=False) for experiment in experiments], view
+            )
     return found
 
 

@@ -69,4 +69,4 @@ def load_all(experiments: Sequence[Experiment], store: Store, *, only_stored: bo
     if missing and only_stored:
         raise UserError(f"{len(missing)} of {len(experiments)} runs behind this figure are missing "
                         f"(first: {missing[0].cell.folder_name}): run 'repro reproduce' first")  # fmt: skip
-    return [store.load(e.cell) for e in experiments if store.is_done(e.cell)]
+    return [store.load(e.cell, with_steps=False) for e in experiments if store.is_done(e.cell)]
