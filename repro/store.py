@@ -10,13 +10,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from repro.cell import Cell
-from repro.metrics import summarize
+from repro.metrics import Interval, mean_interval, summarize
 from repro.record import REQUEST_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column, Obtained, RunRecord, Table, empty_table
 from repro.validity import Validity, assess
 
@@ -46,6 +46,13 @@ class Verdict:
 
     done: bool
     reason: str
+
+
+def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None) -> Interval:
+    """Of a metric, or one part of it, over the valid runs that have it."""
+    found = [run.summary[metric] for run in runs if run.validity.valid]
+    values = found if part is None else [None if value is None else value[part] for value in found]
+    return mean_interval([value for value in values if value is not None])
 
 
 class Store:

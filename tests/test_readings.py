@@ -26,6 +26,7 @@ from engines.hardware import L40S
 from engines.models.loader import load_model
 from engines.models.shape import DREAM_7B, LLADA_8B
 from engines.roofline import Calibration, Roofline
+from repro import figures
 from repro.cell import Cell, Scalar
 from repro.clock import VirtualClock
 from repro.driver import drive_steps
@@ -35,6 +36,7 @@ from repro.record import RunRecord
 from repro.systems import Assembled, backend
 from repro.systems.base import Serving
 from repro.systems.baseline import READINGS
+from repro.systems.baseline import READINGS as READING_SERVINGS
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_requests": 24, "gen_length": 64, "steps": 64}
@@ -453,3 +455,7 @@ def test_features_of_a_pool_take_four_tensors_a_token() -> None:
     assert resources["fast-dllm"].facts["kv_bytes"] == kv_bytes
     assert resources["dllm-cache"].kv_rows == kv_bytes // memory_bytes_per_token(LLADA_8B)
     assert resources["fast-dllm"].kv_rows == kv_bytes // LLADA_8B.kv_bytes_per_token
+
+
+def test_figures_and_systems_know_the_same_readings() -> None:
+    assert set(figures.READINGS) == set(READING_SERVINGS)

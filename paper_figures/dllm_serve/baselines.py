@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.errors import UserError
-from paper_figures import style
-from paper_figures.dllm_serve.caption import how_obtained, invalid_notes, missing_note
-from paper_figures.dllm_serve.rate_panels import obtained_text, validity_text
+from paper_figures.dllm_serve.caption import (
+    how_obtained,
+    invalid_notes,
+    missing_note,
+    obtained_text,
+    require_runs,
+    validity_text,
+)
+from paper_figures.table import save_table
 from repro.cell import Cell, Scalar
 from repro.claims import Finding
 from repro.figures import Rendered, View
-from repro.metrics import Interval, mean_interval
-from repro.store import StoredRun
+from repro.store import StoredRun, over_repeats
 
 NAME = "baselines"
 TITLE = "dLLM-Serve baselines: every sampler alone and batched"
@@ -76,10 +80,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    if not runs:
-        raise UserError(
-            f"figure {NAME} on platform={view.platform.name!r} has no runs: run 'repro reproduce {NAME}' first"
-        )
+    require_runs(NAME, runs, view.platform)
     found = {(sampler, name): runs_of(runs, sampler, name) for sampler in SAMPLERS for name in ("alone", "batched")}
     rows = [_table_row(sampler, found[sampler, "alone"], found[sampler, "batched"]) for sampler in SAMPLERS]
     csv_rows = [_csv_row(sampler, name, run, view) for (sampler, name), own in found.items() for run in own]
@@ -93,14 +94,15 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     ]
     stem = f"{NAME}-{view.stem}"
     title = f"{TITLE} - {view.platform.title}"
-    return Rendered(
-        files=(
-            style.save_markdown(out / f"{stem}.md", title, TABLE_COLUMNS, rows, notes),
-            style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows),
-        ),
+    return save_table(
+        out,
+        stem,
+        title=title,
         columns=TABLE_COLUMNS,
-        rows=tuple(rows),
-        notes=tuple(notes),
+        rows=rows,
+        notes=notes,
+        csv_columns=CSV_COLUMNS,
+        csv_rows=csv_rows,
     )
 
 
@@ -119,11 +121,6 @@ def runs_of(runs: Sequence[StoredRun], sampler: Sampler, name: str) -> list[Stor
     return sorted(own, key=lambda run: run.cell.seed)
 
 
-def _metric(runs: Sequence[StoredRun], metric: str) -> Interval:
-    values = [run.summary[metric] for run in runs if run.validity.valid and run.summary[metric] is not None]
-    return mean_interval(values)
-
-
 def _csv_row(sampler: Sampler, name: str, run: StoredRun, view: View) -> tuple[object, ...]:
     return (
         view.platform.name, sampler.system, " ".join(f"{key}={value}" for key, value in sampler.options), name,
@@ -134,9 +131,9 @@ def _csv_row(sampler: Sampler, name: str, run: StoredRun, view: View) -> tuple[o
 
 
 def _table_row(sampler: Sampler, alone: Sequence[StoredRun], batched: Sequence[StoredRun]) -> tuple[str, ...]:
-    single, several = (_metric(own, "throughput_tok_s").mean for own in (alone, batched))
+    single, several = (over_repeats(own, "throughput_tok_s").mean for own in (alone, batched))
     sizes = {run.record.manifest.get("facts", {}).get("batch_size") for run in batched} - {None}
-    shares = [_metric(own, "outside_forward_share").mean for own in (alone, batched)]
+    shares = [over_repeats(own, "outside_forward_share").mean for own in (alone, batched)]
     return (
         sampler.label, _text(single), _text(several), ", ".join(map(str, sorted(sizes))) or "packed",
         f"{several / single:.2f}x" if single and several else "-",

@@ -15,6 +15,20 @@ from repro.store import StoredRun
 from repro.workloads import load_card
 
 
+def require_runs(name: str, runs: Sequence[StoredRun], platform: Platform) -> None:
+    if not runs:
+        raise UserError(f"figure {name} on platform={platform.name!r} has no runs: run 'repro reproduce {name}' first")
+
+
+def validity_text(runs: Sequence[StoredRun]) -> str:
+    invalid = sum(not run.validity.valid for run in runs)
+    return "yes" if not invalid else f"{invalid} of {len(runs)} runs INVALID"
+
+
+def obtained_text(runs: Sequence[StoredRun]) -> str:
+    return ", ".join(sorted({run.record.obtained for run in runs}))
+
+
 def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:
     """Labels (one per run) by what they rest on, a sentence each."""
     by_basis: dict[str, list[str]] = {}

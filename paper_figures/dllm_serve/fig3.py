@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paper_figures import style
 from paper_figures.dllm_serve import rate_panels
+from paper_figures.dllm_serve.caption import obtained_text, validity_text
 from paper_figures.dllm_serve.curve import (
     BASELINES,
     DATASETS,
@@ -143,8 +144,8 @@ def _table_row(curve: Curve, curves: Sequence[Curve]) -> tuple[str, ...]:
         "-" if throughput is None else f"{throughput:.1f}{'' if curve.is_saturated else ' (not saturated)'}",
         "-" if rate is None else f"{rate:g}",
         "-" if ratio is None else f"{ratio:.2f}x",
-        rate_panels.obtained_text(runs),
-        rate_panels.validity_text(runs),
+        obtained_text(runs),
+        validity_text(runs),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paper_figures.dllm_serve import rate_panels
+from paper_figures.dllm_serve.caption import obtained_text, validity_text
 from paper_figures.dllm_serve.curve import (
     BASELINES,
     DATASETS,
@@ -106,7 +107,7 @@ def _table_row(curve: Curve, curves: Sequence[Curve], low: float, high: float) -
     at_low = _mean(curves, curve.dataset, curve.system, low)
     return (
         dataset_title(curve.dataset), curve.label, "-" if at_low is None else f"{at_low:.4g}", "-" if own is None else f"{own:.4g}",
-        ratio, rate_panels.obtained_text(runs), rate_panels.validity_text(runs),
+        ratio, obtained_text(runs), validity_text(runs),
     )  # fmt: skip
 
 

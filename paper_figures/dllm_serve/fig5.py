@@ -13,6 +13,7 @@ from paper_figures.dllm_serve.caption import (
     batch_sentence,
     curves_obtained,
     invalid_notes,
+    obtained_text,
     prompt_sources,
     reading_sentence,
     seeds_sentence,
@@ -81,7 +82,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     stem = f"{NAME}-{view.stem}"
     paper = paper_gains(view.platform)
     files = _draw(gains, curves, paper, view, out, stem)
-    obtained, valid = rate_panels.obtained_text(runs), all(run.validity.valid for run in runs)
+    obtained, valid = obtained_text(runs), all(run.validity.valid for run in runs)
     rows: list[tuple[object, ...]] = [
         (view.platform.name, view.reading, gain.dataset, gain.measure.column, gain.ours_s, gain.best, gain.best_s,
          gain.gain.mean, gain.gain.half_width, obtained, valid)

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 from engines.errors import UserError
 from paper_figures import style
-from paper_figures.dllm_serve.caption import how_obtained, invalid_notes, missing_note
-from paper_figures.dllm_serve.rate_panels import obtained_text, validity_text
+from paper_figures.dllm_serve.caption import (
+    how_obtained,
+    invalid_notes,
+    missing_note,
+    obtained_text,
+    require_runs,
+    validity_text,
+)
 from paper_figures.dllm_serve.retention import (
     DENSE,
     HEAD,
@@ -82,10 +88,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    if not runs:
-        raise UserError(
-            f"figure {NAME} on platform={view.platform.name!r} has no runs: run 'repro reproduce {NAME}' first"
-        )
+    require_runs(NAME, runs, view.platform)
     points, printed = load_points(runs), paper_values()
     stem = f"{NAME}-{view.stem}"
     files = _draw(points, printed, runs, view, out, stem)

@@ -7,23 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.errors import UserError
 from paper_figures import style
 from paper_figures.dllm_serve.caption import (
     held_out_note,
     how_obtained,
     invalid_notes,
+    obtained_text,
     reading_sentence,
+    require_runs,
     seeds_sentence,
+    validity_text,
 )
-from paper_figures.dllm_serve.rate_panels import obtained_text, validity_text
+from paper_figures.dllm_serve.curve import OURS
 from repro.cell import Cell, Scalar
 from repro.claims import Finding
 from repro.figures import Rendered, View
 from repro.metrics import Interval, mean_interval
 from repro.paper import load_figures
 from repro.platforms import Platform
-from repro.store import StoredRun
+from repro.store import StoredRun, over_repeats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +37,7 @@ PLATFORMS = ("cpu-tiny", "l40s")
 PAPER_PLATFORMS = ("l40s",)
 """The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
 
-OURS, BASE = "dllm-serve", "sparse-dllm"
+BASE = "sparse-dllm"
 DATASET = "burst"
 """Only its texts are used: lengths are fixed."""
 
@@ -92,10 +94,7 @@ def _cell(view: View, length: Length, system: str, seed: int) -> Cell:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    if not runs:
-        raise UserError(
-            f"figure {NAME} on platform={view.platform.name!r} has no runs: run 'repro reproduce {NAME}' first"
-        )
+    require_runs(NAME, runs, view.platform)
     found = runs_by_length(runs, view)
     printed = paper_values(view.platform)
     stem = f"{NAME}-{view.stem}"
@@ -234,7 +233,7 @@ def _table_row(
     length: Length, found: Found, printed: dict[tuple[str, int], float], view: View
 ) -> tuple[str, ...]:  # fmt: skip
     own = [run for runs in found[length].values() for run in runs]
-    throughput = [mean_interval([run.summary["throughput_tok_s"] for run in found[length][s] if run.validity.valid]).mean
+    throughput = [over_repeats(found[length][s], "throughput_tok_s").mean
                   for s in (OURS, BASE)]  # fmt: skip
     gain, paper = relative(found, length).mean, printed.get((length.axis, length.value))
     return (

@@ -10,19 +10,20 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.errors import UserError
 from paper_figures import style
 from paper_figures.dllm_serve.caption import (
     held_out_note,
     how_obtained,
     invalid_notes,
     missing_note,
+    obtained_text,
     prompt_sources,
     reading_sentence,
+    require_runs,
     seeds_sentence,
+    validity_text,
 )
 from paper_figures.dllm_serve.curve import DATASETS, dataset_title
-from paper_figures.dllm_serve.rate_panels import obtained_text, validity_text
 from repro.ablation import LADDER, Variant
 from repro.cell import Cell
 from repro.claims import Finding
@@ -30,7 +31,7 @@ from repro.figures import Rendered, View
 from repro.metrics import Interval, mean_interval
 from repro.paper import load_figures
 from repro.platforms import Platform
-from repro.store import StoredRun
+from repro.store import StoredRun, over_repeats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,10 +63,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    if not runs:
-        raise UserError(
-            f"figure {NAME} on platform={view.platform.name!r} has no runs: run 'repro reproduce {NAME}' first"
-        )
+    require_runs(NAME, runs, view.platform)
     by_rung = runs_by_rung(runs, view)
     printed = paper_ladder(view.platform)
     stem = f"{NAME}-{view.stem}"
@@ -212,8 +210,8 @@ def _csv_rows(by_rung: Runs, printed: dict[tuple[str, Variant], float], view: Vi
         gain = relative(by_rung, dataset, rung)
         rows.append(
             (view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours, gain.mean,
-             gain.half_width, _mean(own, "throughput_tok_s"), _mean(own, "e2el_s", "mean"), _mean(own, "e2el_s", "p99"),
-             _mean(own, "mean_running"), own[0].record.manifest.get("facts", {}).get("kv_rows") if own else None,
+             gain.half_width, over_repeats(own, "throughput_tok_s").mean, over_repeats(own, "e2el_s", "mean").mean, over_repeats(own, "e2el_s", "p99").mean,
+             over_repeats(own, "mean_running").mean, own[0].record.manifest.get("facts", {}).get("kv_rows") if own else None,
              printed.get((dataset, rung)), obtained_text(own), all(run.validity.valid for run in own))
         )  # fmt: skip
     return rows
@@ -225,9 +223,9 @@ def _table_row(
     dataset, rung = key
     gain, paper = relative(by_rung, dataset, rung).mean, printed.get(key)
     return (
-        dataset_title(dataset), rung.label + (" (ours)" if rung.is_ours else ""), _text(_mean(own, "throughput_tok_s")),
+        dataset_title(dataset), rung.label + (" (ours)" if rung.is_ours else ""), _text(over_repeats(own, "throughput_tok_s").mean),
         "-" if gain is None else f"{gain:.2f}x", "-" if paper is None else f"{paper:.2f}x",
-        _text(_mean(own, "e2el_s", "mean")), _text(_mean(own, "mean_running")), obtained_text(own), validity_text(own),
+        _text(over_repeats(own, "e2el_s", "mean").mean), _text(over_repeats(own, "mean_running").mean), obtained_text(own), validity_text(own),
     )  # fmt: skip
 
 
@@ -243,12 +241,6 @@ def _monotone_notes(by_rung: Runs) -> list[str]:
         if falls:
             notes.append(f"Not monotone on {dataset_title(dataset)}: {', '.join(falls)} below the rung before.")
     return notes
-
-
-def _mean(runs: Sequence[StoredRun], metric: str, part: str | None = None) -> float | None:
-    values = [run.summary[metric] if part is None else run.summary[metric][part] for run in runs if run.validity.valid]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def _text(value: float | None) -> str:

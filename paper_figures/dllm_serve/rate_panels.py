@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines.errors import UserError
 from paper_figures import style
 from paper_figures.dllm_serve.caption import (
     batch_sentence,
@@ -17,6 +16,7 @@ from paper_figures.dllm_serve.caption import (
     missing_note,
     prompt_sources,
     reading_sentence,
+    require_runs,
     seeds_sentence,
 )
 from paper_figures.dllm_serve.curve import (
@@ -55,8 +55,7 @@ class PaperValue:
 
 
 def curves_of(name: str, runs: Sequence[StoredRun], platform: Platform) -> list[Curve]:
-    if not runs:
-        raise UserError(f"figure {name} on platform={platform.name!r} has no runs: run 'repro reproduce {name}' first")
+    require_runs(name, runs, platform)
     return load_curves(runs)
 
 
@@ -158,15 +157,6 @@ def _csv_row(run: StoredRun, view: View) -> tuple[object, ...]:
         run.summary["outside_forward_share"], run.record.num_requests, run.record.obtained, run.validity.valid,
         cell.folder_name,
     )  # fmt: skip
-
-
-def validity_text(runs: Sequence[StoredRun]) -> str:
-    invalid = sum(not run.validity.valid for run in runs)
-    return "yes" if not invalid else f"{invalid} of {len(runs)} runs INVALID"
-
-
-def obtained_text(runs: Sequence[StoredRun]) -> str:
-    return ", ".join(sorted({run.record.obtained for run in runs}))
 
 
 def notes(curves: Sequence[Curve], view: View, rates: Sequence[float]) -> list[str]:

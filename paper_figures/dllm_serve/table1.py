@@ -12,7 +12,7 @@ from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures import style
+from paper_figures.table import save_table
 from repro.cell import Cell
 from repro.claims import Finding
 from repro.figures import Rendered, View
@@ -56,15 +56,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         "Columns marked (paper) are the paper's words.",
     ]
     stem = f"{NAME}-{view.stem}"
-    return Rendered(
-        files=(
-            style.save_markdown(out / f"{stem}.md", TITLE, COLUMNS, rows, notes),
-            style.save_csv(out / f"{stem}.csv", COLUMNS, rows),
-        ),
-        columns=COLUMNS,
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+    return save_table(out, stem, title=TITLE, columns=COLUMNS, rows=rows, notes=notes)
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from engines.hardware import GB, gpu
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures import style
+from paper_figures.table import save_table
 from repro.calibration import describe_calibration
 from repro.cell import Cell
 from repro.claims import Finding
@@ -46,15 +46,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         "Columns marked (paper) are printed there; peaks are vendor data sheets', weights are computed from the model's shape."
     ]
     stem = f"{NAME}-{view.stem}"
-    return Rendered(
-        files=(
-            style.save_markdown(out / f"{stem}.md", TITLE, COLUMNS, rows, notes),
-            style.save_csv(out / f"{stem}.csv", COLUMNS, rows),
-        ),
-        columns=COLUMNS,
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+    return save_table(out, stem, title=TITLE, columns=COLUMNS, rows=rows, notes=notes)
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:

@@ -10,7 +10,7 @@ from baselines.dllm_cache.schedule import FeatureCacheConfig
 from baselines.method import method
 from engines.dllm.config import SparsityConfig
 from engines.dllm.phase import DelayedCache
-from paper_figures import style
+from paper_figures.table import save_table
 from repro.cell import Cell
 from repro.claims import Finding
 from repro.figures import Rendered, View
@@ -38,15 +38,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
                      "yes" if here == row["value"] else "NO"))  # fmt: skip
     notes = ["'here' is read from the defaults that simulated runs on the paper's cards use."]
     stem = f"{NAME}-{view.stem}"
-    return Rendered(
-        files=(
-            style.save_markdown(out / f"{stem}.md", TITLE, COLUMNS, rows, notes),
-            style.save_csv(out / f"{stem}.csv", COLUMNS, rows),
-        ),
-        columns=COLUMNS,
-        rows=tuple(rows),
-        notes=tuple(notes),
-    )
+    return save_table(out, stem, title=TITLE, columns=COLUMNS, rows=rows, notes=notes)
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:

@@ -8,7 +8,13 @@ from typing import Any
 
 from paper_figures import style
 from paper_figures.dllm_serve import rate_panels
-from paper_figures.dllm_serve.caption import batch_sentence, prompt_sources, seeds_sentence
+from paper_figures.dllm_serve.caption import (
+    batch_sentence,
+    obtained_text,
+    prompt_sources,
+    seeds_sentence,
+    validity_text,
+)
 from paper_figures.dllm_serve.curve import (
     BASELINES,
     COMPARED,
@@ -22,6 +28,7 @@ from paper_figures.dllm_serve.curve import (
     dataset_title,
     rate_cells,
 )
+from paper_figures.table import save_table
 from repro.cell import Cell
 from repro.claims import Finding
 from repro.figures import Rendered, View
@@ -79,11 +86,11 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             rows.append(
                 (dataset_title(dataset), curve.label, _text(latency), _number(paper[0]), _text(throughput), _number(paper[1]),
                  "-" if speedup is None else f"{speedup:.2f}x", "-" if paper[2] is None else f"{paper[2]:g}x",
-                 rate_panels.validity_text(own))
+                 validity_text(own))
             )  # fmt: skip
             csv_rows.append(
                 (view.platform.name, None if system == OURS else view.reading, dataset, system, latency.mean, throughput.mean,
-                 speedup, *paper, len(own), rate_panels.obtained_text(own), valid)
+                 speedup, *paper, len(own), obtained_text(own), valid)
             )  # fmt: skip
     all_runs = [run for curve in curves for point in curve.points for run in point.runs]
     notes = [
@@ -94,14 +101,15 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     if batches := batch_sentence(curves):
         notes.append(batches)
     title = f"{TITLE} - {view.platform.title}, {max(view.platform.rates):g} req/s"
-    return Rendered(
-        files=(
-            style.save_markdown(out / f"{stem}.md", title, TABLE_COLUMNS, rows, notes),
-            style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows),
-        ),
+    return save_table(
+        out,
+        stem,
+        title=title,
         columns=TABLE_COLUMNS,
-        rows=tuple(rows),
-        notes=tuple(notes),
+        rows=rows,
+        notes=notes,
+        csv_columns=CSV_COLUMNS,
+        csv_rows=csv_rows,
     )
 
 

@@ -13,9 +13,9 @@ from repro.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
     from repro.ablation import Variant
+    from repro.cell import Cell
+    from repro.figures import View
     from repro.store import StoredRun
-
-DATASETS = ("livebench", "burst", "osc")
 
 
 def ablate(
@@ -37,18 +37,23 @@ def ablate(
     from repro.paths import LOCAL
     from repro.platforms import platform as platform_of
     from repro.store import Store
+    from repro.tasks.registry import TASKS
 
     where = platform_of(platform)
     view = View(platform=where, reading=reading or default_reading(where), num_runs=num_runs)
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
     rate = max(where.rates) if request_rate is None else opt.parse_rate(request_rate)
-    names = dataset or DATASETS
+    names = dataset or list(where.num_requests)
+    generated = [entry.name for entry in TASKS.values() if entry.is_generated]
     keys = [(name, variant) for name in names for variant in variants]
     if changes_tokens and where.executor == "torch" and limit > 0:
-        keys += [(task, variant) for task in TASKS for variant in variants]
+        keys += [(task, variant) for task in generated for variant in variants]
     grid = {
-        (name, variant): [_cell(variant, view, name, rate, seed, limit) for seed in view.seeds]
+        (name, variant): [
+            _task_cell(variant, view, name, seed, limit) if name in generated else variant.cell(view, name, rate, seed)
+            for seed in view.seeds
+        ]
         for name, variant in keys
     }
     experiments = prepare_all([cell for cells in grid.values() for cell in cells])
@@ -68,37 +73,25 @@ def ablate(
     say_what_ran(outcomes, store.root)
 
 
-TASKS = ("mini-gsm", "mini-code")
-"""Data sets whose answers are graded."""
-
-
-def _cell(variant: Variant, view: Any, name: str, rate: float | None, seed: int, limit: int) -> Any:
-    if name not in TASKS:
-        return variant.cell(view, name, rate, seed)
+def _task_cell(variant: Variant, view: View, task: str, seed: int, limit: int) -> Cell:
     from dataclasses import replace
 
-    cell = variant.cell(view, name, None, seed)
+    cell = variant.cell(view, task, None, seed)
     return replace(cell, knobs=(*cell.knobs, ("num_requests", limit)))
 
 
 def _row(name: str, variant: Variant, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    from repro.metrics import mean_interval
+    from repro.store import over_repeats
 
-    valid = [run for run in runs if run.validity.valid]
-
-    def over_runs(metric: str, part: str | None = None) -> float | None:
-        values = [run.summary[metric] if part is None else (run.summary[metric] or {}).get(part) for run in valid]
-        return mean_interval([value for value in values if value is not None]).mean
-
-    throughput = mean_interval([v for run in valid if (v := run.summary["throughput_tok_s"]) is not None])
+    throughput = over_repeats(runs, "throughput_tok_s")
     return {
         "dataset": name, "variant": variant.label, "system": variant.system, "ours": variant.is_ours,
         "throughput_tok_s": throughput.mean, "throughput_half_width": throughput.half_width, "relative": None,
-        "mean_latency_s": over_runs("e2el_s", "mean"), "p99_latency_s": over_runs("e2el_s", "p99"),
-        "std_latency_s": over_runs("e2el_s", "std"), "mean_running": over_runs("mean_running"),
+        "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean, "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
+        "std_latency_s": over_repeats(runs, "e2el_s", "std").mean, "mean_running": over_repeats(runs, "mean_running").mean,
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
-        "accuracy": over_runs("accuracy", "value"), "obtained": runs[0].record.obtained,
-        "valid": len(valid) == len(runs), "run_folders": [run.cell.folder_name for run in runs],
+        "accuracy": over_repeats(runs, "accuracy", "value").mean, "obtained": runs[0].record.obtained,
+        "valid": all(run.validity.valid for run in runs), "run_folders": [run.cell.folder_name for run in runs],
     }  # fmt: skip
 
 

@@ -35,7 +35,10 @@ def bench(
         int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
     ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
-    logit_rows: Annotated[str | None, typer.Option(help="Memory plan: decomposed or monolithic.")] = None,
+    logit_rows: Annotated[
+        str | None,
+        typer.Option(help="Logits of the wanted rows in chunks, or of every row at once: decomposed or monolithic."),
+    ] = None,
     model: opt.Model = None,
     weights: opt.Weights = None,
     dtype: opt.Dtype = None,

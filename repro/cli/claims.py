@@ -99,7 +99,8 @@ def _as_dict(each: Judged) -> dict[str, Any]:
 def _save(path: Path, judged: Sequence[Judged]) -> Path:
     import csv
     import io
-    import os
+
+    from repro.files import replace_text
 
     rows = [_as_dict(each) for each in judged]
     text = io.StringIO()
@@ -107,11 +108,7 @@ def _save(path: Path, judged: Sequence[Judged]) -> Path:
     writer.writeheader()
     for row in rows:
         writer.writerow({key: _flat(value) for key, value in row.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    os.replace(temporary, path)
-    return path
+    return replace_text(path, text.getvalue())
 
 
 def _flat(value: object) -> object:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json as jsonlib
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +28,7 @@ def calibrate(
     from engines.errors import UserError
     from engines.roofline import Calibration
     from repro.calibration import load_calibration
+    from repro.files import replace_text
     from repro.fitting import protocol_of
     from repro.paths import CALIBRATION
 
@@ -42,7 +41,7 @@ def calibrate(
         calibration.save(CALIBRATION / f"{platform}.json")
         load_calibration.cache_clear()
         report |= _report(_judged(platform), protocol)
-        _save(CALIBRATION / f"{platform}-report.json", report)
+        replace_text(CALIBRATION / f"{platform}-report.json", jsonlib.dumps(report, indent=2, allow_nan=False) + "\n")
     if json:
         print_json(report)
         return
@@ -124,12 +123,6 @@ def _counts(comparison: dict[str, Any]) -> bool:
     """A throughput in tok/s or a latency in s that the constants were not fitted on."""
     is_held_out = comparison["role"] == "held out" and comparison["error_percent"] is not None
     return is_held_out and comparison["unit"] in ("tok/s", "s")
-
-
-def _save(path: Path, report: dict[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(jsonlib.dumps(report, indent=2, allow_nan=False) + "\n")
-    os.replace(temporary, path)
 
 
 def _text(value: float | tuple[float, ...] | None) -> str:
