@@ -97,13 +97,15 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
             columns = torch.arange(width, device=self.device)
             mask = (columns < torch.tensor(keys, device=self.device).unsqueeze(1))[:, None, None, :]
 
+        is_exact = rows.num_rows >= MIN_ROWS
+
         def batched(x: Tensor) -> Tensor:
-            return x[: rows.num_rows].view(n, -1, *x.shape[1:])
+            return (x if is_exact else x[: rows.num_rows]).view(n, -1, *x.shape[1:])
 
         def packed(x: Tensor) -> Tensor:
             """The rows of x [n, L, H, D] end to end, then zeros up to MIN_ROWS."""
             x = x.flatten(0, 1)
-            return x if rows.num_rows >= MIN_ROWS else F.pad(x, (0, 0, 0, 0, 0, MIN_ROWS - rows.num_rows))
+            return x if is_exact else F.pad(x, (0, 0, 0, 0, 0, MIN_ROWS - rows.num_rows))
 
         def refresh(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if rows.build is not None:
@@ -114,10 +116,18 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
             return refresh
         pools_k, pools_v = self.pool_k.unbind(), self.pool_v.unbind()
         slabs_k, slabs_v = self._slabs(self.pool_k, items, width), self._slabs(self.pool_v, items, width)
+        if mask is None:
+            # All members keep equally many rows, so the block's own are a plain part of the slabs.
+            own = slice(items[0].kept_rows, width)
+            own_k, own_v = ([slab[:, own] for slab in slabs] for slabs in (slabs_k, slabs_v))
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            pools_k[layer].index_copy_(0, rows.reuse_pool_row, k[: rows.num_rows])
-            pools_v[layer].index_copy_(0, rows.reuse_pool_row, v[: rows.num_rows])
+            if mask is None:
+                own_k[layer].copy_(batched(k))
+                own_v[layer].copy_(batched(v))
+            else:
+                pools_k[layer].index_copy_(0, rows.reuse_pool_row, k[: rows.num_rows])
+                pools_v[layer].index_copy_(0, rows.reuse_pool_row, v[: rows.num_rows])
             return packed(sdpa(batched(q), slabs_k[layer], slabs_v[layer], mask))
 
         return reuse

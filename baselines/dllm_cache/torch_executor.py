@@ -51,8 +51,8 @@ class Batch:
     request_ids: tuple[int, ...]
     padding: tuple[int, ...]
     """Columns on the left of each member that are no tokens of its."""
-    slots: Tensor
-    positions: Tensor
+    flat: Tensor
+    """[n, W] indices into the flattened token store."""
     cos: Tensor
     sin: Tensor
     members: Tensor
@@ -112,8 +112,8 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         shape, n, width = self.model.config, len(plan.items), step.total_width
         padding = np.array([width - item.total_len for item in plan.items])
         slots = np.array([[self._slots[item.request_id]] for item in plan.items])
-        positions = self._to_device(np.maximum(np.arange(width)[None, :] - padding[:, None], 0))
-        cos, sin = (table.unflatten(0, (n, width)) for table in self.parts.rotary(positions.flatten()))
+        position = np.maximum(np.arange(width)[None, :] - padding[:, None], 0)
+        cos, sin = (table.unflatten(0, (n, width)) for table in self.parts.rotary(self._to_device(position.ravel())))
         key_mask = None
         if padding.any() and self.masked_attention:
             key_mask = self._to_device((np.arange(width)[None, :] >= padding[:, None])[:, None, None, :])
@@ -130,8 +130,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         return Batch(
             request_ids=tuple(item.request_id for item in plan.items),
             padding=tuple(padding.tolist()),
-            slots=self._to_device(slots),
-            positions=positions,
+            flat=self._to_device(slots * self.tokens.shape[1] + position),
             cos=cos,
             sin=sin,
             members=torch.arange(n, device=self.device).unsqueeze(1),
@@ -155,7 +154,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         assert batch.request_ids == tuple(item.request_id for item in items)
 
         layout = self._layout_of(items, plan.pad_to)
-        ids = self.tokens[batch.slots, batch.positions]
+        ids = self.tokens.take(batch.flat)
 
         started = perf_counter()
         hidden = self._forward(batch, batch.caches, ids, step)
@@ -286,8 +285,8 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         starts = [i * gen_length - (item.total_len - gen_length - shift) for i, item in enumerate(items)]
         none = torch.empty(0, dtype=torch.int64, device=self.device)
         return StepRows(
-            slot=none,
             position=none,
+            flat=none,
             num_rows=len(items) * gen_length,
             num_refresh_rows=len(items) * gen_length,
             refresh_runs=[(start, start + item.total_len) for start, item in zip(starts, items, strict=True)],

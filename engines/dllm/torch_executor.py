@@ -24,7 +24,7 @@ from engines.dllm.phase import Phase
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request, check_request
 from engines.dllm.sparsity import ContextRows, importance, top_rows, top_rows_parity
-from engines.models.protocol import Attend, DiffusionModel
+from engines.models.protocol import Attend, DiffusionModel, Rotary
 
 MIN_ROWS = 8
 """GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
@@ -47,8 +47,9 @@ class PoolWrite(NamedTuple):
 class StepRows(NamedTuple):
     """Device-side metadata of one step; N packed rows, R of them of Refresh requests."""
 
-    slot: Tensor
     position: Tensor
+    flat: Tensor
+    """Index into the flattened token store."""
     num_rows: int
     num_refresh_rows: int
     refresh_runs: list[Run]
@@ -61,11 +62,12 @@ class StepRows(NamedTuple):
 class BlockRows(NamedTuple):
     """[n, B] indices of the active blocks: request slot, position, packed row."""
 
-    slots: Tensor
     positions: Tensor
     packed: Tensor
-    padding: Tensor
-    """Places past the end of a block shorter than the longest."""
+    flat: Tensor
+    """Index into the flattened token store."""
+    padding: Tensor | None
+    """Places past the end of a block shorter than the longest; None where all are equally long."""
 
 
 class Candidates(NamedTuple):
@@ -82,6 +84,7 @@ class StepLayout(NamedTuple):
     """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
 
     rows: StepRows
+    rotary: Rotary
     attend: Attend
     block: BlockRows
     every: Candidates | None
@@ -135,6 +138,11 @@ class TorchExecutor:
             dtype=config.decode.confidence_dtype,
             suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
         )
+        self._guided: set[int] = set()
+        self._sampled: set[int] = set()
+        """Requests whose steps need random numbers."""
+        self._parallel: set[int] = set()
+        self._stopping: set[int] = set()
         self._layout: tuple[object, StepLayout] | None = None
         self._ends: dict[int, int] = {}
         """Where requests end that a stop token ends."""
@@ -151,6 +159,15 @@ class TorchExecutor:
             self._slots[request.request_id] = slot
             self._requests[request.request_id] = request
             self._draws[request.request_id] = 0
+            generation = request.generation
+            if generation.cfg_scale > 0:
+                self._guided.add(request.request_id)
+            if generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random":
+                self._sampled.add(request.request_id)
+            if generation.is_parallel:
+                self._parallel.add(request.request_id)
+            if generation.stop_at_eos:
+                self._stopping.add(request.request_id)
             row = self.tokens[slot]
             row[: request.prompt_len] = torch.tensor(request.prompt_ids, dtype=torch.int64)
             row[request.prompt_len : request.total_len] = self.model.config.mask_token_id
@@ -159,6 +176,8 @@ class TorchExecutor:
         slot = self._slots.pop(request_id)
         request = self._requests.pop(request_id)
         del self._draws[request_id]
+        for special in (self._guided, self._sampled, self._parallel, self._stopping):
+            special.discard(request_id)
         self._free.append(slot)
         end = self._ends.pop(request_id, request.total_len)
         rest = (self.model.config.eos_token_id,) * (request.total_len - end)
@@ -173,10 +192,10 @@ class TorchExecutor:
         items = [plan.items[i] for i in order]
         layout = self._layout_of(items, plan.pad_to)
         rows = layout.rows
-        ids = self.tokens[rows.slot, rows.position]
+        ids = self.tokens.take(rows.flat)
 
         started = perf_counter()
-        hidden = self.model(ids, rows.position, layout.attend)
+        hidden = self.model.hidden(ids, layout.rotary, layout.attend)
         unconditional = self._unconditional(items, layout, ids)
         self._synchronize()
         forward_s = perf_counter() - started
@@ -216,9 +235,9 @@ class TorchExecutor:
             block = self._block_rows(items, rows)
             every = None
             if not self.config.suppress_mask_token:
-                places = torch.arange(block.positions.shape[1], device=self.device).expand_as(block.positions)
-                every = self._candidates([item.block_len for item in items], block, places)
-            self._layout = key, StepLayout(rows=rows, attend=self._attend(items, rows), block=block, every=every)
+                every = self._every(items, block)
+            rotary, attend = self.model.rotary(rows.position), self._attend(items, rows)
+            self._layout = key, StepLayout(rows=rows, rotary=rotary, attend=attend, block=block, every=every)
         return self._layout[1]
 
     def _rows(self, items: list[PlanItem]) -> StepRows:
@@ -230,8 +249,8 @@ class TorchExecutor:
         base = np.concatenate(([0], np.cumsum(length)))
         num_rows = int(base[-1])
         packed = np.zeros((2, max(num_rows, MIN_ROWS)), dtype=np.int64)
-        packed[0, :num_rows] = np.repeat(slot, length)
-        packed[1, :num_rows] = np.arange(num_rows) + np.repeat(first - base[:-1], length)
+        packed[0, :num_rows] = np.arange(num_rows) + np.repeat(first - base[:-1], length)
+        packed[1, :num_rows] = packed[0, :num_rows] + np.repeat(slot * self.tokens.shape[1], length)
         metadata = self._to_device(packed)
 
         runs = list(zip(base[:-1].tolist(), base[1:].tolist(), strict=True))
@@ -242,8 +261,8 @@ class TorchExecutor:
         offset = np.arange(num_refresh_rows, num_rows) + np.repeat(kept - base[num_refresh:-1], length[num_refresh:])
         build = [(item, run) for item, run in zip(items, runs, strict=True) if item.phase is Phase.BUILD]
         return StepRows(
-            slot=metadata[0],
-            position=metadata[1],
+            position=metadata[0],
+            flat=metadata[1],
             num_rows=num_rows,
             num_refresh_rows=num_refresh_rows,
             refresh_runs=runs[:num_refresh],
@@ -332,9 +351,9 @@ class TorchExecutor:
 
     def _unconditional(self, items: list[PlanItem], layout: StepLayout, ids: Tensor) -> Guidance | None:
         """Hidden states of a second forward with the prompts masked (classifier-free guidance)."""
-        requests = [self._requests[item.request_id] for item in items]
-        if all(request.generation.cfg_scale == 0 for request in requests):
+        if not self._guided:
             return None
+        requests = [self._requests[item.request_id] for item in items]
         lengths = self._row_lengths(items)
         pad = len(ids) - sum(lengths)
         prompt_len = np.repeat([request.prompt_len for request in requests], lengths)
@@ -342,7 +361,7 @@ class TorchExecutor:
         position = layout.rows.position
         in_prompt = position < self._to_device(np.pad(prompt_len, (0, pad)))
         masked = torch.where(in_prompt, self.model.config.mask_token_id, ids)
-        hidden = self.model(masked, position, layout.attend)
+        hidden = self.model.hidden(masked, layout.rotary, layout.attend)
         return Guidance(hidden, self._to_device(np.pad(scale, (0, pad))).to(hidden.dtype))
 
     # ---- decoding -------------------------------------------------------------------------
@@ -352,8 +371,10 @@ class TorchExecutor:
     ) -> tuple[list[int], dict[int, int], int, float]:
         """Commit this step's tokens in place; (committed per item, stops, logit rows, seconds in the head)."""
         block = layout.block
-        current = self.tokens[block.slots, block.positions]
-        fixed = (current != self.model.config.mask_token_id) | block.padding
+        current = self.tokens.take(block.flat)
+        fixed = current != self.model.config.mask_token_id
+        if block.padding is not None:
+            fixed |= block.padding
         candidates = layout.every
         if candidates is None:
             # How many positions are masked is known here without asking the device; which, there.
@@ -374,12 +395,25 @@ class TorchExecutor:
             grid[candidates.request[: candidates.size], candidates.place[: candidates.size]] = values
             return grid
 
-        conf = in_block(confidence, -torch.inf).masked_fill(fixed, -torch.inf)
-        chosen, known = self._choose(items, conf, block)
-        ids = torch.where(chosen, in_block(token, 0), current)
-        self.tokens[block.slots, block.positions] = ids
-        committed, stops = self._read_back(items, block, ids, chosen, known)
+        conf = in_block(confidence, -torch.inf).masked_fill_(fixed, -torch.inf)
+        token = in_block(token, 0)
+        chosen: Tensor | None = None
+        known: list[int] | None
+        if self._commits_best(items):
+            known, best = [1] * len(items), conf.argmax(dim=1, keepdim=True)  # of equals the first, as documented
+            self.tokens.put_(block.flat.gather(1, best), token.gather(1, best))
+        else:
+            chosen, known = self._choose(items, conf, block)
+            self.tokens.put_(block.flat, torch.where(chosen, token, current))
+        committed, stops = self._read_back(items, block, chosen, known)
         return committed, stops, self._logit_rows(layout.rows, candidates.size), head_s
+
+    def _commits_best(self, items: list[PlanItem]) -> bool:
+        """Whether every request commits its most confident masked position, no more and no other: most steps."""
+        decode = self.config.decode
+        if decode.quota == "origin" or decode.first_step != "ranked" or self.config.tie_policy == "parity":
+            return False
+        return not self._parallel and all(item.commit == 1 for item in items)
 
     def _candidates(self, counts: list[int], block: BlockRows, places: Tensor) -> Candidates:
         """The first ``counts`` of every request's ``places`` [n, B]."""
@@ -390,6 +424,15 @@ class TorchExecutor:
         request, rank = self._to_device(index)
         place = places[request, rank]
         return Candidates(size=count, request=request, place=place, row=block.packed[request, place])
+
+    def _every(self, items: list[PlanItem], block: BlockRows) -> Candidates:
+        """All places of the blocks, in order."""
+        length = np.array([item.block_len for item in items])[:, None]
+        request, place = np.nonzero(np.arange(length.max()) < length)
+        size = len(place)
+        pad = max(0, MIN_ROWS - size)
+        index = self._to_device(np.pad(np.stack((request, place)), ((0, 0), (0, pad))))
+        return Candidates(size=size, request=index[0], place=index[1], row=block.packed[index[0], index[1]])
 
     def _block_rows(self, items: list[PlanItem], rows: StepRows) -> BlockRows:
         """[n, B] indices of every active block, padded to the longest."""
@@ -406,8 +449,11 @@ class TorchExecutor:
             # Row i predicts token i + 1; the first row of whatever was forwarded keeps its own.
             in_run = np.maximum(in_run - 1, 0)
         packed = run_start + np.where(inside, in_run, 0)
-        index = self._to_device(np.stack((np.broadcast_to(slot, position.shape), position, packed)))
-        return BlockRows(slots=index[0], positions=index[1], packed=index[2], padding=self._to_device(~inside))
+        index = np.empty((3, *position.shape), dtype=np.int64)
+        index[0], index[1], index[2] = position, packed, slot * self.tokens.shape[1] + position
+        positions, packed, flat = self._to_device(index)
+        padding = None if inside.all() else self._to_device(~inside)
+        return BlockRows(positions=positions, packed=packed, flat=flat, padding=padding)
 
     def _reduce(
         self,
@@ -438,7 +484,7 @@ class TorchExecutor:
         return rows.num_rows if self.config.logit_rows == "monolithic" else wanted
 
     def _read_back(
-        self, items: list[PlanItem], block: BlockRows, ids: Tensor, chosen: Tensor, known: list[int] | None
+        self, items: list[PlanItem], block: BlockRows, chosen: Tensor | None, known: list[int] | None
     ) -> tuple[list[int], dict[int, int]]:
         """Tokens committed per item, and the first stop token of completed blocks (``StepOutcome.stops``).
 
@@ -446,16 +492,22 @@ class TorchExecutor:
         decoding committed, and the stop tokens of blocks that are, or then may be, complete. All of
         it comes in one transfer.
         """
-        asked = [self._requests[item.request_id].generation.stop_at_eos for item in items]
+        if known is not None and not self._stopping:
+            return known, {}
+        asked = [item.request_id in self._stopping for item in items]
         if known is None:
-            is_wanted = any(asked)
+            assert chosen is not None
+            counted = chosen.sum(dim=1)
+            if not any(asked):
+                return counted.tolist(), {}
+        elif not any(a and count >= i.masks_left for a, i, count in zip(asked, items, known, strict=True)):
+            return known, {}
         else:
-            is_wanted = any(a and count >= i.masks_left for a, i, count in zip(asked, items, known, strict=True))
-        if not is_wanted:
-            return chosen.sum(dim=1).tolist() if known is None else known, {}
+            counted = torch.zeros(len(items), dtype=torch.int64, device=self.device)
         # max_len, the position of a ragged block's padding, is no position of a token.
+        ids = self.tokens.take(block.flat)
         first = torch.where(torch.isin(ids, self._stop_ids), block.positions, self.max_len).amin(dim=1)
-        counts, places = torch.stack((chosen.sum(dim=1), first)).tolist()
+        counts, places = torch.stack((counted, first)).tolist()
         committed = counts if known is None else known
         stops = {}
         for wants, item, count, place in zip(asked, items, committed, places, strict=True):
@@ -504,12 +556,12 @@ class TorchExecutor:
         return (drawn < share) & (conf > -torch.inf)
 
     def _sampling(self, items: list[PlanItem], candidates: Candidates, block: BlockRows) -> Sampling | None:
+        if not self._sampled:
+            return None
         generations = [self._requests[item.request_id].generation for item in items]
         draws = [self._draws[item.request_id] for item in items]
         for item in items:
             self._draws[item.request_id] += 1
-        if all(g.temperature == 0 and g.alg_temp == 0 and g.remasking != "random" for g in generations):
-            return None
         request, position = candidates.request, block.positions[candidates.request, candidates.place]
         vocabulary = self.model.config.vocab_size
         real = [[g.temperature, g.top_p, g.alg_temp, float(g.remasking == "random")] for g in generations]

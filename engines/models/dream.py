@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.protocol import Attend
+from engines.models.protocol import Attend, Rotary
 
 
 class DreamAttention(nn.Module):
@@ -86,7 +86,7 @@ class DreamModel(nn.Module):
         """Names a checkpoint may repeat -> the tensor they share."""
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.weight_tying else {}
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Rotary:
         """float32 cos, sin [N, 1, D] for absolute positions [N].
 
         Computed for the rows at hand: a table of all 131,072 positions would be 64 MiB.
@@ -97,8 +97,12 @@ class DreamModel(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        return self.hidden(ids, self.rotary(positions), attend)
+
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """As ``forward``, with the positions' rotations made beforehand."""
         x = self.model["embed_tokens"](ids)
-        cos, sin = (table.to(x.dtype) for table in self.rotary(positions))
+        cos, sin = (table.to(x.dtype) for table in rotary)
         for layer, block in enumerate(self.layers):
             x = block(x, cos, sin, layer, attend)
         return self.model["norm"](x)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from engines.models.config import LLaDAConfig
 from engines.models.layers import Linear, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.protocol import Attend
+from engines.models.protocol import Attend, Rotary
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class LLaDAModelLM(nn.Module):
         root = "model.transformer"
         return {f"{root}.ff_out.weight": f"{root}.wte.weight"} if self.config.weight_tying else {}
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Rotary:
         """cos, sin [N, 1, D] in float32 (rope_full_precision) for absolute positions [N]."""
         if self._rotary is None or self._rotary[0].device != positions.device:
             angles = torch.outer(
@@ -101,8 +101,12 @@ class LLaDAModelLM(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        return self.hidden(ids, self.rotary(positions), attend)
+
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """As ``forward``, with the positions' rotations made beforehand."""
         x = self.transformer["wte"](ids)
-        cos, sin = self.rotary(positions)
+        cos, sin = rotary
         for layer, block in enumerate(self.blocks):
             x = block(x, cos, sin, layer, attend)
         return self.transformer["ln_f"](x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,6 +63,10 @@ class Attend(Protocol):
         ...
 
 
+Rotary: TypeAlias = "tuple[Tensor, Tensor]"
+"""cos and sin [N, 1, D] of N positions, in float32; sin is negated in its first half."""
+
+
 class DiffusionModel(Protocol):
     """N packed rows (all requests of a step, no padding); rows meet only inside ``attend``."""
 
@@ -71,6 +75,12 @@ class DiffusionModel(Protocol):
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        ...
+
+    def rotary(self, positions: Tensor) -> Rotary: ...
+
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """The same for positions whose rotations are at hand: steps of a block share them."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
