@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +18,7 @@ from engines.attention import sdpa
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
+from engines.dllm.step_rows import Ints
 from engines.dllm.torch_executor import MIN_ROWS, Guidance, StepRows, TorchExecutor
 from engines.models.protocol import Attend, DiffusionModel
 
@@ -84,8 +86,8 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
         self._pad_to = plan.pad_to
         return super().execute(plan)
 
-    def _row_lengths(self, items: list[PlanItem]) -> list[int]:
-        return [self._pad_to if item.phase.is_refresh else item.window_len for item in items]
+    def _row_lengths(self, items: list[PlanItem]) -> Ints:
+        return np.array([self._pad_to if item.phase.is_refresh else item.window_len for item in items])
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
         n = len(items)
@@ -95,7 +97,7 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
         mask = None
         if min(keys) < width:
             columns = torch.arange(width, device=self.device)
-            mask = (columns < torch.tensor(keys, device=self.device).unsqueeze(1))[:, None, None, :]
+            mask = (columns < self._ints(keys).unsqueeze(1))[:, None, None, :]
 
         is_exact = rows.num_rows >= MIN_ROWS
 
@@ -126,8 +128,8 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
                 own_k[layer].copy_(batched(k))
                 own_v[layer].copy_(batched(v))
             else:
-                pools_k[layer].index_copy_(0, rows.reuse_pool_row, k[: rows.num_rows])
-                pools_v[layer].index_copy_(0, rows.reuse_pool_row, v[: rows.num_rows])
+                pools_k[layer].index_copy_(0, rows.pool_row, k[: rows.num_rows])
+                pools_v[layer].index_copy_(0, rows.pool_row, v[: rows.num_rows])
             return packed(sdpa(batched(q), slabs_k[layer], slabs_v[layer], mask))
 
         return reuse

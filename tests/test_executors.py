@@ -42,6 +42,7 @@ class Recorder:
         self.executor = executor
         self.plans: list[StepPlan] = []
         self.validate, self.release = executor.validate, executor.release
+        self.wait, self.times = executor.wait, executor.times
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self.plans.append(plan)

@@ -259,6 +259,7 @@ class Recorder:
     def __init__(self, engine: Engine) -> None:
         self.inner, self.plans = engine.executor, []  # type: tuple[Any, list[StepPlan]]
         self.validate, self.release = self.inner.validate, self.inner.release
+        self.wait, self.times = self.inner.wait, self.inner.times
         engine.executor = self
 
     def execute(self, plan: StepPlan) -> StepOutcome:

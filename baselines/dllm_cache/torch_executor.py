@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ from baselines.static_batch import MonolithicTorchExecutor
 from engines.attention import sdpa
 from engines.dllm.config import EngineConfig, require
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose_parity
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
+from engines.dllm.plan import PlanItem, StepPlan
 from engines.dllm.request import Request
-from engines.dllm.torch_executor import MIN_ROWS, BlockRows, Guidance, StepRows
+from engines.dllm.step_rows import ItemTable
+from engines.dllm.torch_executor import MIN_ROWS, Block, Guidance, StepLayout, StepRows
 
 Columns = tuple[slice | Tensor, slice | Tensor]
 """Index of some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
@@ -113,10 +113,11 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         padding = np.array([width - item.total_len for item in plan.items])
         slots = np.array([[self._slots[item.request_id]] for item in plan.items])
         position = np.maximum(np.arange(width)[None, :] - padding[:, None], 0)
-        cos, sin = (table.unflatten(0, (n, width)) for table in self.parts.rotary(self._to_device(position.ravel())))
+        cos, sin = (table.unflatten(0, (n, width)) for table in self.parts.rotary(self._ints(position.ravel())))
         key_mask = None
         if padding.any() and self.masked_attention:
-            key_mask = self._to_device((np.arange(width)[None, :] >= padding[:, None])[:, None, None, :])
+            is_key = self._ints(np.arange(width)[None, :] >= padding[:, None]) != 0
+            key_mask = is_key[:, None, None, :]
 
         def features(*row: int) -> tuple[Tensor, ...]:
             return torch.empty((shape.n_layers, n, width, *row), dtype=self.dtype, device=self.device).unbind()
@@ -130,7 +131,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         return Batch(
             request_ids=tuple(item.request_id for item in plan.items),
             padding=tuple(padding.tolist()),
-            flat=self._to_device(slots * self.tokens.shape[1] + position),
+            flat=self._ints(slots * self.tokens.shape[1] + position),
             cos=cos,
             sin=sin,
             members=torch.arange(n, device=self.device).unsqueeze(1),
@@ -142,37 +143,23 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
 
     # ---- one step -------------------------------------------------------------------------
 
-    @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepOutcome:
+    def _forward(
+        self, plan: StepPlan, items: list[PlanItem], layout: StepLayout
+    ) -> tuple[Tensor, Guidance | None, int]:
         step = self._clock.tick(plan)
         if plan.admitted:
             self._batch = self._residual = None  # the last batch's caches go before new ones are made
-            self._admit(plan.admitted)
             self._batch = self._form(plan, step)
-        batch, items = self._batch, list(plan.items)
+            self._laps.lap("metadata")
+        batch = self._batch
         assert batch is not None
         assert batch.request_ids == tuple(item.request_id for item in items)
-
-        layout = self._layout_of(items, plan.pad_to)
         ids = self.tokens.take(batch.flat)
-
-        started = perf_counter()
-        hidden = self._forward(batch, batch.caches, ids, step)
+        hidden = self._hidden(batch, batch.caches, ids, step)
         guidance, blind_rows = None, 0
         if batch.blind_caches:
             guidance, blind_rows = self._guidance(batch, plan, ids, hidden)
-        self._synchronize()
-        forward_s = perf_counter() - started
-
-        committed, stops, logit_rows, head_s = self._denoise(items, layout, hidden, guidance)
-        return StepOutcome(
-            committed=tuple(committed),
-            query_rows=len(items) * (step.query_rows + blind_rows),
-            logit_rows=logit_rows,
-            forward_s=forward_s + head_s,
-            duration_s=None,
-            stops=stops,
-        )
+        return hidden, guidance, len(items) * (step.query_rows + blind_rows)
 
     def _guidance(self, batch: Batch, plan: StepPlan, ids: Tensor, hidden: Tensor) -> tuple[Guidance, int]:
         """Classifier-free guidance, and the rows a member's forward without its prompt computed for it.
@@ -182,7 +169,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         """
         generations = [self._requests[item.request_id].generation for item in plan.items]
         gen_length = generations[0].gen_length
-        scale = self._to_device(np.repeat([generation.cfg_scale for generation in generations], gen_length))
+        scale = self._floats(np.repeat([generation.cfg_scale for generation in generations], gen_length))
         scale = F.pad(scale.to(hidden.dtype), (0, len(hidden) - len(scale)))
         if not self._clock.config.refresh_guidance(self._clock.t):
             return Guidance(hidden, scale), 0
@@ -190,9 +177,9 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         blind = ids.clone()
         blind[:, : step.prompt_width] = self.model.config.mask_token_id
         self._residual = None
-        return Guidance(self._forward(batch, batch.blind_caches, blind, step), scale), step.query_rows
+        return Guidance(self._hidden(batch, batch.blind_caches, blind, step), scale), step.query_rows
 
-    def _forward(self, batch: Batch, caches: tuple[LayerCache, ...], ids: Tensor, step: CacheStep) -> Tensor:
+    def _hidden(self, batch: Batch, caches: tuple[LayerCache, ...], ids: Tensor, step: CacheStep) -> Tensor:
         """Final-norm hidden states [n * G, d] of the rows that predict the responses."""
         x = self.parts.embed(ids)
         for n, (layer, cache) in enumerate(zip(self.parts.layers, caches, strict=True)):
@@ -278,7 +265,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
 
     # ---- decoding -------------------------------------------------------------------------
 
-    def _rows(self, items: list[PlanItem]) -> StepRows:
+    def _rows(self, items: list[PlanItem], table: ItemTable) -> StepRows:
         """The hidden rows are the responses', end to end; a run starts where its position 0 would lie."""
         shift = int(self.model.config.shifts_logits)
         gen_length = self._requests[items[0].request_id].generation.gen_length
@@ -292,7 +279,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
             refresh_runs=[(start, start + item.total_len) for start, item in zip(starts, items, strict=True)],
             reuse_q_runs=[],
             reuse_k_runs=[],
-            reuse_pool_row=none,
+            pool_row=none,
             build=None,
         )
 
@@ -324,7 +311,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         scale = guidance.scale.unsqueeze(1)
         return torch.where(scale > 0, (logits - self._residual) + (scale + 1) * self._residual, logits)
 
-    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int] | None]:
+    def _choose(self, items: list[PlanItem], conf: Tensor, block: Block) -> tuple[Tensor, list[int] | None]:
         if self.config.tie_policy != "parity" or self.config.decode.quota == "origin":
             return super()._choose(items, conf, block)
         # Published code ranks the response alone.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter
 
-from engines.dllm.plan import Executor
+from engines.dllm.plan import Executor, ExecutorError, StepPlan
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.scheduler import Scheduler
 
@@ -17,6 +19,8 @@ class Engine:
         self.executor = executor
         self.num_steps = 0
         self._outputs: dict[int, tuple[int, ...] | None] = {}
+        self._executed: list[int] = []
+        """Number of execution -> number of step."""
 
     def submit(self, request: Request) -> None:
         self.executor.validate(request)
@@ -45,15 +49,22 @@ class Engine:
         if plan is None:
             return None
         kv_rows_used, num_running = self.scheduler.pool.used_rows, len(self.scheduler.running)
-        outcome = self.executor.execute(plan)
+        try:
+            outcome = self.executor.execute(plan)
+        except ExecutorError as error:
+            return self._failed(plan, str(error), started, kv_rows_used, num_running)
+        self._executed.append(self.num_steps)
         done = self.scheduler.complete(plan, outcome.committed, outcome.stops)
+        if done.first_block:
+            # A request's times are stamped at the end of this step, which a device may not have reached.
+            self.executor.wait()
         for request_id in done.finished:
             self._outputs[request_id] = self.executor.release(request_id)
         num_refresh = sum(item.phase.is_refresh for item in plan.items)
-        duration = outcome.duration_s
+        duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
         record = StepRecord(
             step=self.num_steps,
-            duration_s=perf_counter() - started if duration is None else duration,
+            duration_s=duration,
             forward_s=outcome.forward_s,
             num_refresh=num_refresh,
             num_reuse=len(plan.items) - num_refresh,
@@ -69,13 +80,57 @@ class Engine:
             first_block=done.first_block,
             finished=done.finished,
             stopped=done.stopped,
+            graph=outcome.graph,
+            parts=None if outcome.parts is None else _with_rest(outcome.parts, duration),
+            bound_s=outcome.bound_s,
         )
         self.num_steps += 1
         return record
+
+    def _failed(self, plan: StepPlan, reason: str, started: float, kv_rows_used: int, num_running: int) -> StepRecord:
+        """The requests of a step that could not be run are lost; the engine goes on with the others."""
+        lost = self.scheduler.fail(plan)
+        for request_id in lost:
+            self.executor.release(request_id)
+        record = StepRecord(
+            step=self.num_steps,
+            duration_s=perf_counter() - started,
+            forward_s=0.0,
+            num_refresh=0,
+            num_reuse=0,
+            query_tokens=0,
+            scheduled_tokens=plan.scheduled_tokens,
+            logit_rows=0,
+            committed_tokens=0,
+            kv_rows_used=kv_rows_used,
+            kv_rows_total=self.scheduler.pool.num_rows,
+            num_running=num_running,
+            num_waiting=len(self.scheduler.waiting),
+            admitted=tuple(request.request_id for request in plan.admitted),
+            failed=tuple((request_id, reason) for request_id in lost),
+        )
+        self.num_steps += 1
+        return record
+
+    def settled(self, records: Sequence[StepRecord]) -> list[StepRecord]:
+        """The records with what the device took for their steps; waits for it."""
+        times = self.executor.times()
+        found = {self._executed[execution]: taken for execution, taken in times.items()}
+        return [
+            replace(record, forward_s=found[record.step].forward_s, parts=found[record.step].parts)
+            if record.step in found
+            else record
+            for record in records
+        ]
 
     def run(self) -> list[StepRecord]:
         """Step until everything submitted is finished."""
         records = []
         while (record := self.step()) is not None:
             records.append(record)
-        return records
+        return self.settled(records)
+
+
+def _with_rest(parts: Mapping[str, float], duration_s: float) -> Mapping[str, float]:
+    """Parts known as soon as the step is over leave out the engine's own time, in which nothing was computed."""
+    return {**parts, "idle": parts["idle"] + max(0.0, duration_s - sum(parts.values()))}

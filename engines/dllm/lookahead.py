@@ -140,6 +140,10 @@ class LookaheadScheduler(PhaseScheduler):
         self._demand.advance()
         return super().complete(plan, committed, stops)
 
+    def fail(self, plan: StepPlan) -> tuple[int, ...]:
+        self._demand.advance()
+        return super().fail(plan)
+
     def _drop(self, sequence: Sequence) -> None:
         super()._drop(sequence)
         request_id = sequence.request.request_id

@@ -63,21 +63,59 @@ class StepOutcome:
     committed: tuple[int, ...]
     query_rows: int
     logit_rows: int
-    forward_s: float
+    forward_s: float | None
+    """Seconds inside the model's forward; None where the device has not got there yet (``Executor.times``)."""
     duration_s: float | None
+    graph: bool = False
+    """Whether a captured CUDA graph ran the forward."""
+    parts: Mapping[str, float] | None = None
+    """Seconds of a profiled step by part (STEP_PARTS); None where not profiled, or not known yet."""
+    bound_s: float | None = None
+    """No implementation of this step on this card is faster (``Roofline.lower_bound_s``); None where the card is unknown."""
     stops: Mapping[int, int] = field(default_factory=dict)
     """Request id -> position of the first stop token in its active block. Only of requests with
     ``stop_at_eos``, and only once their block has nothing left to commit."""
 
 
+STEP_PARTS = ("attention", "gemm", "logits", "selection", "commit", "metadata", "idle")
+"""What a profiled step is divided into, by the device's time where there is one: attention; the rest of the
+layers; the head and its reduction; choosing and packing retained rows; ranking and writing tokens; metadata
+that the device waited for; and what is left of the step, in which the device had nothing to do."""
+
+
+class StepTimes(NamedTuple):
+    """What a device took for one step, known once it is over."""
+
+    forward_s: float
+    parts: Mapping[str, float] | None = None
+
+
+class ExecutorError(RuntimeError):
+    """A step that could not be run, in one sentence. Its requests are lost, the executor is not."""
+
+
 class Executor(Protocol):
-    """Runs a plan, for real or on a cost model; decides nothing."""
+    """Runs a plan, for real or on a cost model; decides nothing.
+
+    A device may lag behind: ``execute`` need not wait for a step whose outcome is known beforehand. What the
+    host reads of it (``release``) and ``wait`` do.
+    """
 
     def validate(self, request: Request) -> None:
         """Raise UserError for a request this executor cannot run; called before it is queued."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepOutcome: ...
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """Raise ExecutorError for a step that fails, for lack of memory say; its requests are to be released."""
+        ...
+
+    def wait(self) -> None:
+        """Return when every executed step is over."""
+        ...
+
+    def times(self) -> Mapping[int, StepTimes]:
+        """By number of execution, from 0: the steps whose outcome left ``forward_s`` open."""
+        ...
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
         """Free the request's state; its generated ids, or None where no tokens exist (simulation)."""

@@ -7,6 +7,7 @@ Who fills what: a workload makes ``Request``; a scheduler turns live requests in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,8 +56,9 @@ class StepRecord:
     step: int
     duration_s: float
     """Wall seconds (torch) or charged seconds (roofline) of the whole step."""
-    forward_s: float
-    """The part inside the model's forward, logits included; equals duration_s on the roofline."""
+    forward_s: float | None
+    """The part inside the model's forward, logits included; equals duration_s on the roofline. None until
+    ``Engine.settled`` where a device is not waited for."""
     num_refresh: int
     num_reuse: int
     query_tokens: int
@@ -78,3 +80,9 @@ class StepRecord:
     to and including the first."""
     failed: tuple[tuple[int, str], ...] = ()
     """Requests given up in this step, each with one sentence why."""
+    graph: bool = False
+    """Whether a captured CUDA graph ran the forward."""
+    parts: Mapping[str, float] | None = None
+    """Seconds by part of a profiled step (engines.dllm.plan.STEP_PARTS)."""
+    bound_s: float | None = None
+    """The roofline's lower bound of the step on its card; None where the card is unknown."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from engines.dllm.config import EngineConfig, require
 from engines.dllm.phase import Phase
-from engines.dllm.plan import StepOutcome, StepPlan
+from engines.dllm.plan import StepOutcome, StepPlan, StepTimes
 from engines.dllm.request import Request
 from engines.roofline import Roofline, StepWork
 
@@ -20,7 +22,7 @@ class RooflineExecutor:
         self.config = config
         self.is_upstream = is_upstream
         # Steps repeat: most of a simulation's time would go into pricing the same ones.
-        self._duration_s: dict[StepWork, float] = {}
+        self._seconds: dict[StepWork, tuple[float, float]] = {}
 
     def validate(self, request: Request) -> None:
         require(not request.generation.stop_at_eos,
@@ -35,21 +37,39 @@ class RooflineExecutor:
     def release(self, request_id: int) -> None:
         return None
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        return self._charged(plan, step_work(plan, self.config))
+    def wait(self) -> None:
+        return
 
-    def _charged(self, plan: StepPlan, work: StepWork) -> StepOutcome:
-        duration = self._duration_s.get(work)
-        if duration is None:
-            duration = self.roofline.step_time(work, is_upstream=self.is_upstream).total_s
-            self._duration_s[work] = duration
+    def times(self) -> Mapping[int, StepTimes]:
+        return {}
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        work = self.work(plan)
+        duration, bound = self._priced(work)
         return StepOutcome(
             committed=tuple([item.commit for item in plan.items]),
             query_rows=work.query_rows,
             logit_rows=work.logit_rows,
             forward_s=duration,
             duration_s=duration,
+            bound_s=bound,
         )
+
+    def work(self, plan: StepPlan) -> StepWork:
+        """Of one step; to be asked once for every step and in their order, as some methods count them."""
+        return step_work(plan, self.config)
+
+    def lower_bound_s(self, plan: StepPlan) -> float:
+        """Of one step, in place of executing it."""
+        return self._priced(self.work(plan))[1]
+
+    def _priced(self, work: StepWork) -> tuple[float, float]:
+        """Seconds charged, and the lower bound of them."""
+        priced = self._seconds.get(work)
+        if priced is None:
+            charged = self.roofline.step_time(work, is_upstream=self.is_upstream).total_s
+            priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
+        return priced
 
 
 def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:

@@ -135,6 +135,14 @@ class Scheduler(ABC):
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
         return Completion(tuple(first_block), tuple(finished), tuple(stopped))
 
+    def fail(self, plan: StepPlan) -> tuple[int, ...]:
+        """Give up the requests of a plan that could not be executed, and free their rows; their ids."""
+        lost = tuple(item.request_id for item in plan.items)
+        for request_id in lost:
+            self._drop(self._by_id[request_id])
+        self.running = [sequence for sequence in self.running if sequence.request.request_id in self._by_id]
+        return lost
+
     def _reserve(self, sequence: Sequence) -> bool:
         start = self.pool.allocate(sequence.kv_rows)
         if start is None:

@@ -1,15 +1,16 @@
 """Runs step plans on a torch model, CPU or CUDA, and measures them.
 
-Request state (token ids, seeds) lives on the device in slots. A step's metadata is built once, by
-array arithmetic over plan items, and sent in one transfer; the model then runs one packed forward.
-Refresh rows come first among the packed rows, so both kinds of attention read plain slices.
+Request state (token ids) lives on the device in slots. A step's metadata is built once, by array arithmetic
+over plan items (``step_rows``), and sent in one transfer; the model then runs one packed forward. Refresh
+rows come first among the packed rows, so both kinds of attention read plain slices. The host waits for the
+device only for what it cannot know (``_read_back``, ``release``) and lest it run more than a step ahead (``laps``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
-from time import perf_counter
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +20,13 @@ from torch import Tensor
 from engines.attention import Run, varlen_attention
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
+from engines.dllm.laps import laps_of
 from engines.dllm.noise import row_keys, uniform
-from engines.dllm.phase import Phase
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
+from engines.dllm.plan import ExecutorError, PlanItem, StepOutcome, StepPlan, StepTimes
 from engines.dllm.request import Request, check_request
 from engines.dllm.sparsity import ContextRows, importance, top_rows, top_rows_parity
+from engines.dllm.staging import Staging
+from engines.dllm.step_rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows, Places
 from engines.models.protocol import Attend, DiffusionModel, Rotary
 
 MIN_ROWS = 8
@@ -45,39 +48,38 @@ class PoolWrite(NamedTuple):
 
 
 class StepRows(NamedTuple):
-    """Device-side metadata of one step; N packed rows, R of them of Refresh requests."""
+    """N packed rows on the device, the first ``num_refresh_rows`` of Refresh requests."""
 
+    num_rows: int
+    num_refresh_rows: int
     position: Tensor
     flat: Tensor
     """Index into the flattened token store."""
-    num_rows: int
-    num_refresh_rows: int
+    pool_row: Tensor
     refresh_runs: list[Run]
     reuse_q_runs: list[Run]
     reuse_k_runs: list[Run]
-    reuse_pool_row: Tensor
     build: PoolWrite | None
 
 
-class BlockRows(NamedTuple):
-    """[n, B] indices of the active blocks: request slot, position, packed row."""
+class Block(NamedTuple):
+    """[n, B] places of the active blocks on the device: position, packed row, index into the token store."""
 
     positions: Tensor
     packed: Tensor
     flat: Tensor
-    """Index into the flattened token store."""
     padding: Tensor | None
     """Places past the end of a block shorter than the longest; None where all are equally long."""
 
 
 class Candidates(NamedTuple):
-    """``size`` positions that get logits: request of the step, place in its block, packed row; padded to
+    """``size`` places that get logits: index into a flattened [n, B] grid, packed row, item of the step; padded to
     MIN_ROWS with repetitions of one."""
 
     size: int
-    request: Tensor
-    place: Tensor
+    cell: Tensor
     row: Tensor
+    item: Ints
 
 
 class StepLayout(NamedTuple):
@@ -86,9 +88,9 @@ class StepLayout(NamedTuple):
     rows: StepRows
     rotary: Rotary
     attend: Attend
-    block: BlockRows
+    block: Block
     every: Candidates | None
-    """All positions of the blocks, where finished ones get logits too."""
+    """All places of the blocks, where committed ones get logits too."""
 
 
 class Guidance(NamedTuple):
@@ -101,7 +103,8 @@ class Guidance(NamedTuple):
 class TorchExecutor:
     """``num_slots`` requests at most are resident; the KV pool holds ``kv_rows`` rows of K and V.
 
-    ``stop_ids`` end requests with ``stop_at_eos``; the default is the model's end of text alone.
+    ``stop_ids`` end requests with ``stop_at_eos``; the default is the model's end of text alone. Every
+    ``profile_every``-th step is divided into parts (``STEP_PARTS``), none if 0.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class TorchExecutor:
         *,
         num_slots: int | None = None,
         stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
     ) -> None:
         self.model = model
         self.config = config
@@ -132,17 +136,21 @@ class TorchExecutor:
         self._slots: dict[int, int] = {}
         self._requests: dict[int, Request] = {}
         self._draws: dict[int, int] = {}
+        self._guided: set[int] = set()
+        self._sampled: set[int] = set()
+        """Requests whose steps need random numbers."""
+        self._parallel: set[int] = set()
+        self._stopping: set[int] = set()
         self._reduction = Reduction(
             confidence=config.decode.confidence,
             confidence_of=config.decode.confidence_of,
             dtype=config.decode.confidence_dtype,
             suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
         )
-        self._guided: set[int] = set()
-        self._sampled: set[int] = set()
-        """Requests whose steps need random numbers."""
-        self._parallel: set[int] = set()
-        self._stopping: set[int] = set()
+        self._staging = Staging(self.device)
+        self._laps = laps_of(self.device)
+        self._profile_every = profile_every
+        self._num_steps = 0
         self._layout: tuple[object, StepLayout] | None = None
         self._ends: dict[int, int] = {}
         """Where requests end that a stop token ends."""
@@ -154,27 +162,37 @@ class TorchExecutor:
         check_request(request, self.model.config)
 
     def _admit(self, requests: Seq[Request]) -> None:
+        if not requests:
+            return
+        mask_id, width = self.model.config.mask_token_id, self.tokens.shape[1]
+        ids, flat = [], []
         for request in requests:
             slot = self._free.pop()
             self._slots[request.request_id] = slot
             self._requests[request.request_id] = request
             self._draws[request.request_id] = 0
             generation = request.generation
-            if generation.cfg_scale > 0:
-                self._guided.add(request.request_id)
-            if generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random":
-                self._sampled.add(request.request_id)
-            if generation.is_parallel:
-                self._parallel.add(request.request_id)
-            if generation.stop_at_eos:
-                self._stopping.add(request.request_id)
-            row = self.tokens[slot]
-            row[: request.prompt_len] = torch.tensor(request.prompt_ids, dtype=torch.int64)
-            row[request.prompt_len : request.total_len] = self.model.config.mask_token_id
+            for special, is_special in (
+                (self._guided, generation.cfg_scale > 0),
+                (self._sampled, generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random"),
+                (self._parallel, generation.is_parallel),
+                (self._stopping, generation.stop_at_eos),
+            ):  # fmt: skip
+                if is_special:
+                    special.add(request.request_id)
+            row = np.full(request.total_len, mask_id, dtype=np.int64)
+            assert request.prompt_ids is not None
+            row[: request.prompt_len] = request.prompt_ids
+            ids.append(row)
+            flat.append(np.arange(slot * width, slot * width + request.total_len))
+        index, values = self._staging.send(np.concatenate(flat), np.concatenate(ids))
+        self.tokens.put_(index, values)
 
     def release(self, request_id: int) -> tuple[int, ...]:
+        request = self._requests.pop(request_id, None)
+        if request is None:  # lost before it was admitted
+            return ()
         slot = self._slots.pop(request_id)
-        request = self._requests.pop(request_id)
         del self._draws[request_id]
         for special in (self._guided, self._sampled, self._parallel, self._stopping):
             special.discard(request_id)
@@ -187,144 +205,155 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutcome:
+        self._laps.begin(detailed=self._profile_every > 0 and self._num_steps % self._profile_every == 0)
+        try:
+            return self._run(plan)
+        except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+            if not _is_out_of_memory(error):
+                raise
+            self._laps.abandon()
+            self._layout = None
+            raise ExecutorError(_out_of_memory(plan, self.config, self.device)) from error
+        finally:
+            self._num_steps += 1
+
+    def wait(self) -> None:
+        self._laps.wait()
+
+    def times(self) -> Mapping[int, StepTimes]:
+        return self._laps.times()
+
+    def _run(self, plan: StepPlan) -> StepOutcome:
         self._admit(plan.admitted)
         order = sorted(range(len(plan.items)), key=lambda i: not plan.items[i].phase.is_refresh)
         items = [plan.items[i] for i in order]
         layout = self._layout_of(items, plan.pad_to)
-        rows = layout.rows
-        ids = self.tokens.take(rows.flat)
-
-        started = perf_counter()
-        hidden = self.model.hidden(ids, layout.rotary, layout.attend)
-        unconditional = self._unconditional(items, layout, ids)
-        self._synchronize()
-        forward_s = perf_counter() - started
-
-        committed, stops, logit_rows, head_s = self._denoise(items, layout, hidden, unconditional)
+        self._laps.lap("metadata")
+        hidden, guidance, query_rows = self._forward(plan, items, layout)
+        self._laps.lap("gemm")
+        committed, stops, logit_rows = self._denoise(items, layout, hidden, guidance)
+        self._laps.lap("commit")
+        taken = self._laps.end()
         by_plan = [0] * len(items)
         for place, i in enumerate(order):
             by_plan[i] = committed[place]
         return StepOutcome(
             committed=tuple(by_plan),
-            query_rows=rows.num_rows,
+            query_rows=query_rows,
             logit_rows=logit_rows,
-            forward_s=forward_s + head_s,
+            forward_s=None if taken is None else taken.forward_s,
             duration_s=None,
             stops=stops,
+            parts=None if taken is None else taken.parts,
         )
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def _to_device(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
+    def _forward(
+        self, plan: StepPlan, items: list[PlanItem], layout: StepLayout
+    ) -> tuple[Tensor, Guidance | None, int]:
+        """Hidden states of the packed rows, guidance, and how many rows were computed."""
+        ids = self.tokens.take(layout.rows.flat)
+        hidden = self.model.hidden(ids, layout.rotary, layout.attend)
+        return hidden, self._unconditional(items, layout, ids), layout.rows.num_rows
 
     def _layout_of(self, items: list[PlanItem], pad_to: int | None) -> StepLayout:
         """That of the step before where this one computes the same rows, else a new one."""
+        slots = [self._slots[item.request_id] for item in items]
         key = (
             pad_to,
-            *(
-                (self._slots[i.request_id], i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows,
-                 i.kv_start)
+            slots,
+            [
+                (i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start)
                 for i in items
-            ),
+            ],
         )  # fmt: skip
         if self._layout is None or self._layout[0] != key:
-            rows = self._rows(items)
-            block = self._block_rows(items, rows)
-            every = None
-            if not self.config.suppress_mask_token:
-                every = self._every(items, block)
-            rotary, attend = self.model.rotary(rows.position), self._attend(items, rows)
-            self._layout = key, StepLayout(rows=rows, rotary=rotary, attend=attend, block=block, every=every)
+            self._layout = key, self._new_layout(items, ItemTable.of(items, slots))
         return self._layout[1]
 
-    def _rows(self, items: list[PlanItem]) -> StepRows:
-        """Packed rows of the step, from arrays over its items."""
-        slot = np.array([self._slots[item.request_id] for item in items])
-        refresh = np.array([item.phase.is_refresh for item in items])
-        length = np.array(self._row_lengths(items))
-        first = np.array([0 if item.phase.is_refresh else item.block_start for item in items])
-        base = np.concatenate(([0], np.cumsum(length)))
-        num_rows = int(base[-1])
-        packed = np.zeros((2, max(num_rows, MIN_ROWS)), dtype=np.int64)
-        packed[0, :num_rows] = np.arange(num_rows) + np.repeat(first - base[:-1], length)
-        packed[1, :num_rows] = packed[0, :num_rows] + np.repeat(slot * self.tokens.shape[1], length)
-        metadata = self._to_device(packed)
-
-        runs = list(zip(base[:-1].tolist(), base[1:].tolist(), strict=True))
-        num_refresh = int(refresh.sum())
-        reuse = items[num_refresh:]
-        kept = np.array([item.kv_start + item.kept_rows for item in reuse], dtype=np.int64)
-        num_refresh_rows = int(base[num_refresh])
-        offset = np.arange(num_refresh_rows, num_rows) + np.repeat(kept - base[num_refresh:-1], length[num_refresh:])
-        build = [(item, run) for item, run in zip(items, runs, strict=True) if item.phase is Phase.BUILD]
-        return StepRows(
-            position=metadata[0],
-            flat=metadata[1],
-            num_rows=num_rows,
-            num_refresh_rows=num_refresh_rows,
-            refresh_runs=runs[:num_refresh],
-            reuse_q_runs=runs[num_refresh:],
-            reuse_k_runs=[(item.kv_start, item.kv_start + item.kept_rows + item.window_len) for item in reuse],
-            reuse_pool_row=self._to_device(offset),
-            build=self._pool_write(build) if build else None,
+    def _new_layout(self, items: list[PlanItem], table: ItemTable) -> StepLayout:
+        rows = self._rows(items, table)
+        block = self._block(table, rows)
+        every = None
+        if not self.config.suppress_mask_token:
+            every = self._candidates(table.block_end - table.block_start, block, None)
+        return StepLayout(
+            rows=rows,
+            rotary=self.model.rotary(rows.position),
+            attend=self._attend(items, rows),
+            block=block,
+            every=every,
         )
 
-    def _row_lengths(self, items: list[PlanItem]) -> list[int]:
-        """Packed rows of each request; a padding subclass gives more than its query tokens."""
-        return [item.query_tokens for item in items]
+    def _rows(self, items: list[PlanItem], table: ItemTable) -> StepRows:
+        packed = PackedRows.of(table, self._row_lengths(items), width=self.tokens.shape[1], least=MIN_ROWS)
+        position, flat, pool_row = self._staging.send(packed.position, packed.flat, packed.pool_row)
+        starts = packed.base.tolist()
+        runs = list(pairwise(starts))
+        build = BuildRows.of(table, items, packed.base)
+        return StepRows(
+            num_rows=packed.num_rows,
+            num_refresh_rows=packed.num_refresh_rows,
+            position=position,
+            flat=flat,
+            pool_row=pool_row,
+            refresh_runs=runs[: table.num_refresh],
+            reuse_q_runs=runs[table.num_refresh :],
+            reuse_k_runs=[(i.kv_start, i.kv_start + i.key_tokens) for i in items[table.num_refresh :]],
+            build=None if build is None else self._pool_write(build),
+        )
 
-    def _pool_write(self, build: list[tuple[PlanItem, Run]]) -> PoolWrite:
+    def _row_lengths(self, items: list[PlanItem]) -> Ints | None:
+        """Packed rows of each request where they are not its query tokens: a padding subclass has more."""
+        return None
+
+    def _pool_write(self, build: BuildRows) -> PoolWrite:
         """Row indices of block and context of every building request, padded to the longest."""
-        items = [item for item, _ in build]
-        base = np.array([run[0] for _, run in build])[:, None]
-        start = np.array([item.block_start for item in items])[:, None]
-        block_len = np.array([item.block_len for item in items])[:, None]
-        window_len = np.array([item.window_len for item in items])[:, None]
-        num_context = np.array([item.total_len - item.window_len for item in items])
-        j = np.arange(num_context.max())[None, :]
-        context_valid = j < num_context[:, None]
-        # Context index j -> position: the prefix as it is, the suffix past the window.
-        context = base + np.where(context_valid, np.where(j < start, j, j + window_len), 0)
-        b = np.arange(block_len.max())[None, :]
-        block_valid = b < block_len
-        block = base + np.where(block_valid, start + b, 0)
-        kept = np.array([item.kept_rows for item in items])
-        entry_request = np.repeat(np.arange(len(items)), kept)
-        entry_rank = np.arange(kept.sum()) - np.repeat(np.cumsum(kept) - kept, kept)
-        pool_row = np.repeat(np.array([item.kv_start for item in items]), kept) + entry_rank
+        block, is_block = build.block()
+        context, is_context = build.context()
+        num_entries = int(build.kept.sum())
+        entry_request = np.arange(len(build.kept)).repeat(build.kept)
+        entry_rank = np.arange(num_entries) - (build.kept.cumsum() - build.kept).repeat(build.kept)
+        block_rows, block_valid, context_rows, context_valid, *entries = self._staging.send(
+            block, is_block.astype(np.int64), context, is_context.astype(np.int64),
+            entry_request, entry_rank, context[entry_request, entry_rank], build.kv_start.repeat(build.kept) + entry_rank,
+        )  # fmt: skip
         return PoolWrite(
-            rows=ContextRows(
-                block_rows=self._to_device(block),
-                block_valid=self._to_device(block_valid),
-                context_rows=self._to_device(context),
-                context_valid=self._to_device(context_valid),
+            ContextRows(
+                block_rows=block_rows,
+                block_valid=block_valid != 0,
+                context_rows=context_rows,
+                context_valid=context_valid != 0,
             ),
-            kept=kept.tolist(),
-            num_context=num_context.tolist(),
-            entry_request=self._to_device(entry_request),
-            entry_rank=self._to_device(entry_rank),
-            entry_row=self._to_device(context[entry_request, entry_rank]),
-            pool_row=self._to_device(pool_row),
+            build.kept.tolist(),
+            build.num_context.tolist(),
+            *entries,
         )
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
+        laps = self._laps
+        own = slice(rows.num_refresh_rows, rows.num_rows)
+
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if laps.detailed:
+                laps.lap("gemm")
             out = torch.empty_like(q)
             if rows.num_rows < out.shape[0]:
                 out[rows.num_rows :] = 0
             varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
             if rows.build is not None:
+                if laps.detailed:
+                    laps.lap("attention")
                 self._pack(layer, q, k, v, rows.build)
+                if laps.detailed:
+                    laps.lap("selection")
             if rows.reuse_q_runs:
                 pool_k, pool_v = self.pool_k[layer], self.pool_v[layer]
-                own = slice(rows.num_refresh_rows, rows.num_rows)
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
-                pool_k.index_copy_(0, rows.reuse_pool_row, k[own])
-                pool_v.index_copy_(0, rows.reuse_pool_row, v[own])
+                pool_k.index_copy_(0, rows.pool_row, k[own])
+                pool_v.index_copy_(0, rows.pool_row, v[own])
                 varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
+            if laps.detailed:
+                laps.lap("attention")
             return out
 
         return attend
@@ -354,22 +383,30 @@ class TorchExecutor:
         if not self._guided:
             return None
         requests = [self._requests[item.request_id] for item in items]
-        lengths = self._row_lengths(items)
-        pad = len(ids) - sum(lengths)
-        prompt_len = np.repeat([request.prompt_len for request in requests], lengths)
-        scale = np.repeat([request.generation.cfg_scale for request in requests], lengths)
-        position = layout.rows.position
-        in_prompt = position < self._to_device(np.pad(prompt_len, (0, pad)))
-        masked = torch.where(in_prompt, self.model.config.mask_token_id, ids)
+        lengths = [end - start for start, end in (*layout.rows.refresh_runs, *layout.rows.reuse_q_runs)]
+        pad = (0, len(ids) - sum(lengths))
+        prompt_len = np.pad(np.repeat([request.prompt_len for request in requests], lengths), pad)
+        scale = np.pad(np.repeat([request.generation.cfg_scale for request in requests], lengths), pad)
+        (end_of_prompt,) = self._staging.send(prompt_len)
+        masked = torch.where(layout.rows.position < end_of_prompt, self.model.config.mask_token_id, ids)
         hidden = self.model.hidden(masked, layout.rotary, layout.attend)
-        return Guidance(hidden, self._to_device(np.pad(scale, (0, pad))).to(hidden.dtype))
+        return Guidance(hidden, self._floats(scale).to(hidden.dtype))
+
+    def _ints(self, values: Seq[int] | np.ndarray) -> Tensor:
+        """int64 on the device."""
+        return self._staging.send(np.array(values, dtype=np.int64))[0]
+
+    def _floats(self, values: np.ndarray) -> Tensor:
+        """float64 on the device."""
+        (bits,) = self._staging.send(np.ascontiguousarray(values, dtype=np.float64).view(np.int64))
+        return bits.view(torch.float64)
 
     # ---- decoding -------------------------------------------------------------------------
 
     def _denoise(
         self, items: list[PlanItem], layout: StepLayout, hidden: Tensor, guidance: Guidance | None
-    ) -> tuple[list[int], dict[int, int], int, float]:
-        """Commit this step's tokens in place; (committed per item, stops, logit rows, seconds in the head)."""
+    ) -> tuple[list[int], dict[int, int], int]:
+        """Commit this step's tokens in place; (committed per item, stops, logit rows)."""
         block = layout.block
         current = self.tokens.take(block.flat)
         fixed = current != self.model.config.mask_token_id
@@ -379,21 +416,19 @@ class TorchExecutor:
         if candidates is None:
             # How many positions are masked is known here without asking the device; which, there.
             places = fixed.sort(dim=1, stable=True).indices
-            candidates = self._candidates([item.masks_left for item in items], block, places)
+            candidates = self._candidates(np.array([item.masks_left for item in items]), block, places)
         sampling = self._sampling(items, candidates, block)
-        started = perf_counter()
+        self._laps.lap("commit")
         token, confidence = self._reduce(hidden, guidance, candidates.row, self._reduction, sampling)
-        self._synchronize()
-        head_s = perf_counter() - started
+        self._laps.lap("logits")
 
         def in_block(values: Tensor, rest: float) -> Tensor:
             """[n, B] values of the candidates, ``rest`` elsewhere."""
             values = values[: candidates.size]
             if candidates.size == block.positions.numel():
                 return values.view(block.positions.shape)
-            grid = torch.full(block.positions.shape, rest, dtype=values.dtype, device=self.device)
-            grid[candidates.request[: candidates.size], candidates.place[: candidates.size]] = values
-            return grid
+            grid = torch.full((block.positions.numel(),), rest, dtype=values.dtype, device=self.device)
+            return grid.index_copy_(0, candidates.cell[: candidates.size], values).view(block.positions.shape)
 
         conf = in_block(confidence, -torch.inf).masked_fill_(fixed, -torch.inf)
         token = in_block(token, 0)
@@ -406,7 +441,7 @@ class TorchExecutor:
             chosen, known = self._choose(items, conf, block)
             self.tokens.put_(block.flat, torch.where(chosen, token, current))
         committed, stops = self._read_back(items, block, chosen, known)
-        return committed, stops, self._logit_rows(layout.rows, candidates.size), head_s
+        return committed, stops, self._logit_rows(layout.rows, candidates.size)
 
     def _commits_best(self, items: list[PlanItem]) -> bool:
         """Whether every request commits its most confident masked position, no more and no other: most steps."""
@@ -415,45 +450,26 @@ class TorchExecutor:
             return False
         return not self._parallel and all(item.commit == 1 for item in items)
 
-    def _candidates(self, counts: list[int], block: BlockRows, places: Tensor) -> Candidates:
-        """The first ``counts`` of every request's ``places`` [n, B]."""
-        count = sum(counts)
-        index = np.zeros((2, max(count, MIN_ROWS)), dtype=np.int64)
-        index[0, :count] = np.repeat(np.arange(len(counts)), counts)
-        index[1, :count] = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
-        request, rank = self._to_device(index)
-        place = places[request, rank]
-        return Candidates(size=count, request=request, place=place, row=block.packed[request, place])
+    def _candidates(self, counts: Ints, block: Block, places: Tensor | None) -> Candidates:
+        """The first ``counts`` of every request's ``places`` [n, B]; None takes a block's places in order."""
+        width = block.positions.shape[1]
+        wanted = Places.of(counts, least=MIN_ROWS)
+        start = wanted.request * width
+        cell, first = self._staging.send(start + wanted.rank, start)
+        if places is not None:
+            cell = places.take(cell) + first
+        return Candidates(size=wanted.size, cell=cell, row=block.packed.take(cell), item=wanted.request)
 
-    def _every(self, items: list[PlanItem], block: BlockRows) -> Candidates:
-        """All places of the blocks, in order."""
-        length = np.array([item.block_len for item in items])[:, None]
-        request, place = np.nonzero(np.arange(length.max()) < length)
-        size = len(place)
-        pad = max(0, MIN_ROWS - size)
-        index = self._to_device(np.pad(np.stack((request, place)), ((0, 0), (0, pad))))
-        return Candidates(size=size, request=index[0], place=index[1], row=block.packed[index[0], index[1]])
-
-    def _block_rows(self, items: list[PlanItem], rows: StepRows) -> BlockRows:
-        """[n, B] indices of every active block, padded to the longest."""
-        runs = rows.refresh_runs + rows.reuse_q_runs
-        slot = np.array([self._slots[item.request_id] for item in items])[:, None]
-        start = np.array([item.block_start for item in items])[:, None]
-        length = np.array([item.block_len for item in items])[:, None]
-        offset = np.arange(length.max())[None, :]
-        inside = offset < length
-        position = np.where(inside, start + offset, self.max_len)
-        run_start = np.array([[run[0]] for run in runs])
-        in_run = np.array([[item.block_start if item.phase.is_refresh else 0] for item in items]) + offset
-        if self.model.config.shifts_logits:
-            # Row i predicts token i + 1; the first row of whatever was forwarded keeps its own.
-            in_run = np.maximum(in_run - 1, 0)
-        packed = run_start + np.where(inside, in_run, 0)
-        index = np.empty((3, *position.shape), dtype=np.int64)
-        index[0], index[1], index[2] = position, packed, slot * self.tokens.shape[1] + position
-        positions, packed, flat = self._to_device(index)
-        padding = None if inside.all() else self._to_device(~inside)
-        return BlockRows(positions=positions, packed=packed, flat=flat, padding=padding)
+    def _block(self, table: ItemTable, rows: StepRows) -> Block:
+        runs = (*rows.refresh_runs, *rows.reuse_q_runs)
+        base = np.array([start for start, _ in runs] + [runs[-1][1]])
+        shifts, width = self.model.config.shifts_logits, self.tokens.shape[1]
+        block = BlockRows.of(table, base, width=width, shifts_logits=shifts)
+        arrays = [block.position, block.packed, block.flat]
+        if block.inside is not None:
+            arrays.append((~block.inside).astype(np.int64))
+        positions, packed, flat, *padding = self._staging.send(*arrays)
+        return Block(positions, packed, flat, padding[0] != 0 if padding else None)
 
     def _reduce(
         self,
@@ -484,7 +500,7 @@ class TorchExecutor:
         return rows.num_rows if self.config.logit_rows == "monolithic" else wanted
 
     def _read_back(
-        self, items: list[PlanItem], block: BlockRows, chosen: Tensor | None, known: list[int] | None
+        self, items: list[PlanItem], block: Block, chosen: Tensor | None, known: list[int] | None
     ) -> tuple[list[int], dict[int, int]]:
         """Tokens committed per item, and the first stop token of completed blocks (``StepOutcome.stops``).
 
@@ -516,7 +532,7 @@ class TorchExecutor:
                 self._ends[item.request_id] = item.block_end
         return committed, stops
 
-    def _choose(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> tuple[Tensor, list[int] | None]:
+    def _choose(self, items: list[PlanItem], conf: Tensor, block: Block) -> tuple[Tensor, list[int] | None]:
         """Which positions to commit, and how many per item where that does not depend on the model."""
         commit = [item.commit for item in items]
         generations = [self._requests[item.request_id].generation for item in items]
@@ -524,7 +540,7 @@ class TorchExecutor:
         if decode.quota == "origin":
             return self._choose_at_random(items, conf, block), None
         if decode.first_step != "ranked":
-            first = self._to_device(np.array([item.step_in_block == 0 for item in items]))
+            first = self._ints([item.step_in_block == 0 for item in items]) != 0
             if decode.first_step == "first_position":
                 conf[:, 1:].masked_fill_(first.unsqueeze(1), -torch.inf)
             else:
@@ -539,41 +555,55 @@ class TorchExecutor:
         threshold = factor = None
         if any(is_parallel):
             limits = np.array([[np.inf if g.threshold is None else g.threshold, g.factor or 0.0] for g in generations])
-            threshold, factor = self._to_device(limits.T.copy()).to(conf.dtype)
-        quota = commit[0] if len(set(commit)) == 1 else self._to_device(np.array(commit))
+            threshold, factor = self._floats(limits.T).to(conf.dtype)
+        quota = commit[0] if len(set(commit)) == 1 else self._ints(commit)
         chosen = choose(conf, quota, threshold, factor)
         if by_library is not None:
-            chosen = torch.where(self._to_device(np.array(is_parallel)).unsqueeze(1), chosen, by_library)
+            chosen = torch.where((self._ints(is_parallel) != 0).unsqueeze(1), chosen, by_library)
         return chosen, None if any(is_parallel) else commit
 
-    def _choose_at_random(self, items: list[PlanItem], conf: Tensor, block: BlockRows) -> Tensor:
+    def _choose_at_random(self, items: list[PlanItem], conf: Tensor, block: Block) -> Tensor:
         """Dream's ``origin``: each mask is committed with the schedule's probability."""
-        share = self._to_device(np.array([item.commit_probability for item in items])).unsqueeze(1)
-        seeds = self._to_device(np.array([self._requests[item.request_id].generation.seed for item in items]))
-        steps = self._to_device(np.array([item.step_in_block for item in items]))
+        share = self._floats(np.array([item.commit_probability for item in items])).unsqueeze(1)
+        seeds = self._ints([self._requests[item.request_id].generation.seed for item in items])
+        steps = self._ints([item.step_in_block for item in items])
         keys = ~row_keys(seeds.unsqueeze(1), steps.unsqueeze(1), block.positions)
         drawn = uniform(keys.flatten(), 1).view(conf.shape)
         return (drawn < share) & (conf > -torch.inf)
 
-    def _sampling(self, items: list[PlanItem], candidates: Candidates, block: BlockRows) -> Sampling | None:
+    def _sampling(self, items: list[PlanItem], candidates: Candidates, block: Block) -> Sampling | None:
         if not self._sampled:
             return None
         generations = [self._requests[item.request_id].generation for item in items]
         draws = [self._draws[item.request_id] for item in items]
         for item in items:
             self._draws[item.request_id] += 1
-        request, position = candidates.request, block.positions[candidates.request, candidates.place]
         vocabulary = self.model.config.vocab_size
         real = [[g.temperature, g.top_p, g.alg_temp, float(g.remasking == "random")] for g in generations]
         whole = [[g.seed, n, min(g.top_k or vocabulary, vocabulary)] for g, n in zip(generations, draws, strict=True)]
-        temperature, top_p, alg_temp, is_random = self._to_device(np.array(real))[request].unbind(1)
-        seeds, counts, top_k = self._to_device(np.array(whole, dtype=np.int64))[request].unbind(1)
+        temperature, top_p, alg_temp, is_random = self._floats(np.array(real)[candidates.item].T)
+        seeds, counts, top_k = self._staging.send(np.array(whole, dtype=np.int64)[candidates.item].T.copy())[0]
         truncates = any(g.top_p < 1 or g.top_k is not None for g in generations)
         return Sampling(
             temperature=temperature,
-            keys=row_keys(seeds, counts, position),
+            keys=row_keys(seeds, counts, block.positions.take(candidates.cell)),
             random_remasking=is_random > 0,
             top_p=top_p if truncates else None,
             top_k=top_k if truncates else None,
             alg_temp=alg_temp if any(g.alg_temp > 0 for g in generations) else None,
         )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _out_of_memory(plan: StepPlan, config: EngineConfig, device: torch.device) -> str:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    rows = sum(item.query_tokens for item in plan.items)
+    return (
+        f"out of memory in a step of {len(plan.items)} requests and {rows} query tokens: lower "
+        f"max_num_batched_tokens={config.max_num_batched_tokens} or max_num_logits={config.max_num_logits}, or leave "
+        f"{device} to this process alone"
+    )

@@ -1,0 +1,140 @@
+"""How long the parts of a step take, by the clock of what runs them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Protocol
+
+import torch
+
+from engines.dllm.plan import STEP_PARTS, StepTimes
+
+MAX_IN_FLIGHT = 2
+"""Steps the host may have handed to a device: one that runs, and the next."""
+
+_FORWARD = ("attention", "gemm", "logits", "selection")
+
+
+class Laps(Protocol):
+    """One step is ``begin``, ``lap`` after each part, ``end``."""
+
+    detailed: bool
+    """Whether laps are taken inside the model, too."""
+
+    def begin(self, *, detailed: bool) -> None: ...
+
+    def lap(self, part: str) -> None:
+        """What was done since the last lap was ``part``, one of STEP_PARTS."""
+        ...
+
+    def end(self) -> StepTimes | None:
+        """None where the device has not got there yet."""
+        ...
+
+    def wait(self) -> None: ...
+
+    def times(self) -> Mapping[int, StepTimes]:
+        """By number of step, from 0: what ``end`` left open since the last call. Waits."""
+        ...
+
+    def abandon(self) -> None:
+        """The step that began has failed."""
+        ...
+
+
+class HostLaps:
+    """Every operation is over when it returns."""
+
+    detailed = False
+
+    def begin(self, *, detailed: bool) -> None:
+        self.detailed = detailed
+        self._parts = dict.fromkeys(STEP_PARTS, 0.0)
+        self._last = perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = perf_counter()
+        self._parts[part] += now - self._last
+        self._last = now
+
+    def end(self) -> StepTimes:
+        return _times(self._parts, self.detailed)
+
+    def wait(self) -> None:
+        return
+
+    def times(self) -> Mapping[int, StepTimes]:
+        return {}
+
+    def abandon(self) -> None:
+        return
+
+
+class CudaLaps:
+    """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
+
+    detailed = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._num_begun = 0
+        self._under_way: deque[tuple[int, bool, list[tuple[str, torch.cuda.Event]]]] = deque()
+        self._marks: list[tuple[str, torch.cuda.Event]] = []
+        self._free: list[torch.cuda.Event] = []
+        self._previous_end: torch.cuda.Event | None = None
+        self._times: dict[int, StepTimes] = {}
+
+    def begin(self, *, detailed: bool) -> None:
+        while len(self._under_way) >= MAX_IN_FLIGHT:
+            self._finish_oldest()
+        self.detailed = detailed
+        self._marks = []
+        self.lap("idle")
+
+    def lap(self, part: str) -> None:
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        self._marks.append((part, event))
+
+    def end(self) -> None:
+        self._under_way.append((self._num_begun, self.detailed, self._marks))
+        self._num_begun += 1
+        self._marks = []
+
+    def wait(self) -> None:
+        while self._under_way:
+            self._finish_oldest()
+
+    def times(self) -> Mapping[int, StepTimes]:
+        self.wait()
+        times, self._times = self._times, {}
+        return times
+
+    def abandon(self) -> None:
+        self._free += [event for _, event in self._marks]
+        self._marks = []
+
+    def _finish_oldest(self) -> None:
+        number, detailed, marks = self._under_way.popleft()
+        marks[-1][1].synchronize()
+        parts = dict.fromkeys(STEP_PARTS, 0.0)
+        last = self._previous_end
+        for part, event in marks:
+            if last is not None:
+                parts[part] += last.elapsed_time(event) / 1e3
+            last = event
+        self._times[number] = _times(parts, detailed)
+        if self._previous_end is not None:
+            self._free.append(self._previous_end)
+        self._free += [event for _, event in marks[:-1]]
+        self._previous_end = last
+
+
+def laps_of(device: torch.device) -> Laps:
+    return CudaLaps(device) if device.type == "cuda" else HostLaps()
+
+
+def _times(parts: Mapping[str, float], detailed: bool) -> StepTimes:
+    return StepTimes(forward_s=sum(parts[part] for part in _FORWARD), parts=dict(parts) if detailed else None)
