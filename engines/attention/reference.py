@@ -1,18 +1,16 @@
-"""Varlen attention over packed rows: one call for a whole batch of ragged sequences.
-
-``sdpa`` is the reference backend and the CPU's: each sequence is a zero-copy view of the packed
-rows, so its result cannot depend on which other sequences share the step.
-"""
+"""``sdpa``, the reference backend and the CPU's: each sequence is a zero-copy view of the packed rows, so
+its result cannot depend on which other sequences share the step."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
 
-Run = tuple[int, int]
-"""(first row, end row) of one sequence in a packed tensor."""
+from engines.attention.spans import Run, Spans
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -32,4 +30,18 @@ def varlen_attention(
     Runs of k may lie anywhere (a KV pool), in any order; nothing is gathered or concatenated.
     """
     for (q0, q1), (k0, k1) in zip(q_runs, k_runs, strict=True):
-        out[q0:q1] = sdpa(q[None, q0:q1], k[None, k0:k1], v[None, k0:k1])[0]
+        if q0 < q1:
+            out[q0:q1] = sdpa(q[None, q0:q1], k[None, k0:k1], v[None, k0:k1])[0]
+
+
+@dataclass(frozen=True)
+class Sdpa:
+    """``varlen_attention`` behind the protocol: one launch per sequence."""
+
+    name: ClassVar[str] = "sdpa"
+    needs_host_runs: ClassVar[bool] = True
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor) -> None:
+        assert spans.q_runs is not None, "sdpa needs host runs"
+        assert spans.k_runs is not None
+        varlen_attention(out, q, k, v, spans.q_runs, spans.k_runs)

@@ -1,0 +1,14 @@
+"""Varlen attention: one call for a whole batch of ragged sequences, whose keys lie anywhere in a KV pool.
+
+``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/test_attention.py).
+"""
+
+from engines.attention.protocol import VarlenAttention
+from engines.attention.reference import Sdpa, sdpa, varlen_attention
+from engines.attention.registry import BACKENDS, attention_backend, availability
+from engines.attention.spans import Run, SpanMetadata, Spans
+
+__all__ = [
+    "BACKENDS", "Run", "Sdpa", "SpanMetadata", "Spans", "VarlenAttention", "attention_backend", "availability", "sdpa",
+    "varlen_attention",
+]  # fmt: skip
