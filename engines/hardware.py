@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from engines.errors import UserError
 
@@ -74,6 +75,19 @@ def gpu(name: str) -> Gpu:
         if known.name == name.lower():
             return known
     raise UserError(f"gpu={name!r} is unknown: use one of {', '.join(known.name for known in GPUS)}")
+
+
+_OTHER_CARDS = {"d", "3e", "laptop", "mobile", "mig"}
+"""What a driver adds to the name of a card with other peaks, or of a part of one."""
+
+
+def gpu_of_device(device_name: str) -> Gpu | None:
+    """The card a driver calls ``device_name`` ("NVIDIA GeForce RTX 4090"); None where it is not in the catalogue."""
+    words = re.findall(r"[a-z0-9]+", device_name.lower())
+    names = {*words, *(first + second for first, second in pairwise(words))}
+    if names & _OTHER_CARDS:
+        return None
+    return next((known for known in GPUS if known.name in names), None)
 
 
 _UNITS = {"MB": 10**6, "GB": GB, "MIB": 2**20, "GIB": 2**30}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engines.errors import UserError
-from engines.hardware import GPUS, H20, H200, L40S, RTX4090, gpu, parse_memory
+from engines.hardware import GPUS, H20, H200, L40S, RTX4090, gpu, gpu_of_device, parse_memory
 
 
 def test_peaks_are_the_datasheets():
@@ -27,6 +27,17 @@ def test_unknown_gpu_lists_the_known_ones():
     assert gpu("L40S") is L40S
     with pytest.raises(UserError, match=r"gpu='a100'.*rtx4090, l40s, h200, h20"):
         gpu("a100")
+
+
+def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
+    named = {
+        "NVIDIA GeForce RTX 4090": RTX4090, "NVIDIA L40S": L40S, "NVIDIA H200": H200, "NVIDIA H20": H20,
+        "NVIDIA RTX4090": RTX4090, "nvidia h200 nvl": H200,
+    }  # fmt: skip
+    assert {name: gpu_of_device(name) for name in named} == named
+    for name in ("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H200 MIG 1g.18gb", "NVIDIA L40",
+                 "NVIDIA GH200 480GB", "NVIDIA H20-3e", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 3090", ""):  # fmt: skip
+        assert gpu_of_device(name) is None, name
 
 
 def test_memory_sizes():

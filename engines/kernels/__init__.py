@@ -1,0 +1,34 @@
+"""Triton kernels of the CUDA path, one module each with its reference in torch.
+
+A wrapper checks shapes and launches; it never falls back. Callers ask ``available`` and otherwise
+call the reference, which has the same signature. Nothing here reads from the device: wrappers may run
+inside CUDA graph capture once a call of the same shapes outside it has compiled them. Block sizes are
+fixed, so a row's numbers do not depend on what else is in the launch. Importing a module does not
+import triton.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@cache
+def _installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether triton runs kernels in its interpreter, on any device (for tests); it looks at the variable
+    once, when it is imported."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+
+
+def available(device: torch.device) -> bool:
+    """Whether the kernels can run on tensors of ``device``."""
+    return _installed() and (device.type == "cuda" or interpreted())

@@ -1,0 +1,148 @@
+"""Logits to (token, confidence) in one pass: no probabilities and no copy of the logits are made.
+
+Shapes: M rows of V logits; S shards of a vocabulary. Sums are float32. The token is the largest logit's, of equals
+the lowest id; ``suppress_id`` is never the token, but counts in the normaliser. A NaN among a row's logits makes its
+confidence NaN and its token some id of the vocabulary (torch's would be that of the first NaN). Every row is summed
+in the same TILE pieces, whatever M: its numbers do not depend on its company.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
+
+TILE = 4096
+"""Logits a program reads, all at once; LLaDA's row of 126,464 is 31 of them."""
+
+
+class Partial(NamedTuple):
+    """[M] of one shard of a vocabulary, or [S, M] of all; the sum of the softmax is relative to ``maximum``."""
+
+    best: Tensor
+    """float32, of the tokens that may be chosen."""
+    token: Tensor
+    """int64."""
+    maximum: Tensor
+    """float32, of all tokens."""
+    sumexp: Tensor
+    """float32, sum of exp(logit - maximum)."""
+
+
+def confidence(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, Tensor]:
+    """token [M] int64, softmax probability [M] float32 of logits [M, V], rows of any stride."""
+    parts = _tile_parts(logits, suppress_id, 0)
+    return _combine(parts, by_row=True)
+
+
+def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, Tensor]:
+    """As ``confidence``."""
+    _check(logits)
+    logits = logits.to(torch.float32, copy=True)
+    normaliser = torch.logsumexp(logits, dim=-1)
+    if suppress_id is not None:
+        logits[:, suppress_id] = -torch.inf
+    best, token = logits.max(dim=-1)
+    return token, torch.exp(best - normaliser)
+
+
+def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
+    """Of the shard [M, V] whose first column is token ``offset``; ``suppress_id`` is a token of any shard."""
+    parts = _tile_parts(logits, suppress_id, offset)
+    from engines.kernels.jit.confidence import merge_parts
+
+    rows, count = parts.best.shape
+    merged = _empty((rows,), logits.device)
+    if rows > 0:
+        with on(logits.device):
+            merge_parts[(rows,)](
+                *merged, *parts, count, count, 1,
+                WIDTH=power_of_two(count), FINAL=False, num_warps=1, enable_fp_fusion=False,
+            )  # fmt: skip
+    return merged
+
+
+def partial_reference(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
+    """As ``partial``."""
+    _check(logits)
+    logits = logits.to(torch.float32, copy=True)
+    maximum = logits.amax(dim=-1)
+    shift = torch.where(maximum == -torch.inf, 0.0, maximum)
+    sumexp = torch.exp(logits - shift.unsqueeze(1)).sum(dim=-1)
+    if suppress_id is not None and 0 <= suppress_id - offset < logits.shape[1]:
+        logits[:, suppress_id - offset] = -torch.inf
+    best, token = logits.max(dim=-1)
+    return Partial(best, token + offset, maximum, sumexp)
+
+
+def combine(parts: Partial) -> tuple[Tensor, Tensor]:
+    """token [M], confidence [M] of a vocabulary whose shards' ``partial`` are stacked [S, M], in any order."""
+    return _combine(parts, by_row=False)
+
+
+def combine_reference(parts: Partial) -> tuple[Tensor, Tensor]:
+    """As ``combine``."""
+    maximum = parts.maximum.amax(dim=0)
+    shift = torch.where(maximum == -torch.inf, 0.0, maximum)
+    normaliser = (parts.sumexp * torch.exp(parts.maximum - shift)).sum(dim=0)
+    best = parts.best.amax(dim=0)
+    last = torch.iinfo(torch.int64).max
+    token = torch.where(parts.best == best, parts.token, last).amin(dim=0)
+    token = torch.where(token == last, parts.token.amax(dim=0), token)
+    return token, torch.exp(best - shift) / normaliser
+
+
+def _empty(shape: tuple[int, ...], device: torch.device) -> Partial:
+    best, maximum, sumexp = torch.empty((3, *shape), dtype=torch.float32, device=device).unbind(0)
+    return Partial(best, torch.empty(shape, dtype=torch.int64, device=device), maximum, sumexp)
+
+
+def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
+    """[M, tiles] of TILE logits each."""
+    _check(logits)
+    from engines.kernels.jit.confidence import reduce_tiles
+
+    rows, vocabulary = logits.shape
+    count = tiles(vocabulary, TILE)
+    parts = _empty((rows, count), logits.device)
+    if rows > 0:
+        suppressed = -1 if suppress_id is None else suppress_id - offset
+        with on(logits.device):
+            reduce_tiles[(rows * count,)](
+                *parts, logits, logits.stride(0), vocabulary, count, suppressed, offset,
+                TILE=TILE, num_warps=4, enable_fp_fusion=False,
+            )  # fmt: skip
+    return parts
+
+
+def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
+    """Of parts [M, count] or [count, M]."""
+    from engines.kernels.jit.confidence import merge_parts
+
+    parts = Partial(*(t.contiguous() for t in parts))
+    require(
+        parts.best.dim() == 2 and all(t.shape == parts.best.shape for t in parts) and parts.token.dtype == torch.int64,
+        "parts of one shape [S, M], tokens int64",
+    )
+    rows, count = parts.best.shape if by_row else parts.best.shape[::-1]
+    token = torch.empty(rows, dtype=torch.int64, device=parts.best.device)
+    probability = torch.empty(rows, dtype=torch.float32, device=parts.best.device)
+    if rows > 0:
+        row_stride, part_stride = (count, 1) if by_row else (1, rows)
+        with on(parts.best.device):
+            merge_parts[(rows,)](
+                probability, token, None, None, *parts, count, row_stride, part_stride,
+                WIDTH=power_of_two(count), FINAL=True, num_warps=1, enable_fp_fusion=False,
+            )  # fmt: skip
+    return token, probability
+
+
+def _check(logits: Tensor) -> None:
+    require(
+        logits.dim() == 2 and logits.shape[1] > 0 and (logits.shape[1] == 1 or logits.stride(1) == 1),
+        "logits [M, V] with contiguous V",
+    )
+    require(logits.dtype in DTYPES, "logits in bfloat16, float16 or float32")

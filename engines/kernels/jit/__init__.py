@@ -1,0 +1,1 @@
+"""The kernels themselves; importing a module here imports triton."""

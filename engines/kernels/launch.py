@@ -1,0 +1,29 @@
+"""What the wrappers share."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def on(device: torch.device) -> AbstractContextManager[object]:
+    """Launches go to the current stream of ``device``."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def power_of_two(count: int) -> int:
+    """The smallest one that is not less."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def tiles(count: int, size: int) -> int:
+    return -(-count // size)
+
+
+def require(condition: bool, wanted: str) -> None:
+    """Raises ValueError: a caller's mistake, no user's."""
+    if not condition:
+        raise ValueError(f"wanted {wanted}")

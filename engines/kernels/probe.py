@@ -1,0 +1,145 @@
+"""Tries every kernel on a small fixed example before it serves: a compiler's mistake costs speed, not results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from engines.kernels.building import Building
+from engines.kernels.confidence import (
+    Partial,
+    combine,
+    combine_reference,
+    confidence,
+    confidence_reference,
+    partial,
+    partial_reference,
+)
+from engines.kernels.pack import pack, pack_reference
+from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
+from engines.kernels.rotary import rotate, rotate_reference
+from engines.kernels.scores import scores, scores_reference
+from engines.kernels.swiglu import swiglu, swiglu_reference
+from engines.models.layers import FusedOps
+
+ROUNDING = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1e-5}
+"""Largest difference that rounding explains, relative to values of order 1."""
+
+Outputs = tuple[Tensor, ...]
+
+
+class Examples:
+    """Inputs of one dtype on one device; each method runs a kernel or its reference."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self._random = torch.Generator().manual_seed(0)
+        self.q, self.k, self.v = self.draw(37, 4, 32), self.draw(37, 2, 32), self.draw(37, 2, 32)
+        self.x, self.y, self.weight = self.draw(37, 320), self.draw(37, 320), self.draw(320)
+        self.logits = self.draw(9, 5000)
+        angles = torch.rand(37, 16, generator=self._random) * 6
+        self.cos = torch.cat((angles.cos(), angles.cos()), dim=1).unsqueeze(1).to(device)
+        self.sin = torch.cat((-angles.sin(), angles.sin()), dim=1).unsqueeze(1).to(device)
+        # Rows 0 .. 20 and 20 .. 37; blocks of 4 and 3; 7 and 5 rows kept.
+        table = [[0, 20], [6, 9], [4, 3], [4, 3], [16, 14], [7, 5], [11, 0]]
+        self.building = Building.of(torch.tensor(table).to(device))
+        order = [torch.randperm(14, generator=self._random) for _ in range(4)]
+        self.chosen = torch.stack(order).view(2, 2, 14).to(device)
+
+    def draw(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._random).to(self.device, self.dtype)
+
+    def packed(self, run: Callable[..., None]) -> Outputs:
+        pools = torch.zeros(2, 20, 2, 32, dtype=self.dtype, device=self.device).unbind()
+        run(*pools, self.k, self.v, self.building, self.chosen, 7)
+        return pools
+
+    def scored(self, run: Callable[..., Tensor]) -> Outputs:
+        return tuple(
+            run(self.q, self.k, self.building, selection, 3, 4, 16) / 32**0.5 for selection in ("head", "uniform")
+        )
+
+    def decided(self, run: Callable[..., Outputs]) -> Outputs:
+        return run(self.logits, 17)
+
+    def divided(self, part: Callable[..., Partial], join: Callable[[Partial], Outputs]) -> Outputs:
+        half = [part(self.logits[:, :2500], 17, 0), part(self.logits[:, 2500:], 17, 2500)]
+        return join(Partial(*(torch.stack(fields) for fields in zip(*half, strict=True))))
+
+    def normalized(self, run: Callable[..., Tensor]) -> Outputs:
+        return (run(self.x, self.weight, 1e-5),)
+
+    def rotated(self, run: Callable[..., None]) -> Outputs:
+        found: list[Tensor] = []
+        for full_precision in (True, False):
+            q, k = self.q.clone(), self.k.clone()
+            run(q, k, self.cos, self.sin, full_precision=full_precision)
+            found += [q, k]
+        return tuple(found)
+
+    def gated(self, run: Callable[..., Tensor]) -> Outputs:
+        return (run(self.x, self.y),)
+
+
+_PAIRS: Mapping[str, tuple[Callable[[Examples], Outputs], Callable[[Examples], Outputs]]] = MappingProxyType(
+    {
+        "pack": (lambda e: e.packed(pack), lambda e: e.packed(pack_reference)),
+        "scores": (lambda e: e.scored(scores), lambda e: e.scored(scores_reference)),
+        "confidence": (lambda e: e.decided(confidence), lambda e: e.decided(confidence_reference)),
+        "partial": (lambda e: e.divided(partial, combine), lambda e: e.divided(partial_reference, combine_reference)),
+        "rms_norm": (lambda e: e.normalized(rms_norm), lambda e: e.normalized(rms_norm_reference)),
+        "rotate": (lambda e: e.rotated(rotate), lambda e: e.rotated(rotate_reference)),
+        "swiglu": (lambda e: e.gated(swiglu), lambda e: e.gated(swiglu_reference)),
+    }
+)
+KERNELS = tuple(_PAIRS)
+
+
+@lru_cache(maxsize=16)
+def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
+    """What is wrong with the kernels that do not give their references' numbers here. Compiles them all."""
+    from engines import kernels
+
+    if not kernels.available(device):
+        return dict.fromkeys(KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
+    examples = Examples(device, dtype)
+    found = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
+    return {name: fault for name, fault in found.items() if fault is not None}
+
+
+def fused_ops(device: torch.device, dtype: torch.dtype) -> FusedOps:
+    """Those of a model's layers that serve here."""
+    broken = faults(device, dtype)
+    return FusedOps(
+        rms_norm=None if "rms_norm" in broken else rms_norm,
+        rotate=None if "rotate" in broken else rotate,
+        swiglu=None if "swiglu" in broken else swiglu,
+    )
+
+
+def serves(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    return name not in faults(device, dtype)
+
+
+def _fault(
+    kernel: Callable[[Examples], Outputs], reference: Callable[[Examples], Outputs], examples: Examples
+) -> str | None:
+    try:
+        found = [t.cpu() for t in kernel(examples)]
+    except Exception as error:
+        said = (str(error).strip() or "no message").splitlines()[0]
+        return f"{type(error).__name__}: {said}"
+    for mine, theirs in zip(found, reference(examples), strict=True):
+        theirs = theirs.cpu()
+        if mine.dtype == torch.int64:
+            if not torch.equal(mine, theirs):
+                return "it chooses other tokens"
+            continue
+        tolerance = ROUNDING[examples.dtype]
+        if not torch.allclose(mine.float(), theirs.float(), rtol=tolerance, atol=tolerance):
+            return f"it is off by {(mine.float() - theirs.float()).abs().nan_to_num().max().item():.2g}"
+    return None

@@ -1,0 +1,85 @@
+"""Half-split rotary embedding of q and k, in place and in one launch.
+
+Shapes: N packed rows, H / Hkv heads of width D, P positions of a table. cos and sin are those of
+``engines.models.layers.rotary_tables``: the halves of cos are equal, those of sin opposite; one of each is read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
+from engines.models.layers import rotate_halves
+
+HEADS = 16
+"""Heads a program rotates."""
+
+
+def rotate(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, full_precision: bool
+) -> None:
+    """q [N, H, D] and k [N, Hkv, D], rows of any stride, by cos and sin [N, 1, D].
+
+    With ``positions`` [N] int64, cos and sin are tables [P, 1, D] of which row positions[i] belongs to row i.
+    ``full_precision`` rotates in float32 and rounds once (LLaDA); else cos, sin and every operation are rounded to
+    q's dtype (Dream).
+    """
+    _check(q, k, cos, sin, positions)
+    from engines.kernels.jit.rotary import rotate_rows
+
+    rows, heads, width = q.shape
+    kv_heads = k.shape[1]
+    if rows == 0:
+        return
+    with on(q.device):
+        # Products and sums are rounded one by one, as torch does.
+        rotate_rows[(rows, tiles(heads, HEADS) + tiles(kv_heads, HEADS))](
+            q, k, cos, sin, positions, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), sin.stride(0),
+            Q_HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, GATHERS=positions is not None, FULL=full_precision,
+            HEADS=HEADS, WIDTH=power_of_two(width // 2), num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+def rotate_reference(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, full_precision: bool
+) -> None:
+    """As ``rotate``."""
+    _check(q, k, cos, sin, positions)
+    if positions is not None:
+        cos, sin = cos[positions], sin[positions]
+    dtype = torch.float32 if full_precision else q.dtype
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    for x in (q, k):
+        x.copy_(rotate_halves(x.to(dtype), cos, sin))
+
+
+def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
+    rows, _, width = q.shape
+    require(
+        k.dim() == 3 and k.shape[0] == rows and k.shape[2] == width and width % 2 == 0,
+        "q [N, H, D] and k [N, Hkv, D], even D",
+    )
+    require(
+        q.dtype in DTYPES and q.dtype == k.dtype and q.device == k.device and q.stride(2) == k.stride(2) == 1,
+        "q and k in one floating dtype, on one device, with contiguous D",
+    )
+    require(
+        cos.shape == sin.shape
+        and cos.shape[1:] == (1, width)
+        and cos.dtype == sin.dtype
+        and cos.dtype in DTYPES
+        and cos.device == sin.device == q.device
+        and cos.stride(2) == sin.stride(2) == 1,
+        "cos and sin [N or P, 1, D] on the device of q, with contiguous D",
+    )
+    if positions is None:
+        require(cos.shape[0] == rows, "a row of cos and sin for every row of q, or positions")
+    else:
+        require(
+            positions.shape == (rows,)
+            and positions.dtype == torch.int64
+            and positions.is_contiguous()
+            and positions.device == q.device,
+            "contiguous positions [N] int64 on the device of q",
+        )

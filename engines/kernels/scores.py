@@ -1,0 +1,95 @@
+"""Importance scores of context rows, pooled (eq. 6), as ``engines.dllm.sparsity.importance`` defines them.
+
+Shapes: n building requests, N packed rows, H / Hkv heads of width D, C the longest context. Sums are
+float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. The mean over
+query rows comes first: a mean of dot products is the dot product with the mean.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from engines.dllm.sparsity import ContextRows, importance
+from engines.kernels.building import Building
+from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
+
+Selection = Literal["head", "uniform"]
+
+QUERY_ROWS = 16
+HEAD_TILE = 64
+UNIFORM_TILE = 32
+"""Context rows of a program, the pooling's neighbours on both sides among them."""
+
+
+def scores(
+    q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int, max_block: int, max_context: int
+) -> Tensor:
+    """Pooled scores [n, Hkv or 1, C] float32, -inf past a request's context.
+
+    q [N, H, D] and k [N, Hkv, D] are rotated, their rows of any stride; ``max_block`` and ``max_context`` = C are
+    the longest of the step, or more; ``kernel`` is odd.
+    """
+    _check(q, k, building, selection, kernel)
+    from engines.kernels.jit.scores import mean_queries, pooled_scores
+
+    n, (kv_heads, width) = len(building.kept), k.shape[1:]
+    uniform = selection == "uniform"
+    group = q.shape[1] // kv_heads
+    # ``uniform`` averages all heads, so those of a group may be averaged before they meet their keys.
+    mean_heads = kv_heads if uniform else q.shape[1]
+    heads = 1 if uniform else kv_heads
+    mean_q = torch.empty((n, mean_heads, width), dtype=torch.float32, device=q.device)
+    out = torch.empty((n, heads, max_context), dtype=torch.float32, device=q.device)
+    if out.numel() == 0:
+        return out
+    radius = kernel // 2
+    tile = max(UNIFORM_TILE if uniform else HEAD_TILE, power_of_two(4 * radius))
+    padded = power_of_two(width)
+    with on(q.device):
+        mean_queries[(mean_heads, n)](
+            mean_q, q, building.run_start, building.block_start, building.block_len, q.stride(0), q.stride(1),
+            D=width, GROUP=group if uniform else 1, TILES=tiles(max_block, QUERY_ROWS), ROWS=QUERY_ROWS, WIDTH=padded,
+            num_warps=4, enable_fp_fusion=True,
+        )  # fmt: skip
+        pooled_scores[(tiles(max_context, tile - 2 * radius), heads, n)](
+            out, mean_q, k, building.run_start, building.block_start, building.window_len, building.num_context,
+            max_context, k.stride(0), k.stride(1),
+            D=width, KV_HEADS=kv_heads, GROUP=group, UNIFORM=uniform, RADIUS=radius, TILE=tile, WIDTH=padded,
+            num_warps=4 if tile <= HEAD_TILE else 8, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out
+
+
+def scores_reference(
+    q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int, max_block: int, max_context: int
+) -> Tensor:
+    """As ``scores``."""
+    _check(q, k, building, selection, kernel)
+    table = torch.stack(building).unsqueeze(2)
+    run_start, block_start, block_len, window_len, num_context = table[:5]
+    context = torch.arange(max_context, device=q.device).unsqueeze(0)
+    place = torch.arange(max_block, device=q.device).unsqueeze(0)
+    position = torch.where(context < block_start, context, context + window_len)
+    rows = ContextRows(
+        block_rows=run_start + torch.where(place < block_len, block_start + place, 0),
+        block_valid=place < block_len,
+        context_rows=run_start + torch.where(context < num_context, position, 0),
+        context_valid=context < num_context,
+    )
+    return importance(q.float(), k.float(), rows, selection, kernel)
+
+
+def _check(q: Tensor, k: Tensor, building: Building, selection: Selection, kernel: int) -> None:
+    require(
+        q.dim() == k.dim() == 3 and q.shape[::2] == k.shape[::2] and q.shape[1] % k.shape[1] == 0,
+        "q [N, H, D] and k [N, Hkv, D], H a multiple of Hkv",
+    )
+    require(
+        q.dtype in DTYPES and q.dtype == k.dtype and q.device == k.device and q.stride(2) == k.stride(2) == 1,
+        "q and k in one floating dtype, on one device, with contiguous D",
+    )
+    require(selection in ("head", "uniform") and kernel % 2 == 1, "selection head or uniform and an odd kernel")
+    building.check(q.device)
