@@ -50,8 +50,8 @@ class MonolithicTorchExecutor(TorchExecutor):
         token, confidence = reduce_in_parts(reduce, logits, None)
         return token[wanted], confidence[wanted]
 
-    def _logit_rows(self, rows: StepRows, wanted: int) -> int:
-        return rows.num_rows
+    def _logit_rows(self, num_rows: int, wanted: int) -> int:
+        return num_rows
 
 
 def _most_probable(logits: Tensor, _: Sampling | None, *, in_float64: bool) -> Reduced:
@@ -74,8 +74,9 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
         *,
         batch_size: int,
         stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
     ) -> None:
-        super().__init__(model, config, kv_rows, num_slots=batch_size, stop_ids=stop_ids)
+        super().__init__(model, config, kv_rows, num_slots=batch_size, stop_ids=stop_ids, profile_every=profile_every)
         # Masked rows of a slab are multiplied by zero, so what lies there has to be finite.
         self.pool_k.zero_()
         self.pool_v.zero_()
@@ -99,20 +100,28 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
             columns = torch.arange(width, device=self.device)
             mask = (columns < self._ints(keys).unsqueeze(1))[:, None, None, :]
 
-        is_exact = rows.num_rows >= MIN_ROWS
+        is_exact, laps = rows.num_rows >= MIN_ROWS, self._laps
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            """The rows of q [n, L, H, D] end to end, then zeros up to MIN_ROWS."""
+            out = sdpa(q, k, v, mask).flatten(0, 1)
+            if not is_exact:
+                out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - rows.num_rows))
+            if laps.detailed:
+                laps.lap("attention")
+            return out
 
         def batched(x: Tensor) -> Tensor:
             return (x if is_exact else x[: rows.num_rows]).view(n, -1, *x.shape[1:])
 
-        def packed(x: Tensor) -> Tensor:
-            """The rows of x [n, L, H, D] end to end, then zeros up to MIN_ROWS."""
-            x = x.flatten(0, 1)
-            return x if is_exact else F.pad(x, (0, 0, 0, 0, 0, MIN_ROWS - rows.num_rows))
-
         def refresh(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if rows.build is not None:
-                self._pack(layer, q, k, v, rows.build)
-            return packed(sdpa(batched(q), batched(k), batched(v), mask))
+            if laps.detailed:
+                laps.lap("gemm")
+            if rows.pack is not None:
+                rows.pack(self.pool_k[layer], self.pool_v[layer], q, k, v)
+                if laps.detailed:
+                    laps.lap("selection")
+            return attention(batched(q), batched(k), batched(v))
 
         if is_refresh:
             return refresh
@@ -124,13 +133,15 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
             own_k, own_v = ([slab[:, own] for slab in slabs] for slabs in (slabs_k, slabs_v))
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if laps.detailed:
+                laps.lap("gemm")
             if mask is None:
                 own_k[layer].copy_(batched(k))
                 own_v[layer].copy_(batched(v))
             else:
                 pools_k[layer].index_copy_(0, rows.pool_row, k[: rows.num_rows])
                 pools_v[layer].index_copy_(0, rows.pool_row, v[: rows.num_rows])
-            return packed(sdpa(batched(q), slabs_k[layer], slabs_v[layer], mask))
+            return attention(batched(q), slabs_k[layer], slabs_v[layer])
 
         return reuse
 

@@ -9,13 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+
+try:
+    from hypothesis import settings
+except ImportError:
+    # A GPU machine may lack it; tests marked gpu do without.
+    settings = None
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-settings.register_profile("repro", derandomize=True, deadline=None, max_examples=50)
-settings.load_profile("repro")
+if settings is not None:
+    settings.register_profile("repro", derandomize=True, deadline=None, max_examples=50)
+    settings.load_profile("repro")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without hypothesis only files that hold GPU tests are collected: many others cannot be imported."""
+    if settings is not None or collection_path.suffix != ".py":
+        return None
+    return None if "pytest.mark.gpu" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,9 +12,9 @@ import torch
 from baseline_steps import BASELINES, Baseline, prompts_of, time_baseline
 from tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
-from baselines.dllm_cache import torch_executor as feature_cache
-from engines.dllm import torch_executor
+from engines.dllm import laps
 from engines.dllm.config import GenerationConfig
+from engines.dllm.torch_executor import TorchExecutor
 from engines.models.llada import LLaDABlock, LLaDAModelLM
 
 GENERATIONS = (
@@ -91,13 +91,11 @@ def test_the_forward_is_counted_alike(baseline: Baseline, monkeypatch: pytest.Mo
 
         return slow
 
-    for module in (torch_executor, feature_cache):
-        monkeypatch.setattr(module, "perf_counter", lambda: now)
+    monkeypatch.setattr(laps, "perf_counter", lambda: now)
     monkeypatch.setattr(LLaDABlock, "mlp", takes(1, LLaDABlock.mlp))
     monkeypatch.setattr(LLaDAModelLM, "logits", takes(10, LLaDAModelLM.logits))
-    executor = torch_executor.TorchExecutor
     for name in ("_admit", "_layout_of", "_candidates", "_choose", "_sampling", "_read_back"):
-        monkeypatch.setattr(executor, name, takes(1000, getattr(executor, name)))
+        monkeypatch.setattr(TorchExecutor, name, takes(1000, getattr(TorchExecutor, name)))
     prompts = [prompt_of(MHA, i, 6) for i in range(2)]
     records = baseline.engine(network(MHA), prompts, GENERATIONS[0]).run()
     assert {record.forward_s for record in records} == {MHA.layers + 10}

@@ -26,8 +26,8 @@ from engines.dllm.config import EngineConfig, require
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose_parity
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.dllm.request import Request
-from engines.dllm.step_rows import ItemTable
-from engines.dllm.torch_executor import MIN_ROWS, Block, Guidance, StepLayout, StepRows
+from engines.dllm.step_rows import ItemTable, PackedRows
+from engines.dllm.torch_executor import MIN_ROWS, Block, Guidance, StepLayout
 
 Columns = tuple[slice | Tensor, slice | Tensor]
 """Index of some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
@@ -81,6 +81,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         batch_size: int,
         masked_attention: bool | None = None,
         stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
     ) -> None:
         decode = config.decode
         require(decode.first_step == "ranked",
@@ -89,7 +90,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         require(model.config.shifts_logits or (decode.confidence, decode.confidence_dtype) == ("max_prob", "native"),
                 f"confidence={decode.confidence!r} in {decode.confidence_dtype!r} is not LLaDA's under dLLM-Cache: "
                 f"use 'max_prob' in 'native'")  # fmt: skip
-        super().__init__(model, config, 0, num_slots=batch_size, stop_ids=stop_ids)
+        super().__init__(model, config, 0, num_slots=batch_size, stop_ids=stop_ids, profile_every=profile_every)
         self.parts = layers_of(model)
         self.masked_attention = self.device.type != "cpu" if masked_attention is None else masked_attention
         self._clock, self._blind_clock = BatchClock(cache), BatchClock(cache)
@@ -240,16 +241,25 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
 
     def _least_similar(self, value: Tensor, previous: Tensor, count: int) -> Tensor:
         """[n, count] response rows whose value [n, G, Hkv * D] turned furthest from that of the step before."""
+        if self._laps.detailed:
+            self._laps.lap("gemm")
         similarity = F.cosine_similarity(value, previous, dim=-1, eps=1e-8)
         if self.config.tie_policy == "parity":
-            return similarity.topk(count, dim=1, largest=False).indices
-        return similarity.sort(dim=1, stable=True).indices[:, :count]
+            selected = similarity.topk(count, dim=1, largest=False).indices
+        else:
+            selected = similarity.sort(dim=1, stable=True).indices[:, :count]
+        if self._laps.detailed:
+            self._laps.lap("selection")
+        return selected
 
     def _attention(
         self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns, *, has_prompt: bool
     ) -> Tensor:
         """Attention-block output [n, r, d] of the columns, over every column of their member."""
         q = self.parts.rotate(self._heads(over_rows(layer.query, h)), batch.cos[columns], batch.sin[columns])
+        laps = self._laps
+        if laps.detailed:
+            laps.lap("gemm")
         if self.masked_attention or not any(batch.padding):
             out = sdpa(q, cache.k, cache.v, batch.key_mask)
         else:
@@ -258,6 +268,8 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
                 # Padding is left of the prompt, so among the queries it is first or not there.
                 own, keys = slice(first if has_prompt else 0, None), slice(first, None)
                 out[i, own] = sdpa(q[i, None, own], cache.k[i, None, keys], cache.v[i, None, keys])[0]
+        if laps.detailed:
+            laps.lap("attention")
         return over_rows(layer.attention_output, out.flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:
@@ -265,22 +277,20 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
 
     # ---- decoding -------------------------------------------------------------------------
 
-    def _rows(self, items: list[PlanItem], table: ItemTable) -> StepRows:
+    def _packed_rows(self, items: list[PlanItem], table: ItemTable) -> PackedRows:
         """The hidden rows are the responses', end to end; a run starts where its position 0 would lie."""
         shift = int(self.model.config.shifts_logits)
         gen_length = self._requests[items[0].request_id].generation.gen_length
-        starts = [i * gen_length - (item.total_len - gen_length - shift) for i, item in enumerate(items)]
-        none = torch.empty(0, dtype=torch.int64, device=self.device)
-        return StepRows(
+        starts = np.arange(len(items)) * gen_length - (table.total_len - gen_length - shift)
+        num_rows, none = len(items) * gen_length, np.empty(0, dtype=np.int64)
+        return PackedRows(
+            num_rows=num_rows,
+            num_refresh_rows=num_rows,
+            base=np.append(starts, starts[-1] + table.total_len[-1]),
             position=none,
             flat=none,
-            num_rows=len(items) * gen_length,
-            num_refresh_rows=len(items) * gen_length,
-            refresh_runs=[(start, start + item.total_len) for start, item in zip(starts, items, strict=True)],
-            reuse_q_runs=[],
-            reuse_k_runs=[],
             pool_row=none,
-            build=None,
+            key_len=none,
         )
 
     def _reduce_at_once(

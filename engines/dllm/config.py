@@ -15,6 +15,7 @@ Remasking = Literal["low_confidence", "random"]
 Confidence = Literal["max_prob", "margin", "neg_entropy"]
 ConfidenceOf = Literal["model", "sampler"]
 ConfidenceDtype = Literal["native", "float64"]
+AttentionName = Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"]
 Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
@@ -170,6 +171,12 @@ class EngineConfig:
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     tie_policy: TiePolicy = "stable"
+    attention_backend: AttentionName = "auto"
+    """Of the torch executor (``engines.attention``)."""
+    cuda_graphs: bool = True
+    """Capture the forwards of small Reuse steps, on CUDA, where the attention backend allows it."""
+    fused_kernels: bool = True
+    """Triton kernels for 16-bit models, on CUDA, where Triton is installed."""
     suppress_mask_token: bool = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
@@ -177,5 +184,6 @@ class EngineConfig:
         _one_of("scheduler", self.scheduler, SchedulerName)
         _one_of("logit_rows", self.logit_rows, LogitRows)
         _one_of("tie_policy", self.tie_policy, TiePolicy)
+        _one_of("attention_backend", self.attention_backend, AttentionName)
         for name in ("max_num_batched_tokens", "max_num_logits", "max_num_seqs", "max_model_len"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -31,6 +32,10 @@ class Laps(Protocol):
 
     def end(self) -> StepTimes | None:
         """None where the device has not got there yet."""
+        ...
+
+    def rest(self) -> None:
+        """There was nothing to do: what passes until the next step is nobody's."""
         ...
 
     def wait(self) -> None: ...
@@ -62,6 +67,9 @@ class HostLaps:
     def end(self) -> StepTimes:
         return _times(self._parts, self.detailed)
 
+    def rest(self) -> None:
+        return
+
     def wait(self) -> None:
         return
 
@@ -72,18 +80,30 @@ class HostLaps:
         return
 
 
+class Mark(Protocol):
+    """The part of ``torch.cuda.Event`` that is used; recorded in the current stream."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds."""
+        ...
+
+
 class CudaLaps:
     """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
 
     detailed = False
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._num_begun = 0
-        self._under_way: deque[tuple[int, bool, list[tuple[str, torch.cuda.Event]]]] = deque()
-        self._marks: list[tuple[str, torch.cuda.Event]] = []
-        self._free: list[torch.cuda.Event] = []
-        self._previous_end: torch.cuda.Event | None = None
+    def __init__(self, new_event: Callable[[], Mark]) -> None:
+        self._new_event = new_event
+        self._num_ended = 0
+        self._under_way: deque[tuple[int, bool, list[tuple[str, Mark]]]] = deque()
+        self._marks: list[tuple[str, Mark]] = []
+        self._free: list[Mark] = []
+        self._previous_end: Mark | None = None
         self._times: dict[int, StepTimes] = {}
 
     def begin(self, *, detailed: bool) -> None:
@@ -94,14 +114,20 @@ class CudaLaps:
         self.lap("idle")
 
     def lap(self, part: str) -> None:
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
         self._marks.append((part, event))
 
     def end(self) -> None:
-        self._under_way.append((self._num_begun, self.detailed, self._marks))
-        self._num_begun += 1
+        self._under_way.append((self._num_ended, self.detailed, self._marks))
+        self._num_ended += 1
         self._marks = []
+
+    def rest(self) -> None:
+        self.wait()
+        if self._previous_end is not None:
+            self._free.append(self._previous_end)
+            self._previous_end = None
 
     def wait(self) -> None:
         while self._under_way:
@@ -133,7 +159,7 @@ class CudaLaps:
 
 
 def laps_of(device: torch.device) -> Laps:
-    return CudaLaps(device) if device.type == "cuda" else HostLaps()
+    return CudaLaps(partial(torch.cuda.Event, enable_timing=True)) if device.type == "cuda" else HostLaps()
 
 
 def _times(parts: Mapping[str, float], detailed: bool) -> StepTimes:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.dllm.config import Selection
+from engines.models.protocol import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,13 @@ class ContextRows:
     """[n, C]"""
 
 
-def importance(q: Tensor, k: Tensor, rows: ContextRows, selection: Selection, kernel: int) -> Tensor:
-    """Pooled scores [n, Hkv or 1, C]; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated."""
+def importance(
+    q: Tensor, k: Tensor, rows: ContextRows, selection: Selection, kernel: int, ranks: Ranks | None = None
+) -> Tensor:
+    """Pooled scores [n, Hkv or 1, C]; padding is -inf. q [N, H, D] and k [N, Hkv, D] are rotated.
+
+    Where heads are divided among ``ranks``, q and k hold this process's; ``uniform`` still averages all heads.
+    """
     n, context = rows.context_rows.shape
     kv_heads, width = k.shape[1], k.shape[2]
     group = q.shape[1] // kv_heads
@@ -45,12 +51,20 @@ def importance(q: Tensor, k: Tensor, rows: ContextRows, selection: Selection, ke
     # A product and a sum over D, not a matmul: each score is then the same number in any batch.
     keys = k[rows.context_rows].unsqueeze(3)
     score = (mean_q.view(n, 1, kv_heads, group, width) * keys).sum(dim=-1)
-    score = score.amax(dim=3) if selection == "head" else score.flatten(2).mean(dim=2, keepdim=True)
+    score = score.amax(dim=3) if selection == "head" else _mean_of_heads(score.flatten(2), ranks)
     score = score.transpose(1, 2).masked_fill(~rows.context_valid.unsqueeze(1), -torch.inf)
     if kernel > 1:
         score = F.max_pool1d(score, kernel, stride=1, padding=kernel // 2)
         score = score.masked_fill(~rows.context_valid.unsqueeze(1), -torch.inf)
     return score.view(n, -1, context)
+
+
+def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
+    """[n, C, 1] of [n, C, H]; equally many heads on every rank."""
+    if ranks is None:
+        return score.mean(dim=2, keepdim=True)
+    total = ranks.all_reduce(score.sum(dim=2, keepdim=True, dtype=torch.promote_types(score.dtype, torch.float32)))
+    return (total / (score.shape[2] * ranks.size)).to(score.dtype)
 
 
 def top_rows(score: Tensor, num_kept: int) -> Tensor:

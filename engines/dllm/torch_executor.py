@@ -15,36 +15,27 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engines.attention import Run, varlen_attention
+from engines import kernels
+from engines.attention import Run, Spans, attention_backend, varlen_attention
+from engines.attention.flash import reads_pool_in_place
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
 from engines.dllm.laps import laps_of
 from engines.dllm.noise import row_keys, uniform
 from engines.dllm.plan import ExecutorError, PlanItem, StepOutcome, StepPlan, StepTimes
 from engines.dllm.request import Request, check_request
-from engines.dllm.sparsity import ContextRows, importance, top_rows, top_rows_parity
-from engines.dllm.staging import Staging
+from engines.dllm.selection import Pack, SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
+from engines.dllm.staging import staging_to
+from engines.dllm.step_graphs import CudaRecorder, GraphKey, Recorder, StepGraphs, reuse_keys
 from engines.dllm.step_rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows, Places
+from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import Attend, DiffusionModel, Rotary
 
 MIN_ROWS = 8
 """GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
 request's numbers are the same alone and in company (on CPU bit for bit)."""
-
-
-class PoolWrite(NamedTuple):
-    """Where a BUILD step's selection goes: entry e of request i, rank r -> pool row."""
-
-    rows: ContextRows
-    kept: list[int]
-    num_context: list[int]
-    entry_request: Tensor
-    entry_rank: Tensor
-    entry_row: Tensor
-    """Packed row of an entry where every context row is kept, in order."""
-    pool_row: Tensor
 
 
 class StepRows(NamedTuple):
@@ -59,7 +50,10 @@ class StepRows(NamedTuple):
     refresh_runs: list[Run]
     reuse_q_runs: list[Run]
     reuse_k_runs: list[Run]
-    build: PoolWrite | None
+    spans: tuple[Spans, Spans] | None
+    """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
+    pack: Pack | None
+    """Where some requests build their cache."""
 
 
 class Block(NamedTuple):
@@ -85,9 +79,12 @@ class Candidates(NamedTuple):
 class StepLayout(NamedTuple):
     """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
 
-    rows: StepRows
-    rotary: Rotary
-    attend: Attend
+    num_rows: int
+    rows: StepRows | None
+    rotary: Rotary | None
+    attend: Attend | None
+    """All three None where a captured graph has its own."""
+    graph: tuple[GraphKey, ItemTable, PackedRows] | None
     block: Block
     every: Candidates | None
     """All places of the blocks, where committed ones get logits too."""
@@ -124,12 +121,18 @@ class TorchExecutor:
         shape = model.config
         self.num_slots = num_slots or config.max_num_seqs
         self.max_len = min(config.max_model_len, shape.max_sequence_length)
-        pool_shape = (shape.n_layers, kv_rows, shape.n_kv_heads, shape.head_dim)
+        self.attention = attention_backend(
+            config.attention_backend, self.device, self.dtype, shape.head_dim, shape.n_heads, shape.n_kv_heads
+        )
+        recorder = self._recorder()
+        # Padding of a graph has a slot and a row of its own.
+        spare = int(recorder is not None)
+        pool_shape = (shape.n_layers, kv_rows + spare, model.kv_heads_here, shape.head_dim)
         self.pool_k = torch.empty(pool_shape, dtype=self.dtype, device=self.device)
         self.pool_v = torch.empty(pool_shape, dtype=self.dtype, device=self.device)
         # The last column belongs to no position: padding of a ragged block is read from and written to it.
         self.tokens = torch.full(
-            (self.num_slots, self.max_len + 1), shape.mask_token_id, dtype=torch.int64, device=self.device
+            (self.num_slots + spare, self.max_len + 1), shape.mask_token_id, dtype=torch.int64, device=self.device
         )
         self._stop_ids = torch.tensor(sorted(stop_ids or {shape.eos_token_id}), device=self.device)
         self._free = list(range(self.num_slots))
@@ -147,13 +150,71 @@ class TorchExecutor:
             dtype=config.decode.confidence_dtype,
             suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
         )
-        self._staging = Staging(self.device)
+        self._fuse()
+        self._staging = staging_to(self.device)
         self._laps = laps_of(self.device)
+        self._selection = self._select_and_pack()
+        self._graphs: StepGraphs | None = None
+        if recorder is not None:
+            self._graphs = StepGraphs(
+                model, self.attention, self.tokens, self.pool_k, self.pool_v, self._staging, recorder
+            )
         self._profile_every = profile_every
         self._num_steps = 0
         self._layout: tuple[object, StepLayout] | None = None
         self._ends: dict[int, int] = {}
         """Where requests end that a stop token ends."""
+
+    def _recorder(self) -> Recorder | None:
+        """How forwards are captured; None where they are not."""
+        if self.device.type != "cuda" or not self.config.cuda_graphs or not reads_pool_in_place(self.attention):
+            return None
+        return CudaRecorder()
+
+    def _select_and_pack(self) -> SelectAndPack:
+        ranks = self.model.tensor_parallel
+        # Kernels sum in another order, and of a rank's heads alone.
+        needs_torch = self.config.tie_policy == "parity" or (ranks and self.config.sparsity.selection == "uniform")
+        if not needs_torch and self._serves("pack", "scores"):
+            return TritonSelectAndPack(self.config)
+        return TorchSelectAndPack(self.config, ranks)
+
+    def _serves(self, *names: str) -> bool:
+        """Whether these Triton kernels do; float32 is for comparing, operator by operator."""
+        if not self.config.fused_kernels or self.dtype == torch.float32 or not kernels.available(self.device):
+            return False
+        from engines.kernels.probe import serves
+
+        return all(serves(name, self.device, self.dtype) for name in names)
+
+    def _fuse(self) -> None:
+        """Kernels of the model's layers and of the output head; a model that another executor used may have some."""
+        if self.device.type == "cpu" and not self._serves():
+            return
+        assert isinstance(self.model, nn.Module)
+        fuse(self.model, FusedOps())
+        if self._serves():
+            from engines.kernels.probe import fused_ops
+
+            fuse(self.model, fused_ops(self.device, self.dtype))
+        if self._serves("confidence"):
+            from engines.kernels.reduction import fused
+
+            self._reduction = fused(self._reduction)
+
+    def prepare(self, block_length: int) -> None:
+        """Capture the graphs of Reuse steps with blocks of that length, before anything is timed."""
+        if self._graphs is None:
+            return
+        with torch.inference_mode():
+            # The largest first: the others then fit into its memory.
+            for key in sorted(set(reuse_keys(self.config.max_num_seqs, block_length)), reverse=True):
+                self._graphs.capture(key)
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     # ---- requests -------------------------------------------------------------------------
 
@@ -205,6 +266,8 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutcome:
+        if not self._requests:
+            self._laps.rest()
         self._laps.begin(detailed=self._profile_every > 0 and self._num_steps % self._profile_every == 0)
         try:
             return self._run(plan)
@@ -244,6 +307,7 @@ class TorchExecutor:
             forward_s=None if taken is None else taken.forward_s,
             duration_s=None,
             stops=stops,
+            graph=layout.graph is not None,
             parts=None if taken is None else taken.parts,
         )
 
@@ -251,15 +315,24 @@ class TorchExecutor:
         self, plan: StepPlan, items: list[PlanItem], layout: StepLayout
     ) -> tuple[Tensor, Guidance | None, int]:
         """Hidden states of the packed rows, guidance, and how many rows were computed."""
+        if layout.graph is not None:
+            assert self._graphs is not None
+            return self._graphs.run(*layout.graph), None, layout.num_rows
+        assert layout.rows is not None
         ids = self.tokens.take(layout.rows.flat)
-        hidden = self.model.hidden(ids, layout.rotary, layout.attend)
-        return hidden, self._unconditional(items, layout, ids), layout.rows.num_rows
+        return self._hidden_of(ids, layout), self._unconditional(items, layout, ids), layout.num_rows
+
+    def _hidden_of(self, ids: Tensor, layout: StepLayout) -> Tensor:
+        assert layout.rotary is not None
+        assert layout.attend is not None
+        return self.model.hidden(ids, layout.rotary, layout.attend)
 
     def _layout_of(self, items: list[PlanItem], pad_to: int | None) -> StepLayout:
         """That of the step before where this one computes the same rows, else a new one."""
         slots = [self._slots[item.request_id] for item in items]
         key = (
             pad_to,
+            self._laps.detailed,
             slots,
             [
                 (i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start)
@@ -271,25 +344,68 @@ class TorchExecutor:
         return self._layout[1]
 
     def _new_layout(self, items: list[PlanItem], table: ItemTable) -> StepLayout:
-        rows = self._rows(items, table)
-        block = self._block(table, rows)
+        """All of a step's metadata, in one transfer but for the candidates."""
+        packed = self._packed_rows(items, table)
+        places = BlockRows.of(
+            table, packed.base, width=self.tokens.shape[1], shifts_logits=self.model.config.shifts_logits
+        )
+        arrays = [places.position, places.packed, places.flat]
+        if places.inside is not None:
+            arrays.append((~places.inside).astype(np.int64))
+        build = BuildRows.of(table, items, packed.base)
+        graph = None
+        if self._graphs is not None and build is None and not self._guided and not self._laps.detailed:
+            key = self._graphs.key_of(table, packed)
+            graph = None if key is None else (key, table, packed)
+        rows = None
+        if graph is None:
+            num_places = len(arrays)
+            arrays += [packed.position, packed.flat, packed.pool_row]
+            spans = None if self.attention.needs_host_runs else self._span_arrays(packed, table)
+            arrays += [] if spans is None else [spans]
+            if build is not None:
+                arrays += self._selection.arrays(build)
+            sent = self._staging.send(*arrays)
+            positions, block_packed, flat, *padding = sent[:num_places]
+            rows = self._rows(items, table, packed, build, sent[num_places:], has_spans=spans is not None)
+        else:
+            positions, block_packed, flat, *padding = self._staging.send(*arrays)
+        block = Block(positions, block_packed, flat, padding[0] != 0 if padding else None)
         every = None
         if not self.config.suppress_mask_token:
             every = self._candidates(table.block_end - table.block_start, block, None)
         return StepLayout(
+            num_rows=packed.num_rows,
             rows=rows,
-            rotary=self.model.rotary(rows.position),
-            attend=self._attend(items, rows),
+            rotary=None if rows is None else self.model.rotary(rows.position),
+            attend=None if rows is None else self._attend(items, rows),
+            graph=graph,
             block=block,
             every=every,
         )
 
-    def _rows(self, items: list[PlanItem], table: ItemTable) -> StepRows:
-        packed = PackedRows.of(table, self._row_lengths(items), width=self.tokens.shape[1], least=MIN_ROWS)
-        position, flat, pool_row = self._staging.send(packed.position, packed.flat, packed.pool_row)
-        starts = packed.base.tolist()
-        runs = list(pairwise(starts))
-        build = BuildRows.of(table, items, packed.base)
+    def _packed_rows(self, items: list[PlanItem], table: ItemTable) -> PackedRows:
+        return PackedRows.of(table, self._row_lengths(items), width=self.tokens.shape[1], least=MIN_ROWS)
+
+    def _row_lengths(self, items: list[PlanItem]) -> Ints | None:
+        """Packed rows of each request where they are not its query tokens: a padding subclass has more."""
+        return None
+
+    def _rows(
+        self,
+        items: list[PlanItem],
+        table: ItemTable,
+        packed: PackedRows,
+        build: BuildRows | None,
+        sent: Seq[Tensor],
+        *,
+        has_spans: bool,
+    ) -> StepRows:
+        position, flat, pool_row = sent[:3]
+        runs = list(pairwise(packed.base.tolist()))
+        own, spans = sent[3:], None
+        if has_spans:
+            spans, own = self._spans(own[0], packed, table), own[1:]
         return StepRows(
             num_rows=packed.num_rows,
             num_refresh_rows=packed.num_refresh_rows,
@@ -299,39 +415,33 @@ class TorchExecutor:
             refresh_runs=runs[: table.num_refresh],
             reuse_q_runs=runs[table.num_refresh :],
             reuse_k_runs=[(i.kv_start, i.kv_start + i.key_tokens) for i in items[table.num_refresh :]],
-            build=None if build is None else self._pool_write(build),
+            spans=spans,
+            pack=None if build is None else self._selection.pack(build, own),
         )
 
-    def _row_lengths(self, items: list[PlanItem]) -> Ints | None:
-        """Packed rows of each request where they are not its query tokens: a padding subclass has more."""
-        return None
-
-    def _pool_write(self, build: BuildRows) -> PoolWrite:
-        """Row indices of block and context of every building request, padded to the longest."""
-        block, is_block = build.block()
-        context, is_context = build.context()
-        num_entries = int(build.kept.sum())
-        entry_request = np.arange(len(build.kept)).repeat(build.kept)
-        entry_rank = np.arange(num_entries) - (build.kept.cumsum() - build.kept).repeat(build.kept)
-        block_rows, block_valid, context_rows, context_valid, *entries = self._staging.send(
-            block, is_block.astype(np.int64), context, is_context.astype(np.int64),
-            entry_request, entry_rank, context[entry_request, entry_rank], build.kv_start.repeat(build.kept) + entry_rank,
+    def _span_arrays(self, packed: PackedRows, table: ItemTable) -> Ints:
+        """``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first."""
+        m, last = table.num_refresh, packed.base[-1:]
+        refresh, reuse = packed.base[: m + 1], packed.base[m:] - packed.base[m]
+        k_end = table.kv_start[-1:] + packed.key_len[-1:] if len(packed.key_len) else last
+        return np.concatenate(
+            (refresh, refresh, np.diff(refresh), reuse, table.kv_start[m:], k_end, packed.key_len)
         )  # fmt: skip
-        return PoolWrite(
-            ContextRows(
-                block_rows=block_rows,
-                block_valid=block_valid != 0,
-                context_rows=context_rows,
-                context_valid=context_valid != 0,
-            ),
-            build.kept.tolist(),
-            build.num_context.tolist(),
-            *entries,
-        )
+
+    def _spans(self, sent: Tensor, packed: PackedRows, table: ItemTable) -> tuple[Spans, Spans]:
+        m, n = table.num_refresh, len(table.slot) - table.num_refresh
+        longest = np.diff(packed.base)
+        parts = sent.to(torch.int32).split([m + 1, m + 1, m, n + 1, n + 1, n])
+        max_q, max_window = int(longest[:m].max(initial=0)), int(longest[m:].max(initial=0))
+        return (
+            Spans(cu_q=parts[0], k_start=parts[1], k_len=parts[2], max_q=max_q, max_k=max_q),
+            Spans(cu_q=parts[3], k_start=parts[4], k_len=parts[5], max_q=max_window,
+                  max_k=int(packed.key_len.max(initial=0))),
+        )  # fmt: skip
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
-        laps = self._laps
-        own = slice(rows.num_refresh_rows, rows.num_rows)
+        laps, attention = self._laps, self.attention
+        first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if laps.detailed:
@@ -339,11 +449,14 @@ class TorchExecutor:
             out = torch.empty_like(q)
             if rows.num_rows < out.shape[0]:
                 out[rows.num_rows :] = 0
-            varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
-            if rows.build is not None:
+            if rows.spans is None:
+                varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
+            elif rows.refresh_runs:
+                attention(q[first], k[first], v[first], rows.spans[0], out[first])
+            if rows.pack is not None:
                 if laps.detailed:
                     laps.lap("attention")
-                self._pack(layer, q, k, v, rows.build)
+                rows.pack(self.pool_k[layer], self.pool_v[layer], q, k, v)
                 if laps.detailed:
                     laps.lap("selection")
             if rows.reuse_q_runs:
@@ -351,45 +464,28 @@ class TorchExecutor:
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
                 pool_k.index_copy_(0, rows.pool_row, k[own])
                 pool_v.index_copy_(0, rows.pool_row, v[own])
-                varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
+                if rows.spans is None:
+                    varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
+                else:
+                    attention(q[own], pool_k, pool_v, rows.spans[1], out[own])
             if laps.detailed:
                 laps.lap("attention")
             return out
 
         return attend
 
-    def _pack(self, layer: int, q: Tensor, k: Tensor, v: Tensor, write: PoolWrite) -> None:
-        """Select this layer's context rows and pack them densely; the index map ends here (§4.5)."""
-        sparsity = self.config.sparsity
-        if sparsity.selection == "dense":
-            self.pool_k[layer].index_copy_(0, write.pool_row, k[write.entry_row])
-            self.pool_v[layer].index_copy_(0, write.pool_row, v[write.entry_row])
-            return
-        score = importance(q, k, write.rows, sparsity.selection, sparsity.pool_kernel)
-        if self.config.tie_policy == "parity":
-            chosen = top_rows_parity(score, write.kept, write.num_context)
-        else:
-            chosen = top_rows(score, max(write.kept))
-        index = chosen[write.entry_request, :, write.entry_rank]
-        source = write.rows.context_rows[write.entry_request.unsqueeze(1), index]
-        # Row j of head h is head h's own j-th token; one shared column serves all heads in ``uniform``.
-        head = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
-        source = source.expand(-1, k.shape[1])
-        self.pool_k[layer].index_copy_(0, write.pool_row, k[source, head])
-        self.pool_v[layer].index_copy_(0, write.pool_row, v[source, head])
-
     def _unconditional(self, items: list[PlanItem], layout: StepLayout, ids: Tensor) -> Guidance | None:
         """Hidden states of a second forward with the prompts masked (classifier-free guidance)."""
-        if not self._guided:
+        rows = layout.rows
+        if not self._guided or rows is None:
             return None
         requests = [self._requests[item.request_id] for item in items]
-        lengths = [end - start for start, end in (*layout.rows.refresh_runs, *layout.rows.reuse_q_runs)]
+        lengths = [end - start for start, end in (*rows.refresh_runs, *rows.reuse_q_runs)]
         pad = (0, len(ids) - sum(lengths))
         prompt_len = np.pad(np.repeat([request.prompt_len for request in requests], lengths), pad)
         scale = np.pad(np.repeat([request.generation.cfg_scale for request in requests], lengths), pad)
-        (end_of_prompt,) = self._staging.send(prompt_len)
-        masked = torch.where(layout.rows.position < end_of_prompt, self.model.config.mask_token_id, ids)
-        hidden = self.model.hidden(masked, layout.rotary, layout.attend)
+        masked = torch.where(rows.position < self._ints(prompt_len), self.model.config.mask_token_id, ids)
+        hidden = self._hidden_of(masked, layout)
         return Guidance(hidden, self._floats(scale).to(hidden.dtype))
 
     def _ints(self, values: Seq[int] | np.ndarray) -> Tensor:
@@ -415,7 +511,7 @@ class TorchExecutor:
         candidates = layout.every
         if candidates is None:
             # How many positions are masked is known here without asking the device; which, there.
-            places = fixed.sort(dim=1, stable=True).indices
+            places = (fixed.byte() if self.device.type == "cuda" else fixed).sort(dim=1, stable=True).indices
             candidates = self._candidates(np.array([item.masks_left for item in items]), block, places)
         sampling = self._sampling(items, candidates, block)
         self._laps.lap("commit")
@@ -441,7 +537,7 @@ class TorchExecutor:
             chosen, known = self._choose(items, conf, block)
             self.tokens.put_(block.flat, torch.where(chosen, token, current))
         committed, stops = self._read_back(items, block, chosen, known)
-        return committed, stops, self._logit_rows(layout.rows, candidates.size)
+        return committed, stops, self._logit_rows(layout.num_rows, candidates.size)
 
     def _commits_best(self, items: list[PlanItem]) -> bool:
         """Whether every request commits its most confident masked position, no more and no other: most steps."""
@@ -459,17 +555,6 @@ class TorchExecutor:
         if places is not None:
             cell = places.take(cell) + first
         return Candidates(size=wanted.size, cell=cell, row=block.packed.take(cell), item=wanted.request)
-
-    def _block(self, table: ItemTable, rows: StepRows) -> Block:
-        runs = (*rows.refresh_runs, *rows.reuse_q_runs)
-        base = np.array([start for start, _ in runs] + [runs[-1][1]])
-        shifts, width = self.model.config.shifts_logits, self.tokens.shape[1]
-        block = BlockRows.of(table, base, width=width, shifts_logits=shifts)
-        arrays = [block.position, block.packed, block.flat]
-        if block.inside is not None:
-            arrays.append((~block.inside).astype(np.int64))
-        positions, packed, flat, *padding = self._staging.send(*arrays)
-        return Block(positions, packed, flat, padding[0] != 0 if padding else None)
 
     def _reduce(
         self,
@@ -495,9 +580,9 @@ class TorchExecutor:
         scale = guidance.scale[part].unsqueeze(1)
         return torch.where(scale > 0, base + (scale + 1) * (logits - base), logits)
 
-    def _logit_rows(self, rows: StepRows, wanted: int) -> int:
+    def _logit_rows(self, num_rows: int, wanted: int) -> int:
         """Rows the output head computed for ``wanted`` candidates."""
-        return rows.num_rows if self.config.logit_rows == "monolithic" else wanted
+        return num_rows if self.config.logit_rows == "monolithic" else wanted
 
     def _read_back(
         self, items: list[PlanItem], block: Block, chosen: Tensor | None, known: list[int] | None

@@ -13,11 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.dream_config import DreamConfig
-from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.protocol import Attend, Rotary
+from engines.models.layers import FusedOps, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.protocol import Attend, Ranks, Rotary
 
 
 class DreamAttention(nn.Module):
+    fused = FusedOps()
+
     def __init__(self, config: DreamConfig) -> None:
         super().__init__()
         d, kv = config.d_model, config.n_kv_heads * config.head_dim
@@ -29,13 +31,19 @@ class DreamAttention(nn.Module):
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         n = h.shape[0]
-        q = rotate_halves(self.q_proj(h).view(n, self.heads, self.head_dim), cos, sin)
-        k = rotate_halves(self.k_proj(h).view(n, self.kv_heads, self.head_dim), cos, sin)
+        q = self.q_proj(h).view(n, self.heads, self.head_dim)
+        k = self.k_proj(h).view(n, self.kv_heads, self.head_dim)
+        if self.fused.rotate is None:
+            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
+        else:
+            self.fused.rotate(q, k, cos, sin, full_precision=False)
         v = self.v_proj(h).view(n, self.kv_heads, self.head_dim)
         return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
 
 
 class DreamMLP(nn.Module):
+    fused = FusedOps()
+
     def __init__(self, config: DreamConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.d_model, config.mlp_hidden_size, bias=False)
@@ -43,7 +51,9 @@ class DreamMLP(nn.Module):
         self.down_proj = nn.Linear(config.mlp_hidden_size, config.d_model, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
+        if self.fused.swiglu is None:
+            return self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
+        return self.down_proj(self.fused.swiglu(self.gate_proj(h), self.up_proj(h)))
 
 
 class DreamLayer(nn.Module):
@@ -76,6 +86,8 @@ class DreamModel(nn.Module):
         if not config.weight_tying:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._frequencies: Tensor | None = None
+        self.kv_heads_here = config.n_kv_heads
+        self.tensor_parallel: Ranks | None = None
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -109,6 +121,13 @@ class DreamModel(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] raw logits; row i predicts the token at the NEXT position. Callers shift."""
+        logits = self.local_logits(hidden)
+        if self.tensor_parallel is None:
+            return logits
+        return self.tensor_parallel.gather_columns(logits, self.config.vocab_size)
+
+    def local_logits(self, hidden: Tensor) -> Tensor:
+        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
         if self.config.weight_tying:
             return F.linear(hidden, self.model.get_parameter("embed_tokens.weight"))
         return self.lm_head(hidden)

@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 
+class FusedOps(NamedTuple):
+    """Kernels that take the place of several operators each; None where torch's serve (``fuse``)."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] | None = None
+    """(x [N, d], weight [d], eps) -> [N, d]"""
+    rotate: Callable[..., None] | None = None
+    """(q [N, H, D], k [N, Hkv, D], cos, sin [N, 1, D], full_precision=bool), in place"""
+    swiglu: Callable[[Tensor, Tensor], Tensor] | None = None
+    """(gate, up [N, hidden]) -> silu(gate) * up"""
+
+
+def fuse(model: nn.Module, ops: FusedOps) -> None:
+    """Have a model's layers use these kernels from now on."""
+    for module in model.modules():
+        if hasattr(type(module), "fused"):
+            module.fused = ops  # type: ignore[assignment]
+
+
 class RMSNorm(nn.Module):
     """y = w * cast(x / rms(x)), normalised in float32."""
+
+    fused = FusedOps()
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -17,6 +40,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused.rms_norm is not None:
+            return self.fused.rms_norm(x.reshape(-1, self.shape[0]), self.weight, self.eps).view(x.shape)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         y = F.rms_norm(x.float(), self.shape, None, self.eps)

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.config import LLaDAConfig
-from engines.models.layers import Linear, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.protocol import Attend, Rotary
+from engines.models.layers import FusedOps, Linear, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.protocol import Attend, Ranks, Rotary
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -24,6 +24,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LLaDABlock(nn.Module):
+    fused = FusedOps()
+
     def __init__(self, config: LLaDAConfig) -> None:
         super().__init__()
         d, hidden = config.d_model, config.mlp_hidden_size
@@ -46,13 +48,19 @@ class LLaDABlock(nn.Module):
 
     def attention(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         n = h.shape[0]
-        q = rotate(self.q_proj(h).view(n, self.heads, self.head_dim), cos, sin)
-        k = rotate(self.k_proj(h).view(n, self.kv_heads, self.head_dim), cos, sin)
+        q = self.q_proj(h).view(n, self.heads, self.head_dim)
+        k = self.k_proj(h).view(n, self.kv_heads, self.head_dim)
+        if self.fused.rotate is None:
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        else:
+            self.fused.rotate(q, k, cos, sin, full_precision=True)
         v = self.v_proj(h).view(n, self.kv_heads, self.head_dim)
         return self.attn_out(attend(layer, q, k, v).reshape(n, -1))
 
     def mlp(self, h: Tensor) -> Tensor:
-        return self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+        if self.fused.swiglu is None:
+            return self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
+        return self.ff_out(self.fused.swiglu(self.ff_proj(h), self.up_proj(h)))
 
 
 class LLaDAModelLM(nn.Module):
@@ -72,6 +80,8 @@ class LLaDAModelLM(nn.Module):
             transformer["ff_out"] = Linear(config.d_model, config.vocab_size)
         self.model = nn.ModuleDict({"transformer": transformer})
         self._rotary: tuple[Tensor, Tensor] | None = None
+        self.kv_heads_here = config.n_kv_heads
+        self.tensor_parallel: Ranks | None = None
 
     @property
     def transformer(self) -> nn.ModuleDict:
@@ -113,6 +123,13 @@ class LLaDAModelLM(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] logits; row i predicts the token AT its own position (no shift)."""
+        logits = self.local_logits(hidden)
+        if self.tensor_parallel is None:
+            return logits
+        return self.tensor_parallel.gather_columns(logits, self.config.vocab_size)
+
+    def local_logits(self, hidden: Tensor) -> Tensor:
+        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
         if self.config.weight_tying:
             return F.linear(hidden, self.transformer.get_parameter("wte.weight"))
         return self.transformer["ff_out"](hidden)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias, get_args
 
 import torch
 
@@ -14,9 +15,12 @@ from engines.models.dream_config import DreamConfig
 from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.protocol import DiffusionModel
-from engines.models.weights import load_weights
+from engines.models.weights import Part, load_weights
 
 Weights = Literal["checkpoint", "random"]
+Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
+"""Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
+
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -44,22 +48,25 @@ def load_model(
     device: str = "cpu",
     weights: Weights = "checkpoint",
     seed: int = 0,
+    divide: Divide | None = None,
 ) -> DiffusionModel:
     """A ready model in eval mode, in ``dtype`` whatever the checkpoint is stored in (``torch_dtype``).
 
     ``weights="random"`` builds a shape (a name in SHAPES, or the config of a checkpoint) with small
-    random weights: throughput does not depend on their values.
+    random weights: throughput does not depend on their values. With ``divide`` only this process's part is
+    read, or kept of random weights, which are drawn as for the whole model.
     """
     if weights not in get_args(Weights):
         raise UserError(f"weights={weights!r} is unknown: use one of {', '.join(get_args(Weights))}")
     check_device(device)
     if weights == "random":
-        return _random_model(config_of(model), dtype, device, seed)
+        return _random_model(config_of(model), dtype, device, seed, divide)
     if model in SHAPES:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
     directory = checkpoint_dir(model)
     network = build_model(read_config(directory))
-    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device)
+    parts = None if divide is None else divide(network)
+    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device, parts=parts)
     return network.requires_grad_(False).eval()
 
 
@@ -70,15 +77,21 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
 
 
 def _random_model(
-    config: LLaDAConfig | DreamConfig, dtype: torch.dtype, device: str, seed: int
+    config: LLaDAConfig | DreamConfig, dtype: torch.dtype, device: str, seed: int, divide: Divide | None
 ) -> LLaDAModelLM | DreamModel:
-    network = build_model(config).to(dtype).to_empty(device=device)
+    network = build_model(config)
+    parts = {} if divide is None else divide(network)
+    network = network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}
     with torch.no_grad():
-        for parameter in network.parameters():
+        for name, parameter in network.named_parameters():
+            part = parts.get(name)
             if id(parameter) in norms:
                 parameter.fill_(1.0)
-            else:
+            elif part is None:
                 parameter.normal_(0.0, 0.02, generator=generator)
+            else:
+                whole = parameter.new_empty(part.whole(tuple(parameter.shape)))
+                parameter.copy_(part.of(whole.normal_(0.0, 0.02, generator=generator)))
     return network.requires_grad_(False).eval()

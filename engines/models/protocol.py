@@ -67,11 +67,39 @@ Rotary: TypeAlias = "tuple[Tensor, Tensor]"
 """cos and sin [N, 1, D] of N positions, in float32; sin is negated in its first half."""
 
 
+class Ranks(Protocol):
+    """The processes a model is divided among (``engines.parallel``), which make the same calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over the ranks, in place; x contiguous."""
+        ...
+
+    def all_gather(self, x: Tensor, dim: int = 0) -> Tensor:
+        """The ranks' tensors, all of one shape, one behind the other along ``dim``."""
+        ...
+
+    def gather_columns(self, x: Tensor, width: int) -> Tensor:
+        """[M, width] of the ranks' [M, part]."""
+        ...
+
+
 class DiffusionModel(Protocol):
     """N packed rows (all requests of a step, no padding); rows meet only inside ``attend``."""
 
+    kv_heads_here: int
+    """KV heads of this process, Hkv of ``attend`` and of a KV pool; ``config.n_kv_heads`` where the model is whole."""
+    tensor_parallel: Ranks | None
+    """None where this process holds the whole model. Then every process must make the calls that one makes."""
+
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> ModelConfig:
+        """Of the whole model."""
+        ...
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
@@ -85,6 +113,10 @@ class DiffusionModel(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[M, V] raw logits of hidden states [M, d]; see ``ModelConfig.shifts_logits``."""
+        ...
+
+    def local_logits(self, hidden: Tensor) -> Tensor:
+        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
         ...
 
     def parameters(self) -> Iterator[nn.Parameter]: ...

@@ -6,8 +6,10 @@ once, never twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +28,26 @@ class StoredTensor:
     shape: tuple[int, ...]
     stored_dtype: str
     """As safetensors spells it: 'BF16', 'F32', 'I8', ..."""
+
+
+class Part(NamedTuple):
+    """[start, end) of one dimension of a tensor, ``length`` long: all of it a process holds."""
+
+    dim: int
+    start: int
+    end: int
+    length: int
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """A view."""
+        return tensor.narrow(self.dim, self.start, self.end - self.start)
+
+    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The whole tensor's shape, from the part's."""
+        return (*shape[: self.dim], self.length, *shape[self.dim + 1 :])
+
+    def slices(self) -> tuple[slice, ...]:
+        return (*(slice(None),) * self.dim, slice(self.start, self.end))
 
 
 def weight_files(directory: Path) -> dict[str, set[str] | None]:
@@ -79,16 +101,23 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def _check(network: nn.Module, stored: dict[str, StoredTensor], repeated: dict[str, str], directory: Path) -> None:
+def _check(
+    network: nn.Module,
+    stored: dict[str, StoredTensor],
+    repeated: dict[str, str],
+    parts: Mapping[str, Part],
+    directory: Path,
+) -> None:
     """``repeated``: names that a checkpoint with tied weights may hold besides the module's own."""
-    expected = network.state_dict()
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    expected |= {name: part.whole(expected[name]) for name, part in parts.items()}
     problems = {
         "missing": sorted(expected.keys() - stored.keys()),
         "unexpected": sorted(stored.keys() - expected.keys() - repeated.keys()),
         "mis-shaped": sorted(
             name
             for name in stored.keys() & (expected.keys() | repeated.keys())
-            if stored[name].shape != tuple(expected[repeated.get(name, name)].shape)
+            if stored[name].shape != expected[repeated.get(name, name)]
         ),
         "not floating-point": sorted(name for name in stored if not stored[name].stored_dtype.startswith(("F", "BF"))),
     }
@@ -99,6 +128,10 @@ def _check(network: nn.Module, stored: dict[str, StoredTensor], repeated: dict[s
         )
 
 
+def _read(shard: safe_open, name: str, part: Part | None) -> Tensor:
+    return shard.get_tensor(name) if part is None else shard.get_slice(name)[part.slices()]
+
+
 def load_weights(
     network: nn.Module,
     directory: Path,
@@ -106,20 +139,24 @@ def load_weights(
     repeated: dict[str, str],
     dtype: torch.dtype,
     device: str,
+    parts: Mapping[str, Part] | None = None,
 ) -> None:
     """Fill ``network``, built on the meta device, with the tensors of ``directory``.
 
     ``repeated`` maps a name the checkpoint may hold in vain to the tensor it must equal (tied weights).
+    ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read.
     """
+    parts = parts or {}
     stored = stored_tensors(directory)
-    _check(network, stored, repeated, directory)
+    _check(network, stored, repeated, parts, directory)
     in_vain: dict[str, Tensor] = {}
     for file in sorted({tensor.file for tensor in stored.values()}):
         fresh: dict[str, Tensor] = {}
         with safe_open(directory / file, framework="pt") as shard:
             for name in sorted(name for name, tensor in stored.items() if tensor.file == file):
                 # A copy even where dtype and device fit: the file stays mapped as long as a view of it lives.
-                tensor = shard.get_tensor(name).to(device=device, dtype=dtype, copy=True)
+                tensor = _read(shard, name, parts.get(repeated.get(name, name)))
+                tensor = tensor.to(device=device, dtype=dtype, copy=True, memory_format=torch.contiguous_format)
                 (in_vain if name in repeated else fresh)[name] = tensor
         # Not strict: a shard is a part. All names and shapes have been checked.
         network.load_state_dict(fresh, strict=False, assign=True)

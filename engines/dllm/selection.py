@@ -1,0 +1,110 @@
+"""Select-and-pack (dLLM-Serve §4.5): the retained rows of building requests go densely into the KV pool; the index
+map ends here. Two executions of one rule: torch operators, and Triton kernels that store no index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engines.dllm.config import EngineConfig
+from engines.dllm.sparsity import ContextRows, importance, top_rows, top_rows_parity
+from engines.dllm.step_rows import BuildRows, Ints
+from engines.kernels.building import Building
+from engines.models.protocol import Ranks
+
+Pack = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(pool_k, pool_v [rows, Hkv, D] of a layer, rotated q [N, H, D], k and v [N, Hkv, D] of the packed rows)"""
+
+
+class SelectAndPack(Protocol):
+    def arrays(self, build: BuildRows) -> Sequence[Ints]:
+        """What a step's packing needs on the device."""
+        ...
+
+    def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        """For the layers of one step, from the arrays on the device."""
+        ...
+
+
+class TorchSelectAndPack:
+    """The reference, and the CPU's."""
+
+    def __init__(self, config: EngineConfig, ranks: Ranks | None) -> None:
+        self.sparsity, self.is_parity = config.sparsity, config.tie_policy == "parity"
+        self.ranks = ranks
+
+    def arrays(self, build: BuildRows) -> Sequence[Ints]:
+        """Rows of block and context padded to the longest, then of every entry its request, rank, context row kept in
+        order, and row of the pool."""
+        block, is_block = build.block()
+        context, is_context = build.context()
+        request = np.arange(len(build.kept)).repeat(build.kept)
+        rank = np.arange(len(request)) - (build.kept.cumsum() - build.kept).repeat(build.kept)
+        pool_row = build.kv_start.repeat(build.kept) + rank
+        return block, _ints(is_block), context, _ints(is_context), request, rank, context[request, rank], pool_row
+
+    def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        block, is_block, context, is_context, *entries = sent
+        write = _Write(ContextRows(block_rows=block, block_valid=is_block != 0, context_rows=context,
+                                   context_valid=is_context != 0), *entries)  # fmt: skip
+        kept, num_context = build.kept.tolist(), build.num_context.tolist()
+
+        def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+            if self.sparsity.selection == "dense":
+                pool_k.index_copy_(0, write.pool_row, k[write.in_order])
+                pool_v.index_copy_(0, write.pool_row, v[write.in_order])
+                return
+            score = importance(q, k, write.rows, self.sparsity.selection, self.sparsity.pool_kernel, self.ranks)
+            chosen = top_rows_parity(score, kept, num_context) if self.is_parity else top_rows(score, max(kept))
+            index = chosen[write.request, :, write.rank]
+            # Row j of head h is head h's own j-th token; one shared column serves all heads in ``uniform``.
+            source = write.rows.context_rows[write.request.unsqueeze(1), index].expand(-1, k.shape[1])
+            head = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
+            pool_k.index_copy_(0, write.pool_row, k[source, head])
+            pool_v.index_copy_(0, write.pool_row, v[source, head])
+
+        return pack
+
+
+class _Write(NamedTuple):
+    rows: ContextRows
+    request: Tensor
+    rank: Tensor
+    in_order: Tensor
+    pool_row: Tensor
+
+
+class TritonSelectAndPack:
+    """Scores and packing are a launch each, from a few numbers per request."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.sparsity = config.sparsity
+
+    def arrays(self, build: BuildRows) -> Sequence[Ints]:
+        return (np.stack([getattr(build, name) for name in Building._fields]),)
+
+    def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        from engines.kernels.pack import pack as pack_rows
+        from engines.kernels.scores import scores
+
+        selection, kernel = self.sparsity.selection, self.sparsity.pool_kernel
+        building = Building.of(sent[0])
+        max_block, max_context = int(build.block_len.max()), int(build.num_context.max())
+        max_kept = int(build.kept.max())
+
+        def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+            chosen = None
+            if selection != "dense":
+                chosen = top_rows(scores(q, k, building, selection, kernel, max_block, max_context), max_kept)
+            pack_rows(pool_k, pool_v, k, v, building, chosen, max_kept)
+
+        return pack
+
+
+def _ints(flags: NDArray[np.bool_]) -> Ints:
+    return flags.astype(np.int64)

@@ -1,0 +1,231 @@
+"""CUDA graphs of a step's forward, captured beforehand for a few sizes.
+
+A step of few rows takes a GPU less time than launching its kernels one by one takes the host. Its forward is then
+replayed: metadata is copied into a graph's own buffer, padded to the graph's size, and one launch does the rest. Steps
+that build a cache are not captured: what they retain shapes their work. Steps of more than MAX_ROWS rows run
+longer than their launches take, and run eagerly.
+
+Shapes: N rows and S sequences of a graph; what a step leaves of them is padding, which belongs to a slot and a
+row of the pool that are nobody's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.attention import Spans, VarlenAttention
+from engines.dllm.staging import Staging
+from engines.dllm.step_rows import Ints, ItemTable, PackedRows
+from engines.models.protocol import DiffusionModel
+
+ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+MAX_ROWS = ROWS[-1]
+QUERY_TILE = 128
+"""Query rows of a flash kernel's block: bounds on the longest window below it cost the same."""
+
+
+class GraphKey(NamedTuple):
+    rows: int
+    sequences: int
+    max_q: int
+    has_refresh: bool
+    """Full forwards among the rows, in front of those of Reuse requests."""
+
+    def holds(self, other: GraphKey) -> bool:
+        sizes = zip(self[:3], other[:3], strict=True)
+        return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
+
+
+class Recorder(Protocol):
+    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Something that does ``forward`` again, on the same memory."""
+        ...
+
+
+class CudaRecorder:
+    """All graphs share one pool of memory, which is right because they never run at once."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        # Once outside: libraries set up and kernels compile on first use, which a capture forbids.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            forward()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            out = forward()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+class EagerRecorder:
+    """Runs the forward as it is; what replaying does to metadata, on any device."""
+
+    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return forward
+
+
+class StepGraphs:
+    """``tokens`` [slots + 1, width]; ``pool_k`` and ``pool_v`` [layers, rows + 1, Hkv, D]: the last slot and the last
+    row are the padding's."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        attention: VarlenAttention,
+        tokens: Tensor,
+        pool_k: Tensor,
+        pool_v: Tensor,
+        staging: Staging,
+        recorder: Recorder,
+    ) -> None:
+        self._model, self._attention, self._recorder = model, attention, recorder
+        self._tokens, self._pool_k, self._pool_v = tokens, pool_k, pool_v
+        self._staging = staging
+        self._graphs: dict[GraphKey, tuple[Tensor, Callable[[], Tensor]]] = {}
+
+    @property
+    def keys(self) -> tuple[GraphKey, ...]:
+        return tuple(self._graphs)
+
+    def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
+        """Of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
+        if packed.num_rows > MAX_ROWS:
+            return None
+        longest = int(np.diff(packed.base).max())
+        least = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
+        return min((key for key in self._graphs if key.holds(least)), default=None)
+
+    def capture(self, key: GraphKey) -> None:
+        """Its memory and the compilation of its kernels are paid for here, not in a step."""
+        if key in self._graphs:
+            return
+        arrays = _Arrays.empty(key, self._padding_flat, self._padding_row)
+        numbers = torch.zeros(arrays.size, dtype=torch.int64, device=self._tokens.device)
+        self._staging.fill(numbers, tuple(arrays))
+        self._graphs[key] = numbers, self._recorder.record(lambda: self._forward(key, numbers))
+
+    def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
+        """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
+        numbers, replay = self._graphs[key]
+        arrays = _Arrays.empty(key, self._padding_flat, self._padding_row)
+        arrays.load(table, packed)
+        self._staging.fill(numbers, tuple(arrays))
+        return replay()
+
+    @property
+    def _padding_flat(self) -> int:
+        return (self._tokens.shape[0] - 1) * self._tokens.shape[1]
+
+    @property
+    def _padding_row(self) -> int:
+        return self._pool_k.shape[1] - 1
+
+    def _forward(self, key: GraphKey, numbers: Tensor) -> Tensor:
+        sizes = _Arrays.sizes(key)
+        position, flat, pool_row = numbers.split(sizes)[:3]
+        spans = numbers[sum(sizes[:3]) :].to(torch.int32).split(sizes[3:])
+        longest = self._tokens.shape[1] - 1
+        # The first sequence of the second kind stands for the rows of the first: their attention comes after.
+        reuse = Spans(
+            cu_q=spans[3],
+            k_start=spans[4],
+            k_len=spans[5],
+            max_q=max(key.max_q, key.rows * key.has_refresh),
+            max_k=longest,
+        )
+        refresh = Spans(cu_q=spans[0], k_start=spans[1], k_len=spans[2], max_q=key.max_q, max_k=longest)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = torch.zeros_like(q)
+            pool_k, pool_v = self._pool_k[layer], self._pool_v[layer]
+            pool_k.index_copy_(0, pool_row, k)
+            pool_v.index_copy_(0, pool_row, v)
+            self._attention(q, pool_k, pool_v, reuse, out)
+            if key.has_refresh:
+                self._attention(q, k, v, refresh, out)
+            return out
+
+        return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
+
+
+class _Arrays(NamedTuple):
+    """A graph's metadata; two sets of spans, of Refresh and of Reuse sequences."""
+
+    position: Ints
+    flat: Ints
+    pool_row: Ints
+    refresh_cu_q: Ints
+    refresh_k_start: Ints
+    refresh_k_len: Ints
+    reuse_cu_q: Ints
+    reuse_k_start: Ints
+    reuse_k_len: Ints
+
+    @staticmethod
+    def sizes(key: GraphKey) -> list[int]:
+        n = key.sequences
+        return [key.rows] * 3 + [n + 1, n + 1, n, n + 2, n + 2, n + 1]
+
+    @staticmethod
+    def empty(key: GraphKey, padding_flat: int, padding_row: int) -> _Arrays:
+        arrays = _Arrays(*(np.zeros(size, dtype=np.int64) for size in _Arrays.sizes(key)))
+        arrays.flat[:] = padding_flat
+        arrays.pool_row[:] = padding_row
+        arrays.reuse_k_start[:] = padding_row
+        return arrays
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self))
+
+    def load(self, table: ItemTable, packed: PackedRows) -> None:
+        m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
+        self.position[:n], self.flat[:n] = packed.position[:n], packed.flat[:n]
+        self.pool_row[first:n] = packed.pool_row
+        _load(self.refresh_cu_q, packed.base[: m + 1])
+        self.refresh_k_start[:] = self.refresh_cu_q
+        self.refresh_k_len[:m] = np.diff(packed.base[: m + 1])
+        _load(self.reuse_cu_q[1:], packed.base[m:])
+        reuse = len(packed.key_len)
+        self.reuse_k_start[1 : reuse + 1] = table.kv_start[m:]
+        self.reuse_k_len[0] = int(first > 0)
+        self.reuse_k_len[1 : reuse + 1] = packed.key_len
+
+
+def _load(bounds: Ints, values: Ints) -> None:
+    """Sequences past the last are empty."""
+    bounds[: len(values)] = values
+    bounds[len(values) :] = values[-1]
+
+
+def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> GraphKey:
+    """The smallest size that holds ``rows`` <= MAX_ROWS of ``sequences``, of which none has more than ``longest``."""
+    return GraphKey(
+        rows=ROWS[bisect_left(ROWS, rows)],
+        sequences=1 << (sequences - 1).bit_length(),
+        max_q=-(-longest // QUERY_TILE) * QUERY_TILE,
+        has_refresh=has_refresh,
+    )
+
+
+def reuse_keys(max_num_seqs: int, block_length: int) -> Iterator[GraphKey]:
+    """Of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length."""
+    for sequences in range(1, max_num_seqs + 1):
+        if sequences * block_length > MAX_ROWS:
+            return
+        yield graph_key(sequences * block_length, sequences, block_length, has_refresh=False)

@@ -1,0 +1,1 @@
+"""Tensor parallelism: one model divided among processes that run the same steps."""

@@ -1,0 +1,128 @@
+"""A rank's part of a LLaDA or Dream model, cut out of the whole one or read as such from a checkpoint.
+
+Two sums over the ranks per layer (behind attention and behind the MLP) and one behind the embedding. Which
+rank holds which head or id follows from ``engines.parallel.division``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engines.models.dream import DreamAttention, DreamModel
+from engines.models.llada import LLaDABlock, LLaDAModelLM
+from engines.models.loader import Weights, load_model
+from engines.models.protocol import DiffusionModel
+from engines.models.weights import Part
+from engines.parallel.division import check_division, span
+from engines.parallel.group import TensorParallel
+
+Cut = Literal["outputs", "inputs", "ids"]
+
+_IN_LAYER: dict[str, Cut] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "ff_proj", "gate_proj", "up_proj"), "outputs"),
+    **dict.fromkeys(("attn_out", "ff_out", "o_proj", "down_proj"), "inputs"),
+}
+_OUTSIDE: dict[str, Cut] = {"wte": "ids", "embed_tokens": "ids", "ff_out": "outputs", "lm_head": "outputs"}
+
+
+class PartialLinear(nn.Module):
+    """Some inputs' share of x W^T, summed over the ranks; weight [outputs, own inputs], no bias."""
+
+    def __init__(self, weight: nn.Parameter, group: TensorParallel) -> None:
+        super().__init__()
+        self.weight = weight
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.group.all_reduce(F.linear(x, self.weight))
+
+    __call__ = forward
+
+
+class PartialEmbedding(nn.Module):
+    """Rows of ids [first, first + own); other ids' come from the ranks that hold them. weight [own, d]."""
+
+    def __init__(self, weight: nn.Parameter, first: int, group: TensorParallel) -> None:
+        super().__init__()
+        self.weight = weight
+        self.first = first
+        self.group = group
+
+    def forward(self, ids: Tensor) -> Tensor:
+        own = ids - self.first
+        elsewhere = (own < 0) | (own >= self.weight.shape[0])
+        rows = F.embedding(own.masked_fill(elsewhere, 0), self.weight)
+        return self.group.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+
+def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict[str, Part]:
+    """Leave ``group.rank``'s part of ``model``, in place; which part of which tensor of its state dict.
+
+    ``model.config`` still describes the whole model. Works on the meta device too.
+    """
+    check_division(model.config, group.size)
+    if group.size == 1:
+        return {}
+    parts: dict[str, Part] = {}
+    for path, module in list(model.named_modules()):
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            parts |= _cut(model, path, module, group)
+        elif isinstance(module, (LLaDABlock, DreamAttention)):
+            module.heads //= group.size
+            module.kv_heads //= group.size
+    model.kv_heads_here = model.config.n_kv_heads // group.size
+    model.tensor_parallel = group
+    return parts
+
+
+def _cut(model: nn.Module, path: str, module: nn.Linear | nn.Embedding, group: TensorParallel) -> dict[str, Part]:
+    parent, _, leaf = path.rpartition(".")
+    in_layer = any(name in ("blocks", "layers") for name in parent.split("."))
+    cut = (_IN_LAYER if in_layer else _OUTSIDE).get(leaf)
+    if cut is None:
+        raise ValueError(f"{path} has no rule how to divide it among ranks")
+    parts: dict[str, Part] = {}
+    for name, whole in list(module.named_parameters()):
+        dim = 1 if cut == "inputs" else 0
+        length = whole.shape[dim]
+        part = Part(dim, *span(length, group.rank, group.size), length)
+        # A copy, or the whole tensor would stay in memory behind it.
+        own = part.of(whole.detach()).clone(memory_format=torch.contiguous_format)
+        module.register_parameter(name, nn.Parameter(own, requires_grad=whole.requires_grad))
+        parts[f"{path}.{name}"] = part
+    first, end = span(length, group.rank, group.size)
+    if cut == "outputs":
+        assert isinstance(module, nn.Linear)
+        module.out_features = end - first
+    elif cut == "inputs":
+        assert getattr(module, "bias", None) is None, f"every rank would add the bias of {path}"
+        setattr(model.get_submodule(parent), leaf, PartialLinear(module.get_parameter("weight"), group))
+    else:
+        setattr(model.get_submodule(parent), leaf, PartialEmbedding(module.get_parameter("weight"), first, group))
+    return parts
+
+
+def load_shard(
+    model: str,
+    group: TensorParallel,
+    *,
+    dtype: torch.dtype = torch.float32,
+    weights: Weights = "checkpoint",
+    seed: int = 0,
+) -> DiffusionModel:
+    """``load_model`` of ``group.rank``'s part, on the rank's device; no other weights are read.
+
+    Random weights are the parts of those one process draws on such a device with the same seed.
+    """
+    return load_model(
+        model,
+        dtype=dtype,
+        device=group.device,
+        weights=weights,
+        seed=seed,
+        divide=lambda network: shard_model(network, group),
+    )
