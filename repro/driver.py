@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from engines.dllm.request import Request, StepRecord
 from engines.errors import UserError
 from repro.clock import Clock
-from repro.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, Table
+from repro.record import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, Table
 
 
 class StepEngine(Protocol):
@@ -35,6 +35,9 @@ class StepEngine(Protocol):
 
     def step(self) -> StepRecord | None:
         """Runs one iteration; None when there is nothing it can run now."""
+
+    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        """The records as given, with what became known of their steps since."""
 
 
 class EngineStalledError(RuntimeError):
@@ -95,6 +98,8 @@ def drive_steps(
             on_progress(
                 DriveProgress(now_s=end, num_total=len(ordered), num_submitted=num_submitted, num_closed=log.num_closed)
             )
+    settled = engine.settled([record for record, _, _ in steps])
+    steps = [(record, start, end) for record, (_, start, end) in zip(settled, steps, strict=True)]
     return RunRecord(requests=log.table, steps=_step_table(steps), manifest={"obtained": clock.obtained})
 
 
@@ -169,17 +174,19 @@ _LENGTHS = {
     "num_failed": "failed",
 }
 _STAMPS = ("start_s", "end_s")
-_read_step = attrgetter(*(_LENGTHS.get(c.name, c.name) for c in STEP_COLUMNS if c.name not in _STAMPS))
-"""A step's columns but for its stamps, the lengths still as tuples; one call for all of them."""
+_READ = [column.name for column in STEP_COLUMNS if column.name not in (*_STAMPS, *PART_COLUMNS)]
+_read_step = attrgetter(*(_LENGTHS.get(name, name) for name in _READ))
+"""A step's columns but for its stamps and parts, the lengths still as tuples; one call for all of them."""
 
 
 def _step_table(steps: Sequence[tuple[StepRecord, float, float]]) -> Table:
     records, starts, ends = zip(*steps, strict=True) if steps else ((), (), ())
-    names = [column.name for column in STEP_COLUMNS if column.name not in _STAMPS]
-    read = list(zip(*map(_read_step, records), strict=True)) or [()] * len(names)
+    read = list(zip(*map(_read_step, records), strict=True)) or [()] * len(_READ)
     columns = {
         name: list(map(len, values)) if name in _LENGTHS else list(values)
-        for name, values in zip(names, read, strict=True)
+        for name, values in zip(_READ, read, strict=True)
     }
+    parts = [record.parts for record in records]
+    columns |= {name: [None if own is None else own[part] for own in parts] for name, part in PART_COLUMNS.items()}
     columns |= {"start_s": list(starts), "end_s": list(ends)}
     return {column.name: columns[column.name] for column in STEP_COLUMNS}

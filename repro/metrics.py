@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from engines.errors import UserError
 from repro.proportions import wilson_interval
-from repro.record import RunRecord
+from repro.record import PART_COLUMNS, RunRecord
 
 Floats = npt.NDArray[np.float64]
 
@@ -163,14 +163,15 @@ def phase_mix(record: RunRecord) -> dict[str, float | None]:
     """Shares of non-empty steps that are pure Refresh, pure Reuse and mixed, and the Refresh share of sequences."""
     refresh, reuse = _floats(record.steps["num_refresh"]), _floats(record.steps["num_reuse"])
     num_steps, num_sequences = int(((refresh + reuse) > 0).sum()), float((refresh + reuse).sum())
+    kinds = _kinds(record)
 
     def share(selected: npt.NDArray[np.bool_]) -> float | None:
         return int(selected.sum()) / num_steps if num_steps else None
 
     return {
-        "refresh_only_steps": share((refresh > 0) & (reuse == 0)),
-        "reuse_only_steps": share((refresh == 0) & (reuse > 0)),
-        "mixed_steps": share((refresh > 0) & (reuse > 0)),
+        "refresh_only_steps": share(kinds["refresh"]),
+        "reuse_only_steps": share(kinds["reuse"]),
+        "mixed_steps": share(kinds["mixed"]),
         "refresh_sequences": float(refresh.sum()) / num_sequences if num_sequences else None,
     }
 
@@ -195,8 +196,45 @@ def kv_occupancy_peak(record: RunRecord) -> float | None:
 
 
 def outside_forward_share(record: RunRecord) -> float | None:
-    busy = busy_s(record)
-    return 1.0 - float(np.sum(_floats(record.steps["forward_s"]))) / busy if busy > 0 else None
+    inside = _share_of_time(record, "forward_s")
+    return None if inside is None else 1.0 - inside
+
+
+def roofline_share(record: RunRecord) -> float | None:
+    return _share_of_time(record, "bound_s")
+
+
+def graph_hit_rate(record: RunRecord) -> float | None:
+    """Profiled steps do not count: taking them apart leaves no graph to run."""
+    could_hit = _kinds(record)["reuse"] & np.isnan(_floats(record.steps["idle_s"]))
+    hits = np.asarray(record.steps["graph"], dtype=np.bool_)[could_hit]
+    return float(hits.mean()) if hits.size else None
+
+
+def profile(record: RunRecord) -> dict[str, Any] | None:
+    """Of the profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share
+    by part (``STEP_PARTS``)."""
+    taken = {part: _floats(record.steps[name]) for name, part in PART_COLUMNS.items()}
+    profiled = ~np.isnan(taken["idle"])
+    if not profiled.any():
+        return None
+    kinds = {name: profiled & of_kind for name, of_kind in _kinds(record).items()}
+    return {name: _breakdown(taken, steps) for name, steps in (*kinds.items(), ("all", profiled))}
+
+
+def _breakdown(taken: Mapping[str, Floats], steps: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    seconds = {part: float(values[steps].sum()) for part, values in taken.items()}
+    total = sum(seconds.values())
+    return {
+        "num_steps": int(steps.sum()),
+        "seconds": seconds,
+        "share": {part: value / total if total > 0 else None for part, value in seconds.items()},
+    }
+
+
+def host_share(record: RunRecord) -> float | None:
+    found = profile(record)
+    return None if found is None else found["all"]["share"]["idle"]
 
 
 # -- answers ----------------------------------------------------------------------------------------------
@@ -314,6 +352,14 @@ METRICS: tuple[Metric, ...] = (
            undefined="no step with a pool", compute=kv_occupancy_peak),
     Metric(name="outside_forward_share", unit="share", formula="1 - sum of forward / sum of duration",
            undefined=_NO_TIME, compute=outside_forward_share),
+    Metric(name="roofline_share", unit="share", formula="sum of bound / sum of duration, over steps with a bound",
+           undefined="no card is known, or its steps took no time", compute=roofline_share),
+    Metric(name="graph_hit_rate", unit="share", formula="steps that ran as a CUDA graph / steps, of those that "
+           "are Reuse only and not profiled", undefined="there is no such step", compute=graph_hit_rate),
+    Metric(name="host_share", unit="share", formula="sum of idle / sum of all parts, over profiled steps",
+           undefined="no step was profiled, or they took no time", compute=host_share),
+    Metric(name="profile", unit="s, share", formula="of profiled steps (refresh, reuse, mixed, all): num_steps; seconds "
+           "and share by part", undefined="no step was profiled; share: such steps took no time", compute=profile),
     Metric(name="accuracy", unit="share", formula="correct / all requests, failed ones included; Wilson's 95 % interval",
            undefined="nothing is graded", compute=lambda r: accuracy(r, "correct")),
     Metric(name="accuracy_strict", unit="share", formula="as accuracy, by the task's stricter criterion",
@@ -333,6 +379,20 @@ def _is_ok(record: RunRecord) -> npt.NDArray[np.bool_]:
 
 def _per_second(count: int, seconds: float | None) -> float | None:
     return None if seconds is None else count / seconds
+
+
+def _kinds(record: RunRecord) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which steps are pure Refresh, pure Reuse and mixed; empty ones are neither."""
+    refreshes, reuses = (np.asarray(record.steps[name]) > 0 for name in ("num_refresh", "num_reuse"))
+    return {"refresh": refreshes & ~reuses, "reuse": reuses & ~refreshes, "mixed": refreshes & reuses}
+
+
+def _share_of_time(record: RunRecord, column: str) -> float | None:
+    """Sum of the column over sum of duration, over the steps that have it."""
+    values, duration = _floats(record.steps[column]), _floats(record.steps["duration_s"])
+    known = ~np.isnan(values)
+    busy = float(duration[known].sum())
+    return float(values[known].sum()) / busy if busy > 0 else None
 
 
 def _time_weighted(record: RunRecord, values: Floats) -> float | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 3
+from engines.dllm.plan import STEP_PARTS
+
+SCHEMA_VERSION = 4
 """What is in the files of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "simulated"]
@@ -46,12 +48,16 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
            meaning="the same by the task's stricter criterion; null where it has none"),
 )  # fmt: skip
 
+PART_COLUMNS = {f"{part}_s": part for part in STEP_PARTS}
+"""Of a profiled step: column -> part of the step (engines.dllm.plan)."""
+
 STEP_COLUMNS: tuple[Column, ...] = (
     Column(name="step", kind="int", meaning="the engine's step number"),
     Column(name="start_s", kind="float", meaning="start on the driver's clock"),
     Column(name="end_s", kind="float", meaning="end on the driver's clock; start + duration on a virtual one"),
     Column(name="duration_s", kind="float", meaning="the step as the engine measured or charged it"),
-    Column(name="forward_s", kind="float", meaning="the part inside the model's forward"),
+    Column(name="forward_s", kind="float", nullable=True,
+           meaning="the part inside the model's forward, by the device's time where there is one; null if never known"),
     Column(name="num_refresh", kind="int", meaning="sequences in their Refresh phase"),
     Column(name="num_reuse", kind="int", meaning="sequences in their Reuse phase"),
     Column(name="query_tokens", kind="int", meaning="rows the forward computed, padding included"),
@@ -66,7 +72,12 @@ STEP_COLUMNS: tuple[Column, ...] = (
     Column(name="num_first_block", kind="int", meaning="requests whose first block completed in this step"),
     Column(name="num_finished", kind="int", meaning="requests finished in this step"),
     Column(name="num_failed", kind="int", meaning="requests given up in this step"),
-)
+    Column(name="graph", kind="bool", meaning="whether a captured CUDA graph ran the forward"),
+    *(Column(name=name, kind="float", nullable=True, meaning=f"time in this part; null unless profiled: {part}")
+      for name, part in PART_COLUMNS.items()),
+    Column(name="bound_s", kind="float", nullable=True,
+           meaning="the roofline's lower bound of the step at the card's peaks; null where the card is unknown"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.dllm.config import GenerationConfig
+from engines.dllm.plan import STEP_PARTS
 from engines.dllm.request import Request, StepRecord
 from engines.errors import UserError
 from repro.clock import Clock, VirtualClock, WallClock
@@ -72,6 +74,9 @@ class FakeEngine:
             num_waiting=len(self._waiting), admitted=tuple(admitted), first_block=finished, finished=finished,
             failed=tuple((i, "the server gave up") for i in ended if i in self._fail),
         )  # fmt: skip
+
+    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        return records
 
 
 def make_requests(arrivals: Sequence[float], steps: Sequence[int] | None = None) -> list[Request]:
@@ -190,6 +195,29 @@ def test_stopping_leaves_open_requests_unfinished() -> None:
     assert record.requests["finished_s"] == [1.0, None, None]
     assert record.requests["submit_lag_s"] == [0.0, 0.0, None]
     assert seen == [DriveProgress(now_s=1.0, num_total=3, num_submitted=2, num_closed=1)]
+
+
+class LaggingEngine(FakeEngine):
+    """Its device says what a step took once all are over; every other step is profiled."""
+
+    def step(self) -> StepRecord | None:
+        record = super().step()
+        return None if record is None else replace(record, forward_s=None, graph=record.step > 0, bound_s=0.25)
+
+    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        assert all(record.forward_s is None for record in records)
+        parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
+        return [replace(r, forward_s=0.5 + r.step, parts=None if r.step % 2 else parts) for r in records]
+
+
+def test_what_is_known_late_is_in_the_record() -> None:
+    clock = VirtualClock()
+    steps = drive_steps(LaggingEngine(clock, service_s=10.0), make_requests([0.0, 1.0, 2.0]), clock).steps
+    assert steps["forward_s"] == [0.5, 1.5, 2.5]
+    assert steps["graph"] == [False, True, True]
+    assert steps["bound_s"] == [0.25] * 3
+    for i, part in enumerate(STEP_PARTS):
+        assert steps[f"{part}_s"] == [1.0 + i, None, 1.0 + i]
 
 
 class SleepyClock(VirtualClock):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engines.dllm.plan import STEP_PARTS
 from engines.errors import UserError
 from repro.metrics import (
     METRICS,
@@ -39,7 +40,8 @@ def steps_table(*rows: dict[str, float]) -> dict[str, list[Any]]:
     table = empty_table(STEP_COLUMNS)
     for i, row in enumerate(rows):
         for column in STEP_COLUMNS:
-            table[column.name].append(row.get(column.name, i if column.name == "step" else 0))
+            unset = None if column.nullable and column.name != "forward_s" else 0
+            table[column.name].append(row.get(column.name, i if column.name == "step" else unset))
     return table
 
 
@@ -99,6 +101,10 @@ def test_golden_summary() -> None:
         "kv_occupancy": (0.25 * 2 + 0.75 * 3 + 0.5 * 3) / 8,
         "kv_occupancy_peak": 0.75,
         "outside_forward_share": 1 - 6 / 8,
+        "roofline_share": None,
+        "graph_hit_rate": 0.0,
+        "host_share": None,
+        "profile": None,
         "accuracy": None,
         "accuracy_strict": None,
     }  # fmt: skip
@@ -115,9 +121,78 @@ def test_no_requests_and_no_steps() -> None:
     assert summary["goodput"]["a"] == {"limits": {"e2el_s": 1}, "num_good": 0, "requests_s": None, "attainment": None}
     assert set(summary["phase_mix"].values()) == {None}
     for name in ("window_s", "throughput_tok_s", "request_throughput", "mean_running", "budget_occupancy", "kv_occupancy",
-                 "kv_occupancy_peak", "outside_forward_share"):  # fmt: skip
+                 "kv_occupancy_peak", "outside_forward_share", "roofline_share", "graph_hit_rate", "host_share", "profile"):  # fmt: skip
         assert summary[name] is None, name
     assert summary["num_steps"] == summary["busy_s"] == 0
+
+
+# ---- profiles -----------------------------------------------------------------------------------
+
+
+def profiled(duration_s: float, **seconds: float) -> dict[str, float]:
+    return {"duration_s": duration_s, **{f"{part}_s": seconds.get(part, 0.0) for part in STEP_PARTS}}
+
+
+def test_a_profile_by_kind_of_step() -> None:
+    steps = steps_table(
+        {"num_refresh": 2, **profiled(8.0, gemm=4.0, attention=3.0, idle=1.0)},
+        {"num_refresh": 1, "num_reuse": 1, **profiled(4.0, gemm=2.0, selection=2.0)},
+        {"num_reuse": 2, **profiled(2.0, gemm=1.0, commit=0.5, idle=0.5)},
+        {"num_reuse": 2, "graph": True, "duration_s": 100.0},
+        {"num_reuse": 2, **profiled(2.0, metadata=0.5, logits=1.5)},
+    )
+    summary = summarize(RunRecord(requests=requests_table(), steps=steps))
+    found = summary["profile"]
+    assert {kind: entry["num_steps"] for kind, entry in found.items()} == {
+        "refresh": 1,
+        "reuse": 2,
+        "mixed": 1,
+        "all": 4,
+    }
+    none = dict.fromkeys(STEP_PARTS, 0.0)
+    assert found["refresh"]["seconds"] == {**none, "gemm": 4.0, "attention": 3.0, "idle": 1.0}
+    assert found["refresh"]["share"] == {**none, "gemm": 0.5, "attention": 0.375, "idle": 0.125}
+    assert found["reuse"]["seconds"] == {
+        **none,
+        "gemm": 1.0,
+        "commit": 0.5,
+        "idle": 0.5,
+        "metadata": 0.5,
+        "logits": 1.5,
+    }
+    assert found["reuse"]["share"]["logits"] == 1.5 / 4
+    assert found["all"]["seconds"] == {part: sum(found[kind]["seconds"][part] for kind in ("refresh", "reuse", "mixed"))
+                                       for part in STEP_PARTS}  # fmt: skip
+    assert summary["host_share"] == 1.5 / 16
+    # Two that are Reuse only were profiled.
+    assert summary["graph_hit_rate"] == 1.0
+
+
+def test_a_kind_of_step_that_was_not_profiled_has_no_shares() -> None:
+    steps = steps_table({"num_reuse": 1, **profiled(1.0, gemm=1.0)}, {"num_refresh": 1, "duration_s": 1.0})
+    found = summarize(RunRecord(requests=requests_table(), steps=steps))["profile"]
+    assert found["refresh"] == {
+        "num_steps": 0, "seconds": dict.fromkeys(STEP_PARTS, 0.0), "share": dict.fromkeys(STEP_PARTS)
+    }  # fmt: skip
+
+
+def test_shares_of_time_are_over_the_steps_that_have_them() -> None:
+    steps = steps_table(
+        {"duration_s": 4.0, "bound_s": 1.0, "forward_s": None},
+        {"duration_s": 6.0, "bound_s": 3.0, "forward_s": 3.0},
+        {"duration_s": 10.0, "bound_s": None, "forward_s": None},
+    )
+    summary = summarize(RunRecord(requests=requests_table(), steps=steps))
+    assert summary["roofline_share"] == 4 / 10
+    assert summary["outside_forward_share"] == 1 - 3 / 6
+
+
+def test_a_graph_counts_where_all_are_in_reuse() -> None:
+    refreshes = ({"num_refresh": 1, "num_reuse": 1, "graph": True}, {"num_refresh": 1, "graph": True})
+    steps = steps_table(*refreshes, {"num_reuse": 1, "graph": True}, {"num_reuse": 1}, {"num_reuse": 1})
+    assert summarize(RunRecord(requests=requests_table(), steps=steps))["graph_hit_rate"] == 1 / 3
+    steps = steps_table(*refreshes)
+    assert summarize(RunRecord(requests=requests_table(), steps=steps))["graph_hit_rate"] is None
 
 
 def test_one_request() -> None:

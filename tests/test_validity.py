@@ -18,7 +18,9 @@ STEPS: dict[str, list[Any]] = {
     "num_refresh": [1, 1], "num_reuse": [0, 0], "query_tokens": [12, 12], "scheduled_tokens": [12, 12],
     "logit_rows": [4, 4], "committed_tokens": [4, 4], "kv_rows_used": [12, 12], "kv_rows_total": [64, 64],
     "num_running": [1, 1], "num_waiting": [0, 0], "num_admitted": [1, 1], "num_first_block": [1, 1],
-    "num_finished": [1, 1], "num_failed": [0, 0],
+    "num_finished": [1, 1], "num_failed": [0, 0], "graph": [False, False], "attention_s": [None, None],
+    "gemm_s": [None, None], "logits_s": [None, None], "selection_s": [None, None], "commit_s": [None, None],
+    "metadata_s": [None, None], "idle_s": [None, None], "bound_s": [None, None],
 }  # fmt: skip
 
 
@@ -54,7 +56,8 @@ def test_a_good_run_is_valid() -> None:
         ({"first_block_s": [None, None], "admitted_s": [0.0, 4.5]}, "1 requests have finished_s before admitted_s"),
         ({"end_s": [2.0, 1.5]}, "1 steps end before they start"),
         ({"start_s": [0.0, 1.5]}, "1 steps start before the previous one ends"),
-        ({"forward_s": [2.5, 2.0]}, "1 steps spend longer in the forward than they last"),
+        ({"forward_s": [2.5, 2.0]}, "1 steps and those after them spend longer in the forward than they last"),
+        ({"forward_s": [1.0, 2.5]}, "1 steps and those after them spend longer in the forward than they last"),
         ({"forward_s": [-1.0, 2.0]}, "1 steps have a negative duration"),
         ({"num_finished": [1, 0]}, "steps report 1 requests as ok, the request table has 2"),
         ({"num_failed": [0, 1]}, "steps report 1 requests as failed, the request table has 0"),
@@ -70,6 +73,11 @@ def test_each_fault_is_the_only_reason(changed: dict[str, list[Any]], said: str)
     validity = assess(record(**changed))
     assert not validity.valid
     assert validity.reasons == (said,)
+
+
+def test_a_device_may_lag_behind_the_steps() -> None:
+    assert assess(record(forward_s=[3.0, 1.0])).valid
+    assert assess(record(forward_s=[None, 2.0])).valid
 
 
 def test_no_requests() -> None:
@@ -104,7 +112,7 @@ def test_too_few_requests_for_what_is_asked() -> None:
 def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
     # The request due at 1 s may be submitted when the step that was running ends at 2 s. Mean latency is 2.5 s,
     # so 25 ms more are allowed.
-    late = {"start_s": [0.0, 2.5], "admitted_s": [0.0, 2.5]}
+    late = {"start_s": [0.0, 2.5], "admitted_s": [0.0, 2.5], "forward_s": [1.0, 1.5]}
     assert assess(record(**late, submit_lag_s=[0.0, 1.02])).valid
     assert assess(record(**late, submit_lag_s=[0.0, 1.03])).reasons == (
         "1 of 2 requests were submitted more than 25 ms late by the harness (worst 30 ms)",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from baselines.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig, refuse_unsupported
 from engines.dllm.config import EngineConfig
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
+from engines.dllm.plan import PlanItem, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.roofline_executor import RooflineExecutor
 from engines.models.shape import ModelShape
@@ -85,8 +85,8 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
         super().validate(request)
         refuse_unsupported(request)
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        return self._charged(plan, step_work(self._clock.tick(plan), len(plan.items), self.roofline.shape))
+    def work(self, plan: StepPlan) -> StepWork:
+        return step_work(self._clock.tick(plan), len(plan.items), self.roofline.shape)
 
 
 class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
@@ -103,18 +103,17 @@ class PackedFeatureCacheRooflineExecutor(RooflineExecutor):
         super().validate(request)
         refuse_unsupported(request)
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
+    def work(self, plan: StepPlan) -> StepWork:
         for request in plan.admitted:
             self._steps[request.request_id] = 0
             self._gen_lengths[request.request_id] = request.generation.gen_length
         logit_rows = sum(item.block_len for item in plan.items)
-        work = packed_work(
+        return packed_work(
             [(self._tick(item), 1) for item in plan.items],
             self.roofline.shape,
             logit_rows=logit_rows,
             logit_chunks=max(1, -(-logit_rows // self.config.max_num_logits)),
         )
-        return self._charged(plan, work)
 
     def release(self, request_id: int) -> None:
         del self._steps[request_id], self._gen_lengths[request_id]

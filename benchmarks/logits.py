@@ -1,0 +1,136 @@
+"""Times the output head with its reduction in chunks of max_num_logits: python benchmarks/logits.py --help
+
+    ms          of all rows, from hidden states to a token and a confidence each
+    peak MiB    largest memory held at once beyond the hidden states and the weights
+    chunked ms  lower bound of this chunking: the head's weights once for every chunk, logits written once
+    whole ms    lower bound of any: the head's weights once, logits never stored
+    of ...      bound / ms
+
+Bounds are at the card's datasheet peaks or at measured ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from engines.dllm.denoise import Reduced, Reduction, reduce_in_chunks
+from engines.dllm.memory_profile import peak_bytes
+from engines.hardware import Gpu
+from engines.models.checkpoint import SHAPES
+from engines.models.loader import check_device, load_model, parse_dtype
+from engines.models.protocol import DiffusionModel
+from engines.models.shape import ModelShape
+from engines.peaks import datasheet_gpu, measured_gpu, seconds_of
+from engines.roofline import Roofline, StepWork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    model: str
+    rows: int
+    max_num_logits: int
+    chunks: int
+    ms: float
+    peak_bytes: int
+    chunked_ms: float
+    whole_ms: float
+    of_chunked: float
+    of_whole: float
+
+
+def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: int, card: Gpu, *, repeats: int) -> Row:
+    rows = hidden.shape[0]
+    chunks = -(-rows // max_num_logits)
+    reduction = Reduction(suppress_id=model.config.mask_token_id)
+
+    @torch.inference_mode()
+    def head() -> Reduced:
+        return reduce_in_chunks(model.logits, hidden, max_num_logits, reduction, None)
+
+    ms = 1e3 * median(seconds_of(head, hidden.device, repeats))
+    shape = ModelShape.from_config(model.config, name=name, dtype_bytes=hidden.dtype.itemsize)
+    work = StepWork(
+        query_rows=0, attention_pairs=0, logit_rows=rows, kv_read_rows=0, kv_written_rows=0, num_sequences=0,
+        logit_chunks=chunks,
+    )  # fmt: skip
+    chunked_ms = 1e3 * Roofline(shape, card).lower_bound_s(work)
+    whole_ms = 1e3 * max(
+        shape.logits_flops_per_row * rows / card.peak_flops, shape.streamed_weight_bytes_head / card.bandwidth
+    )
+    return Row(
+        model=name,
+        rows=rows,
+        max_num_logits=max_num_logits,
+        chunks=chunks,
+        ms=ms,
+        peak_bytes=peak_bytes(head, hidden.device),
+        chunked_ms=chunked_ms,
+        whole_ms=whole_ms,
+        of_chunked=chunked_ms / ms,
+        of_whole=whole_ms / ms,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        f"{'model':9s} {'rows':>6s} {'max_num_logits':>14s} {'chunks':>6s} {'ms':>9s} {'peak MiB':>9s} {'chunked ms':>10s} "
+        f"{'whole ms':>9s} {'of chunked':>10s} {'of whole':>8s}"
+    ]
+    lines += [
+        f"{r.model:9s} {r.rows:6d} {r.max_num_logits:14d} {r.chunks:6d} {r.ms:9.3f} {r.peak_bytes / 2**20:9.2f} "
+        f"{r.chunked_ms:10.3f} {r.whole_ms:9.3f} {r.of_chunked:10.1%} {r.of_whole:8.1%}"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="tiny", choices=("tiny", *SHAPES), help="the embedded one, or random weights"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
+    parser.add_argument("--rows", type=int, default=2048, help="hidden states that get a token")
+    parser.add_argument("--max-num-logits", nargs="+", type=int, default=[64, 128, 256, 512, 1024, 2048])
+    parser.add_argument(
+        "--peaks", choices=("datasheet", "measured"), default="datasheet", help="measured where unknown"
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    options = parser.parse_args()
+    if min(*options.max_num_logits, options.rows, options.repeats) < 1:
+        parser.error("--rows, --max-num-logits and --repeats count from 1")
+    check_device(options.device)
+    device = torch.device(options.device)
+    dtype = parse_dtype(options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    weights = "checkpoint" if options.model == "tiny" else "random"
+    model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
+    card = (datasheet_gpu(device) if options.peaks == "datasheet" else None) or measured_gpu(device, dtype)
+
+    generator = torch.Generator(device=device).manual_seed(0)
+    hidden = torch.randn((options.rows, model.config.d_model), generator=generator, device=device).to(dtype)
+    rows = [
+        time_head(options.model, model, hidden, size, card, repeats=options.repeats) for size in options.max_num_logits
+    ]
+    print(table(rows))
+    print(f"bounds: {card.name}; {card.source}")
+    if options.json is not None:
+        facts = {"torch": torch.__version__, "device": options.device, "dtype": str(dtype), "threads": torch.get_num_threads(),
+                 "card": card.name, "source": card.source}  # fmt: skip
+        temporary = options.json.with_suffix(".partial")
+        temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        temporary.rename(options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,278 @@
+"""Times whole dLLM-Serve steps on plans made by hand: python benchmarks/step.py --help
+
+A batch of requests of one length, each in its last block, goes through the executor that serves:
+
+    refresh    every request forwards all of its tokens, in turn without and with building its cache
+    reuse      every request forwards its block, in the steps a block has left after its Refreshes
+    mixed      one half of the batch refreshes and the other reuses, in turn
+
+    ms         per step, of consecutive steps; the device is waited for at the end of them
+    tokens/s   committed, one a request and step
+    bound ms   the roofline's lower bound, at the card's datasheet peaks or at measured ones
+    of bound   bound / ms: the share of the roofline that is reached
+    outside    share of the time outside the forward (docs/metrics.md)
+    host       share in which the device had nothing to do, from runs of their own that are profiled: without graphs
+    graph      share of the steps that ran as a CUDA graph
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.phase import Phase
+from engines.dllm.plan import PlanItem, StepOutcome, StepPlan, StepTimes
+from engines.dllm.request import Request
+from engines.dllm.roofline_executor import step_work
+from engines.dllm.torch_executor import TorchExecutor
+from engines.hardware import Gpu
+from engines.models.checkpoint import SHAPES
+from engines.models.loader import check_device, load_model, parse_dtype
+from engines.models.protocol import DiffusionModel
+from engines.models.shape import ModelShape
+from engines.peaks import datasheet_gpu, measured_gpu
+from engines.roofline import Roofline
+
+KINDS = ("refresh", "reuse", "mixed")
+REFRESHES = 2
+"""A block's first steps: without and with building the cache."""
+NUM_REFRESH_STEPS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """``size`` requests of ``total_len`` tokens in their last block, and the rows of the pool they own."""
+
+    size: int
+    total_len: int
+    block_length: int
+    config: EngineConfig
+
+    @property
+    def kept_rows(self) -> int:
+        return self.config.sparsity.kept_rows(self.total_len - self.block_length)
+
+    @property
+    def kv_rows(self) -> int:
+        return self.size * (self.kept_rows + self.block_length)
+
+    def requests(self, vocab_size: int, mask_id: int) -> tuple[Request, ...]:
+        random = np.random.default_rng(0)
+        ids = np.setdiff1d(np.arange(vocab_size), [mask_id])
+        generation = GenerationConfig(
+            gen_length=self.block_length, block_length=self.block_length, steps=self.block_length
+        )
+        prompt_len = self.total_len - self.block_length
+        return tuple(
+            Request(
+                request_id=i,
+                prompt_len=prompt_len,
+                prompt_ids=tuple(random.choice(ids, prompt_len).tolist()),
+                generation=generation,
+            )
+            for i in range(self.size)
+        )
+
+    def plan(self, phases: Sequence[Phase], step: int, admitted: tuple[Request, ...] = ()) -> StepPlan:
+        items = tuple(self._item(i, phase, step) for i, phase in enumerate(phases))
+        return StepPlan(items=items, admitted=admitted, scheduled_tokens=sum(item.query_tokens for item in items))
+
+    def _item(self, i: int, phase: Phase, step: int) -> PlanItem:
+        return PlanItem(
+            request_id=i, phase=phase, total_len=self.total_len, block_start=self.total_len - self.block_length,
+            block_end=self.total_len, window_end=self.total_len, commit=1, masks_left=self.block_length - step,
+            kept_rows=self.kept_rows, kv_start=i * (self.kept_rows + self.block_length), step_in_block=step,
+        )  # fmt: skip
+
+    def prologue(self, requests: tuple[Request, ...]) -> list[StepPlan]:
+        """Admission and the block's Refreshes."""
+        return [self.plan([Phase.FULL] * self.size, 0, requests), self.plan([Phase.BUILD] * self.size, 1)]
+
+    def timed(self, kind: str) -> list[StepPlan]:
+        first = REFRESHES
+        last = self.block_length if kind == "reuse" else min(self.block_length, first + NUM_REFRESH_STEPS)
+        return [self.plan([self._phase(kind, i, step) for i in range(self.size)], step) for step in range(first, last)]
+
+    @staticmethod
+    def _phase(kind: str, i: int, step: int) -> Phase:
+        if kind == "refresh":
+            return Phase.BUILD if step % 2 else Phase.FULL
+        return Phase.BUILD if kind == "mixed" and (i + step) % 2 else Phase.REUSE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    model: str
+    kind: str
+    batch_size: int
+    total_len: int
+    steps: int
+    ms: float
+    tokens_s: float
+    bound_ms: float
+    of_bound: float
+    outside: float
+    host: float
+    graph: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    seconds: float
+    outcomes: list[StepOutcome]
+    forward_s: float
+    parts: list[Mapping[str, float]]
+    """Of the profiled steps."""
+
+
+def run_round(executor: TorchExecutor, batch: Batch, kind: str, requests: tuple[Request, ...]) -> Round:
+    """One block of all requests, of which the ``timed`` steps count; the executor is empty before and after."""
+    plans = batch.timed(kind)
+    for plan in batch.prologue(requests):
+        executor.execute(plan)
+    executor.times()
+    started = perf_counter()
+    outcomes = [executor.execute(plan) for plan in plans]
+    executor.wait()
+    seconds = perf_counter() - started
+    taken = [StepTimes(o.forward_s, o.parts) for o in outcomes if o.forward_s is not None]
+    taken += executor.times().values()
+    assert len(taken) == len(plans)
+    for request in requests:
+        executor.release(request.request_id)
+    return Round(
+        seconds=seconds,
+        outcomes=outcomes,
+        forward_s=sum(own.forward_s for own in taken),
+        parts=[own.parts for own in taken if own.parts is not None],
+    )
+
+
+def time_steps(
+    name: str, model: DiffusionModel, batch: Batch, kind: str, card: Gpu, *, repeats: int, warmup: int
+) -> Row:
+    requests = batch.requests(model.config.vocab_size, model.config.mask_token_id)
+    executor = TorchExecutor(model, batch.config, batch.kv_rows, num_slots=batch.size)
+    executor.prepare(batch.block_length)
+    for _ in range(warmup):
+        run_round(executor, batch, kind, requests)
+    rounds = [run_round(executor, batch, kind, requests) for _ in range(repeats)]
+    del executor  # its pool, before another is made
+
+    plans = batch.timed(kind)
+    ms = 1e3 * median(own.seconds for own in rounds) / len(plans)
+    dtype_bytes = next(model.parameters()).dtype.itemsize
+    roofline = Roofline(ModelShape.from_config(model.config, name=name, dtype_bytes=dtype_bytes), card)
+    bound_ms = 1e3 * sum(roofline.lower_bound_s(step_work(plan, batch.config)) for plan in plans) / len(plans)
+    graphs = [outcome.graph for own in rounds for outcome in own.outcomes]
+    return Row(
+        model=name,
+        kind=kind,
+        batch_size=batch.size,
+        total_len=batch.total_len,
+        steps=len(plans) * repeats,
+        ms=ms,
+        tokens_s=1e3 * batch.size / ms,
+        bound_ms=bound_ms,
+        of_bound=bound_ms / ms,
+        outside=1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
+        host=host_share(model, batch, kind, requests),
+        graph=sum(graphs) / len(graphs),
+    )
+
+
+def host_share(model: DiffusionModel, batch: Batch, kind: str, requests: tuple[Request, ...]) -> float:
+    """Of the timed steps of one round after another, in which every step is profiled."""
+    executor = TorchExecutor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
+    run_round(executor, batch, kind, requests)
+    own = run_round(executor, batch, kind, requests)
+    busy = sum(sum(parts.values()) - parts["idle"] for parts in own.parts)
+    return 1 - busy / own.seconds
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        f"{'model':9s} {'step':8s} {'batch':>5s} {'tokens':>6s} {'steps':>5s} {'ms':>9s} {'tokens/s':>9s} {'bound ms':>9s} "
+        f"{'of bound':>8s} {'outside':>8s} {'host':>6s} {'graph':>6s}"
+    ]
+    lines += [
+        f"{r.model:9s} {r.kind:8s} {r.batch_size:5d} {r.total_len:6d} {r.steps:5d} {r.ms:9.3f} {r.tokens_s:9.1f} "
+        f"{r.bound_ms:9.3f} {r.of_bound:8.1%} {r.outside:8.1%} {r.host:6.1%} {r.graph:6.1%}"
+        for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--model", default="tiny", choices=("tiny", *SHAPES), help="the embedded one, or random weights"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
+    parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="requests in a step; mixed needs two")
+    parser.add_argument(
+        "--length", nargs="+", type=int, default=[128, 256], help="tokens of a request, its block included"
+    )
+    parser.add_argument("--block", type=int, default=32, help="tokens of a block, and steps")
+    parser.add_argument("--max-num-logits", type=int, default=2048)
+    parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument(
+        "--peaks", choices=("datasheet", "measured"), default="datasheet", help="measured where unknown"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="blocks timed; the middle one counts")
+    parser.add_argument("--warmup", type=int, default=2, help="blocks before them")
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    options = parser.parse_args()
+    if min(*options.batch, options.repeats, options.max_num_logits) < 1 or options.warmup < 0:
+        parser.error("--batch, --repeats and --max-num-logits count from 1, --warmup from 0")
+    if options.block <= REFRESHES or min(options.length) <= options.block:
+        parser.error(f"--block must exceed {REFRESHES} steps, and --length the block")
+    check_device(options.device)
+    device = torch.device(options.device)
+    dtype = parse_dtype(options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
+    weights = "checkpoint" if options.model == "tiny" else "random"
+    model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
+    if max(options.length) > model.config.max_sequence_length:
+        parser.error(f"--length must be at most {model.config.max_sequence_length} on this model")
+
+    card = (datasheet_gpu(device) if options.peaks == "datasheet" else None) or measured_gpu(device, dtype)
+    rows: list[Row] = []
+    for size in options.batch:
+        for length in options.length:
+            config = EngineConfig(
+                max_num_batched_tokens=size * length, max_num_logits=options.max_num_logits, max_model_len=length, max_num_seqs=size,
+                cuda_graphs=not options.eager,
+            )  # fmt: skip
+            batch = Batch(size=size, total_len=length, block_length=options.block, config=config)
+            for kind in options.kind:
+                if kind == "mixed" and size < 2:
+                    continue
+                rows.append(
+                    time_steps(options.model, model, batch, kind, card, repeats=options.repeats, warmup=options.warmup)
+                )
+                print(f"{kind}, {size} of {length} tokens", file=sys.stderr)
+    print(table(rows))
+    print(f"bounds: {card.name}; {card.source}")
+    if options.json is not None:
+        facts = {"torch": torch.__version__, "device": options.device, "dtype": str(dtype), "threads": torch.get_num_threads(),
+                 "card": card.name, "source": card.source, "block": options.block}  # fmt: skip
+        temporary = options.json.with_suffix(".partial")
+        temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
+        temporary.rename(options.json)
+
+
+if __name__ == "__main__":
+    main()

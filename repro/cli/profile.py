@@ -1,0 +1,58 @@
+"""Where the time of a profiled run's steps went, on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engines.dllm.plan import STEP_PARTS
+from repro.cli.output import number, print_table
+
+if TYPE_CHECKING:
+    from repro.store import StoredRun
+
+_COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
+"""Title -> the kinds of step in it, as the metric ``profile`` has them."""
+
+
+def print_profile(run: StoredRun) -> None:
+    summary, facts = run.summary, run.record.manifest["facts"]
+    name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate(run.cell.rate)} req/s"
+    if summary["profile"] is None:
+        print(f"{name}: no step was taken apart")
+    else:
+        _print_parts(name, summary["profile"])
+    card = f" of {facts['bound']['card']}" if "bound" in facts else ""
+    print(
+        f"share of roofline{card}: {_percent(summary['roofline_share'])}; CUDA graph hit rate: "
+        f"{_percent(summary['graph_hit_rate'])}; outside the forward: {_percent(summary['outside_forward_share'])}"
+    )
+
+
+def _print_parts(name: str, profile: Mapping[str, Any]) -> None:
+    columns = []
+    for title, kinds in _COLUMNS.items():
+        count = sum(profile[kind]["num_steps"] for kind in kinds)
+        seconds = {part: sum(profile[kind]["seconds"][part] for kind in kinds) for part in STEP_PARTS}
+        columns.append((f"{title} ({count})", _cells({**seconds, "whole step": sum(seconds.values())}, count)))
+    print_table(
+        f"Where a step's time goes: {name}",
+        ("ms, share", *(title for title, _ in columns)),
+        [(part, *(cells[part] for _, cells in columns)) for part in (*STEP_PARTS, "whole step")],
+    )
+
+
+def _cells(seconds: Mapping[str, float], count: int) -> dict[str, str]:
+    total = seconds["whole step"]
+    return {
+        part: f"{number(1e3 * value / count, 3)}  {_percent(value / total):>7}" if count and total else "-"
+        for part, value in seconds.items()
+    }
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _rate(rate: float | None) -> str:
+    return "inf" if rate is None else f"{rate:g}"
