@@ -4,14 +4,18 @@
 #   TORCH        what pip installs as torch; by default a CPU build, or plain torch where nvidia-smi works
 #   TORCH_INDEX  where CPU builds are looked for, besides the usual index
 #   TEST_JOBS    pytest workers; each computes with one thread
+#   BUDGET       seconds of one call of gpu-suite; GPU_PLATFORM is the platform it measures, TESTS=1 repeats its tests
 
 PYTHON ?= python3
 TORCH ?=
 TORCH_CPU := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TEST_JOBS ?= 2
+BUDGET ?= 520
+GPU_PLATFORM ?= h200
+TESTS ?=
 
-FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 baselines
+FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 baselines growth
 
 VENV := .venv
 STAMP := $(VENV)/.stamp
@@ -31,7 +35,7 @@ help:
 	  'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
-	  'make gpu-suite       the tests that need a CUDA device, or what is missing for them' \
+	  'make gpu-suite       tests and measurements on a CUDA device, BUDGET seconds a call, or what is missing for them' \
 	  'make clean           remove .venv, caches and build files; results stay' \
 	  'Every target but help and clean runs setup first where needed.'
 
@@ -78,13 +82,14 @@ check: lint test
 
 gpu-suite: $(STAMP)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
-	  echo 'gpu-suite: the tests marked gpu, one at a time'; $(BIN)/python -m pytest -m gpu -n 0 || \
-	    { status=$$?; [ $$status -eq 5 ] || exit $$status; echo 'gpu-suite: no test is marked gpu'; }; \
+	  if [ -n '$(TESTS)' ]; then echo 'gpu-suite: the tests marked gpu, again'; $(BIN)/python -m pytest -m gpu -n 0 || exit $$?; fi; \
+	  echo 'gpu-suite: up to $(BUDGET) s; the same command goes on where this one stops'; \
+	  $(BIN)/python -m repro gpu-suite --platform $(GPU_PLATFORM) --budget $(BUDGET); \
 	else \
 	  printf '%s\n' 'gpu-suite: not run, torch sees no CUDA device. It needs' \
 	    '  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B' \
 	    '  a CUDA build of torch: make clean, then make setup TORCH=torch' \
-	    '`.venv/bin/repro doctor` says what this machine can run.'; \
+	    '`.venv/bin/repro doctor` says what this machine can run, docs/gpu.md what would be measured.'; \
 	fi
 
 clean:

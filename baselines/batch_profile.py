@@ -12,7 +12,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.memory_profile import peak_bytes
 from engines.dllm.phase import DelayedCache
-from engines.dllm.plan import Executor
+from engines.dllm.plan import Executor, ExecutorError
 from engines.dllm.request import Request
 from engines.models.protocol import DiffusionModel
 
@@ -32,7 +32,7 @@ def static_batch_bytes(
     cache slabs, token ids, and the temporaries of a Refresh and of the step after it.
 
     ``make_executor`` is given the rows of the cache. A method that caches builds its cache in the very
-    first step here, so that one step holds all temporaries.
+    first step here, so that one step holds all temporaries. Raises ExecutorError where the device has not that much.
     """
     rule = replace(method.rule, delay=0) if isinstance(method.rule, DelayedCache) else method.rule
     prompt_len = longest - generation.gen_length
@@ -48,7 +48,9 @@ def static_batch_bytes(
             engine.submit(
                 Request(request_id=i, prompt_len=prompt_len, prompt_ids=(token,) * prompt_len, generation=generation)
             )
-        engine.step()
-        engine.step()
+        for _ in range(2):
+            record = engine.step()
+            if record is not None and record.failed:
+                raise ExecutorError(record.failed[0][1])
 
     return peak_bytes(run, next(model.parameters()).device)

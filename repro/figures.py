@@ -4,7 +4,7 @@ imported when its figure is asked for."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from typing import Protocol, cast
 from engines.errors import UserError
 from repro.cell import Cell, Scalar
 from repro.claims import Finding, Obtained
-from repro.platforms import Platform
+from repro.platforms import PLATFORMS, Platform
 from repro.store import StoredRun
 
 READINGS: Mapping[str, str] = MappingProxyType(
@@ -34,6 +34,8 @@ class View:
     reading: str
     num_runs: int = 1
     """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
+    knobs: tuple[tuple[str, Scalar], ...] = ()
+    """Of every cell that does not set them itself: the weights of a measured run, or fewer requests."""
 
     def __post_init__(self) -> None:
         if self.reading not in READINGS:
@@ -52,8 +54,18 @@ class View:
     @property
     def stem(self) -> str:
         """Ending of the figure's file names."""
-        usual = self.reading == default_reading(self.platform)
-        return self.platform.name if usual else f"{self.platform.name}-{self.reading}"
+        where = self.platform
+        known = PLATFORMS.get(where.name)
+        parts = [where.name]
+        if known is not None and known.executor != where.executor:
+            parts.append(self.obtained)
+        if self.reading != default_reading(where):
+            parts.append(self.reading)
+        return "-".join(parts)
+
+    def applied(self, cell: Cell) -> Cell:
+        """A figure's cell as this view runs it."""
+        return replace(cell, knobs=tuple({**dict(self.knobs), **cell.knob_values}.items())) if self.knobs else cell
 
     def baseline_knobs(self) -> tuple[tuple[str, Scalar], ...]:
         """The knob that puts a baseline's cell into this reading; none for a system's own default."""
@@ -133,6 +145,7 @@ FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
             _dllm_serve("table3", "Table 3: hyper-parameters"),
             _dllm_serve("table4", "Table 4: latency and throughput at a high rate"),
             _dllm_serve("baselines", "baselines: every sampler alone and batched"),
+            _dllm_serve("growth", "growth: throughput and memory by concurrency, length, retention and logit budget"),
         )
     }
 )

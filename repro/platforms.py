@@ -42,6 +42,16 @@ class Platform:
     """Arrival rates of Figure 3 and 4 on this platform, requests/s."""
     num_requests: Mapping[str, int]
 
+    @property
+    def device(self) -> str:
+        """What a measured run is on where nothing else is asked for."""
+        return "cpu" if self.gpu is None else "cuda"
+
+    @property
+    def dtype(self) -> str:
+        """Of a measured run's weights."""
+        return "float32" if self.gpu is None else "bfloat16"
+
 
 CPU_TINY = Platform(
     name="cpu-tiny",
@@ -90,7 +100,22 @@ L40S = Platform(
     num_requests=MappingProxyType(PAPER_REQUESTS),
 )
 
-PLATFORMS: Mapping[str, Platform] = MappingProxyType({p.name: p for p in (CPU_TINY, RTX4090, L40S)})
+H200 = Platform(
+    name="h200",
+    title="NVIDIA H200 141 GB, LLaDA-8B",
+    executor="roofline",
+    model="llada-8b",
+    gpu="h200",
+    memory_bytes=141 * GB,
+    max_num_batched_tokens=16384,
+    max_num_logits=2048,
+    max_model_len=4096,
+    rates=(1.0, 2.0, 4.0, 6.0),
+    num_requests=MappingProxyType(PAPER_REQUESTS),
+)
+"""Not a card of the paper, and without a calibration: simulated from datasheet peaks."""
+
+PLATFORMS: Mapping[str, Platform] = MappingProxyType({p.name: p for p in (CPU_TINY, RTX4090, L40S, H200)})
 
 
 def platform(name: str) -> Platform:

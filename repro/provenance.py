@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from repro.record import Obtained
 REPO_ROOT = Path(__file__).resolve().parent.parent
 LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
 REDACTED = "***"
+COMMIT_VARIABLE = "REPRO_COMMIT"
 
 _SECRET_NAME = re.compile(r"(^|[-_])(key|token|secret|password|passwd|credentials?|auth|authorization)$", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"(?i)\b(bearer|basic)\s+\S+|\b(hf|sk|ghp|gho|github_pat)[-_][A-Za-z0-9_-]{8,}")
@@ -78,11 +80,17 @@ def git_state(root: Path = REPO_ROOT) -> GitState:
     top = _git(root, "rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != root.resolve():
         # Installed as a package inside some other project's checkout: that commit says nothing about us.
-        return GitState(commit=None, dirty=None)
+        return GitState(commit=_told_commit(), dirty=None)
     changes = _git(root, "status", "--porcelain")
     return GitState(
         commit=_git(root, "rev-parse", "--verify", "HEAD"), dirty=None if changes is None else bool(changes)
     )
+
+
+def _told_commit() -> str | None:
+    """For a copy of a checkout on a machine without it."""
+    told = os.environ.get(COMMIT_VARIABLE, "")
+    return told if re.fullmatch(r"[0-9a-f]{7,40}", told) else None
 
 
 def clean_command(argv: Sequence[str]) -> list[str]:
@@ -173,4 +181,16 @@ def _gpu() -> dict[str, Any] | None:
         "memory_bytes": properties.total_memory,
         "capability": f"{properties.major}.{properties.minor}",
         "cuda": torch.version.cuda,
+        "driver": _driver(),
     }
+
+
+@lru_cache(maxsize=1)
+def _driver() -> str | None:
+    """Version of the NVIDIA driver."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else None

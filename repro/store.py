@@ -2,16 +2,21 @@
 
 ``requests.parquet``, ``steps.parquet``, ``summary.json``, ``cell.json`` and ``manifest.json`` are the same bytes
 for the same simulated cell; what differs from run to run (times, command, machine) is in ``provenance.json``.
+Where pyarrow is missing the two tables are ``requests.json.gz`` and ``steps.json.gz``, a list per column; whichever
+a folder has is read.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +25,11 @@ from repro.metrics import Interval, mean_interval, summarize
 from repro.record import REQUEST_COLUMNS, SCHEMA_VERSION, STEP_COLUMNS, Column, Obtained, RunRecord, Table, empty_table
 from repro.validity import Validity, assess
 
-REQUESTS, STEPS, SUMMARY, CELL = "requests.parquet", "steps.parquet", "summary.json", "cell.json"
+REQUESTS, STEPS = "requests", "steps"
+"""Tables, without the ending of their files."""
+PARQUET, GZIPPED = ".parquet", ".json.gz"
+SUMMARY, CELL = "summary.json", "cell.json"
 MANIFEST, PROVENANCE = "manifest.json", "provenance.json"
-SEALED = (CELL, REQUESTS, STEPS, SUMMARY)
-"""Files whose SHA-256 is in the manifest."""
 
 
 class StoreError(RuntimeError):
@@ -38,6 +44,12 @@ class StoredRun:
     validity: Validity
     manifest: dict[str, Any]
     provenance: dict[str, Any]
+
+    @property
+    def obtained(self) -> str:
+        """How the numbers came about: measured, simulated, or 'simulated, uncalibrated' from datasheet peaks."""
+        is_uncalibrated = "uncalibrated" in str(self.record.manifest.get("calibration"))
+        return self.record.obtained + (", uncalibrated" if is_uncalibrated else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +121,8 @@ class Store:
         return StoredRun(
             cell=cell,
             record=RunRecord(
-                requests=_read_table(folder / REQUESTS, REQUEST_COLUMNS),
-                steps=_read_table(folder / STEPS, STEP_COLUMNS) if with_steps else empty_table(STEP_COLUMNS),
+                requests=_read_table(_table(folder, REQUESTS), REQUEST_COLUMNS),
+                steps=_read_table(_table(folder, STEPS), STEP_COLUMNS) if with_steps else empty_table(STEP_COLUMNS),
                 manifest=manifest["facts"],
             ),
             summary=_read_json(folder / SUMMARY),
@@ -145,8 +157,8 @@ class Store:
     ) -> None:
         validity = assess(record)
         _write_json(folder / CELL, cell.to_dict())
-        _write_table(folder / REQUESTS, record.requests, REQUEST_COLUMNS)
-        _write_table(folder / STEPS, record.steps, STEP_COLUMNS)
+        _write_table(folder, REQUESTS, record.requests, REQUEST_COLUMNS)
+        _write_table(folder, STEPS, record.steps, STEP_COLUMNS)
         _write_json(folder / SUMMARY, summarize(record))
         _write_json(folder / PROVENANCE, dict(provenance))
         _write_json(
@@ -156,7 +168,7 @@ class Store:
                 "key": cell.key,
                 "obtained": obtained,
                 "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
-                "files": {name: _checksum(folder / name) for name in SEALED},
+                "files": {name: _checksum(folder / name) for name in _sealed(folder)},
                 "facts": record.manifest,
             },
         )
@@ -165,14 +177,15 @@ class Store:
         folder = self.folder(cell)
         if not folder.is_dir():
             return Verdict(done=False, reason="no folder")
-        for name in (MANIFEST, PROVENANCE, *SEALED):
+        sealed = _sealed(folder)
+        for name in (MANIFEST, PROVENANCE, *sealed):
             if not (folder / name).is_file():
                 return Verdict(done=False, reason=f"incomplete: {name} is missing")
         try:
             manifest, provenance = _read_json(folder / MANIFEST), _read_json(folder / PROVENANCE)
             if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
                 return Verdict(done=False, reason=f"schema {stored} -> {SCHEMA_VERSION}")
-            for name in SEALED:
+            for name in sealed:
                 if manifest["files"][name] != _checksum(folder / name):
                     return Verdict(done=False, reason=f"incomplete: {name} is not as it was written")
             other = Cell.from_dict(_read_json(folder / CELL))
@@ -202,22 +215,60 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _write_table(path: Path, table: Table, columns: tuple[Column, ...]) -> None:
+def _sealed(folder: Path) -> tuple[str, ...]:
+    """Files whose SHA-256 is in the manifest."""
+    return CELL, _table(folder, REQUESTS).name, _table(folder, STEPS).name, SUMMARY
+
+
+def _table(folder: Path, name: str) -> Path:
+    """The file that a stored table is in."""
+    gzipped = folder / f"{name}{GZIPPED}"
+    return gzipped if gzipped.is_file() else folder / f"{name}{PARQUET}"
+
+
+def _write_table(folder: Path, name: str, table: Table, columns: tuple[Column, ...]) -> None:
+    for column in columns:
+        if column.kind == "float" and not all(value is None or math.isfinite(value) for value in table[column.name]):
+            raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
+    if find_spec("pyarrow") is None:
+        _write_gzipped(folder / f"{name}{GZIPPED}", table, columns)
+    else:
+        _write_parquet(folder / f"{name}{PARQUET}", table, columns)
+
+
+def _read_table(path: Path, columns: tuple[Column, ...]) -> Table:
+    if path.name.endswith(GZIPPED):
+        stored = json.loads(gzip.decompress(path.read_bytes()))
+        return {column.name: stored[column.name] for column in columns}
+    if find_spec("pyarrow") is None:
+        raise StoreError(f"{path.parent.name}: {path.name} cannot be read without pyarrow: pip install pyarrow")
+    return _read_parquet(path, columns)
+
+
+_KINDS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def _write_gzipped(path: Path, table: Table, columns: tuple[Column, ...]) -> None:
+    plain = {
+        column.name: [None if value is None else _KINDS[column.kind](value) for value in table[column.name]]
+        for column in columns
+    }
+    text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def _write_parquet(path: Path, table: Table, columns: tuple[Column, ...]) -> None:
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     types = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_()}
     schema = pa.schema([pa.field(c.name, types[c.kind], nullable=c.nullable) for c in columns])
     # Built without pandas: its metadata would name versions in the file.
     arrow = pa.table({c.name: pa.array(table[c.name], type=types[c.kind]) for c in columns}, schema=schema)
-    for column in columns:
-        if column.kind == "float" and not pc.all(pc.is_finite(arrow[column.name]), min_count=0).as_py():
-            raise ValueError(f"{path.name}: column {column.name!r} holds a value that is not finite")
     pq.write_table(arrow, path, compression="zstd")
 
 
-def _read_table(path: Path, columns: tuple[Column, ...]) -> Table:
+def _read_parquet(path: Path, columns: tuple[Column, ...]) -> Table:
     import pyarrow.parquet as pq
 
     arrow = pq.read_table(path)

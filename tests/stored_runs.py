@@ -36,7 +36,7 @@ def stored(
     }  # fmt: skip
     if "output_len" in requests:
         requests["output_len"] = [gen_length] * n
-    steps: dict[str, list[Any]] = {column.name: [0] for column in STEP_COLUMNS}
+    steps: dict[str, list[Any]] = {column.name: [None if column.nullable else 0] for column in STEP_COLUMNS}
     simulated = cell.executor == "roofline"
     steps |= {"duration_s": [end], "end_s": [end], "forward_s": [end if simulated else 0.75 * end]}
     record = RunRecord(

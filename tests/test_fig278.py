@@ -161,6 +161,17 @@ def test_ladder_with_a_missing_rung(tmp_path: Path) -> None:
     assert fig8.findings(runs, CARD_VIEW) == []
 
 
+def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
+    view = View(platform=replace(RTX4090, executor="torch"), reading="efficient",
+                knobs=(("weights", "random"), ("num_requests", 3)))  # fmt: skip
+    runs = runs_of([view.applied(cell) for cell in fig8.cells(view)], climb)
+    assert {run.cell.knob_values["num_requests"] for run in runs} == {3}
+    rendered = fig8.render(runs, view, tmp_path)
+    assert len(rendered.rows) == 3 * len(LADDER)
+    assert {path.stem for path in rendered.files} == {"fig8-rtx4090-measured"}
+    assert fig8.findings(runs, view) == []
+
+
 def test_components_start_with_themselves_switched_off() -> None:
     assert {name: each.variants[0].label for name, each in COMPONENTS.items()} == {
         "engine": "Sparse-dLLM", "scheduler": "request", "budgeting": "monolithic", "sparsity": "dense",

@@ -119,7 +119,8 @@ def test_a_reading_heeds_its_knobs(reading: str) -> None:
         knobs = {"scheduler": "request", "max_num_batched_tokens": 3000, "max_num_logits": 700, "logit_rows": "monolithic"}  # fmt: skip
     default, asked = (prepare(cell_of("sparse-dllm", reading=reading, **extra)) for extra in ({}, knobs))
     serving: Serving = READINGS[reading]
-    assert set(knobs) == serving.knobs
+    measured = {"attention_backend", "cuda_graphs", "tensor_parallel"}  # of no effect on a simulated card
+    assert set(knobs) == serving.knobs - measured
     if reading == "policy":
         config = asked.resources.config
         assert (config.scheduler, config.max_num_batched_tokens, config.max_num_logits) == ("request", 3000, 700)

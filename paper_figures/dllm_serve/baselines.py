@@ -81,7 +81,9 @@ def cells(view: View) -> list[Cell]:
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     require_runs(NAME, runs, view.platform)
-    found = {(sampler, name): runs_of(runs, sampler, name) for sampler in SAMPLERS for name in ("alone", "batched")}
+    found = {
+        (sampler, name): runs_of(runs, sampler, name, view) for sampler in SAMPLERS for name in ("alone", "batched")
+    }
     rows = [_table_row(sampler, found[sampler, "alone"], found[sampler, "batched"]) for sampler in SAMPLERS]
     csv_rows = [_csv_row(sampler, name, run, view) for (sampler, name), own in found.items() for run in own]
     missing = [f"{sampler.label} {name}" for (sampler, name), own in found.items() if not own]
@@ -111,8 +113,9 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     return []
 
 
-def runs_of(runs: Sequence[StoredRun], sampler: Sampler, name: str) -> list[StoredRun]:
-    asked = {("num_requests", NUM_REQUESTS), *sampler.options, *(sampler.alone if name == "alone" else ())}
+def runs_of(runs: Sequence[StoredRun], sampler: Sampler, name: str, view: View) -> list[StoredRun]:
+    own_knobs = (("num_requests", NUM_REQUESTS), *sampler.options, *(sampler.alone if name == "alone" else ()))
+    asked = {**dict(view.knobs), **dict(own_knobs)}.items()
     own = [
         run
         for run in runs
@@ -126,7 +129,7 @@ def _csv_row(sampler: Sampler, name: str, run: StoredRun, view: View) -> tuple[o
         view.platform.name, sampler.system, " ".join(f"{key}={value}" for key, value in sampler.options), name,
         run.record.manifest.get("facts", {}).get("batch_size"), run.cell.seed, run.summary["throughput_tok_s"],
         run.summary["e2el_s"]["mean"], run.summary["mean_running"], run.summary["outside_forward_share"],
-        run.summary["num_steps"], run.record.obtained, run.validity.valid, run.cell.folder_name,
+        run.summary["num_steps"], run.obtained, run.validity.valid, run.cell.folder_name,
     )  # fmt: skip
 
 

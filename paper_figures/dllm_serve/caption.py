@@ -9,6 +9,7 @@ from typing import Any
 from engines.errors import UserError
 from paper_figures.dllm_serve.curve import BASELINES, DATASETS, Curve, dataset_title
 from repro import paths
+from repro.calibration import load_calibration
 from repro.figures import READINGS, View
 from repro.platforms import Platform
 from repro.store import StoredRun
@@ -26,7 +27,7 @@ def validity_text(runs: Sequence[StoredRun]) -> str:
 
 
 def obtained_text(runs: Sequence[StoredRun]) -> str:
-    return ", ".join(sorted({run.record.obtained for run in runs}))
+    return ", ".join(sorted({run.obtained for run in runs}))
 
 
 def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:
@@ -50,11 +51,16 @@ def basis(run: StoredRun) -> str:
     if run.record.obtained == "simulated":
         calibration = run.record.manifest.get("calibration")
         return f"simulated, each step charged to the roofline of {calibration or 'a card without calibration'}"
-    graphics = run.provenance.get("gpu")
-    if str(run.cell.knob_values.get("device", "cpu")).startswith("cuda") and graphics:
-        return f"measured on {graphics['name']}"
+    graphics, manifest = run.provenance.get("gpu"), run.record.manifest
+    device = manifest.get("device") or run.cell.knob_values.get("device", "cpu")
+    weights = ", random weights" if run.cell.knob_values.get("weights") == "random" else ""
+    if str(device).startswith("cuda") and graphics:
+        limit = manifest.get("facts", {}).get("enforced_memory_bytes")
+        return f"measured on {graphics['name']}{'' if limit is None else f' held to {limit / 1e9:g} GB'}{weights}"
     cpu = run.provenance.get("cpu", {})
-    return f"measured on {cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores"
+    return (
+        f"measured on {cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores{weights}"
+    )
 
 
 def reading_sentence(view: View) -> str:
@@ -128,6 +134,10 @@ def held_out_note(platform: Platform) -> list[str]:
     card = platform.gpu
     if card is None or platform.executor != "roofline":
         return []
+    if not load_calibration(card).is_fitted:
+        return [
+            f"Uncalibrated: {card} is simulated from datasheet peaks without overhead. Real steps are slower; compare shapes, not values."
+        ]
     path = paths.CALIBRATION / f"{card}-report.json"
     if not path.is_file():
         return [

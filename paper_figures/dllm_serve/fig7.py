@@ -224,7 +224,7 @@ def _csv_row(length: Length, run: StoredRun, view: View) -> tuple[object, ...]:
     return (
         view.platform.name, view.reading if run.cell.system == BASE else None, length.axis, knobs["fixed_prompt_len"],
         knobs["gen_length"], run.cell.system, run.cell.seed, run.summary["throughput_tok_s"], run.summary["e2el_s"]["mean"],
-        run.record.manifest.get("facts", {}).get("batch_size"), run.record.num_requests, run.record.obtained,
+        run.record.manifest.get("facts", {}).get("batch_size"), run.record.num_requests, run.obtained,
         run.validity.valid, run.cell.folder_name,
     )  # fmt: skip
 

@@ -128,7 +128,7 @@ def runs_by_rung(runs: Sequence[StoredRun], view: View) -> Runs:
     found: Runs = {}
     for dataset in DATASETS:
         for rung in LADDER:
-            cell = rung.cell(view, dataset, max(view.platform.rates), 0)
+            cell = view.applied(rung.cell(view, dataset, max(view.platform.rates), 0))
             own = stored.get((dataset, cell.system, frozenset(cell.knobs)), [])
             found[dataset, rung] = tuple(sorted(own, key=lambda run: run.cell.seed))
     return found

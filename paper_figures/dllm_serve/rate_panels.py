@@ -154,7 +154,7 @@ def _csv_row(run: StoredRun, view: View) -> tuple[object, ...]:
         view.platform.name, None if cell.system == OURS else view.reading, cell.dataset, cell.system,
         run.record.manifest.get("facts", {}).get("batch_size"), cell.rate, cell.seed, run.summary["throughput_tok_s"],
         latency["mean"], latency["p50"], latency["p99"], latency["std"], latency["span"],
-        run.summary["outside_forward_share"], run.record.num_requests, run.record.obtained, run.validity.valid,
+        run.summary["outside_forward_share"], run.record.num_requests, run.obtained, run.validity.valid,
         cell.folder_name,
     )  # fmt: skip
 

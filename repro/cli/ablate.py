@@ -90,7 +90,7 @@ def _row(name: str, variant: Variant, runs: Sequence[StoredRun]) -> dict[str, An
         "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean, "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
         "std_latency_s": over_repeats(runs, "e2el_s", "std").mean, "mean_running": over_repeats(runs, "mean_running").mean,
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
-        "accuracy": over_repeats(runs, "accuracy", "value").mean, "obtained": runs[0].record.obtained,
+        "accuracy": over_repeats(runs, "accuracy", "value").mean, "obtained": runs[0].obtained,
         "valid": all(run.validity.valid for run in runs), "run_folders": [run.cell.folder_name for run in runs],
     }  # fmt: skip
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from engines.errors import UserError
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
+
+if TYPE_CHECKING:
+    from repro.figures import View
 
 Figure = Annotated[str, typer.Argument(help="Name of the figure ('repro list' shows them).")]
 Platforms = Annotated[list[str] | None, typer.Option("--platform", help="Several times [default: the figure's own].")]
 ResultDir = Annotated[Path | None, typer.Option(help="Where run folders are [default: results/local].")]
 Reading = Annotated[list[str] | None, typer.Option("--reading", help="Of the baselines: published, efficient or policy; several times [default: published where simulated, else efficient].")]  # fmt: skip
 NumRuns = Annotated[int, typer.Option(help="Repeats with seeds 0, 1, ...; figures show 95 % intervals.")]
+Executor = Annotated[
+    str | None, typer.Option(help="torch (measured) or roofline (simulated) [default: the platform's].")
+]
+Rates = Annotated[list[str] | None, typer.Option("--request-rate", help="Instead of the platform's rates, requests/s; several times.")]  # fmt: skip
+NumPrompts = Annotated[int | None, typer.Option(help="Requests per run, where the figure does not fix them.")]
 OutDir = Annotated[Path | None, typer.Option(help="Where figures go [default: results/figures].")]
 
 
@@ -26,11 +37,16 @@ def reproduce(
     out_dir: OutDir = None,
     reading: Reading = None,
     num_runs: NumRuns = 1,
+    executor: Executor = None,
+    request_rate: Rates = None,
+    num_prompts: NumPrompts = None,
+    weights: opt.Weights = None,
     force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
     json: opt.Json = False,
 ) -> None:
     """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF and CSV."""
-    _make(name, platform, result_dir, out_dir, reading, num_runs, force=force, json=json, draw_only=False)
+    views = _views(name, platform, reading, num_runs, executor, request_rate, num_prompts, weights)
+    _make(name, views, result_dir, out_dir, force=force, json=json, draw_only=False)
 
 
 def figure(
@@ -40,32 +56,53 @@ def figure(
     out_dir: OutDir = None,
     reading: Reading = None,
     num_runs: NumRuns = 1,
+    executor: Executor = None,
+    request_rate: Rates = None,
+    num_prompts: NumPrompts = None,
+    weights: opt.Weights = None,
     json: opt.Json = False,
 ) -> None:
     """Redraw a figure from stored runs; runs nothing."""
-    _make(name, platform, result_dir, out_dir, reading, num_runs, force=False, json=json, draw_only=True)
+    views = _views(name, platform, reading, num_runs, executor, request_rate, num_prompts, weights)
+    _make(name, views, result_dir, out_dir, force=False, json=json, draw_only=True)
+
+
+def _views(
+    name: str, platforms: list[str] | None, readings: list[str] | None, num_runs: int, executor: str | None,
+    rates: list[str] | None, num_prompts: int | None, weights: str | None,
+) -> list[View]:  # fmt: skip
+    from repro.figures import View, default_reading
+    from repro.figures import figure as figure_of
+    from repro.platforms import platform as platform_of
+
+    if executor not in (None, "torch", "roofline"):
+        raise UserError(f"executor={executor!r} is unknown: use torch or roofline")
+    parsed = [opt.parse_rate(rate) for rate in rates or []]
+    if None in parsed:
+        raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
+    changes = opt.given(executor=executor, rates=tuple(sorted({rate for rate in parsed if rate is not None})) or None)
+    places = [replace(platform_of(each), **changes) for each in platforms or figure_of(name).load().PLATFORMS]
+    knobs = tuple(opt.given(num_requests=num_prompts, weights=weights).items())
+    return [
+        View(platform=where, reading=reading, num_runs=num_runs, knobs=knobs)
+        for where in places
+        for reading in readings or [default_reading(where)]
+    ]
 
 
 def _make(
-    name: str, platforms: list[str] | None, result_dir: Path | None, out_dir: Path | None,
-    readings: list[str] | None, num_runs: int, *, force: bool, json: bool, draw_only: bool,
+    name: str, views: Sequence[View], result_dir: Path | None, out_dir: Path | None, *,
+    force: bool, json: bool, draw_only: bool,
 ) -> None:  # fmt: skip
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
-    from repro.figures import View, default_reading
     from repro.figures import figure as figure_of
     from repro.paths import FIGURES, LOCAL
-    from repro.platforms import platform as platform_of
     from repro.store import Store
 
     entry = figure_of(name)
     module = entry.load()
-    views = [
-        View(platform=where, reading=reading, num_runs=num_runs)
-        for where in map(platform_of, platforms or module.PLATFORMS)
-        for reading in readings or [default_reading(where)]
-    ]
     store = Store(result_dir or LOCAL)
-    grids = [(view, prepare_all(module.cells(view))) for view in views]
+    grids = [(view, prepare_all([view.applied(cell) for cell in module.cells(view)])) for view in views]
     outcomes = []
     if not draw_only:
         # Readings share the runs of dLLM-Serve.

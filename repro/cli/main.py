@@ -21,6 +21,7 @@ from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
 from repro.cli.fit import calibrate
 from repro.cli.generate import generate
+from repro.cli.gpu_suite import gpu_suite
 from repro.cli.inspect import doctor, list_command, plan
 from repro.cli.train import train_tiny
 from repro.cli.verify import verify_baselines
@@ -49,6 +50,7 @@ app.command()(plan)
 app.command()(calibrate)
 app.command(name="train-tiny")(train_tiny)
 app.command(name="verify-baselines")(verify_baselines)
+app.command(name="gpu-suite")(gpu_suite)
 
 
 @app.callback()

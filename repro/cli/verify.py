@@ -19,6 +19,7 @@ def verify_baselines(
         Path | None,
         typer.Option(help="Folder with cases.json and the checkpoints it names; by default the one that is embedded."),
     ] = None,
+    device: opt.Device = "cpu",
     json: opt.Json = False,
 ) -> None:
     """Replay recorded cases of every sampler, token by token. Exit code 1 if a case fails."""
@@ -27,13 +28,13 @@ def verify_baselines(
     folder = GOLDEN_DIR if golden is None else golden
     cases = read_cases(folder)
     if json:
-        results = verify(cases)
+        results = verify(cases, device=device or "cpu")
     else:
         from rich.console import Console
         from rich.progress import track
 
         bar = iter(track(range(len(cases)), description="replaying", console=Console(stderr=True), transient=True))
-        results = verify(cases, lambda: next(bar, None))
+        results = verify(cases, lambda: next(bar, None), device=device or "cpu")
     rows = [
         _row(method, [result for result in results if result.case.method == method])
         for method in sorted({case.method for case in cases})

@@ -1,0 +1,338 @@
+"""How cost grows (ours): throughput against concurrency, length, retention and logit budget, and what memory that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paper_figures import style
+from paper_figures.dllm_serve.caption import (
+    held_out_note,
+    how_obtained,
+    invalid_notes,
+    missing_note,
+    obtained_text,
+    require_runs,
+    seeds_sentence,
+    validity_text,
+)
+from paper_figures.dllm_serve.curve import OURS
+from repro.cell import Cell, Scalar
+from repro.claims import Finding
+from repro.figures import Rendered, View
+from repro.metrics import Interval
+from repro.platforms import Platform
+from repro.store import StoredRun, over_repeats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "growth"
+TITLE = "dLLM-Serve growth: throughput and memory by concurrency, length, retention and logit budget"
+SOURCE = "ours; what dLLM-Serve (arXiv:2512.17077) §3 and §4 say grows, measured or simulated"
+PLATFORMS = ("cpu-tiny", "rtx4090", "l40s", "h200")
+
+DATASET = "burst"
+"""Only its texts are used: lengths are fixed."""
+INPUT, OUTPUT = 300, 128
+"""Tokens of every request where the axis is another one; a platform scales both. A short output keeps a run of
+256 requests on a card below two minutes."""
+
+CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+TOTAL_LEN = (256, 512, 1024, 2048)
+RETENTION = (0.1, 0.25, 0.5, 0.75, 1.0)
+MAX_NUM_LOGITS = (256, 512, 1024, 2048, 4096)
+
+SMALL = {"total_len": 8, "retention_ratio": 16, "max_num_logits": 16}
+LARGE = {"total_len": 8, "retention_ratio": 64, "max_num_logits": 64}
+"""Requests at once on an axis, of the embedded model and of a card."""
+RETENTION_LEN = 1024
+"""Long enough for retained rows to weigh."""
+
+CSV_COLUMNS = ("platform", "axis", "value", "seed", "num_requests", "input_len", "gen_length", "throughput_tok_s", "cost_s_per_token",
+               "mean_latency_s", "mean_running", "num_steps", "kv_rows", "weights_bytes", "activation_bytes", "logits_bytes",
+               "kv_bytes", "obtained", "valid", "run_folder")  # fmt: skip
+TABLE_COLUMNS = ("axis", "value", "tok/s", "s per token", "exponent", "mean s", "running", "logits MB", "logits exponent",
+                 "KV rows", "obtained", "valid")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One table: what is varied, at which values, and what each run is asked for there."""
+
+    name: str
+    label: str
+    values: Callable[[Platform], tuple[float, ...]]
+    knobs: Callable[[Platform, float], dict[str, Scalar]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes by part: planned from shapes, activations and logits measured where the run was."""
+
+    weights: int
+    activations: int
+    logits: int
+    kv: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """The repeats of one value of an axis, by seed."""
+
+    axis: Axis
+    value: float
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def throughput(self) -> Interval:
+        return over_repeats(self.runs, "throughput_tok_s")
+
+    @property
+    def cost(self) -> float | None:
+        """Seconds per generated token."""
+        mean = self.throughput.mean
+        return 1 / mean if mean else None
+
+    @property
+    def memory(self) -> Memory | None:
+        return memory_of(self.runs[0]) if self.runs else None
+
+
+def _scaled(where: Platform, length: int) -> int:
+    return round(length * where.length_scale)
+
+
+def _counts(where: Platform) -> Mapping[str, int]:
+    return SMALL if where.gpu is None else LARGE
+
+
+def _lengths(where: Platform) -> tuple[float, ...]:
+    return tuple(_scaled(where, length) for length in TOTAL_LEN if _scaled(where, length) <= where.max_model_len)
+
+
+def _shape(where: Platform, total_len: int) -> dict[str, Scalar]:
+    output = _scaled(where, OUTPUT)
+    return {"fixed_prompt_len": total_len - output, "gen_length": output, "steps": output, "length_scale": 1.0}
+
+
+def _usual(where: Platform) -> dict[str, Scalar]:
+    return _shape(where, _scaled(where, INPUT) + _scaled(where, OUTPUT))
+
+
+AXES = (
+    Axis(
+        name="concurrency",
+        label="requests at once",
+        values=lambda where: tuple(n for n in CONCURRENCY if n <= where.max_num_seqs),
+        knobs=lambda where, n: {**_usual(where), "num_requests": int(n), "max_num_seqs": int(n)},
+    ),
+    Axis(
+        name="total_len",
+        label="tokens of a request",
+        values=_lengths,
+        knobs=lambda where, n: {**_shape(where, int(n)), "num_requests": _counts(where)["total_len"]},
+    ),
+    Axis(
+        name="retention_ratio",
+        label="retention ratio",
+        values=lambda where: RETENTION,
+        knobs=lambda where, share: {
+            **_shape(where, _scaled(where, RETENTION_LEN)),
+            "num_requests": _counts(where)["retention_ratio"],
+            "retention_ratio": share,
+        },
+    ),
+    Axis(
+        name="max_num_logits",
+        label="logit rows at once",
+        values=lambda where: tuple(
+            n for n in (_scaled(where, rows) for rows in MAX_NUM_LOGITS) if n <= where.max_num_batched_tokens
+        ),
+        knobs=lambda where, rows: {
+            **_usual(where),
+            "num_requests": _counts(where)["max_num_logits"],
+            "max_num_logits": int(rows),
+        },
+    ),
+)
+
+
+def cells(view: View) -> list[Cell]:
+    """All requests of a run at once; one system, so that nothing but the axis changes."""
+    grid = [
+        _cell(view, axis, value, seed) for axis in AXES for value in axis.values(view.platform) for seed in view.seeds
+    ]
+    return list({cell.key: cell for cell in grid}.values())
+
+
+def _cell(view: View, axis: Axis, value: float, seed: int) -> Cell:
+    where = view.platform
+    return Cell(figure=NAME, system=OURS, dataset=DATASET, platform=where.name, executor=where.executor, rate=None, seed=seed,
+                knobs=tuple(axis.knobs(where, value).items()))  # fmt: skip
+
+
+def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+    require_runs(NAME, runs, view.platform)
+    found = points_of(runs, view)
+    stem = f"{NAME}-{view.stem}"
+    sentences = [
+        *how_obtained(runs, ["runs"] * len(runs)),
+        f"All requests of a run at once; {_scaled(view.platform, INPUT)} + {_scaled(view.platform, OUTPUT)} tokens where the axis is "
+        f"another one, {_scaled(view.platform, RETENTION_LEN)} in all on the axis of retention. {seeds_sentence(runs)}",
+        "Exponent: slope on logarithmic axes from the axis's first value to this one, so its last is the slope between the "
+        "ends; of seconds per generated token, and of bytes of logits.",
+    ]
+    missing = [f"{point.axis.name} {point.value:g}" for point in found if not point.runs]
+    notes = [*invalid_notes(runs), *missing_note(missing, len(found)), *sentences]
+    if view.obtained == "simulated":
+        notes += held_out_note(view.platform)
+    complete = [point for point in found if point.runs]
+    csv_rows = [_csv_row(point, run, view) for point in complete for run in point.runs]
+    return Rendered(
+        files=(
+            *_draw(complete, view, sentences, out, stem),
+            style.save_markdown(
+                out / f"{stem}.md", f"{TITLE} - {view.platform.title}", TABLE_COLUMNS, _table(complete), notes
+            ),
+            style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows),
+        ),
+        columns=TABLE_COLUMNS,
+        rows=tuple(_table(complete)),
+        notes=tuple(notes),
+    )
+
+
+def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    """No claim of the paper rests on it."""
+    return []
+
+
+def points_of(runs: Sequence[StoredRun], view: View) -> list[Point]:
+    """Every point asked for, by axis and value; without runs where none is stored. Axes may share a run."""
+    stored: dict[frozenset[tuple[str, Scalar]], list[StoredRun]] = {}
+    for run in runs:
+        stored.setdefault(frozenset(knob for knob in run.cell.knobs if knob[0] != "basis"), []).append(run)
+    points = []
+    for axis in AXES:
+        for value in axis.values(view.platform):
+            own = stored.get(frozenset(view.applied(_cell(view, axis, value, 0)).knobs), [])
+            points.append(Point(axis=axis, value=value, runs=tuple(sorted(own, key=lambda run: run.cell.seed))))
+    return points
+
+
+def memory_of(run: StoredRun) -> Memory | None:
+    facts: Mapping[str, Any] = run.record.manifest.get("facts", {})
+    plan = facts.get("memory_plan")
+    if plan is None:
+        return None
+    return Memory(
+        weights=plan["weights_bytes"],
+        activations=facts.get("measured_activation_bytes", plan["activation_bytes"]),
+        logits=facts.get("measured_logits_bytes", plan["logits_bytes"]),
+        kv=plan["kv_bytes"],
+    )
+
+
+def exponent(first: tuple[float, float | None], last: tuple[float, float | None]) -> float | None:
+    """x of y ~ value^x through two points (value, y); None for one point, or a y that is not positive."""
+    (x0, y0), (x1, y1) = first, last
+    if not y0 or not y1 or x0 == x1 or min(y0, y1) <= 0:
+        return None
+    return math.log(y1 / y0) / math.log(x1 / x0)
+
+
+# -- drawing ----------------------------------------------------------------------------------------------
+
+
+def _draw(
+    points: Sequence[Point], view: View, caption: Sequence[str], out: Path, stem: str
+) -> tuple[Path, Path]:  # fmt: skip
+    with style.drawing():
+        figure, panels = style.row_of_panels(
+            [f"({letter}) {axis.name}" for letter, axis in zip("abcd", AXES, strict=True)]
+        )
+        for axes, axis in zip(panels, AXES, strict=True):
+            own = [point for point in points if point.axis is axis]
+            _draw_panel(axes, axis, own)
+        panels[0].set_ylabel("throughput (tok/s)")
+        title = f"{TITLE}\n{view.platform.title}"
+        style.compose(figure, panels, title=title, caption=caption, legend_columns=2)
+        return style.save(figure, out, stem)
+
+
+def _draw_panel(axes: Axes, axis: Axis, points: Sequence[Point]) -> None:
+    look = style.system_look(OURS)
+    axes.set_xlabel(axis.label)
+    is_memory = axis.name == "max_num_logits"
+    usable = [(point.value, point.throughput) for point in points if point.throughput.mean is not None]
+    if not usable:
+        axes.text(0.5, 0.5, "no valid runs", transform=axes.transAxes, ha="center", color=style.GUIDE_COLOR)
+        return
+    if axis.name != "retention_ratio":
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([value for value, _ in usable], [f"{value:g}" for value, _ in usable], fontsize=6)
+        axes.minorticks_off()
+    if is_memory:
+        known = [(point.value, point.memory) for point in points]
+        for part, marker, color in (("logits", "s", "#D55E00"), ("activations", "^", "#009E73")):
+            heights = [(value, getattr(memory, part) / 1e6) for value, memory in known if memory is not None]
+            axes.plot(*zip(*heights, strict=True), marker=marker, color=color, label=f"{part} (d, MB)")
+        axes.set_yscale("log")
+        axes.set_ylabel("MB")
+        return
+    spread = [interval.half_width or 0.0 for _, interval in usable]
+    axes.errorbar([value for value, _ in usable], [interval.mean or 0.0 for _, interval in usable],
+                  yerr=spread if any(spread) else None, marker=look.marker, color=look.color, capsize=2, label=look.title)  # fmt: skip
+    axes.set_ylim(0, 1.15 * max(interval.mean or 0.0 for _, interval in usable))
+
+
+# -- table and CSV ----------------------------------------------------------------------------------------
+
+
+def _table(points: Sequence[Point]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for axis in AXES:
+        own = [point for point in points if point.axis is axis]
+        for point in own:
+            memory, first = point.memory, own[0]
+            first_logits = None if first.memory is None else float(first.memory.logits)
+            logits = None if memory is None else float(memory.logits)
+            slopes = (
+                exponent((first.value, first.cost), (point.value, point.cost)),
+                exponent((first.value, first_logits), (point.value, logits)),
+            )
+            cost, latency = point.cost, over_repeats(point.runs, "e2el_s", "mean").mean
+            running, kv_rows = over_repeats(point.runs, "mean_running").mean, _fact(point.runs[0], "kv_rows")
+            rows.append(
+                (axis.name, f"{point.value:g}", _text(point.throughput.mean), _text(cost), _slope(slopes[0]), _text(latency),
+                 _text(running), "-" if logits is None else f"{logits / 1e6:.4g}", _slope(slopes[1]),
+                 "-" if kv_rows is None else str(kv_rows), obtained_text(point.runs), validity_text(point.runs))
+            )  # fmt: skip
+    return rows
+
+
+def _csv_row(point: Point, run: StoredRun, view: View) -> tuple[object, ...]:
+    knobs, summary, memory = run.cell.knob_values, run.summary, memory_of(run)
+    parts = (None,) * 4 if memory is None else (memory.weights, memory.activations, memory.logits, memory.kv)
+    throughput = summary["throughput_tok_s"]
+    return (
+        view.platform.name, point.axis.name, point.value, run.cell.seed, run.record.num_requests, knobs["fixed_prompt_len"],
+        knobs["gen_length"], throughput, 1 / throughput if throughput else None, summary["e2el_s"]["mean"], summary["mean_running"],
+        summary["num_steps"], _fact(run, "kv_rows"), *parts, run.obtained, run.validity.valid, run.cell.folder_name,
+    )  # fmt: skip
+
+
+def _fact(run: StoredRun, name: str) -> Any:
+    return run.record.manifest.get("facts", {}).get(name)
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _slope(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
