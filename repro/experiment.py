@@ -17,7 +17,7 @@ from repro.driver import DriveProgress, drive_steps
 from repro.evaluation import grade_run, task_of, task_workload
 from repro.record import RunRecord
 from repro.settings import Settings, resolve
-from repro.systems import Resources, System, system
+from repro.systems import Assembled, Resources, System, system
 from repro.tasks.task import Task
 from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
 
@@ -75,13 +75,25 @@ def _generation(cell: Cell, settings: Settings) -> GenerationConfig:
 
 
 def run(experiment: Experiment, on_progress: Callable[[DriveProgress], None] | None = None) -> RunRecord:
+    if experiment.settings.tensor_parallel > 1:
+        from repro.ranks import leading
+
+        with leading(experiment) as assembled:
+            return _drive(experiment, assembled, on_progress)
+    return _drive(experiment, experiment.system.assemble(experiment.settings, experiment.resources), on_progress)
+
+
+def _drive(
+    experiment: Experiment, assembled: Assembled, on_progress: Callable[[DriveProgress], None] | None
+) -> RunRecord:
     cell, settings = experiment.cell, experiment.settings
     is_simulated = cell.executor == "roofline"
-    assembled = experiment.system.assemble(settings, experiment.resources)
     clock = VirtualClock() if is_simulated else WallClock()
     record = drive_steps(assembled.engine, experiment.workload.requests, clock, on_progress=on_progress)
     if experiment.task is not None:
         record = grade_run(record, experiment.task, _outputs(assembled.engine, record), settings.model)
+    if not is_simulated:
+        record = record.with_manifest(device=settings.device, dtype=settings.dtype, weights=settings.weights)
     return record.with_manifest(
         dataset=asdict(experiment.workload.provenance),
         max_num_batched_tokens=assembled.config.max_num_batched_tokens,

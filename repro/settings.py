@@ -10,7 +10,8 @@ from typing import Any
 from baselines.method import OPTIONS
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.errors import UserError
-from engines.models.checkpoint import checkpoint_dir, config_of
+from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of
+from engines.parallel.division import check_division
 from repro.calibration import load_calibration
 from repro.cell import Cell, Scalar
 from repro.platforms import Platform, platform
@@ -19,10 +20,11 @@ from repro.tasks.registry import TASKS
 _GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale",
                "top_p", "top_k", "alg_temp", "stop_at_eos")  # fmt: skip
 _METHOD = tuple(sorted({name for families in OPTIONS.values() for names in families.values() for name in names}))
-_ENGINE = ("max_num_batched_tokens", "max_num_logits", "logit_rows", "max_num_seqs", "scheduler", "tie_policy")
+_ENGINE = ("max_num_batched_tokens", "max_num_logits", "logit_rows", "max_num_seqs", "scheduler", "tie_policy",
+           "attention_backend", "cuda_graphs", "fused_kernels")  # fmt: skip
 _RUN = ("memory_bytes", "reading", "batch_size", "num_requests", "length_scale", "source",
         "dataset_path", "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device", "num_fewshot",
-        "chat")  # fmt: skip
+        "chat", "profile_every", "tensor_parallel")  # fmt: skip
 _NOTES = ("basis",)
 """Said about a cell, not asked of it: part of its key, without an effect on the run."""
 KNOBS = tuple(dict.fromkeys((*_GENERATION, *_METHOD, *_ENGINE, *_RUN, *_NOTES)))
@@ -58,6 +60,10 @@ class Settings:
     """Examples before each question of a graded task; None is the task's own number."""
     chat: bool = False
     """Whether a graded task is asked in a conversation."""
+    tensor_parallel: int = 1
+    """Devices of this machine that the model is divided among; memory_bytes is of each."""
+    profile_every: int = 0
+    """Of how many measured steps one is divided into its parts, which disturbs it; 0 is none."""
 
     @property
     def family(self) -> str:
@@ -94,11 +100,21 @@ def resolve(cell: Cell) -> Settings:
     knobs: dict[str, Scalar] = cell.knob_values
     if cell.executor == "roofline":
         for name in ("device", "dtype", "weights", "threshold", "factor", "top_p", "top_k", "alg_temp", "cfg_scale",
-                     "stop_at_eos"):  # fmt: skip
+                     "stop_at_eos", "profile_every"):  # fmt: skip
             if knobs.get(name, False) is not False:
                 raise UserError(f"{name}={knobs[name]!r} cannot be simulated: leave it out, or use --executor torch")
+        for name in ("attention_backend", "cuda_graphs", "fused_kernels", "tensor_parallel"):
+            if name in knobs:
+                raise UserError(
+                    f"{name}={knobs[name]!r} has no effect on a simulation: leave it out, or use --executor torch"
+                )
     if unknown := sorted(set(knobs) - set(KNOBS)):
         raise UserError(f"knob {unknown[0]!r} is unknown: use one of {', '.join(KNOBS)}")
+    every = knobs.get("profile_every", 1)
+    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+        raise UserError(
+            f"profile_every={every!r} must be a whole number of steps, at least 1; leave it out to profile none"
+        )
 
     def pick(names: tuple[str, ...], **defaults: Any) -> dict[str, Any]:
         return {**defaults, **{name: knobs[name] for name in names if name in knobs}}
@@ -126,6 +142,16 @@ def resolve(cell: Cell) -> Settings:
         length_scale=where.length_scale,
         model=where.model,
     )
+    if cell.executor == "torch":
+        run = {"device": where.device, "dtype": where.dtype, **run}
+        check_division(config_of(run["model"]), run.get("tensor_parallel", 1))
+        backend = knobs.get("attention_backend")
+        if backend in ("flash-attn", "torch-varlen") and run["device"] == "cpu":
+            raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
+        if run["model"] in SHAPES and run.get("weights") != "random":
+            raise UserError(
+                f"model={run['model']!r} is a shape without weights: add --weights random, or give a checkpoint with --model"
+            )
     return Settings(
         platform=where, executor=cell.executor, generation=generation, method=pick(_METHOD), engine=engine, **run
     )

@@ -110,11 +110,12 @@ OPTIONS = {
     "": "--verbose",
     "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio "
+    "--attention-backend --cuda-graphs --fused-kernels --tensor-parallel "
     "--batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
-    "--pool-kernel --reading --refresh-delay --request-rate --result-dir --retention-ratio --scheduler --seed --selection "
-    "--steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
+    "--pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
+    "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
     "ablate": "--component --dataset --force --json --limit --num-runs --platform --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform",
     "claims": "--json --out-dir --paper --result-dir",
@@ -124,7 +125,7 @@ OPTIONS = {
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
-    "figure": "--json --num-runs --out-dir --platform --reading --result-dir",
+    "figure": "--executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
     "generate": "--alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
     "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
@@ -132,9 +133,11 @@ OPTIONS = {
     "--tie-policy --weights",
     "list": "--json",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
-    "reproduce": "--force --json --num-runs --out-dir --platform --reading --result-dir",
+    "reproduce": "--executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
+    "--weights",
     "train-tiny": "--out --resume --seed --steps",
-    "verify-baselines": "--golden --json",
+    "gpu-suite": "--budget --dry-run --json --platform --result-dir --stage",
+    "verify-baselines": "--device --golden --json",
 }
 """Flags are an interface: a change here breaks scripts of users."""
 
@@ -158,7 +161,7 @@ def test_list_names_everything(repro: Repro) -> None:
         kind: {entry["name"] for entry in entries if entry["kind"] == kind} for kind in ("system", "platform", "figure")
     }
     assert names["system"] == {"dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"}
-    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s"}
+    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200"}
     assert "fig3" in names["figure"]
     assert {"livebench", "burst", "osc"} <= {entry["name"] for entry in entries if entry["kind"] == "dataset"}
 
@@ -386,6 +389,28 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
     assert not any("output lengths" in reason for reason in run["reasons"])
 
 
+def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path: Path) -> None:
+    command = ("bench", "--model", model, "--num-prompts", 3, "--input-len", 12, *SHORT, "--max-num-batched-tokens", 64,
+               "--result-dir", tmp_path)  # fmt: skip
+    (plain,) = json.loads(repro(*command, "--json").out)
+    (run,) = json.loads(repro(*command, "--profile", "--json").out)
+    assert run["cell"]["knobs"]["profile_every"] == 1
+    assert run["folder"] != plain["folder"]
+    assert plain["summary"]["profile"] is plain["summary"]["roofline_share"] is plain["summary"]["host_share"] is None
+    assert "bound" not in plain["facts"]
+    summary = run["summary"]
+    assert sum(summary["profile"]["all"]["seconds"].values()) == pytest.approx(summary["busy_s"])
+    assert summary["profile"]["all"]["num_steps"] == summary["num_steps"]
+    assert summary["profile"]["reuse"]["seconds"]["selection"] == 0 < summary["profile"]["all"]["seconds"]["selection"]
+    assert summary["roofline_share"] > 0
+    assert run["facts"]["bound"]["card"] == "this cpu (measured peaks)"
+    assert run["facts"]["bound"]["source"].startswith("measured: ")
+
+    shown = repro(*command, "--profile").out
+    assert "Where a step's time goes: dLLM-Serve, osc, inf req/s" in shown
+    assert "share of roofline of this cpu (measured peaks): " in shown
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -394,7 +419,7 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
             "system='nosuch' is unknown: use one of dllm-serve, fast-dllm, dllm-cache, sparse-dllm, llada, dream",
         ),
         (["--dataset-name", "nosuch"], "dataset='nosuch' is unknown: use one of burst"),
-        (["--platform", "nosuch"], "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s"),
+        (["--platform", "nosuch"], "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s, h200"),
         (["--executor", "nosuch"], "executor='nosuch' is unknown: use torch or roofline"),
         (["--platform", "cpu-tiny", "--executor", "roofline"], "executor='roofline' needs a GPU model"),
         (["--scheduler", "nosuch"], "scheduler='nosuch' is unknown: use one of phase, request, lookahead"),
@@ -409,6 +434,9 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         (["--memory-limit", "16GB"], "budget too small for one request"),
         (["--memory-limit", "16GB", "--system", "sparse-dllm"], "budget too small for one request"),
         (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
+        (["--profile-every", "2"], "profile_every=2 has no effect without --profile: add it"),
+        (["--profile", "--profile-every", "0"], "profile_every=0 must be at least 1"),
+        (["--profile"], "profile_every=7 cannot be simulated: leave it out, or use --executor torch"),
         (["--max-num-batched-tokens", "100"], "max_num_batched_tokens"),
         (["--input-len", "5000"], "input_len=5000 must be between"),
         (["--system", "llada", "--gen-length", "100"], "gen_length=100 is not a multiple of block_length=32"),
@@ -441,6 +469,41 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         repro(*SIMULATED, "--threshold", "0.9", "--result-dir", tmp_path / "r"), "threshold=0.9 cannot be simulated"
     )
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--attention-backend", "flash-attn"], "attention_backend='flash-attn' runs on CUDA devices"),
+        (["--attention-backend", "nosuch"], "attention_backend='nosuch' is unknown: use one of auto, flash-attn"),
+        (
+            ["--tensor-parallel", "3"],
+            "tensor_parallel=3 does not divide the model's n_kv_heads=8: use one of 1, 2, 4, 8",
+        ),
+        (["--tensor-parallel", "0"], "tensor_parallel=0 must be at least 1"),
+        (["--tensor-parallel", "2", "--system", "llada"], "tensor_parallel=2 has no effect with system='llada'"),
+        (["--no-cuda-graphs", "--system", "dllm-cache"], "cuda_graphs=False has no effect with system='dllm-cache'"),
+        (["--platform", "l40s", "--tensor-parallel", "2"], "tensor_parallel=2 has no effect on a simulation"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bench_refuses_what_a_device_cannot(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:
+    refusal(repro("bench", *options, "--result-dir", tmp_path / "r"), says)
+    assert not (tmp_path / "r").exists()
+
+
+def test_bench_divides_a_model(repro: Repro, tmp_path: Path) -> None:
+    """Two processes on this CPU hold half a model and half a cache each."""
+    runs = []
+    for options in ([], ["--tensor-parallel", 2]):
+        done = repro("bench", "--num-prompts", 3, *options, "--result-dir", tmp_path / "r", "--json")
+        assert done.code == 0, done.err
+        runs += json.loads(done.out)
+    whole, divided = (run["facts"]["memory_plan"] for run in runs)
+    assert [run["valid"] for run in runs] == [True, True]
+    assert [run["summary"]["num_requests"]["ok"] for run in runs] == [3, 3]
+    assert divided["weights_bytes"] < 0.6 * whole["weights_bytes"]
+    assert divided["kv_rows"] > 1.9 * whole["kv_rows"]
 
 
 @pytest.mark.parametrize(

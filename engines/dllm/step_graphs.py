@@ -62,7 +62,8 @@ class CudaRecorder:
             forward()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads, such as NCCL's watchdog, go on asking the device.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             out = forward()
 
         def replay() -> Tensor:

@@ -32,6 +32,7 @@ from engines.dllm.step_graphs import CudaRecorder, GraphKey, Recorder, StepGraph
 from engines.dllm.step_rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows, Places
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import Attend, DiffusionModel, Rotary
+from engines.parallel.vocabulary import vocabulary_reduction
 
 MIN_ROWS = 8
 """GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
@@ -122,8 +123,9 @@ class TorchExecutor:
         self.num_slots = num_slots or config.max_num_seqs
         self.max_len = min(config.max_model_len, shape.max_sequence_length)
         self.attention = attention_backend(
-            config.attention_backend, self.device, self.dtype, shape.head_dim, shape.n_heads, shape.n_kv_heads
-        )
+            config.attention_backend, self.device, self.dtype, shape.head_dim,
+            shape.n_heads * model.kv_heads_here // shape.n_kv_heads, model.kv_heads_here,
+        )  # fmt: skip
         recorder = self._recorder()
         # Padding of a graph has a slot and a row of its own.
         spare = int(recorder is not None)
@@ -151,6 +153,8 @@ class TorchExecutor:
             suppress_id=shape.mask_token_id if config.suppress_mask_token else None,
         )
         self._fuse()
+        self._local = vocabulary_reduction(self._reduction, model, is_fused=self._serves("partial"))
+        """Of the logits this process computes, where there are others; None where it computes all."""
         self._staging = staging_to(self.device)
         self._laps = laps_of(self.device)
         self._selection = self._select_and_pack()
@@ -564,11 +568,14 @@ class TorchExecutor:
         reduction: Reduction,
         sampling: Sampling | None,
     ) -> Reduced:
-        def project(part: Tensor) -> Tensor:
-            return self._project(hidden, guidance, part)
+        local = self._local if sampling is None and guidance is None else None
 
+        def project(part: Tensor | slice) -> Tensor:
+            return self._project(hidden, guidance, part) if local is None else self.model.local_logits(hidden[part])
+
+        reduction = reduction if local is None else local
         if self.config.logit_rows == "monolithic":
-            return reduction(self._project(hidden, guidance, slice(None))[head_rows], sampling)
+            return reduction(project(slice(None))[head_rows], sampling)
         return reduce_in_chunks(project, head_rows, self.config.max_num_logits, reduction, sampling)
 
     def _project(self, hidden: Tensor, guidance: Guidance | None, part: Tensor | slice) -> Tensor:

@@ -28,7 +28,7 @@ IDLE_TIMEOUT = timedelta(days=1)
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class TensorParallel:
     """``size`` ranks that hold a part of a model each. Every rank must make the same calls in the same order.
 
@@ -133,18 +133,21 @@ def join(rank: int, size: int, device: str, store: dist.Store | None = None) -> 
 
 
 def from_environment(device: str) -> TensorParallel:
-    """The group of the processes torchrun started; alone where none did."""
+    """The group of the processes torchrun started, which are to ``leave`` it; alone where none did."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
     return join(rank, size, rank_device(device, local_rank, local_size))
 
 
 def leave(group: TensorParallel, *, abort: bool = False) -> None:
-    """``abort`` gives up what the device still exchanges with ranks that are gone."""
+    """Part from the other ranks; needed before a process ends. ``abort`` gives up what the device still exchanges
+    with ranks that are gone."""
     if group.size == 1:
         return
     if abort and group.device.startswith("cuda"):
         abort_tensors(group)
+    # Models keep the group, and gloo's threads must not live until the interpreter ends: that would be an abort.
+    group.tensors = group.control = None
     dist.destroy_process_group()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.dllm.denoise import Reduced, Reduction, Sampling
+from engines.kernels.confidence import Partial, combine, partial
 from engines.models.protocol import DiffusionModel, Ranks
 from engines.parallel.division import span
 
@@ -23,12 +24,19 @@ class VocabularyReduction(Reduction):
 
     ranks: Ranks
     first: int
+    is_fused: bool = False
+    """Whether the Triton kernel makes a rank's numbers."""
 
     def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
         """``logits`` [rows, own] may be overwritten; of a bare ``DiffusionModel.local_logits``."""
         assert sampling is None, "tokens are drawn from whole rows"
         if self.dtype == "float64":
             logits = logits.to(torch.float64)
+        if self.is_fused and self.dtype == "native":
+            part = partial(logits, self.suppress_id, self.first)
+            own = torch.stack([field.double() for field in part])
+            best, token, maximum, sumexp = self.ranks.all_gather(own.unsqueeze(0), dim=0).unbind(1)
+            return combine(Partial(best.float(), token.long(), maximum.float(), sumexp.float()))
         normaliser = torch.logsumexp(logits, dim=-1)
         if self.suppress_id is not None and self.first <= self.suppress_id < self.first + logits.shape[1]:
             logits[:, self.suppress_id - self.first] = -torch.inf
@@ -44,7 +52,9 @@ class VocabularyReduction(Reduction):
         return token, confidence.to(torch.promote_types(confidence.dtype, torch.float32))
 
 
-def vocabulary_reduction(reduction: Reduction, model: DiffusionModel) -> VocabularyReduction | None:
+def vocabulary_reduction(
+    reduction: Reduction, model: DiffusionModel, *, is_fused: bool = False
+) -> VocabularyReduction | None:
     """The same reduction for ``model.local_logits``, of steps that draw nothing at random. None where the model is
     whole, or ``reduction`` needs whole rows."""
     ranks = model.tensor_parallel
@@ -56,5 +66,6 @@ def vocabulary_reduction(reduction: Reduction, model: DiffusionModel) -> Vocabul
         dtype=reduction.dtype,
         suppress_id=reduction.suppress_id,
         ranks=ranks,
+        is_fused=is_fused,
         first=span(model.config.vocab_size, ranks.rank, ranks.size)[0],
     )

@@ -16,7 +16,7 @@ def bench(
     dataset_name: Annotated[
         list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")
     ] = None,
-    platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090 or l40s.")] = "cpu-tiny",
+    platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090, l40s or h200.")] = "cpu-tiny",
     executor: Annotated[str | None, typer.Option(help="torch (measured) or roofline (simulated).")] = None,
     request_rate: Annotated[
         list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")
@@ -38,6 +38,18 @@ def bench(
     logit_rows: Annotated[
         str | None,
         typer.Option(help="Logits of the wanted rows in chunks, or of every row at once: decomposed or monolithic."),
+    ] = None,
+    attention_backend: Annotated[
+        str | None, typer.Option(help="auto, flash-attn, torch-varlen, sdpa-padded or sdpa, of measured packed steps.")
+    ] = None,
+    cuda_graphs: Annotated[
+        bool | None, typer.Option(help="Replay the forwards of small Reuse steps, on CUDA [default: yes].")
+    ] = None,
+    fused_kernels: Annotated[
+        bool | None, typer.Option(help="Triton kernels for 16-bit models, on CUDA [default: yes].")
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None, typer.Option(help="Devices of this machine to divide the model among.")
     ] = None,
     model: opt.Model = None,
     weights: opt.Weights = None,
@@ -69,23 +81,45 @@ def bench(
     tie_policy: opt.TiePolicy = None,
     seed: opt.Seed = 0,
     result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile",
+            help="Say where a step's time goes and how near it is to the hardware's limits; disturbs what it measures, so "
+            "stored apart from plain runs.",
+        ),
+    ] = False,
+    profile_every: Annotated[
+        int | None,
+        typer.Option(
+            help="With --profile, one step in this many is taken apart; prime to the steps of a block, or it meets the same ones "
+            "in each [default: 7 on CUDA, else 1]."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Check everything, list the runs and why each would run.")] = False,
     continue_on_error: Annotated[bool, typer.Option(help="Go on with the next run after a failure.")] = False,
     json: opt.Json = False,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
+    from engines.dllm.config import require
     from repro.cell import Cell
+    from repro.cli.profile import print_profile
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
     from repro.paths import LOCAL
     from repro.platforms import platform as platform_of
     from repro.store import Store
 
     where = platform_of(platform)
+    require(profile or profile_every is None,
+            f"profile_every={profile_every} has no effect without --profile: add it, or leave this out")  # fmt: skip
+    require(profile_every is None or profile_every >= 1, f"profile_every={profile_every} must be at least 1")
     knobs = opt.given(
         num_requests=num_prompts, burstiness=burstiness, dataset_path=None if dataset_path is None else str(dataset_path),
         source=dataset_source, fixed_prompt_len=input_len, scheduler=scheduler,
         max_num_batched_tokens=max_num_batched_tokens, max_num_logits=max_num_logits, max_num_seqs=max_num_seqs, reading=reading,
+        attention_backend=attention_backend, cuda_graphs=cuda_graphs, fused_kernels=fused_kernels,
+        tensor_parallel=tensor_parallel,
         batch_size=batch_size, memory_bytes=opt.parse_memory_limit(memory_limit), logit_rows=logit_rows, model=model,
         weights=weights, dtype=dtype, device=device, gen_length=gen_length, block_length=block_length, steps=steps,
         temperature=temperature, threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel,
@@ -102,6 +136,8 @@ def bench(
         knobs["arrivals"] = "gamma"
     if gen_length is not None and steps is None:
         knobs["steps"] = gen_length
+    if profile:
+        knobs["profile_every"] = profile_every or (7 if (device or where.device).startswith("cuda") else 1)
     cells = [
         Cell(system=name, dataset=dataset, platform=platform, executor=executor or where.executor,
              rate=opt.parse_rate(rate), seed=seed, knobs=tuple(knobs.items()))
@@ -121,11 +157,14 @@ def bench(
     outcomes = run_sweep(experiments, store, force=force, continue_on_error=continue_on_error)
     runs = load_all(experiments, store)
     if json:
-        print_json([{"cell": run.cell.to_dict(), "obtained": run.record.manifest["obtained"], "valid": run.validity.valid,
+        print_json([{"cell": run.cell.to_dict(), "obtained": run.obtained, "valid": run.validity.valid,
                      "reasons": list(run.validity.reasons), "facts": run.record.manifest["facts"],
                      "folder": str(store.folder(run.cell)), "summary": run.summary} for run in runs])  # fmt: skip
     else:
         print_table("Runs", _COLUMNS, [_row(run) for run in runs])
+        if profile:
+            for run in runs:
+                print_profile(run)
     say_what_ran(outcomes, store.root)
     if any(o.status == "failed" or (o.validity is not None and not o.validity.valid) for o in outcomes):
         raise typer.Exit(1)
@@ -143,5 +182,5 @@ def _row(run) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
         run.record.manifest["system"], cell.dataset, cell.platform, "inf" if cell.rate is None else f"{cell.rate:g}",
         number(summary["throughput_tok_s"]), number(latency["mean"], 2), number(latency["p50"], 2), number(latency["p90"], 2),
         number(summary["mean_running"]), "-" if outside is None else f"{100 * outside:.1f} %",
-        run.record.manifest["obtained"], "VALID" if run.validity.valid else "INVALID",
+        run.obtained, "VALID" if run.validity.valid else "INVALID",
     )  # fmt: skip

@@ -21,8 +21,19 @@ from repro.settings import Settings
 
 if TYPE_CHECKING:
     from engines.models.protocol import DiffusionModel
+    from engines.parallel.group import TensorParallel
 
-CONTINUOUS_KNOBS = frozenset({"scheduler", "max_num_batched_tokens", "max_num_logits", "logit_rows"})
+CONTINUOUS_KNOBS = frozenset(
+    {
+        "scheduler",
+        "max_num_batched_tokens",
+        "max_num_logits",
+        "logit_rows",
+        "attention_backend",
+        "cuda_graphs",
+        "tensor_parallel",
+    }
+)
 STATIC_KNOBS = frozenset({"batch_size"})
 PARTICULAR = CONTINUOUS_KNOBS | STATIC_KNOBS | {"reading"}
 """Run settings that only some systems heed."""
@@ -75,8 +86,9 @@ class System(ABC):
         )
         return self.serving(settings.reading).plan(self, settings, chosen, lengths)
 
-    def assemble(self, settings: Settings, resources: Resources) -> Assembled:
-        return self.serving(settings.reading).assemble(self, settings, resources)
+    def assemble(self, settings: Settings, resources: Resources, group: TensorParallel | None = None) -> Assembled:
+        """``group`` is what the model is divided among; every rank assembles, and rank 0 leads."""
+        return self.serving(settings.reading).assemble(self, settings, resources, group)
 
     def method(self, settings: Settings) -> Method:
         return method(self.name, settings.family, settings.method)
@@ -91,15 +103,24 @@ class System(ABC):
         """Of one token in the cache, over all layers."""
         return shape.kv_bytes_per_token
 
-    def packed_roofline(self, roofline: Roofline, config: EngineConfig, chosen: Method) -> Executor:
+    def packed_roofline(self, roofline: Roofline, config: EngineConfig, chosen: Method) -> RooflineExecutor:
         return RooflineExecutor(roofline, config)
 
     def packed_torch(
-        self, model: DiffusionModel, config: EngineConfig, kv_rows: int, *, stop_ids: Collection[int] | None
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        kv_rows: int,
+        *,
+        stop_ids: Collection[int] | None,
+        block_length: int,
+        profile_every: int = 0,
     ) -> Executor:
         from engines.dllm.torch_executor import TorchExecutor
 
-        return TorchExecutor(model, config, kv_rows, stop_ids=stop_ids)
+        executor = TorchExecutor(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)
+        executor.prepare(block_length)
+        return executor
 
 
 class Serving(ABC):
@@ -112,7 +133,9 @@ class Serving(ABC):
     def plan(self, system: Any, settings: Settings, chosen: Method, lengths: Sequence[int]) -> Resources: ...
 
     @abstractmethod
-    def assemble(self, system: Any, settings: Settings, resources: Resources) -> Assembled: ...
+    def assemble(
+        self, system: Any, settings: Settings, resources: Resources, group: TensorParallel | None = None
+    ) -> Assembled: ...
 
 
 def engine_config(settings: Settings, chosen: Method, **changes: Any) -> EngineConfig:

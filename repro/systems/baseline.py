@@ -72,7 +72,7 @@ class Baseline(System):
 
     def static_roofline(
         self, roofline: Roofline, config: EngineConfig, chosen: Method, *, is_upstream: bool
-    ) -> Executor:
+    ) -> RooflineExecutor:
         return RooflineExecutor(roofline, config, is_upstream=is_upstream)
 
     def static_torch(
@@ -84,10 +84,13 @@ class Baseline(System):
         *,
         batch_size: int,
         stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
     ) -> Executor:
         from baselines.static_batch import PaddedTorchExecutor
 
-        return PaddedTorchExecutor(model, config, kv_rows, batch_size=batch_size, stop_ids=stop_ids)
+        return PaddedTorchExecutor(
+            model, config, kv_rows, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
+        )
 
 
 class DllmCache(Baseline):
@@ -101,7 +104,7 @@ class DllmCache(Baseline):
 
     def static_roofline(
         self, roofline: Roofline, config: EngineConfig, chosen: Method, *, is_upstream: bool
-    ) -> Executor:
+    ) -> RooflineExecutor:
         return FeatureCacheRooflineExecutor(roofline, config, _features(chosen), is_upstream=is_upstream)
 
     def static_torch(
@@ -113,10 +116,13 @@ class DllmCache(Baseline):
         *,
         batch_size: int,
         stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
     ) -> Executor:
         from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
 
-        return FeatureCacheTorchExecutor(model, config, _features(chosen), batch_size=batch_size, stop_ids=stop_ids)
+        return FeatureCacheTorchExecutor(
+            model, config, _features(chosen), batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
+        )
 
     # ---- policy -------------------------------------------------------------------------
 
@@ -131,7 +137,7 @@ class DllmCache(Baseline):
     def cache_row_bytes(self, shape: ModelShape) -> int:
         return memory_bytes_per_token(shape)
 
-    def packed_roofline(self, roofline: Roofline, config: EngineConfig, chosen: Method) -> Executor:
+    def packed_roofline(self, roofline: Roofline, config: EngineConfig, chosen: Method) -> RooflineExecutor:
         return PackedFeatureCacheRooflineExecutor(roofline, config, _features(chosen))
 
 

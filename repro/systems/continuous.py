@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from baselines.method import Method
+from engines.dllm.bounded import BoundedExecutor
 from engines.dllm.budget import REDUCTION_ROWS, MemoryPlan, logit_rows_at_once, plan_memory
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
@@ -25,6 +27,11 @@ from repro.systems.base import (
     engine_config,
     rows_of_request,
 )
+
+if TYPE_CHECKING:
+    from engines.dllm.memory_profile import MeasuredPeak
+    from engines.models.protocol import DiffusionModel
+    from engines.parallel.group import TensorParallel
 
 
 class ContinuousBatching(Serving):
@@ -44,25 +51,45 @@ class ContinuousBatching(Serving):
         }
         return Resources(config=config, method=chosen, kv_rows=kv_rows, longest=longest, facts=facts)
 
-    def assemble(self, system: System, settings: Settings, resources: Resources) -> Assembled:
-        config, chosen, kv_rows, facts = resources.config, resources.method, resources.kv_rows, {}
+    def assemble(
+        self, system: System, settings: Settings, resources: Resources, group: TensorParallel | None = None
+    ) -> Assembled:
+        config, chosen, kv_rows = resources.config, resources.method, resources.kv_rows
+        facts: dict[str, Any] = {}
         executor: Executor
         if settings.executor == "roofline":
             executor = system.packed_roofline(backend.roofline(settings), config, chosen)
         else:
             # The offline profiler (§4.2): the pool gets what the measured worst step leaves.
-            key = backend.model_key(settings)
-            activation_bytes, logits_bytes = _measured_peak(key, config, settings.generation)
+            backend.lift_memory_limit(settings)
+            bound = backend.measured_roofline(settings)
+            if group is None:
+                model = backend.load(*backend.model_key(settings))
+                peak = _measured_peak(backend.model_key(settings), config, settings.generation)
+            else:
+                model = backend.load_part(settings, group)
+                peak = _worst_peak(model, config, settings, group)
+            # What logits take beyond the plan's own count must not come out of the guard band.
+            beyond = max(0, peak.logits_bytes - resources.facts["logits_bytes"])
+            graphs = _graph_bytes(config, settings, peak)
             kv_rows, plan = _pool(
-                system, settings, config, chosen, resources.longest, activations_measured_bytes=activation_bytes
-            )
+                system, settings, config, chosen, resources.longest,
+                activations_measured_bytes=peak.activation_bytes + beyond + graphs,
+            )  # fmt: skip
             facts = {
                 "kv_rows": kv_rows,
-                "measured_activation_bytes": activation_bytes,
-                "measured_logits_bytes": logits_bytes,
+                "measured_activation_bytes": peak.activation_bytes,
+                "measured_logits_bytes": peak.logits_bytes,
                 "memory_plan": asdict(plan),
+                **backend.set_memory_limit(settings),
             }
-            executor = system.packed_torch(backend.load(*key), config, kv_rows, stop_ids=backend.stop_ids(settings))
+            executor = system.packed_torch(
+                model, config, kv_rows, stop_ids=backend.stop_ids(settings),
+                block_length=settings.generation.block_length, profile_every=settings.profile_every,
+            )  # fmt: skip
+            if bound is not None:
+                executor = BoundedExecutor(executor, system.packed_roofline(bound, config, chosen))
+                facts |= backend.bound_facts(bound)
         scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), chosen.rule, exact_steps=chosen.exact_steps)
         return Assembled(engine=Engine(scheduler, executor), config=config, facts=facts)
 
@@ -99,10 +126,27 @@ def _logit_copies(config: EngineConfig, chosen: Method, dtype_bytes: int) -> int
     return 1 - (-reduced * chosen.reduction_bytes_per_value(dtype_bytes) // (rows * dtype_bytes))
 
 
+def _graph_bytes(config: EngineConfig, settings: Settings, peak: MeasuredPeak) -> int:
+    """What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output."""
+    if not (config.cuda_graphs and settings.device.startswith("cuda")):
+        return 0
+    from engines.dllm.step_graphs import MAX_ROWS, ROWS
+
+    rows = MAX_ROWS + sum(ROWS) // 2
+    return peak.activation_bytes * min(rows, config.max_num_batched_tokens) // config.max_num_batched_tokens
+
+
 @lru_cache(maxsize=8)
-def _measured_peak(key: backend.ModelKey, config: EngineConfig, generation: GenerationConfig) -> tuple[int, int]:
-    """(activation bytes, logits bytes) of the worst step, measured once per sweep."""
+def _measured_peak(key: backend.ModelKey, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
+    """Of the worst step, measured once per sweep."""
     from engines.dllm.memory_profile import measure_worst_step
 
-    peak = measure_worst_step(backend.load(*key), config, generation)
-    return peak.activation_bytes, peak.logits_bytes
+    return measure_worst_step(backend.load(*key), config, generation)
+
+
+def _worst_peak(model: DiffusionModel, config: EngineConfig, settings: Settings, group: TensorParallel) -> MeasuredPeak:
+    """Of the rank that takes most: all must lay out the same pool."""
+    from engines.dllm.memory_profile import measure_worst_step
+
+    peaks = group.gathered(measure_worst_step(model, config, settings.generation))
+    return max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))

@@ -12,15 +12,17 @@ from baselines.batch_search import FoundBatch, largest_batch
 from baselines.method import Method
 from baselines.static_memory import base_bytes
 from baselines.static_scheduler import StaticBatchScheduler
+from engines.dllm.bounded import BoundedExecutor
 from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
-from engines.dllm.plan import Executor
+from engines.dllm.plan import Executor, ExecutorError
 from repro.settings import Settings
 from repro.systems import backend
 from repro.systems.base import STATIC_KNOBS, Assembled, Resources, Serving, engine_config, rows_of_request
 
 if TYPE_CHECKING:
+    from engines.parallel.group import TensorParallel
     from repro.systems.baseline import Baseline
 
 
@@ -48,20 +50,31 @@ class LargestBatches(Serving):
             facts = self._planned(system, settings, chosen, longest, most)
         return _resources(settings, chosen, longest, facts)
 
-    def assemble(self, system: Baseline, settings: Settings, resources: Resources) -> Assembled:
+    def assemble(
+        self, system: Baseline, settings: Settings, resources: Resources, group: TensorParallel | None = None
+    ) -> Assembled:
+        assert group is None, "tensor_parallel is refused for static batches"
         chosen, longest = resources.method, resources.longest
+        executor: Executor
         if settings.executor == "roofline":
             executor = system.static_roofline(
                 backend.roofline(settings), resources.config, chosen, is_upstream=self.is_upstream
             )
             return _assembled(resources, executor)
+        backend.lift_memory_limit(settings)
+        bound = backend.measured_roofline(settings)
         if settings.batch_size is None:
             resources = _resources(settings, chosen, longest, self._measured(system, settings, chosen, longest))
+        resources = replace(resources, facts={**resources.facts, **backend.set_memory_limit(settings)})
         assert resources.batch_size is not None
         executor = system.static_torch(
             backend.load(*backend.model_key(settings)), resources.config, chosen, resources.kv_rows,
-            batch_size=resources.batch_size, stop_ids=backend.stop_ids(settings),
+            batch_size=resources.batch_size, stop_ids=backend.stop_ids(settings), profile_every=settings.profile_every,
         )  # fmt: skip
+        if bound is not None:
+            meter = system.static_roofline(bound, resources.config, chosen, is_upstream=False)
+            executor = BoundedExecutor(executor, meter)
+            resources = replace(resources, facts={**resources.facts, **backend.bound_facts(bound)})
         return _assembled(resources, executor)
 
     def _most(self, system: Baseline, settings: Settings) -> int:
@@ -195,10 +208,14 @@ def _largest_measured(
     rows = rows_of_request(longest, generation, chosen)
 
     def peak(size: int) -> int:
-        return fixed_bytes + static_batch_bytes(
-            model, config, chosen, generation, longest=longest, rows_per_request=rows, batch_size=size,
-            make_executor=lambda kv_rows: system.static_torch(model, config, chosen, kv_rows, batch_size=size),
-        )  # fmt: skip
+        try:
+            held = static_batch_bytes(
+                model, config, chosen, generation, longest=longest, rows_per_request=rows, batch_size=size,
+                make_executor=lambda kv_rows: system.static_torch(model, config, chosen, kv_rows, batch_size=size),
+            )  # fmt: skip
+        except ExecutorError:  # out of memory: more than any limit there can be
+            return memory_bytes + 1
+        return fixed_bytes + held
 
     # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
     peak(1)
