@@ -19,7 +19,7 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.step_rows import Ints
-from engines.dllm.torch_executor import MIN_ROWS, Guidance, StepRows, TorchExecutor
+from engines.dllm.torch_executor import MIN_ROWS, Candidates, Guidance, StepRows, TorchExecutor
 from engines.models.protocol import Attend, DiffusionModel
 
 
@@ -31,17 +31,18 @@ class MonolithicTorchExecutor(TorchExecutor):
         self,
         hidden: Tensor,
         guidance: Guidance | None,
-        head_rows: Tensor,
+        candidates: Candidates,
         reduction: Reduction,
         sampling: Sampling | None,
     ) -> Reduced:
-        return self._reduce_at_once(self._logits(hidden, guidance), head_rows, reduction, sampling)
+        wanted = slice(None) if candidates.is_every_row else candidates.row
+        return self._reduce_at_once(self._logits(hidden, guidance), wanted, reduction, sampling)
 
     def _logits(self, hidden: Tensor, guidance: Guidance | None) -> Tensor:
         return self._project(hidden, guidance, slice(None))
 
     def _reduce_at_once(
-        self, logits: Tensor, wanted: Tensor, reduction: Reduction, sampling: Sampling | None
+        self, logits: Tensor, wanted: Tensor | slice, reduction: Reduction, sampling: Sampling | None
     ) -> Reduced:
         if sampling is not None:
             return reduce_in_parts(reduction, logits[wanted], sampling)

@@ -85,7 +85,7 @@ def test_a_measured_run_has_the_bounds_of_its_simulation() -> None:
     alone, records = plain.run(), bounded.run()
     assert [r.bound_s for r in records] == [r.bound_s for r in simulated]
     same = {"duration_s": 0.0, "forward_s": 0.0, "bound_s": None}
-    assert [replace(r, **same) for r in records] == [replace(r, **same) for r in alone]
+    assert [r._replace(**same) for r in records] == [r._replace(**same) for r in alone]
     assert {r.bound_s for r in alone} == {None}
     assert [plain.take_output(i) for i in range(3)] == [bounded.take_output(i) for i in range(3)]
 
@@ -148,8 +148,8 @@ class Profiled:
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self.num_steps += 1
-        outcome = replace(self.inner.execute(plan), duration_s=None)
-        return replace(outcome, forward_s=None) if self.lags else replace(outcome, parts=self.parts)
+        outcome = self.inner.execute(plan)._replace(duration_s=None)
+        return outcome._replace(forward_s=None) if self.lags else outcome._replace(parts=self.parts)
 
     def times(self) -> Mapping[int, StepTimes]:
         return {i: StepTimes(forward_s=1.0, parts=self.parts) for i in range(self.num_steps)} if self.lags else {}

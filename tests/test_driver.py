@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -202,12 +201,12 @@ class LaggingEngine(FakeEngine):
 
     def step(self) -> StepRecord | None:
         record = super().step()
-        return None if record is None else replace(record, forward_s=None, graph=record.step > 0, bound_s=0.25)
+        return None if record is None else record._replace(forward_s=None, graph=record.step > 0, bound_s=0.25)
 
     def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
         assert all(record.forward_s is None for record in records)
         parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
-        return [replace(r, forward_s=0.5 + r.step, parts=None if r.step % 2 else parts) for r in records]
+        return [r._replace(forward_s=0.5 + r.step, parts=None if r.step % 2 else parts) for r in records]
 
 
 def test_what_is_known_late_is_in_the_record() -> None:
@@ -312,7 +311,7 @@ class LyingEngine(FakeEngine):
     def step(self) -> StepRecord | None:
         record = super().step()
         assert record is not None
-        return StepRecord(**{**record.__dict__, **self._reported})
+        return record._replace(**self._reported)
 
 
 @pytest.mark.parametrize(

@@ -294,7 +294,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         )
 
     def _reduce_at_once(
-        self, logits: Tensor, wanted: Tensor, reduction: Reduction, sampling: Sampling | None
+        self, logits: Tensor, wanted: Tensor | slice, reduction: Reduction, sampling: Sampling | None
     ) -> Reduced:
         if self.model.config.shifts_logits:
             # Dream's own rule ranks probabilities.

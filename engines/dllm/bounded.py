@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from engines.dllm.plan import Executor, StepOutcome, StepPlan, StepTimes
 from engines.dllm.request import Request
@@ -27,7 +26,7 @@ class BoundedExecutor:
             outcome = self.executor.execute(plan)
         finally:
             bound_s = self.meter.lower_bound_s(plan)
-        return replace(outcome, bound_s=bound_s)
+        return outcome._replace(bound_s=bound_s)
 
     def wait(self) -> None:
         self.executor.wait()

@@ -179,7 +179,9 @@ def reduce_in_parts(
 ) -> Reduced:
     """``reduce`` at most REDUCTION_ROWS rows at a time, so that only so many are copied at once. It is to treat
     every row by itself: then this changes no number."""
-    num_parts = max(1, -(-logits.shape[0] // REDUCTION_ROWS))
+    num_parts = -(-logits.shape[0] // REDUCTION_ROWS)
+    if num_parts <= 1:
+        return reduce(logits, sampling)
     tokens, confidences, start = [], [], 0
     # Parts of nearly equal size: none is a single row, which some kernels would sum in another order.
     for part in logits.tensor_split(num_parts):

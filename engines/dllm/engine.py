@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 
 from engines.dllm.plan import Executor, ExecutorError, StepPlan
@@ -117,7 +116,7 @@ class Engine:
         times = self.executor.times()
         found = {self._executed[execution]: taken for execution, taken in times.items()}
         return [
-            replace(record, forward_s=found[record.step].forward_s, parts=found[record.step].parts)
+            record._replace(forward_s=found[record.step].forward_s, parts=found[record.step].parts)
             if record.step in found
             else record
             for record in records

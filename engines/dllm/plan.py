@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from engines.dllm.phase import Phase
@@ -55,8 +56,7 @@ class StepPlan:
     """A static batch pads every Refresh to this length; None for packed (varlen) batches."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepOutcome:
+class StepOutcome(NamedTuple):
     """``committed[i]`` belongs to ``plan.items[i]``. ``duration_s`` is None when the step ran for real:
     then the engine's own clock says how long it took."""
 
@@ -72,7 +72,7 @@ class StepOutcome:
     """Seconds of a profiled step by part (STEP_PARTS); None where not profiled, or not known yet."""
     bound_s: float | None = None
     """No implementation of this step on this card is faster (``Roofline.lower_bound_s``); None where the card is unknown."""
-    stops: Mapping[int, int] = field(default_factory=dict)
+    stops: Mapping[int, int] = MappingProxyType({})
     """Request id -> position of the first stop token in its active block. Only of requests with
     ``stop_at_eos``, and only once their block has nothing left to commit."""
 

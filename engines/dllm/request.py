@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engines.dllm.config import GenerationConfig, require
 
@@ -48,8 +48,7 @@ def check_request(request: Request, model: ModelConfig) -> None:
             f"prompt_ids of request {request.request_id} hold the mask id {model.mask_token_id}: remove it from the prompt")  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One engine iteration. Times of requests are stamped at the END of the step they happen in,
     except admission, which is stamped at its start."""
 

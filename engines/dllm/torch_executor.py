@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines import kernels
-from engines.attention import Run, Spans, attention_backend, varlen_attention
+from engines.attention import Run, Spans, attention_backend, sdpa, varlen_attention
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
@@ -75,6 +76,8 @@ class Candidates(NamedTuple):
     cell: Tensor
     row: Tensor
     item: Ints
+    is_every_row: bool = False
+    """Whether they are all of the packed rows, in order."""
 
 
 class StepLayout(NamedTuple):
@@ -292,7 +295,9 @@ class TorchExecutor:
 
     def _run(self, plan: StepPlan) -> StepOutcome:
         self._admit(plan.admitted)
-        order = sorted(range(len(plan.items)), key=lambda i: not plan.items[i].phase.is_refresh)
+        order = list(range(len(plan.items)))
+        if len(order) > 1:
+            order.sort(key=lambda i: not plan.items[i].phase.is_refresh)
         items = [plan.items[i] for i in order]
         layout = self._layout_of(items, plan.pad_to)
         self._laps.lap("metadata")
@@ -378,6 +383,7 @@ class TorchExecutor:
         every = None
         if not self.config.suppress_mask_token:
             every = self._candidates(table.block_end - table.block_start, block, None)
+            every = every._replace(is_every_row=self._is_every_row(places, packed))
         return StepLayout(
             num_rows=packed.num_rows,
             rows=rows,
@@ -444,6 +450,8 @@ class TorchExecutor:
         )  # fmt: skip
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
+        if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs:
+            return self._attend_alone(rows)
         laps, attention = self._laps, self.attention
         first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
@@ -472,6 +480,27 @@ class TorchExecutor:
                     varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
                 else:
                     attention(q[own], pool_k, pool_v, rows.spans[1], out[own])
+            if laps.detailed:
+                laps.lap("attention")
+            return out
+
+        return attend
+
+    def _attend_alone(self, rows: StepRows) -> Attend:
+        """Of one Reuse request: its rows and its run of the pool are plain slices, and nothing is copied together."""
+        laps, num_rows = self._laps, rows.num_rows
+        (start, end) = rows.reuse_k_runs[0]
+        run, own = slice(start, end), slice(end - num_rows, end)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if laps.detailed:
+                laps.lap("gemm")
+            pool_k, pool_v = self.pool_k[layer], self.pool_v[layer]
+            pool_k[own] = k[:num_rows]
+            pool_v[own] = v[:num_rows]
+            out = sdpa(q[None, :num_rows], pool_k[None, run], pool_v[None, run])[0]
+            if num_rows < q.shape[0]:
+                out = F.pad(out, (0, 0, 0, 0, 0, q.shape[0] - num_rows))
             if laps.detailed:
                 laps.lap("attention")
             return out
@@ -519,7 +548,7 @@ class TorchExecutor:
             candidates = self._candidates(np.array([item.masks_left for item in items]), block, places)
         sampling = self._sampling(items, candidates, block)
         self._laps.lap("commit")
-        token, confidence = self._reduce(hidden, guidance, candidates.row, self._reduction, sampling)
+        token, confidence = self._reduce(hidden, guidance, candidates, self._reduction, sampling)
         self._laps.lap("logits")
 
         def in_block(values: Tensor, rest: float) -> Tensor:
@@ -553,6 +582,9 @@ class TorchExecutor:
     def _candidates(self, counts: Ints, block: Block, places: Tensor | None) -> Candidates:
         """The first ``counts`` of every request's ``places`` [n, B]; None takes a block's places in order."""
         width = block.positions.shape[1]
+        if places is not None and len(counts) == 1 and counts[0] >= MIN_ROWS:
+            cell, item = places[0, : counts[0]], np.zeros(counts[0], dtype=np.int64)
+            return Candidates(size=len(item), cell=cell, row=block.packed.take(cell), item=item)
         wanted = Places.of(counts, least=MIN_ROWS)
         start = wanted.request * width
         cell, first = self._staging.send(start + wanted.rank, start)
@@ -560,11 +592,16 @@ class TorchExecutor:
             cell = places.take(cell) + first
         return Candidates(size=wanted.size, cell=cell, row=block.packed.take(cell), item=wanted.request)
 
+    @staticmethod
+    def _is_every_row(places: BlockRows, packed: PackedRows) -> bool:
+        row = places.packed.ravel()
+        return len(row) == packed.num_rows >= MIN_ROWS and bool((row == np.arange(len(row))).all())
+
     def _reduce(
         self,
         hidden: Tensor,
         guidance: Guidance | None,
-        head_rows: Tensor,
+        candidates: Candidates,
         reduction: Reduction,
         sampling: Sampling | None,
     ) -> Reduced:
@@ -575,8 +612,8 @@ class TorchExecutor:
 
         reduction = reduction if local is None else local
         if self.config.logit_rows == "monolithic":
-            return reduction(project(slice(None))[head_rows], sampling)
-        return reduce_in_chunks(project, head_rows, self.config.max_num_logits, reduction, sampling)
+            return reduction(project(slice(None))[candidates.row], sampling)
+        return reduce_in_chunks(project, candidates.row, self.config.max_num_logits, reduction, sampling)
 
     def _project(self, hidden: Tensor, guidance: Guidance | None, part: Tensor | slice) -> Tensor:
         """Logits of some packed rows, guided where the step has guidance."""
