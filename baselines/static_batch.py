@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import sdpa
+from engines.attention import Sdpa, VarlenAttention, sdpa
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
@@ -26,6 +26,10 @@ from engines.models.protocol import Attend, DiffusionModel
 class MonolithicTorchExecutor(TorchExecutor):
     """Every row that reaches the output head gets logits at once, and a softmax, wanted or not. Published code
     holds the softmax of all rows too, in float64 where it likes; here that is bounded."""
+
+    def _attention_backend(self) -> VarlenAttention:
+        """Batches are attended to as they are, in one call; nothing here is ragged."""
+        return Sdpa()
 
     def _reduce(
         self,

@@ -29,7 +29,8 @@ OPTIONAL: Mapping[str, str] = {
     "datasets": "data sets from the hub (source=hub)",
     "transformers": _UNUSED,
     "lm_eval": "evaluation by the LM Evaluation Harness (repro.lm_eval_run)",
-    "flash_attn": _UNUSED,
+    "flash_attn": "an attention backend on a GPU (extra cuda); torch's own serves otherwise",
+    "triton": "fused kernels on a GPU; their tests on a CPU",
     "vllm": _UNUSED,
     "ray": _UNUSED,
 }

@@ -92,7 +92,8 @@ def test_replayed_steps_give_the_ids_of_eager_ones(model: TinyModel) -> None:
     if engine.executor._graphs is None:  # type: ignore[attr-defined]
         pytest.skip(f"{engine.executor.attention.name} does not read the pool in place")  # type: ignore[attr-defined]
     assert any(record.graph for record in records)
-    assert all(record.graph == (record.num_refresh == 0) for record in records)
+    # All but the steps that build a cache, the second of each block.
+    assert [record.graph for record in records] == [record.step % BLOCK != 1 for record in records]
     # Rows are padded to a graph's size, so a product may be summed by another kernel.
     assert agreement(replayed, eager) > 0.9
 

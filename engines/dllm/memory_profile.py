@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,14 +37,12 @@ class MeasuredPeak:
 
 
 def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
-    executor_config = EngineConfig(
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_logits=config.max_num_logits,
-        max_model_len=config.max_model_len,
+    executor_config = replace(
+        config,
         max_num_seqs=config.max_num_batched_tokens,
-        sparsity=config.sparsity,
-        decode=config.decode,
-        suppress_mask_token=config.suppress_mask_token,
+        logit_rows="decomposed",
+        scheduler="phase",
+        tie_policy="stable",
     )
     requests = _filling_requests(model, executor_config, generation)
     rows = sum(cache_rows(request, config.sparsity) for request in requests)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
+from traceback import clear_frames
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines import kernels
-from engines.attention import Run, Spans, attention_backend, sdpa, varlen_attention
+from engines.attention import Run, Spans, VarlenAttention, attention_backend, sdpa, varlen_attention
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
@@ -29,7 +30,7 @@ from engines.dllm.plan import ExecutorError, PlanItem, StepOutcome, StepPlan, St
 from engines.dllm.request import Request, check_request
 from engines.dllm.selection import Pack, SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.staging import staging_to
-from engines.dllm.step_graphs import CudaRecorder, GraphKey, Recorder, StepGraphs, reuse_keys
+from engines.dllm.step_graphs import CudaRecorder, GraphKey, Recorder, StepGraphs, mixed_keys, reuse_keys
 from engines.dllm.step_rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows, Places
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import Attend, DiffusionModel, Rotary
@@ -125,10 +126,7 @@ class TorchExecutor:
         shape = model.config
         self.num_slots = num_slots or config.max_num_seqs
         self.max_len = min(config.max_model_len, shape.max_sequence_length)
-        self.attention = attention_backend(
-            config.attention_backend, self.device, self.dtype, shape.head_dim,
-            shape.n_heads * model.kv_heads_here // shape.n_kv_heads, model.kv_heads_here,
-        )  # fmt: skip
+        self.attention = self._attention_backend()
         recorder = self._recorder()
         # Padding of a graph has a slot and a row of its own.
         spare = int(recorder is not None)
@@ -172,6 +170,12 @@ class TorchExecutor:
         self._ends: dict[int, int] = {}
         """Where requests end that a stop token ends."""
 
+    def _attention_backend(self) -> VarlenAttention:
+        shape, kv_heads = self.model.config, self.model.kv_heads_here
+        heads = shape.n_heads * kv_heads // shape.n_kv_heads
+        name = self.config.attention_backend
+        return attention_backend(name, self.device, self.dtype, shape.head_dim, heads, kv_heads)
+
     def _recorder(self) -> Recorder | None:
         """How forwards are captured; None where they are not."""
         if self.device.type != "cuda" or not self.config.cuda_graphs or not reads_pool_in_place(self.attention):
@@ -210,12 +214,13 @@ class TorchExecutor:
             self._reduction = fused(self._reduction)
 
     def prepare(self, block_length: int) -> None:
-        """Capture the graphs of Reuse steps with blocks of that length, before anything is timed."""
+        """Capture the graphs of steps with blocks of that length, before anything is timed."""
         if self._graphs is None:
             return
         with torch.inference_mode():
             # The largest first: the others then fit into its memory.
-            for key in sorted(set(reuse_keys(self.config.max_num_seqs, block_length)), reverse=True):
+            slots = self.config.max_num_seqs
+            for key in sorted({*reuse_keys(slots, block_length), *mixed_keys(slots)}, reverse=True):
                 self._graphs.capture(key)
         self._synchronize()
 
@@ -283,6 +288,8 @@ class TorchExecutor:
                 raise
             self._laps.abandon()
             self._layout = None
+            # The frames that failed hold the step's tensors.
+            clear_frames(error.__traceback__)
             raise ExecutorError(_out_of_memory(plan, self.config, self.device)) from error
         finally:
             self._num_steps += 1
@@ -724,7 +731,8 @@ class TorchExecutor:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said or "ALLOC_FAILED" in said
 
 
 def _out_of_memory(plan: StepPlan, config: EngineConfig, device: torch.device) -> str:
