@@ -106,6 +106,8 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "LOADED []"
 
 
+NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
+
 OPTIONS = {
     "": "--verbose",
     "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
@@ -484,6 +486,10 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         (["--tensor-parallel", "2", "--system", "llada"], "tensor_parallel=2 has no effect with system='llada'"),
         (["--no-cuda-graphs", "--system", "dllm-cache"], "cuda_graphs=False has no effect with system='dllm-cache'"),
         (["--platform", "l40s", "--tensor-parallel", "2"], "tensor_parallel=2 has no effect on a simulation"),
+        pytest.param(["--device", "cuda"], "this machine has no CUDA device", marks=NO_CUDA),
+        pytest.param(
+            ["--platform", "h200", "--executor", "torch", "--weights", "random"], "has no CUDA device", marks=NO_CUDA
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

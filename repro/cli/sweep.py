@@ -24,6 +24,28 @@ def prepare_all(cells: Sequence[Cell]) -> list[Experiment]:
     return [prepare(cell) for cell in cells]
 
 
+def check_devices(experiments: Sequence[Experiment]) -> None:
+    """Refuse what the measured ones need and this machine has not, before the first run."""
+    measured = [e.settings for e in experiments if e.cell.executor != "roofline"]
+    if not measured:
+        return
+    from engines.attention import attention_backend
+    from engines.models.checkpoint import config_of
+    from engines.models.loader import check_device, parse_dtype
+    from engines.parallel.group import rank_device
+
+    for settings in measured:
+        check_device(settings.device)
+        size, name = settings.tensor_parallel, settings.engine.attention_backend
+        device = rank_device(settings.device, 0, size)
+        if name != "auto":
+            import torch
+
+            shape = config_of(settings.model)
+            heads = shape.n_heads // size, shape.n_kv_heads // size
+            attention_backend(name, torch.device(device), parse_dtype(settings.dtype), shape.head_dim, *heads)
+
+
 def run_sweep(
     experiments: Sequence[Experiment], store: Store, *, force: bool, continue_on_error: bool
 ) -> list[CellOutcome]:
@@ -32,6 +54,7 @@ def run_sweep(
     from repro.progress import sweep_progress
     from repro.runner import run_cells
 
+    check_devices([e for e in experiments if force or not store.is_done(e.cell)])
     simulated = [e.cell for e in experiments if e.cell.executor == "roofline"]
     measured = [e.cell for e in experiments if e.cell.executor != "roofline"]
     outcomes: dict[str, CellOutcome] = {}
