@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import Sdpa, VarlenAttention, sdpa
+from engines.attention import Sdpa, VarlenAttention
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
@@ -86,6 +86,7 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
         self.pool_k.zero_()
         self.pool_v.zero_()
         self._pad_to = 0
+        self._heads = model.config.n_heads, model.config.n_kv_heads
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         assert plan.pad_to is not None, "a padded executor runs static batches only"
@@ -97,27 +98,28 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
         n = len(items)
-        keys = [item.key_tokens for item in items]
+        key_tokens = [item.key_tokens for item in items]
         is_refresh = items[0].phase.is_refresh
-        width = self._pad_to if is_refresh else max(keys)
+        width = self._pad_to if is_refresh else max(key_tokens)
         mask = None
-        if min(keys) < width:
+        if min(key_tokens) < width:
             columns = torch.arange(width, device=self.device)
-            mask = (columns < self._ints(keys).unsqueeze(1))[:, None, None, :]
+            mask = (columns < self._ints(key_tokens).unsqueeze(1))[:, None, None, :]
 
-        is_exact, laps = rows.num_rows >= MIN_ROWS, self._laps
+        laps, num_rows, is_exact = self._laps, rows.num_rows, rows.num_rows >= MIN_ROWS
+        wide, narrow = ((n, num_rows // n, heads, self.pool_k.shape[3]) for heads in self._heads)
+        group = self._heads[0] // self._heads[1]
 
         def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            """The rows of q [n, L, H, D] end to end, then zeros up to MIN_ROWS."""
-            out = sdpa(q, k, v, mask).flatten(0, 1)
+            """The rows of q [n, L, H, D] end to end, then zeros up to MIN_ROWS; k and v [n, Hkv, Lk, D]."""
+            if group > 1:
+                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1)
             if not is_exact:
-                out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - rows.num_rows))
+                out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - num_rows))
             if laps.detailed:
                 laps.lap("attention")
             return out
-
-        def batched(x: Tensor) -> Tensor:
-            return (x if is_exact else x[: rows.num_rows]).view(n, -1, *x.shape[1:])
 
         def refresh(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if laps.detailed:
@@ -126,27 +128,31 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
                 rows.pack(self.pool_k[layer], self.pool_v[layer], q, k, v)
                 if laps.detailed:
                     laps.lap("selection")
-            return attention(batched(q), batched(k), batched(v))
+            if not is_exact:
+                q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
+            return attention(q.view(wide), k.view(narrow).transpose(1, 2), v.view(narrow).transpose(1, 2))
 
         if is_refresh:
             return refresh
-        pools_k, pools_v = self.pool_k.unbind(), self.pool_v.unbind()
         slabs_k, slabs_v = self._slabs(self.pool_k, items, width), self._slabs(self.pool_v, items, width)
         if mask is None:
             # All members keep equally many rows, so the block's own are a plain part of the slabs.
             own = slice(items[0].kept_rows, width)
             own_k, own_v = ([slab[:, own] for slab in slabs] for slabs in (slabs_k, slabs_v))
+        keys, values = ([slab.transpose(1, 2) for slab in slabs] for slabs in (slabs_k, slabs_v))
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if laps.detailed:
                 laps.lap("gemm")
+            if not is_exact:
+                q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
             if mask is None:
-                own_k[layer].copy_(batched(k))
-                own_v[layer].copy_(batched(v))
+                own_k[layer].copy_(k.view(narrow))
+                own_v[layer].copy_(v.view(narrow))
             else:
-                pools_k[layer].index_copy_(0, rows.pool_row, k[: rows.num_rows])
-                pools_v[layer].index_copy_(0, rows.pool_row, v[: rows.num_rows])
-            return attention(batched(q), slabs_k[layer], slabs_v[layer])
+                self.pool_k[layer].index_copy_(0, rows.pool_row, k)
+                self.pool_v[layer].index_copy_(0, rows.pool_row, v)
+            return attention(q.view(wide), keys[layer], values[layer])
 
         return reuse
 

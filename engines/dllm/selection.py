@@ -50,8 +50,14 @@ class TorchSelectAndPack:
 
     def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
         block, is_block, context, is_context, *entries = sent
-        write = _Write(ContextRows(block_rows=block, block_valid=is_block != 0, context_rows=context,
-                                   context_valid=is_context != 0), *entries)  # fmt: skip
+        is_ragged = len(set(build.block_len.tolist())) > 1, len(set(build.num_context.tolist())) > 1
+        rows = ContextRows(
+            block_rows=block,
+            block_valid=is_block != 0 if is_ragged[0] else None,
+            context_rows=context,
+            context_valid=is_context != 0 if is_ragged[1] else None,
+        )
+        write = _Write(rows, *entries)
         kept, num_context = build.kept.tolist(), build.num_context.tolist()
 
         def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -62,8 +68,13 @@ class TorchSelectAndPack:
             score = importance(q, k, write.rows, self.sparsity.selection, self.sparsity.pool_kernel, self.ranks)
             chosen = top_rows_parity(score, kept, num_context) if self.is_parity else top_rows(score, max(kept))
             index = chosen[write.request, :, write.rank]
-            # Row j of head h is head h's own j-th token; one shared column serves all heads in ``uniform``.
-            source = write.rows.context_rows[write.request.unsqueeze(1), index].expand(-1, k.shape[1])
+            source = write.rows.context_rows[write.request.unsqueeze(1), index]
+            if source.shape[1] == 1:  # one set for all heads
+                source = source.squeeze(1)
+                pool_k.index_copy_(0, write.pool_row, k.index_select(0, source))
+                pool_v.index_copy_(0, write.pool_row, v.index_select(0, source))
+                return
+            # Row j of head h is head h's own j-th token.
             head = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
             pool_k.index_copy_(0, write.pool_row, k[source, head])
             pool_v.index_copy_(0, write.pool_row, v[source, head])

@@ -27,12 +27,12 @@ class ContextRows:
 
     block_rows: Tensor
     """[n, B] packed row of each block position (padding repeats row 0 of the request)."""
-    block_valid: Tensor
-    """[n, B]"""
+    block_valid: Tensor | None
+    """[n, B]; None where all blocks are equally long."""
     context_rows: Tensor
     """[n, C]"""
-    context_valid: Tensor
-    """[n, C]"""
+    context_valid: Tensor | None
+    """[n, C]; None where all contexts are equally long."""
 
 
 def importance(
@@ -45,18 +45,25 @@ def importance(
     n, context = rows.context_rows.shape
     kv_heads, width = k.shape[1], k.shape[2]
     group = q.shape[1] // kv_heads
-    weight = rows.block_valid.to(q.dtype)
-    block_q = q[rows.block_rows] * weight[:, :, None, None]
-    mean_q = block_q.sum(dim=1) / weight.sum(dim=1)[:, None, None]
+    block_q = q[rows.block_rows]
+    if rows.block_valid is None:
+        mean_q = block_q.sum(dim=1) / block_q.shape[1]
+    else:
+        weight = rows.block_valid.to(q.dtype)
+        mean_q = (block_q * weight[:, :, None, None]).sum(dim=1) / weight.sum(dim=1)[:, None, None]
     # A product and a sum over D, not a matmul: each score is then the same number in any batch.
     keys = k[rows.context_rows].unsqueeze(3)
     score = (mean_q.view(n, 1, kv_heads, group, width) * keys).sum(dim=-1)
     score = score.amax(dim=3) if selection == "head" else _mean_of_heads(score.flatten(2), ranks)
-    score = score.transpose(1, 2).masked_fill(~rows.context_valid.unsqueeze(1), -torch.inf)
+    score = score.transpose(1, 2)
+    padding = None if rows.context_valid is None else ~rows.context_valid.unsqueeze(1)
+    if padding is not None:
+        score = score.masked_fill(padding, -torch.inf)
     if kernel > 1:
         score = F.max_pool1d(score, kernel, stride=1, padding=kernel // 2)
-        score = score.masked_fill(~rows.context_valid.unsqueeze(1), -torch.inf)
-    return score.view(n, -1, context)
+        if padding is not None:
+            score = score.masked_fill(padding, -torch.inf)
+    return score.reshape(n, -1, context)
 
 
 def _mean_of_heads(score: Tensor, ranks: Ranks | None) -> Tensor:
