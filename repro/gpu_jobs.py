@@ -20,6 +20,7 @@ from repro.cell import Cell, Scalar
 from repro.figures import FIGURES, View, default_reading
 from repro.paths import REPO
 from repro.platforms import GB, MIB, Platform, platform
+from repro.settings import default_profile_every
 from repro.store import Store
 
 OURS = "dllm-serve"
@@ -290,7 +291,7 @@ def _throughput_jobs(scale: Scale, root: Path) -> Iterable[Job]:
                             seed=0, knobs=tuple(knobs.items()))  # fmt: skip
                 plain.append(_cell_job(scale, "throughput", cell, root))
                 if system == OURS:
-                    every = 8 if scale.device == "cuda" else 1
+                    every = default_profile_every(scale.device)
                     taken_apart = replace(cell, knobs=(*cell.knobs, ("profile_every", every)))
                     profiled.append(_cell_job(scale, "profile", taken_apart, root))
     return [*plain, *profiled]

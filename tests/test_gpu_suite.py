@@ -175,7 +175,7 @@ def test_saturation_covers_systems_data_sets_and_memory(h200: list[Job]) -> None
     assert found == {(s, d, m) for s in systems for d in ("osc", "burst") for m in (24 * GB, 48 * GB, None)}
     assert all(job.cell.rate is None for job in h200 if job.stage == "throughput" and job.cell is not None)
     profiled = [job.cell for job in h200 if job.stage == "profile" and job.cell is not None]
-    assert {(cell.system, cell.knob_values["profile_every"]) for cell in profiled} == {("dllm-serve", 8)}
+    assert {(cell.system, cell.knob_values["profile_every"]) for cell in profiled} == {("dllm-serve", 7)}
 
 
 def test_drawings_come_after_their_runs(h200: list[Job]) -> None:

@@ -108,6 +108,7 @@ def bench(
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
     from repro.paths import LOCAL
     from repro.platforms import platform as platform_of
+    from repro.settings import default_profile_every
     from repro.store import Store
 
     where = platform_of(platform)
@@ -137,7 +138,7 @@ def bench(
     if gen_length is not None and steps is None:
         knobs["steps"] = gen_length
     if profile:
-        knobs["profile_every"] = profile_every or (7 if (device or where.device).startswith("cuda") else 1)
+        knobs["profile_every"] = profile_every or default_profile_every(device or where.device)
     cells = [
         Cell(system=name, dataset=dataset, platform=platform, executor=executor or where.executor,
              rate=opt.parse_rate(rate), seed=seed, knobs=tuple(knobs.items()))
