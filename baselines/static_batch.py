@@ -117,17 +117,14 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
             out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1)
             if not is_exact:
                 out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - num_rows))
-            if laps.detailed:
-                laps.lap("attention")
+            laps.lap_inside("attention")
             return out
 
         def refresh(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if laps.detailed:
-                laps.lap("gemm")
+            laps.lap_inside("gemm")
             if rows.pack is not None:
                 rows.pack(self.pool_k[layer], self.pool_v[layer], q, k, v)
-                if laps.detailed:
-                    laps.lap("selection")
+                laps.lap_inside("selection")
             if not is_exact:
                 q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
             return attention(q.view(wide), k.view(narrow).transpose(1, 2), v.view(narrow).transpose(1, 2))
@@ -142,8 +139,7 @@ class PaddedTorchExecutor(MonolithicTorchExecutor):
         keys, values = ([slab.transpose(1, 2) for slab in slabs] for slabs in (slabs_k, slabs_v))
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if laps.detailed:
-                laps.lap("gemm")
+            laps.lap_inside("gemm")
             if not is_exact:
                 q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
             if mask is None:

@@ -89,11 +89,7 @@ def _masked_logits(model: DiffusionModel, request: Request) -> Tensor:
 
 
 def _attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Every row to every row, [N, H, D] with H a multiple of the key heads."""
-    from torch.nn.functional import scaled_dot_product_attention
+    """Every row to every row."""
+    from engines.attention import sdpa
 
-    repeats = q.shape[1] // k.shape[1]
-    q, k, v = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
-    if repeats > 1:
-        k, v = (each.repeat_interleave(repeats, dim=1) for each in (k, v))
-    return scaled_dot_product_attention(q, k, v).squeeze(0).transpose(0, 1)
+    return sdpa(q[None], k[None], v[None])[0]

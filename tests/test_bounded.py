@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from recorder import Recorder
 from tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from baselines.dllm_cache.schedule import FeatureCacheConfig
@@ -46,20 +47,6 @@ def requests(model: TinyModel = GQA, lengths: tuple[int, ...] = (5, 12, 3)) -> l
         Request(request_id=i, prompt_len=n, prompt_ids=prompt_of(model, i, n), generation=GENERATION)
         for i, n in enumerate(lengths)
     ]
-
-
-class Recorder:
-    """Passes everything on and keeps the plans."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.plans: list[StepPlan] = []
-        self.validate, self.release = executor.validate, executor.release
-        self.wait, self.times = executor.wait, executor.times
-
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        self.plans.append(plan)
-        return self.executor.execute(plan)
 
 
 def serve(executor: Executor) -> Engine:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorder import Recorder
 from tiny_models import GQA, network, prompt_of
 
 from baselines.static_batch import PaddedTorchExecutor
@@ -16,7 +17,7 @@ from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.phase import DelayedCache, NoCache, Phase, RefreshRule
-from engines.dllm.plan import Executor, PlanItem, StepOutcome, StepPlan
+from engines.dllm.plan import Executor, PlanItem, StepPlan
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.roofline_executor import RooflineExecutor, step_work
 from engines.dllm.scheduler import Scheduler
@@ -33,20 +34,6 @@ Arrivals = Sequence[tuple[int, Request]]
 CALIBRATION = Calibration(gpu=L40S.name, matmul_efficiency=0.5, attention_efficiency=0.4, bandwidth_efficiency=0.6,
                           step_overhead_s=1e-3, fitted_on=("test",), note="made up")  # fmt: skip
 ROOFLINE = Roofline(ModelShape.from_llada(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
-
-
-class Recorder:
-    """Passes plans on to an executor and keeps them."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-        self.plans: list[StepPlan] = []
-        self.validate, self.release = executor.validate, executor.release
-        self.wait, self.times = executor.wait, executor.times
-
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        self.plans.append(plan)
-        return self.executor.execute(plan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorder import Recorder
 
 from baselines.dllm_cache.memory import memory_bytes_per_token
 from baselines.dllm_cache.schedule import FeatureCacheConfig
@@ -254,25 +255,11 @@ def test_calibrations_without_the_constant_have_none_of_it() -> None:
 # ---- policy -------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """An executor that keeps the plans it was given."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.inner, self.plans = engine.executor, []  # type: tuple[Any, list[StepPlan]]
-        self.validate, self.release = self.inner.validate, self.inner.release
-        self.wait, self.times = self.inner.wait, self.inner.times
-        engine.executor = self
-
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        self.plans.append(plan)
-        return self.inner.execute(plan)
-
-
 def serve(cell: Cell) -> tuple[list[StepPlan], list[tuple[int, ...] | None]]:
     """Everything at once; the plans, and the ids by request."""
     experiment = prepare(cell)
     engine = assembled(experiment).engine
-    recorder = Recorder(engine)
+    recorder = engine.executor = Recorder(engine.executor)
     for request in experiment.workload.requests:
         engine.submit(request)
     engine.run()
@@ -314,7 +301,7 @@ def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
     )  # fmt: skip
     plans = []
     for engine in (real.engine, simulated):
-        recorder = Recorder(engine)
+        recorder = engine.executor = Recorder(engine.executor)
         for request in experiment.workload.requests:
             engine.submit(request)
         engine.run()

@@ -241,15 +241,13 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
 
     def _least_similar(self, value: Tensor, previous: Tensor, count: int) -> Tensor:
         """[n, count] response rows whose value [n, G, Hkv * D] turned furthest from that of the step before."""
-        if self._laps.detailed:
-            self._laps.lap("gemm")
+        self._laps.lap_inside("gemm")
         similarity = F.cosine_similarity(value, previous, dim=-1, eps=1e-8)
         if self.config.tie_policy == "parity":
             selected = similarity.topk(count, dim=1, largest=False).indices
         else:
             selected = similarity.sort(dim=1, stable=True).indices[:, :count]
-        if self._laps.detailed:
-            self._laps.lap("selection")
+        self._laps.lap_inside("selection")
         return selected
 
     def _attention(
@@ -258,8 +256,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         """Attention-block output [n, r, d] of the columns, over every column of their member."""
         q = self.parts.rotate(self._heads(over_rows(layer.query, h)), batch.cos[columns], batch.sin[columns])
         laps = self._laps
-        if laps.detailed:
-            laps.lap("gemm")
+        laps.lap_inside("gemm")
         if self.masked_attention or not any(batch.padding):
             out = sdpa(q, cache.k, cache.v, batch.key_mask)
         else:
@@ -268,8 +265,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
                 # Padding is left of the prompt, so among the queries it is first or not there.
                 own, keys = slice(first if has_prompt else 0, None), slice(first, None)
                 out[i, own] = sdpa(q[i, None, own], cache.k[i, None, keys], cache.v[i, None, keys])[0]
-        if laps.detailed:
-            laps.lap("attention")
+        laps.lap_inside("attention")
         return over_rows(layer.attention_output, out.flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,41 +19,51 @@ MAX_IN_FLIGHT = 2
 _FORWARD = ("attention", "gemm", "logits", "selection")
 
 
-class Laps(Protocol):
+class Laps(ABC):
     """One step is ``begin``, ``lap`` after each part, ``end``."""
 
-    detailed: bool
+    detailed = False
     """Whether laps are taken inside the model, too."""
 
+    def lap_inside(self, part: str) -> None:
+        """``lap`` at a place inside the model."""
+        if self.detailed:
+            self.lap(part)
+
+    @abstractmethod
     def begin(self, *, detailed: bool) -> None: ...
 
+    @abstractmethod
     def lap(self, part: str) -> None:
         """What was done since the last lap was ``part``, one of STEP_PARTS."""
         ...
 
+    @abstractmethod
     def end(self) -> StepTimes | None:
         """None where the device has not got there yet."""
         ...
 
+    @abstractmethod
     def rest(self) -> None:
         """There was nothing to do: what passes until the next step is nobody's."""
         ...
 
+    @abstractmethod
     def wait(self) -> None: ...
 
+    @abstractmethod
     def times(self) -> Mapping[int, StepTimes]:
         """By number of step, from 0: what ``end`` left open since the last call. Waits."""
         ...
 
+    @abstractmethod
     def abandon(self) -> None:
         """The step that began has failed."""
         ...
 
 
-class HostLaps:
+class HostLaps(Laps):
     """Every operation is over when it returns."""
-
-    detailed = False
 
     def begin(self, *, detailed: bool) -> None:
         self.detailed = detailed
@@ -92,10 +103,8 @@ class Mark(Protocol):
         ...
 
 
-class CudaLaps:
+class CudaLaps(Laps):
     """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
-
-    detailed = False
 
     def __init__(self, new_event: Callable[[], Mark]) -> None:
         self._new_event = new_event

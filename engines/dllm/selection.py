@@ -39,25 +39,22 @@ class TorchSelectAndPack:
         self.ranks = ranks
 
     def arrays(self, build: BuildRows) -> Sequence[Ints]:
-        """Rows of block and context padded to the longest, then of every entry its request, rank, context row kept in
-        order, and row of the pool."""
-        block, is_block = build.block()
-        context, is_context = build.context()
+        """Rows of block and context padded to the longest, of every entry its request, rank, context row kept in order,
+        and row of the pool; then which rows of blocks and of contexts are theirs, where not all are."""
+        (block, is_block), (context, is_context) = build.block(), build.context()
+        flags = [_ints(inside) for inside in (is_block, is_context) if not inside.all()]
         request = np.arange(len(build.kept)).repeat(build.kept)
         rank = np.arange(len(request)) - (build.kept.cumsum() - build.kept).repeat(build.kept)
         pool_row = build.kv_start.repeat(build.kept) + rank
-        return block, _ints(is_block), context, _ints(is_context), request, rank, context[request, rank], pool_row
+        return block, context, request, rank, context[request, rank], pool_row, *flags
 
     def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
-        block, is_block, context, is_context, *entries = sent
-        is_ragged = len(set(build.block_len.tolist())) > 1, len(set(build.num_context.tolist())) > 1
-        rows = ContextRows(
-            block_rows=block,
-            block_valid=is_block != 0 if is_ragged[0] else None,
-            context_rows=context,
-            context_valid=is_context != 0 if is_ragged[1] else None,
+        flags = iter(sent[6:])
+        is_block, is_context = (
+            next(flags) != 0 if length.min() < length.max() else None for length in (build.block_len, build.num_context)
         )
-        write = _Write(rows, *entries)
+        rows = ContextRows(block_rows=sent[0], block_valid=is_block, context_rows=sent[1], context_valid=is_context)
+        write = _Write(rows, *sent[2:6])
         kept, num_context = build.kept.tolist(), build.num_context.tolist()
 
         def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.attention import Spans, VarlenAttention
+from engines.attention import SpanMetadata, Spans, VarlenAttention
 from engines.dllm.staging import Staging
-from engines.dllm.step_rows import Ints, ItemTable, PackedRows
+from engines.dllm.step_rows import ItemTable, PackedRows
 from engines.models.protocol import DiffusionModel
 
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
@@ -116,33 +116,26 @@ class StepGraphs:
         """Its memory and the compilation of its kernels are paid for here, not in a step."""
         if key in self._graphs:
             return
-        arrays = _Arrays.empty(key, self._padding_flat, self._padding_row)
-        numbers = torch.zeros(arrays.size, dtype=torch.int64, device=self._tokens.device)
-        self._staging.fill(numbers, tuple(arrays))
+        numbers = torch.zeros(sum(_sizes(key)), dtype=torch.int64, device=self._tokens.device)
+        nothing = ItemTable.of((), ())
+        self._staging.fill(numbers, self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0)))
         self._graphs[key] = numbers, self._recorder.record(lambda: self._forward(key, numbers))
 
     def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
         """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
         numbers, replay = self._graphs[key]
-        arrays = _Arrays.empty(key, self._padding_flat, self._padding_row)
-        arrays.load(table, packed)
-        self._staging.fill(numbers, tuple(arrays))
+        self._staging.fill(numbers, self._metadata(key, table, packed))
         return replay()
 
-    @property
-    def _padding_flat(self) -> int:
-        return (self._tokens.shape[0] - 1) * self._tokens.shape[1]
-
-    @property
-    def _padding_row(self) -> int:
-        return self._pool_k.shape[1] - 1
+    def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
+        slots, width = self._tokens.shape
+        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool_k.shape[1] - 1)
 
     def _forward(self, key: GraphKey, numbers: Tensor) -> Tensor:
-        sizes = _Arrays.sizes(key)
+        sizes = _sizes(key)
         position, flat, pool_row = numbers.split(sizes)[:3]
         spans = numbers[sum(sizes[:3]) :].to(torch.int32).split(sizes[3:])
         longest = self._tokens.shape[1] - 1
-        # The first sequence of the second kind stands for the rows of the first: their attention comes after.
         reuse = Spans(
             cu_q=spans[3],
             k_start=spans[4],
@@ -165,54 +158,32 @@ class StepGraphs:
         return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
 
 
-class _Arrays(NamedTuple):
-    """A graph's metadata; two sets of spans, of Refresh and of Reuse sequences."""
-
-    position: Ints
-    flat: Ints
-    pool_row: Ints
-    refresh_cu_q: Ints
-    refresh_k_start: Ints
-    refresh_k_len: Ints
-    reuse_cu_q: Ints
-    reuse_k_start: Ints
-    reuse_k_len: Ints
-
-    @staticmethod
-    def sizes(key: GraphKey) -> list[int]:
-        n = key.sequences
-        return [key.rows] * 3 + [n + 1, n + 1, n, n + 2, n + 2, n + 1]
-
-    @staticmethod
-    def empty(key: GraphKey, padding_flat: int, padding_row: int) -> _Arrays:
-        arrays = _Arrays(*(np.zeros(size, dtype=np.int64) for size in _Arrays.sizes(key)))
-        arrays.flat[:] = padding_flat
-        arrays.pool_row[:] = padding_row
-        arrays.reuse_k_start[:] = padding_row
-        return arrays
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self))
-
-    def load(self, table: ItemTable, packed: PackedRows) -> None:
-        m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
-        self.position[:n], self.flat[:n] = packed.position[:n], packed.flat[:n]
-        self.pool_row[first:n] = packed.pool_row
-        _load(self.refresh_cu_q, packed.base[: m + 1])
-        self.refresh_k_start[:] = self.refresh_cu_q
-        self.refresh_k_len[:m] = np.diff(packed.base[: m + 1])
-        _load(self.reuse_cu_q[1:], packed.base[m:])
-        reuse = len(packed.key_len)
-        self.reuse_k_start[1 : reuse + 1] = table.kv_start[m:]
-        self.reuse_k_len[0] = int(first > 0)
-        self.reuse_k_len[1 : reuse + 1] = packed.key_len
+def _sizes(key: GraphKey) -> list[int]:
+    """Of position, flat and pool_row, then of the spans of Refresh sequences and of Reuse ones."""
+    n = key.sequences
+    return [key.rows] * 3 + [n + 1, n + 1, n, n + 2, n + 2, n + 1]
 
 
-def _load(bounds: Ints, values: Ints) -> None:
-    """Sequences past the last are empty."""
-    bounds[: len(values)] = values
-    bounds[len(values) :] = values[-1]
+def _arrays(
+    key: GraphKey, table: ItemTable, packed: PackedRows, *, padding_flat: int, padding_row: int
+) -> tuple[np.ndarray, ...]:
+    """A step's metadata in a graph's sizes."""
+    m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
+    position, flat, pool_row = np.zeros((3, key.rows), dtype=np.int64)
+    position[:n], flat[:n] = packed.position[:n], packed.flat[:n]
+    flat[n:] = padding_flat
+    pool_row[:] = padding_row
+    pool_row[first:n] = packed.pool_row
+    lengths = np.diff(packed.base)
+    refresh = SpanMetadata.of_lengths(lengths[:m], size=key.sequences)
+    # The first Reuse sequence stands for the rows of the Refresh ones, whose attention comes after.
+    reuse = SpanMetadata.of_lengths(
+        np.append(first, lengths[m:]),
+        np.append(padding_row, table.kv_start[m:]),
+        np.append(int(first > 0), packed.key_len),
+        size=key.sequences + 1,
+    )
+    return position, flat, pool_row, *refresh, *reuse
 
 
 def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> GraphKey:

@@ -37,7 +37,8 @@ class ItemTable:
     def of(items: Sequence[PlanItem], slots: Sequence[int]) -> ItemTable:
         """``items`` with those in a Refresh first."""
         numbers = np.array([item[_FIRST : _LAST + 1] for item in items], dtype=np.int64)
-        total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, _ = numbers.T
+        columns = numbers.reshape(-1, _LAST + 1 - _FIRST).T
+        total_len, block_start, block_end, window_end, _, masks_left, kept, kv_start, _ = columns
         return ItemTable(
             slot=np.array(slots, dtype=np.int64),
             num_refresh=sum([item.phase.is_refresh for item in items]),

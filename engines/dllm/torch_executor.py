@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines import kernels
-from engines.attention import Run, Spans, VarlenAttention, attention_backend, sdpa, varlen_attention
+from engines.attention import Run, SpanMetadata, Spans, VarlenAttention, attention_backend, sdpa, varlen_attention
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
@@ -438,12 +438,10 @@ class TorchExecutor:
 
     def _span_arrays(self, packed: PackedRows, table: ItemTable) -> Ints:
         """``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first."""
-        m, last = table.num_refresh, packed.base[-1:]
-        refresh, reuse = packed.base[: m + 1], packed.base[m:] - packed.base[m]
-        k_end = table.kv_start[-1:] + packed.key_len[-1:] if len(packed.key_len) else last
-        return np.concatenate(
-            (refresh, refresh, np.diff(refresh), reuse, table.kv_start[m:], k_end, packed.key_len)
-        )  # fmt: skip
+        m, lengths = table.num_refresh, np.diff(packed.base)
+        refresh = SpanMetadata.of_lengths(lengths[:m])
+        reuse = SpanMetadata.of_lengths(lengths[m:], table.kv_start[m:], packed.key_len)
+        return np.concatenate((*refresh, *reuse)).astype(np.int64)
 
     def _spans(self, sent: Tensor, packed: PackedRows, table: ItemTable) -> tuple[Spans, Spans]:
         m, n = table.num_refresh, len(table.slot) - table.num_refresh
@@ -463,8 +461,7 @@ class TorchExecutor:
         first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if laps.detailed:
-                laps.lap("gemm")
+            laps.lap_inside("gemm")
             out = torch.empty_like(q)
             if rows.num_rows < out.shape[0]:
                 out[rows.num_rows :] = 0
@@ -473,11 +470,9 @@ class TorchExecutor:
             elif rows.refresh_runs:
                 attention(q[first], k[first], v[first], rows.spans[0], out[first])
             if rows.pack is not None:
-                if laps.detailed:
-                    laps.lap("attention")
+                laps.lap_inside("attention")
                 rows.pack(self.pool_k[layer], self.pool_v[layer], q, k, v)
-                if laps.detailed:
-                    laps.lap("selection")
+                laps.lap_inside("selection")
             if rows.reuse_q_runs:
                 pool_k, pool_v = self.pool_k[layer], self.pool_v[layer]
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
@@ -487,8 +482,7 @@ class TorchExecutor:
                     varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
                 else:
                     attention(q[own], pool_k, pool_v, rows.spans[1], out[own])
-            if laps.detailed:
-                laps.lap("attention")
+            laps.lap_inside("attention")
             return out
 
         return attend
@@ -500,16 +494,14 @@ class TorchExecutor:
         run, own = slice(start, end), slice(end - num_rows, end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if laps.detailed:
-                laps.lap("gemm")
+            laps.lap_inside("gemm")
             pool_k, pool_v = self.pool_k[layer], self.pool_v[layer]
             pool_k[own] = k[:num_rows]
             pool_v[own] = v[:num_rows]
             out = sdpa(q[None, :num_rows], pool_k[None, run], pool_v[None, run])[0]
             if num_rows < q.shape[0]:
                 out = F.pad(out, (0, 0, 0, 0, 0, q.shape[0] - num_rows))
-            if laps.detailed:
-                laps.lap("attention")
+            laps.lap_inside("attention")
             return out
 
         return attend
