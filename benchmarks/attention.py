@@ -14,19 +14,18 @@ which dominate small batches, then cost nothing). A backend that cannot serve is
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
+from common import add_device, device_of, save
 from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
-from engines.models.loader import check_device, parse_dtype
 from engines.peaks import measured_peaks, seconds_of
 
 
@@ -172,8 +171,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, float32 on the CPU]")
+    add_device(parser)
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), help="[default: both on CUDA, tiny on the CPU]")
     parser.add_argument("--phase", nargs="+", choices=PHASES, default=list(PHASES))
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32], help="requests of a step")
@@ -182,12 +180,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30, help="calls timed, after some to warm up")
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args()
-    check_device(options.device)
-    device = torch.device(options.device)
+    device, dtype = device_of(options)
     if device.index is not None:
         torch.cuda.set_device(device)
     on_gpu = device.type == "cuda"
-    dtype = parse_dtype(options.dtype or ("bfloat16" if on_gpu else "float32"))
     if min(*options.batch, options.repeats) < 1:
         parser.error("--batch and --repeats count from 1")
     if options.graph and not on_gpu:
@@ -231,10 +227,7 @@ def main() -> None:
         }  # fmt: skip
         if on_gpu:
             facts["gpu"] = torch.cuda.get_device_name(device)
-        temporary = options.json.with_suffix(".partial")
-        body = {**facts, "not_timed": reasons, "rows": [asdict(row) for row in rows]}
-        temporary.write_text(json.dumps(body, indent=2) + "\n")
-        temporary.rename(options.json)
+        save(options.json, rows, **facts, not_timed=reasons)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,12 @@ One thread on the CPU. dllm-serve is compared with a padded batch, where its own
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import process_time
@@ -34,6 +33,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 import numpy as np
 import torch
 from bare_sampler import BareSampler, DllmCache, DllmServe, DualCache, FastDllm, PrefixCache, SparseDllm, StepKind
+from common import save
 
 from baselines.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
@@ -307,9 +307,7 @@ def main() -> None:
     print(table(rows))
     if options.json is not None:
         facts = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1, "prompt": options.prompt}
-        temporary = options.json.with_suffix(".partial")
-        temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-        temporary.rename(options.json)
+        save(options.json, rows, **facts)
 
 
 if __name__ == "__main__":

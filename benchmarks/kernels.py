@@ -17,17 +17,17 @@ time it. Kernels do not run on the CPU; there it times references only.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import torch
+from common import save
 from peaks import measured_peaks
 from torch import Tensor
 
@@ -360,9 +360,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "dtype": options.dtype,
             "bytes_per_s": bytes_per_s,
         }
-        temporary = options.json.with_suffix(".partial")
-        temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-        temporary.rename(options.json)
+        save(options.json, rows, **facts)
 
 
 if __name__ == "__main__":

@@ -12,23 +12,21 @@ Bounds are at the card's datasheet peaks or at measured ones.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
+from common import add_model, save, subject_facts, subject_of
 from torch import Tensor
 
 from engines.dllm.denoise import Reduced, Reduction, reduce_in_chunks
 from engines.dllm.memory_profile import peak_bytes
 from engines.hardware import Gpu
-from engines.models.checkpoint import SHAPES
-from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
-from engines.peaks import datasheet_gpu, measured_gpu, seconds_of
+from engines.peaks import seconds_of
 from engines.roofline import Roofline, StepWork
 
 
@@ -95,27 +93,16 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="tiny", choices=("tiny", *SHAPES), help="the embedded one, or random weights"
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
+    add_model(parser)
     parser.add_argument("--rows", type=int, default=2048, help="hidden states that get a token")
     parser.add_argument("--max-num-logits", nargs="+", type=int, default=[64, 128, 256, 512, 1024, 2048])
-    parser.add_argument(
-        "--peaks", choices=("datasheet", "measured"), default="datasheet", help="measured where unknown"
-    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the rows here too")
     options = parser.parse_args()
     if min(*options.max_num_logits, options.rows, options.repeats) < 1:
         parser.error("--rows, --max-num-logits and --repeats count from 1")
-    check_device(options.device)
-    device = torch.device(options.device)
-    dtype = parse_dtype(options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
-    weights = "checkpoint" if options.model == "tiny" else "random"
-    model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
-    card = (datasheet_gpu(device) if options.peaks == "datasheet" else None) or measured_gpu(device, dtype)
+    subject = subject_of(options)
+    model, device, dtype, card = subject
 
     generator = torch.Generator(device=device).manual_seed(0)
     hidden = torch.randn((options.rows, model.config.d_model), generator=generator, device=device).to(dtype)
@@ -125,11 +112,7 @@ def main() -> None:
     print(table(rows))
     print(f"bounds: {card.name}; {card.source}")
     if options.json is not None:
-        facts = {"torch": torch.__version__, "device": options.device, "dtype": str(dtype), "threads": torch.get_num_threads(),
-                 "card": card.name, "source": card.source}  # fmt: skip
-        temporary = options.json.with_suffix(".partial")
-        temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-        temporary.rename(options.json)
+        save(options.json, rows, **subject_facts(options, subject))
 
 
 if __name__ == "__main__":

@@ -18,16 +18,15 @@ A batch of requests of one length, each in its last block, goes through the exec
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
-import torch
+from common import add_model, save, subject_facts, subject_of
 
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.phase import Phase
@@ -36,11 +35,8 @@ from engines.dllm.request import Request
 from engines.dllm.roofline_executor import step_work
 from engines.dllm.torch_executor import TorchExecutor
 from engines.hardware import Gpu
-from engines.models.checkpoint import SHAPES
-from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
-from engines.peaks import datasheet_gpu, measured_gpu
 from engines.roofline import Roofline
 
 KINDS = ("refresh", "reuse", "mixed")
@@ -216,11 +212,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--model", default="tiny", choices=("tiny", *SHAPES), help="the embedded one, or random weights"
-    )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
+    add_model(parser)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="requests in a step; mixed needs two")
     parser.add_argument(
@@ -229,9 +221,6 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=32, help="tokens of a block, and steps")
     parser.add_argument("--max-num-logits", type=int, default=2048)
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    parser.add_argument(
-        "--peaks", choices=("datasheet", "measured"), default="datasheet", help="measured where unknown"
-    )
     parser.add_argument("--repeats", type=int, default=5, help="blocks timed; the middle one counts")
     parser.add_argument("--warmup", type=int, default=2, help="blocks before them")
     parser.add_argument("--json", type=Path, help="write the rows here too")
@@ -240,15 +229,11 @@ def main() -> None:
         parser.error("--batch, --repeats and --max-num-logits count from 1, --warmup from 0")
     if options.block <= REFRESHES or min(options.length) <= options.block:
         parser.error(f"--block must exceed {REFRESHES} steps, and --length the block")
-    check_device(options.device)
-    device = torch.device(options.device)
-    dtype = parse_dtype(options.dtype or ("bfloat16" if device.type == "cuda" else "float32"))
-    weights = "checkpoint" if options.model == "tiny" else "random"
-    model = load_model(options.model, dtype=dtype, device=options.device, weights=weights)
+    subject = subject_of(options)
+    model, card = subject.model, subject.card
     if max(options.length) > model.config.max_sequence_length:
         parser.error(f"--length must be at most {model.config.max_sequence_length} on this model")
 
-    card = (datasheet_gpu(device) if options.peaks == "datasheet" else None) or measured_gpu(device, dtype)
     rows: list[Row] = []
     for size in options.batch:
         for length in options.length:
@@ -267,11 +252,7 @@ def main() -> None:
     print(table(rows))
     print(f"bounds: {card.name}; {card.source}")
     if options.json is not None:
-        facts = {"torch": torch.__version__, "device": options.device, "dtype": str(dtype), "threads": torch.get_num_threads(),
-                 "card": card.name, "source": card.source, "block": options.block}  # fmt: skip
-        temporary = options.json.with_suffix(".partial")
-        temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-        temporary.rename(options.json)
+        save(options.json, rows, **subject_facts(options, subject), block=options.block)
 
 
 if __name__ == "__main__":
