@@ -35,7 +35,7 @@ def gpu_suite(
         print(f"gpu-suite: not run, {missing}. It needs\n"
               "  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B\n"
               "  a CUDA build of torch: make clean, then make setup TORCH=torch\n"
-              "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs.")  # fmt: skip
+              "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says what they are.")  # fmt: skip
         return
     root = result_dir or RESULTS / platform
     jobs = all_jobs(scale, root)
