@@ -485,6 +485,8 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         (["--tensor-parallel", "0"], "tensor_parallel=0 must be at least 1"),
         (["--tensor-parallel", "2", "--system", "llada"], "tensor_parallel=2 has no effect with system='llada'"),
         (["--no-cuda-graphs", "--system", "dllm-cache"], "cuda_graphs=False has no effect with system='dllm-cache'"),
+        (["--no-cuda-graphs"], "cuda_graphs=False has no effect on device='cpu': leave it out"),
+        (["--fused-kernels", "--system", "llada"], "fused_kernels=True has no effect on device='cpu': leave it out"),
         (["--platform", "l40s", "--tensor-parallel", "2"], "tensor_parallel=2 has no effect on a simulation"),
         pytest.param(["--device", "cuda"], "this machine has no CUDA device", marks=NO_CUDA),
         pytest.param(

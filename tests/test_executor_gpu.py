@@ -116,6 +116,17 @@ def test_fused_kernels_agree_with_torch_operators() -> None:
     assert agreement(fused, wanted) > 0.9
 
 
+def test_no_kernel_is_passed_over() -> None:
+    if not kernels.available(torch.device("cuda")):
+        pytest.skip("triton is not installed")
+    executor = engine_of(GQA, torch.bfloat16, CONFIG).executor
+    assert isinstance(executor, TorchExecutor)
+    paths = executor.paths()
+    assert paths["fused_kernels"] is True
+    assert paths["kernel_faults"] == {}
+    assert "torch-varlen" not in paths["attention_unavailable"]
+
+
 @contextmanager
 def no_syncs() -> Iterator[None]:
     torch.cuda.set_sync_debug_mode("error")

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from traceback import clear_frames
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines import kernels
-from engines.attention import Run, SpanMetadata, Spans, VarlenAttention, attention_backend, sdpa, varlen_attention
+from engines.attention import (
+    Run,
+    SpanMetadata,
+    Spans,
+    VarlenAttention,
+    attention_backend,
+    availability,
+    sdpa,
+    varlen_attention,
+)
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.config import EngineConfig
 from engines.dllm.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
@@ -171,10 +180,29 @@ class TorchExecutor:
         """Where requests end that a stop token ends."""
 
     def _attention_backend(self) -> VarlenAttention:
+        return attention_backend(self.config.attention_backend, *self._attention_case())
+
+    def _attention_case(self) -> tuple[torch.device, torch.dtype, int, int, int]:
         shape, kv_heads = self.model.config, self.model.kv_heads_here
-        heads = shape.n_heads * kv_heads // shape.n_kv_heads
-        name = self.config.attention_backend
-        return attention_backend(name, self.device, self.dtype, shape.head_dim, heads, kv_heads)
+        return self.device, self.dtype, shape.head_dim, shape.n_heads * kv_heads // shape.n_kv_heads, kv_heads
+
+    def paths(self) -> dict[str, Any]:
+        """What its steps run on, and what was passed over and why, as JSON; nothing on a CPU, which has no choice."""
+        if self.device.type == "cpu":
+            return {}
+        missing = {name: why for name, why in availability(*self._attention_case()).items() if why is not None}
+        faulty: Mapping[str, str] = {}
+        if self._serves():
+            from engines.kernels.probe import faults
+
+            faulty = faults(self.device, self.dtype)
+        return {
+            "attention_backend": self.attention.name,
+            "attention_unavailable": missing,
+            "fused_kernels": self._serves(),
+            "kernel_faults": dict(faulty),
+            "cuda_graph_sizes": 0 if self._graphs is None else len(self._graphs.keys),
+        }
 
     def _recorder(self) -> Recorder | None:
         """How forwards are captured; None where they are not."""

@@ -26,7 +26,7 @@ def prepare_all(cells: Sequence[Cell]) -> list[Experiment]:
 
 def check_devices(experiments: Sequence[Experiment]) -> None:
     """Refuse what the measured ones need and this machine has not, before the first run."""
-    measured = [e.settings for e in experiments if e.cell.executor != "roofline"]
+    measured = [e for e in experiments if e.cell.executor != "roofline"]
     if not measured:
         return
     from engines.attention import attention_backend
@@ -34,8 +34,12 @@ def check_devices(experiments: Sequence[Experiment]) -> None:
     from engines.models.loader import check_device, parse_dtype
     from engines.parallel.group import rank_device
 
-    for settings in measured:
+    for experiment in measured:
+        settings, given = experiment.settings, experiment.cell.knob_values
         check_device(settings.device)
+        for name in ("cuda_graphs", "fused_kernels"):
+            if name in given and settings.device == "cpu":
+                raise UserError(f"{name}={given[name]!r} has no effect on device='cpu': leave it out")
         size, name = settings.tensor_parallel, settings.engine.attention_backend
         device = rank_device(settings.device, 0, size)
         if name != "auto":

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from baselines.method import Method, method
 from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Executor
 from engines.dllm.request import Request
 from engines.dllm.roofline_executor import RooflineExecutor
 from engines.dllm.sequence import cache_rows
@@ -20,6 +19,7 @@ from engines.roofline import Roofline
 from repro.settings import Settings
 
 if TYPE_CHECKING:
+    from engines.dllm.torch_executor import TorchExecutor
     from engines.models.protocol import DiffusionModel
     from engines.parallel.group import TensorParallel
 
@@ -115,7 +115,7 @@ class System(ABC):
         stop_ids: Collection[int] | None,
         block_length: int,
         profile_every: int = 0,
-    ) -> Executor:
+    ) -> TorchExecutor:
         from engines.dllm.torch_executor import TorchExecutor
 
         executor = TorchExecutor(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)

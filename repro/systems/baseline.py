@@ -14,7 +14,6 @@ from baselines.method import Method
 from baselines.static_memory import StaticFootprint, static_footprint
 from engines.dllm.budget import REDUCTION_ROWS
 from engines.dllm.config import EngineConfig
-from engines.dllm.plan import Executor
 from engines.dllm.roofline_executor import RooflineExecutor
 from engines.errors import UserError
 from engines.models.shape import ModelShape
@@ -26,6 +25,7 @@ from repro.systems.continuous import ContinuousBatching
 from repro.systems.static import LargestBatches, PublishedBatches
 
 if TYPE_CHECKING:
+    from engines.dllm.torch_executor import TorchExecutor
     from engines.models.protocol import DiffusionModel
 
 READINGS: Mapping[str, Serving] = MappingProxyType(
@@ -85,7 +85,7 @@ class Baseline(System):
         batch_size: int,
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
-    ) -> Executor:
+    ) -> TorchExecutor:
         from baselines.static_batch import PaddedTorchExecutor
 
         return PaddedTorchExecutor(
@@ -117,7 +117,7 @@ class DllmCache(Baseline):
         batch_size: int,
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
-    ) -> Executor:
+    ) -> TorchExecutor:
         from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
 
         return FeatureCacheTorchExecutor(

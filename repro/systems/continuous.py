@@ -83,10 +83,12 @@ class ContinuousBatching(Serving):
                 "memory_plan": asdict(plan),
                 **backend.set_memory_limit(settings),
             }
-            executor = system.packed_torch(
+            packed = system.packed_torch(
                 model, config, kv_rows, stop_ids=backend.stop_ids(settings),
                 block_length=settings.generation.block_length, profile_every=settings.profile_every,
             )  # fmt: skip
+            facts |= packed.paths()
+            executor = packed
             if bound is not None:
                 executor = BoundedExecutor(executor, system.packed_roofline(bound, config, chosen))
                 facts |= backend.bound_facts(bound)

@@ -67,10 +67,12 @@ class LargestBatches(Serving):
             resources = _resources(settings, chosen, longest, self._measured(system, settings, chosen, longest))
         resources = replace(resources, facts={**resources.facts, **backend.set_memory_limit(settings)})
         assert resources.batch_size is not None
-        executor = system.static_torch(
+        padded = system.static_torch(
             backend.load(*backend.model_key(settings)), resources.config, chosen, resources.kv_rows,
             batch_size=resources.batch_size, stop_ids=backend.stop_ids(settings), profile_every=settings.profile_every,
         )  # fmt: skip
+        resources = replace(resources, facts={**resources.facts, **padded.paths()})
+        executor = padded
         if bound is not None:
             meter = system.static_roofline(bound, resources.config, chosen, is_upstream=False)
             executor = BoundedExecutor(executor, meter)
