@@ -78,7 +78,7 @@ def _matmul_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
     out = torch.empty_like(a)
     first = min(seconds_of(lambda: torch.mm(a, b, out=out), device))
     # Small products are disturbed easily: as many as take a third of the budget.
-    more = min(MOST_REPEATS, int(BUDGET_S / 3 / first))
+    more = int(min(MOST_REPEATS, BUDGET_S / 3 / first))
     return min(first, *seconds_of(lambda: torch.mm(a, b, out=out), device, more)) if more else first
 
 
