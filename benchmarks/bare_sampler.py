@@ -4,9 +4,11 @@ No engine, no scheduler, no packing: one padded forward per step, monolithic log
 of them, top-k, an index update. Two readings of one method, with the same ids:
 
     bare        functions of the weights and the fewest operators the method needs: a lower bound
-    published   modules are called, norms are the published model's six operators, cached keys are rotated again
-                at every step (Fast-dLLM, dLLM-Cache) and top-k runs member by member, as in the published
-                code; what else that does (cloned caches, mask bookkeeping) is left out here too
+    published   what the authors' own code does. Modules are called; norms and rotations are single operators in
+                regions without autocast; every layer slices the rotary tables; cached keys are rotated again at
+                every step (Fast-dLLM, dLLM-Cache) or cloned before some are chosen (Sparse-dLLM); top-k runs member
+                by member, and tokens are committed through masks over the whole segment. Left out, so that it is a
+                lower bound of theirs: dropout modules, output objects, dLLM-Cache's hooks and dictionaries
 
 A batch is [n, W] with prompts padded on the left, as published code pads, so that every cache policy
 is slices of columns. Shapes: L query columns, H / Hkv heads, D head width, V vocabulary rows.
@@ -14,9 +16,10 @@ is slices of columns. Shapes: L query columns, H / Hkv heads, D head width, V vo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from time import process_time
 from typing import Literal
 
@@ -33,6 +36,8 @@ StepKind = Literal["refresh", "build", "reuse", "response", "partial"]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [n, H, L, D], k and v [n, Hkv, L, D]) -> [n, H, L, D]; q is rotated, k where ``turns_keys``."""
 Part = Callable[[Tensor], Tensor]
+Tables = Iterable[tuple[Tensor, Tensor]]
+"""cos and sin [n, 1, L, D] for each layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +73,17 @@ class PublishedNorm(nn.Module):
         self.weight, self.eps = weight, eps
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.to(torch.float32)
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * y.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            y = x.to(torch.float32)
+            y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+            y = y.to(x.dtype)
+        return self.weight * y
 
 
 class BareModel:
     def __init__(self, model: LLaDAModelLM, *, as_modules: bool) -> None:
         self.config = model.config
+        self.rotate_q, self.rotate_k = (rotate_in_region, published_rotate) if as_modules else (rotate, rotate)
 
         def part(module: nn.Module) -> Part:
             """The module itself, or what it computes."""
@@ -108,14 +116,15 @@ class BareModel:
     def heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.config.head_dim).transpose(1, 2)
 
-    def hidden(self, ids: Tensor, cos: Tensor, sin: Tensor, attend: Attend, *, turns_keys: bool) -> Tensor:
+    def hidden(self, ids: Tensor, tables: Tables, attend: Attend, *, turns_keys: bool) -> Tensor:
         """[n, L, d] before the final norm."""
         x = self.embed(ids)
-        for n, layer in enumerate(self.layers):
+        for n, (layer, (cos, sin)) in enumerate(zip(self.layers, tables, strict=False)):
             h = layer.attention_norm(x)
-            q, k, v = rotate(self.heads(layer.q(h)), cos, sin), self.heads(layer.k(h)), self.heads(layer.v(h))
+            q, k, v = self.heads(layer.q(h)), self.heads(layer.k(h)), self.heads(layer.v(h))
+            q = self.rotate_q(q, cos, sin)
             if turns_keys:
-                k = rotate(k, cos, sin)
+                k = self.rotate_k(k, cos, sin)
             x = x + layer.out(attend(n, q, k, v).transpose(1, 2).flatten(2))
             x = x + layer.mlp(x)
         return x
@@ -127,6 +136,19 @@ class BareModel:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-b, a), dim=-1) * sin
+
+
+def published_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """In float32 whatever the dtype, and back."""
+    wide = x.float()
+    a, b = wide.view(*wide.shape[:-1], 2, -1).unbind(-2)
+    return (wide * cos + torch.cat((-b, a), dim=-1) * sin).to(x.dtype)
+
+
+def rotate_in_region(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Published code rotates queries and keys in one region; it is charged to the queries."""
+    with torch.autocast(x.device.type, enabled=False):
+        return published_rotate(x, cos, sin)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -206,16 +228,15 @@ class BareSampler:
     def run(self, columns: slice, attend: Attend, wanted: slice = slice(None)) -> Tensor:
         """Logits of the ``wanted`` ones among ``columns``."""
         started = process_time()
-        x = self.model.hidden(
-            self.ids[:, columns],
-            self.cos[:, :, columns],
-            self.sin[:, :, columns],
-            attend,
-            turns_keys=self.turns_keys or not self.published,
-        )
+        # One pair for all layers, or slices of its own for each.
+        tables = (self.tables(columns) for _ in self.model.layers) if self.published else repeat(self.tables(columns))
+        x = self.model.hidden(self.ids[:, columns], tables, attend, turns_keys=self.turns_keys or not self.published)
         logits = self.model.logits(x[:, wanted])
         self.model_s += process_time() - started
         return logits
+
+    def tables(self, columns: slice) -> tuple[Tensor, Tensor]:
+        return self.cos[:, :, columns], self.sin[:, :, columns]
 
     def reduce(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         token = logits.argmax(dim=-1)
@@ -227,12 +248,15 @@ class BareSampler:
             return
         token, confidence = self.reduce(logits)
         ids = self.ids[:, first : first + logits.shape[1]]
-        confidence = torch.where(ids == self.mask_id, confidence, -torch.inf)
+        is_masked = ids == self.mask_id
+        confidence = torch.where(is_masked, confidence, -torch.inf)
         confidence[:, end - first :] = -torch.inf
         if self.published:
-            for row, (values, fresh) in enumerate(zip(confidence, token, strict=True)):
-                chosen = self.largest(values, quota)
-                ids[row, chosen] = fresh[chosen]
+            token = torch.where(is_masked, token, ids)
+            is_chosen = torch.zeros_like(is_masked)
+            for row, values in enumerate(confidence):
+                is_chosen[row, self.largest(values, quota)] = True
+            ids[is_chosen] = token[is_chosen]
             return
         chosen = self.largest(confidence, quota)
         ids.scatter_(1, chosen, token.gather(1, chosen))
@@ -271,7 +295,7 @@ class Cached(BareSampler):
 
     def over_all(self, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self.published:
-            keys = rotate(keys, self.cos, self.sin)
+            keys = published_rotate(keys, self.cos, self.sin)
         return attention(q, keys, values, self.key_mask)
 
 
@@ -343,7 +367,8 @@ class SparseDllm(BareSampler):
         return "build", wanted.start or 0, self.run(slice(None), partial(self.build, start, end), wanted)
 
     def build(self, start: int, end: int, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = (torch.cat((x[:, :, :start], x[:, :, end:]), dim=2) for x in (k, v))
+        cached = (k.clone(), v.clone()) if self.published else (k, v)
+        keys, values = (torch.cat((x[:, :, :start], x[:, :, end:]), dim=2) for x in cached)
         n, kv_heads, _, depth = keys.shape
         query = q[:, :, start:end].mean(dim=2).view(n, kv_heads, -1, depth)
         score = query @ keys.transpose(2, 3)
@@ -425,10 +450,11 @@ class DllmCache(BareSampler):
             columns = slice(p, None)
         else:
             return self.update(layer, x, h[:, p:], keys, values, out, feed, selected)
-        own, cos, sin = h[:, columns], self.cos[:, :, columns], self.sin[:, :, columns]
+        own, (cos, sin) = h[:, columns], self.tables(columns)
         keys[:, :, columns] = self.turned(layer.k(own), cos, sin)
         values[:, :, columns] = self.model.heads(layer.v(own))
-        out[:, columns] = self.attend(layer, rotate(self.model.heads(layer.q(own)), cos, sin), keys, values)
+        q = self.model.rotate_q(self.model.heads(layer.q(own)), cos, sin)
+        out[:, columns] = self.attend(layer, q, keys, values)
         x = x + out
         feed[:, columns] = layer.mlp(x[:, columns])
         return x + feed
@@ -440,7 +466,7 @@ class DllmCache(BareSampler):
 
     def attend(self, layer: Layer, q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self.published:
-            keys = rotate(keys, self.cos, self.sin)
+            keys = published_rotate(keys, self.cos, self.sin)
         return layer.out(attention(q, keys, values, self.key_mask).transpose(1, 2).flatten(2))
 
     def update(
@@ -461,7 +487,8 @@ class DllmCache(BareSampler):
         table = members if self.cos.shape[0] > 1 else torch.zeros_like(members)
         cos, sin = (t[:, 0][table, columns].unsqueeze(1) for t in (self.cos, self.sin))
         keys.transpose(1, 2)[members, columns] = self.turned(layer.k(rows), cos, sin).transpose(1, 2)
-        out[members, columns] = self.attend(layer, rotate(self.model.heads(layer.q(rows)), cos, sin), keys, values)
+        q = self.model.rotate_q(self.model.heads(layer.q(rows)), cos, sin)
+        out[members, columns] = self.attend(layer, q, keys, values)
         x = x + out
         feed[members, columns] = layer.mlp(x[members, columns])
         return x + feed
