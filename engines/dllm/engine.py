@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
-from engines.dllm.plan import Executor, ExecutorError, StepPlan
+from engines.dllm.plan import Executor, ExecutorError, PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request, StepRecord
-from engines.dllm.scheduler import Scheduler
+from engines.dllm.scheduler import Completion, Scheduler
+
+NOTHING_RUN = StepOutcome(committed=(), query_rows=0, logit_rows=0, forward_s=0.0, duration_s=None)
+
+
+class Occupancy(NamedTuple):
+    """While a step runs: what it finishes is still there."""
+
+    kv_rows: int
+    num_running: int
 
 
 class Engine:
@@ -47,11 +57,16 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is None:
             return None
-        kv_rows_used, num_running = self.scheduler.pool.used_rows, len(self.scheduler.running)
+        occupancy = Occupancy(self.scheduler.pool.used_rows, len(self.scheduler.running))
         try:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
-            return self._failed(plan, str(error), started, kv_rows_used, num_running)
+            # The requests of a step that could not be run are lost; the engine goes on with the others.
+            lost = self.scheduler.fail(plan)
+            for request_id in lost:
+                self.executor.release(request_id)
+            failed = tuple((request_id, str(error)) for request_id in lost)
+            return self._record(plan, (), NOTHING_RUN, Completion(), started, occupancy, failed)
         self._executed.append(self.num_steps)
         done = self.scheduler.complete(plan, outcome.committed, outcome.stops)
         if done.first_block:
@@ -59,54 +74,42 @@ class Engine:
             self.executor.wait()
         for request_id in done.finished:
             self._outputs[request_id] = self.executor.release(request_id)
-        num_refresh = sum(item.phase.is_refresh for item in plan.items)
+        return self._record(plan, plan.items, outcome, done, started, occupancy)
+
+    def _record(
+        self,
+        plan: StepPlan,
+        ran: Sequence[PlanItem],
+        outcome: StepOutcome,
+        done: Completion,
+        started: float,
+        occupancy: Occupancy,
+        failed: tuple[tuple[int, str], ...] = (),
+    ) -> StepRecord:
         duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
+        num_refresh = sum(item.phase.is_refresh for item in ran)
         record = StepRecord(
             step=self.num_steps,
             duration_s=duration,
             forward_s=outcome.forward_s,
             num_refresh=num_refresh,
-            num_reuse=len(plan.items) - num_refresh,
+            num_reuse=len(ran) - num_refresh,
             query_tokens=outcome.query_rows,
             scheduled_tokens=plan.scheduled_tokens,
             logit_rows=outcome.logit_rows,
             committed_tokens=sum(outcome.committed),
-            kv_rows_used=kv_rows_used,
+            kv_rows_used=occupancy.kv_rows,
             kv_rows_total=self.scheduler.pool.num_rows,
-            num_running=num_running,
+            num_running=occupancy.num_running,
             num_waiting=len(self.scheduler.waiting),
             admitted=tuple(request.request_id for request in plan.admitted),
             first_block=done.first_block,
             finished=done.finished,
             stopped=done.stopped,
+            failed=failed,
             graph=outcome.graph,
             parts=None if outcome.parts is None else _with_rest(outcome.parts, duration),
             bound_s=outcome.bound_s,
-        )
-        self.num_steps += 1
-        return record
-
-    def _failed(self, plan: StepPlan, reason: str, started: float, kv_rows_used: int, num_running: int) -> StepRecord:
-        """The requests of a step that could not be run are lost; the engine goes on with the others."""
-        lost = self.scheduler.fail(plan)
-        for request_id in lost:
-            self.executor.release(request_id)
-        record = StepRecord(
-            step=self.num_steps,
-            duration_s=perf_counter() - started,
-            forward_s=0.0,
-            num_refresh=0,
-            num_reuse=0,
-            query_tokens=0,
-            scheduled_tokens=plan.scheduled_tokens,
-            logit_rows=0,
-            committed_tokens=0,
-            kv_rows_used=kv_rows_used,
-            kv_rows_total=self.scheduler.pool.num_rows,
-            num_running=num_running,
-            num_waiting=len(self.scheduler.waiting),
-            admitted=tuple(request.request_id for request in plan.admitted),
-            failed=tuple((request_id, reason) for request_id in lost),
         )
         self.num_steps += 1
         return record

@@ -27,9 +27,9 @@ from engines.dllm.sequence import Sequence
 
 
 class Completion(NamedTuple):
-    first_block: tuple[int, ...]
-    finished: tuple[int, ...]
-    stopped: tuple[tuple[int, int], ...]
+    first_block: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    stopped: tuple[tuple[int, int], ...] = ()
     """Of the finished, those a stop token ended, each with its tokens up to and including it."""
 
 
