@@ -47,8 +47,8 @@ from engines.dllm.request import Request, StepRecord
 from engines.dllm.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.dllm.torch_executor import TorchExecutor
-from engines.models.config import LLaDAConfig
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLaDAConfig
 from engines.models.loader import load_model
 
 Prompts = Sequence[tuple[int, ...]]

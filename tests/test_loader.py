@@ -17,8 +17,8 @@ from tiny_models import GQA, MHA, TinyModel
 
 from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir, read_config
-from engines.models.config import LLADA_8B, LLaDAConfig
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLADA_8B, LLaDAConfig
 from engines.models.loader import load_model, parse_dtype
 
 WEIGHTS = "model.safetensors"

@@ -19,10 +19,10 @@ from torch import Tensor
 import engines.models.weights
 from engines.errors import UserError
 from engines.models.checkpoint import read_config
-from engines.models.config import LLADA_8B, LLaDAConfig
 from engines.models.dream import DreamModel
 from engines.models.dream_config import DREAM_7B, DreamConfig
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLADA_8B, LLaDAConfig
 from engines.models.loader import SHAPES, build_model, load_model
 
 DREAM = DreamConfig(

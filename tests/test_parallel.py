@@ -35,8 +35,8 @@ from engines.dllm.sparsity import ContextRows, importance
 from engines.dllm.torch_executor import TorchExecutor
 from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR, config_of
-from engines.models.config import LLADA_8B
 from engines.models.dream_config import DREAM_7B
+from engines.models.llada_config import LLADA_8B
 from engines.models.loader import load_model
 from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer

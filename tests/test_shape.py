@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from engines.errors import UserError
-from engines.models.config import LLaDAConfig
+from engines.models.llada_config import LLaDAConfig
 from engines.models.shape import (
     DREAM_7B,
     LLADA_8B,
@@ -121,8 +121,8 @@ def test_num_params_is_the_modules_own(config):
 
 def test_num_params_of_the_full_model_is_the_modules_own():
     torch = pytest.importorskip("torch")
-    from engines.models.config import LLADA_8B as config
     from engines.models.llada import LLaDAModelLM
+    from engines.models.llada_config import LLADA_8B as config
 
     with torch.device("meta"):
         counted = sum(p.numel() for p in LLaDAModelLM(config).parameters())

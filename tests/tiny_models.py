@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.models.config import LLaDAConfig
 from engines.models.dream_config import DreamConfig
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLaDAConfig
 
 MaskRow = Literal["zero", "loud"]
 

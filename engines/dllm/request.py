@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engines.dllm.config import GenerationConfig, require
 
 if TYPE_CHECKING:
-    from engines.models.protocol import ModelConfig
+    from engines.models.config import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 
 from engines.errors import UserError
 from engines.models.checkpoint import read_json
-from engines.models.protocol import ModelConfig
+from engines.models.config import ModelConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_content
 
 ROLES = ("system", "user", "assistant")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
-from engines.models.config import LLADA_8B, LLaDAConfig
 from engines.models.dream_config import DREAM_7B, DreamConfig
+from engines.models.llada_config import LLADA_8B, LLaDAConfig
 
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import FusedOps, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.protocol import Attend, Ranks, Rotary
+from engines.models.mask_predictor import MaskPredictor
+from engines.models.protocol import Attend, Rotary
 
 
 class DreamAttention(nn.Module):
@@ -70,12 +71,11 @@ class DreamLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class DreamModel(nn.Module):
+class DreamModel(MaskPredictor[DreamConfig]):
     """State-dict names are those of the published checkpoints (``model.layers.*``, ``lm_head``)."""
 
     def __init__(self, config: DreamConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
@@ -86,8 +86,6 @@ class DreamModel(nn.Module):
         if not config.weight_tying:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._frequencies: Tensor | None = None
-        self.kv_heads_here = config.n_kv_heads
-        self.tensor_parallel: Ranks | None = None
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -99,35 +97,19 @@ class DreamModel(nn.Module):
         return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.weight_tying else {}
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """float32 cos, sin [N, 1, D] for absolute positions [N].
-
-        Computed for the rows at hand: a table of all 131,072 positions would be 64 MiB.
-        """
+        # For the rows at hand: a table of all 131,072 positions would be 64 MiB.
         if self._frequencies is None or self._frequencies.device != positions.device:
             self._frequencies = inverse_frequencies(self.config.head_dim, self.config.rope_theta).to(positions.device)
         return rotary_tables(positions.float().unsqueeze(1) * self._frequencies)
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
-        return self.hidden(ids, self.rotary(positions), attend)
-
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """As ``forward``, with the positions' rotations made beforehand."""
         x = self.model["embed_tokens"](ids)
         cos, sin = (table.to(x.dtype) for table in rotary)
         for layer, block in enumerate(self.layers):
             x = block(x, cos, sin, layer, attend)
         return self.model["norm"](x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] raw logits; row i predicts the token at the NEXT position. Callers shift."""
-        logits = self.local_logits(hidden)
-        if self.tensor_parallel is None:
-            return logits
-        return self.tensor_parallel.gather_columns(logits, self.config.vocab_size)
-
     def local_logits(self, hidden: Tensor) -> Tensor:
-        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
         if self.config.weight_tying:
             return F.linear(hidden, self.model.get_parameter("embed_tokens.weight"))
         return self.lm_head(hidden)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from engines.errors import UserError
+from engines.models.config import ModelConfig
 from engines.models.config_fields import (
     check_heads,
     flag,
@@ -33,31 +34,12 @@ _IMPLEMENTED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DreamConfig:
-    """A Qwen2.5 body without a causal mask; attributes are named as in ``LLaDAConfig``."""
+class DreamConfig(ModelConfig):
+    """A Qwen2.5 body without a causal mask, and its autoregressive head."""
 
     family: ClassVar[str] = "dream"
     shifts_logits: ClassVar[bool] = True
-    """The head is the autoregressive one: row i predicts token i + 1."""
     qkv_bias: ClassVar[bool] = True
-
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    mlp_hidden_size: int
-    vocab_size: int
-    max_sequence_length: int
-    rope_theta: float
-    rms_norm_eps: float
-    mask_token_id: int
-    eos_token_id: int
-    pad_token_id: int
-    weight_tying: bool = False
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_heads
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> DreamConfig:
@@ -109,7 +91,6 @@ class DreamConfig:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The published layout of ``config.json``."""
         return {
             "architectures": ["DreamModel"], "model_type": "Dream",
             "hidden_size": self.d_model, "intermediate_size": self.mlp_hidden_size,

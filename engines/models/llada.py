@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.config import LLaDAConfig
 from engines.models.layers import FusedOps, Linear, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
-from engines.models.protocol import Attend, Ranks, Rotary
+from engines.models.llada_config import LLaDAConfig
+from engines.models.mask_predictor import MaskPredictor
+from engines.models.protocol import Attend, Rotary
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -63,12 +64,11 @@ class LLaDABlock(nn.Module):
         return self.ff_out(self.fused.swiglu(self.ff_proj(h), self.up_proj(h)))
 
 
-class LLaDAModelLM(nn.Module):
+class LLaDAModelLM(MaskPredictor[LLaDAConfig]):
     """State-dict names are those of the published checkpoints (``model.transformer.*``)."""
 
     def __init__(self, config: LLaDAConfig) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config)
         transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.d_model),
@@ -80,8 +80,6 @@ class LLaDAModelLM(nn.Module):
             transformer["ff_out"] = Linear(config.d_model, config.vocab_size)
         self.model = nn.ModuleDict({"transformer": transformer})
         self._rotary: tuple[Tensor, Tensor] | None = None
-        self.kv_heads_here = config.n_kv_heads
-        self.tensor_parallel: Ranks | None = None
 
     @property
     def transformer(self) -> nn.ModuleDict:
@@ -98,7 +96,6 @@ class LLaDAModelLM(nn.Module):
         return {f"{root}.ff_out.weight": f"{root}.wte.weight"} if self.config.weight_tying else {}
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """cos, sin [N, 1, D] in float32 (rope_full_precision) for absolute positions [N]."""
         if self._rotary is None or self._rotary[0].device != positions.device:
             angles = torch.outer(
                 torch.arange(self.config.max_sequence_length, dtype=torch.float32),
@@ -109,27 +106,14 @@ class LLaDAModelLM(nn.Module):
         cos, sin = self._rotary
         return cos[positions], sin[positions]
 
-    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
-        return self.hidden(ids, self.rotary(positions), attend)
-
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """As ``forward``, with the positions' rotations made beforehand."""
         x = self.transformer["wte"](ids)
         cos, sin = rotary
         for layer, block in enumerate(self.blocks):
             x = block(x, cos, sin, layer, attend)
         return self.transformer["ln_f"](x)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[M, V] logits; row i predicts the token AT its own position (no shift)."""
-        logits = self.local_logits(hidden)
-        if self.tensor_parallel is None:
-            return logits
-        return self.tensor_parallel.gather_columns(logits, self.config.vocab_size)
-
     def local_logits(self, hidden: Tensor) -> Tensor:
-        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
         if self.config.weight_tying:
             return F.linear(hidden, self.transformer.get_parameter("wte.weight"))
         return self.transformer["ff_out"](hidden)

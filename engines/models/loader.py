@@ -9,11 +9,11 @@ import torch
 
 from engines.errors import UserError
 from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of, read_config
-from engines.models.config import LLaDAConfig
 from engines.models.dream import DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLaDAConfig
 from engines.models.protocol import DiffusionModel
 from engines.models.weights import Part, load_weights
 

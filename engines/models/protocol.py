@@ -3,56 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-
-class ModelConfig(Protocol):
-    """Frozen; implemented by ``LLaDAConfig`` and ``DreamConfig``."""
-
-    family: ClassVar[str]
-    """'llada' or 'dream': names the chat format and the decoding conventions."""
-    shifts_logits: ClassVar[bool]
-    """Row i of ``DiffusionModel.logits`` predicts the token at i + 1, not at i. The decoder shifts."""
-    qkv_bias: ClassVar[bool]
-
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def n_heads(self) -> int: ...
-    @property
-    def n_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def mlp_hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the embedding and of the head, padding rows included."""
-        ...
-
-    @property
-    def max_sequence_length(self) -> int: ...
-    @property
-    def rope_theta(self) -> float: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def mask_token_id(self) -> int: ...
-    @property
-    def eos_token_id(self) -> int: ...
-    @property
-    def pad_token_id(self) -> int: ...
-    @property
-    def weight_tying(self) -> bool: ...
-
-    def to_dict(self) -> dict[str, Any]:
-        """The published layout of ``config.json``."""
-        ...
+    from engines.models.config import ModelConfig
 
 
 class Attend(Protocol):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from engines.errors import UserError
-from engines.models.config import LLADA_8B as _LLADA_8B_CONFIG
+from engines.models.config import ModelConfig
 from engines.models.dream_config import DREAM_7B as _DREAM_7B_CONFIG
-from engines.models.protocol import ModelConfig
+from engines.models.llada_config import LLADA_8B as _LLADA_8B_CONFIG
 
 
 @dataclass(frozen=True, kw_only=True)

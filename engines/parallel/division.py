@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engines.errors import UserError
-from engines.models.protocol import ModelConfig
+from engines.models.config import ModelConfig
 from engines.models.shape import ModelShape
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from engines.models.config import LLaDAConfig
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
 from repro.tasks import GENERATORS
 from repro.training.card import render_card

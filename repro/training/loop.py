@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.errors import UserError
-from engines.models.config import LLaDAConfig
 from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.tasks import GENERATORS
 from repro.training.attention import batched_attention
