@@ -17,9 +17,9 @@ from repro.cell import Cell, Scalar
 from repro.platforms import Platform, platform
 from repro.tasks.registry import TASKS
 
-_GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale",
+GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale",
                "top_p", "top_k", "alg_temp", "stop_at_eos")  # fmt: skip
-_METHOD = tuple(sorted({name for families in OPTIONS.values() for names in families.values() for name in names}))
+METHOD = tuple(sorted({name for families in OPTIONS.values() for names in families.values() for name in names}))
 _ENGINE = ("max_num_batched_tokens", "max_num_logits", "logit_rows", "max_num_seqs", "scheduler", "tie_policy",
            "attention_backend", "cuda_graphs", "fused_kernels")  # fmt: skip
 _RUN = ("memory_bytes", "reading", "batch_size", "num_requests", "length_scale", "source",
@@ -27,7 +27,7 @@ _RUN = ("memory_bytes", "reading", "batch_size", "num_requests", "length_scale",
         "chat", "profile_every", "tensor_parallel")  # fmt: skip
 _NOTES = ("basis",)
 """Said about a cell, not asked of it: part of its key, without an effect on the run."""
-KNOBS = tuple(dict.fromkeys((*_GENERATION, *_METHOD, *_ENGINE, *_RUN, *_NOTES)))
+KNOBS = tuple(dict.fromkeys((*GENERATION, *METHOD, *_ENGINE, *_RUN, *_NOTES)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ def resolve(cell: Cell) -> Settings:
         return {**defaults, **{name: knobs[name] for name in names if name in knobs}}
 
     generation = GenerationConfig(
-        **pick(_GENERATION, gen_length=where.gen_length, block_length=where.block_length, steps=where.steps),
+        **pick(GENERATION, gen_length=where.gen_length, block_length=where.block_length, steps=where.steps),
         seed=cell.seed,
     )
     engine = EngineConfig(
@@ -159,5 +159,5 @@ def resolve(cell: Cell) -> Settings:
                 f"model={run['model']!r} is a shape without weights: add --weights random, or give a checkpoint with --model"
             )
     return Settings(
-        platform=where, executor=cell.executor, generation=generation, method=pick(_METHOD), engine=engine, **run
+        platform=where, executor=cell.executor, generation=generation, method=pick(METHOD), engine=engine, **run
     )

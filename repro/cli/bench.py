@@ -8,10 +8,13 @@ from typing import Annotated
 import typer
 
 from repro.cli import options as opt
+from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import number, print_json, print_table
 
 
+@spread
 def bench(
+    *,
     system: Annotated[list[str] | None, typer.Option(help="May be given several times [default: dllm-serve].")] = None,
     dataset_name: Annotated[
         list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")
@@ -55,30 +58,7 @@ def bench(
     weights: opt.Weights = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
-    gen_length: opt.GenLength = None,
-    block_length: opt.BlockLength = None,
-    steps: opt.Steps = None,
-    temperature: opt.Temperature = None,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    threshold: opt.Threshold = None,
-    retention_ratio: opt.RetentionRatio = None,
-    pool_kernel: opt.PoolKernel = None,
-    selection: opt.Selection = None,
-    refresh_delay: opt.RefreshDelay = None,
-    compat: opt.Compat = None,
-    cache: opt.Cache = None,
-    factor: opt.Factor = None,
-    alg: opt.Alg = None,
-    alg_temp: opt.AlgTemp = None,
-    prompt_interval: opt.PromptInterval = None,
-    gen_interval: opt.GenInterval = None,
-    transfer_ratio: opt.TransferRatio = None,
-    remasking: opt.Remasking = None,
-    cfg_scale: opt.CfgScale = None,
-    cfg_interval: opt.CfgInterval = None,
-    stop_at_eos: opt.StopAtEos = None,
-    tie_policy: opt.TiePolicy = None,
+    decoding: Decoding,
     seed: opt.Seed = 0,
     result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
     profile: Annotated[
@@ -122,12 +102,7 @@ def bench(
         attention_backend=attention_backend, cuda_graphs=cuda_graphs, fused_kernels=fused_kernels,
         tensor_parallel=tensor_parallel,
         batch_size=batch_size, memory_bytes=opt.parse_memory_limit(memory_limit), logit_rows=logit_rows, model=model,
-        weights=weights, dtype=dtype, device=device, gen_length=gen_length, block_length=block_length, steps=steps,
-        temperature=temperature, threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel,
-        selection=selection, refresh_delay=refresh_delay, compat=compat, tie_policy=tie_policy,
-        cache=cache, factor=factor, alg=alg, prompt_interval=prompt_interval, gen_interval=gen_interval,
-        transfer_ratio=transfer_ratio, remasking=remasking, cfg_scale=cfg_scale, cfg_interval=cfg_interval,
-        top_p=top_p, top_k=top_k, alg_temp=alg_temp, stop_at_eos=stop_at_eos,
+        weights=weights, dtype=dtype, device=device, **decoding.given(),
     )  # fmt: skip
     if input_len is not None:
         knobs["length_scale"] = 1.0
@@ -135,8 +110,6 @@ def bench(
         knobs["source"] = "local"
     if burstiness is not None:
         knobs["arrivals"] = "gamma"
-    if gen_length is not None and steps is None:
-        knobs["steps"] = gen_length
     if profile:
         knobs["profile_every"] = profile_every or default_profile_every(device or where.device)
     cells = [

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
+from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
     from repro.store import StoredRun
 
 
+@spread
 def evaluate(
+    *,
     task: Annotated[str, typer.Option(help="mini-gsm, mini-code, gsm8k or humaneval.")] = "mini-gsm",
     system: Annotated[str, typer.Option(help="Any of 'repro list'.")] = "dllm-serve",
     limit: Annotated[
@@ -33,30 +36,7 @@ def evaluate(
     model: opt.Model = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
-    gen_length: opt.GenLength = None,
-    block_length: opt.BlockLength = None,
-    steps: opt.Steps = None,
-    temperature: opt.Temperature = None,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    threshold: opt.Threshold = None,
-    retention_ratio: opt.RetentionRatio = None,
-    pool_kernel: opt.PoolKernel = None,
-    selection: opt.Selection = None,
-    refresh_delay: opt.RefreshDelay = None,
-    compat: opt.Compat = None,
-    cache: opt.Cache = None,
-    factor: opt.Factor = None,
-    alg: opt.Alg = None,
-    alg_temp: opt.AlgTemp = None,
-    prompt_interval: opt.PromptInterval = None,
-    gen_interval: opt.GenInterval = None,
-    transfer_ratio: opt.TransferRatio = None,
-    remasking: opt.Remasking = None,
-    cfg_scale: opt.CfgScale = None,
-    cfg_interval: opt.CfgInterval = None,
-    stop_at_eos: opt.StopAtEos = None,
-    tie_policy: opt.TiePolicy = None,
+    decoding: Decoding,
     seed: opt.Seed = 0,
     result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
     force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
@@ -75,16 +55,10 @@ def evaluate(
         num_requests=limit, num_fewshot=num_fewshot, chat=chat or None,
         dataset_path=None if dataset_path is None else str(dataset_path), source=dataset_source, batch_size=batch_size,
         memory_bytes=opt.parse_memory_limit(memory_limit), model=model, dtype=dtype, device=device,
-        gen_length=gen_length, block_length=block_length, steps=steps, temperature=temperature, top_p=top_p, top_k=top_k,
-        threshold=threshold, retention_ratio=retention_ratio, pool_kernel=pool_kernel, selection=selection,
-        refresh_delay=refresh_delay, compat=compat, cache=cache, factor=factor, alg=alg, alg_temp=alg_temp,
-        prompt_interval=prompt_interval, gen_interval=gen_interval, transfer_ratio=transfer_ratio, remasking=remasking,
-        cfg_scale=cfg_scale, cfg_interval=cfg_interval, stop_at_eos=stop_at_eos, tie_policy=tie_policy,
+        **decoding.given(),
     )  # fmt: skip
     if dataset_path is not None and dataset_source is None:
         knobs["source"] = "local"
-    if gen_length is not None and steps is None:
-        knobs["steps"] = gen_length
     cell = Cell(system=system, dataset=task, platform=platform, executor="torch", rate=None, seed=seed,
                 knobs=tuple(knobs.items()))  # fmt: skip
     experiments = prepare_all([cell])

@@ -9,10 +9,13 @@ import typer
 
 from engines.errors import UserError
 from repro.cli import options as opt
+from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import print_json
 
 
+@spread
 def generate(
+    *,
     system: Annotated[
         str, typer.Option(help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, or the plain llada or dream sampler.")
     ] = "dllm-serve",
@@ -27,30 +30,7 @@ def generate(
         ),
     ] = None,
     system_prompt: Annotated[str | None, typer.Option(help="System turn in front of the prompt, in a chat.")] = None,
-    gen_length: opt.GenLength = None,
-    block_length: opt.BlockLength = None,
-    steps: opt.Steps = None,
-    temperature: opt.Temperature = None,
-    top_p: opt.TopP = None,
-    top_k: opt.TopK = None,
-    threshold: opt.Threshold = None,
-    retention_ratio: opt.RetentionRatio = None,
-    pool_kernel: opt.PoolKernel = None,
-    selection: opt.Selection = None,
-    refresh_delay: opt.RefreshDelay = None,
-    compat: opt.Compat = None,
-    cache: opt.Cache = None,
-    factor: opt.Factor = None,
-    alg: opt.Alg = None,
-    alg_temp: opt.AlgTemp = None,
-    prompt_interval: opt.PromptInterval = None,
-    gen_interval: opt.GenInterval = None,
-    transfer_ratio: opt.TransferRatio = None,
-    remasking: opt.Remasking = None,
-    cfg_scale: opt.CfgScale = None,
-    cfg_interval: opt.CfgInterval = None,
-    stop_at_eos: opt.StopAtEos = None,
-    tie_policy: opt.TiePolicy = None,
+    decoding: Decoding,
     seed: opt.Seed = 0,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
@@ -61,29 +41,16 @@ def generate(
     from engines.dllm.config import GenerationConfig
     from repro.generation import GenerateOptions, plan_generation, run_plan
     from repro.prompt import TextPrompt, answer_of, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
+    from repro.settings import GENERATION, METHOD
 
-    length = 64 if gen_length is None else gen_length
-    generation = GenerationConfig(
-        gen_length=length,
-        steps=length if steps is None else steps,
-        seed=seed,
-        **opt.given(
-            block_length=block_length, temperature=temperature, top_p=top_p, top_k=top_k, alg_temp=alg_temp,
-            threshold=threshold, factor=factor, remasking=remasking, cfg_scale=cfg_scale, stop_at_eos=stop_at_eos,
-        ),
-    )  # fmt: skip
+    given = {"gen_length": 64, "steps": 64, **decoding.given()}
     options = GenerateOptions(
         system=system,
         model=model,
-        generation=generation,
-        knobs=opt.given(
-            block_length=block_length, retention_ratio=retention_ratio, pool_kernel=pool_kernel, selection=selection,
-            refresh_delay=refresh_delay, compat=compat, threshold=threshold, cache=cache, factor=factor, alg=alg,
-            alg_temp=alg_temp, prompt_interval=prompt_interval, gen_interval=gen_interval, transfer_ratio=transfer_ratio,
-            remasking=remasking, cfg_scale=cfg_scale, cfg_interval=cfg_interval,
-        ),
-        **opt.given(tie_policy=tie_policy, dtype=dtype, device=device, weights=weights),
-    )  # fmt: skip
+        generation=GenerationConfig(seed=seed, **{name: given[name] for name in GENERATION if name in given}),
+        knobs={name: given[name] for name in METHOD if name in given},
+        **opt.given(tie_policy=decoding.tie_policy, dtype=dtype, device=device, weights=weights),
+    )
     plan = plan_generation(options)
     tokenizer = None
     if prompt is not None and prompt_ids is None:
