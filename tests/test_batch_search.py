@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import product
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,33 @@ def test_on_a_card_the_search_is_exact_and_stays_inside(
         assert resources.facts["batch_peak_bytes"] == footprint.peak_bytes(resources.batch_size)
 
 
+@pytest.mark.parametrize("reading", ["efficient", "published"])
+@pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
+def test_a_batch_that_was_asked_for_must_fit_a_card(platform: str, system: str, reading: str) -> None:
+    """In published code's memory where that is simulated, though it is run with one request whatever that takes."""
+
+    def facts_of(size: int) -> object:
+        cell = cell_of(system, platform, fixed_prompt_len=744, length_scale=1.0, reading=reading, batch_size=size)
+        return prepare(cell).resources.facts
+
+    experiment = prepare(cell_of(system, platform, fixed_prompt_len=744, length_scale=1.0, reading=reading))
+    settings = experiment.settings
+    assert isinstance(experiment.system, Baseline)
+    footprint = experiment.system.footprint(
+        settings, experiment.resources.method, 1000, is_upstream=reading == "published"
+    )
+    fitting = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
+    size = max(1, fitting)
+    peak = footprint.peak_bytes(size)
+    assert facts_of(size) == {"batch_size": size, "batch_obtained": "asked for", "batch_peak_bytes": peak} | (
+        {"oom_requests": 0 if fitting else 256} if reading == "published" else {}
+    )
+    with pytest.raises(
+        UserError, match=rf"batch_size={size + 1} does not fit .* which holds {fitting}: ask for no more"
+    ):
+        facts_of(size + 1)
+
+
 def test_a_card_too_small_for_one_request() -> None:
     with pytest.raises(UserError, match="budget too small for one request"):
         prepare(cell_of("llada", "rtx4090", memory_bytes=16 * 10**9))
@@ -207,7 +235,9 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
     backend.load(*backend.model_key(settings))
 
     def run(size: int | None = None) -> int:
-        cell = experiment if size is None else tiny(system, batch_size=size)
+        cell = experiment if size is None else tiny(system, batch_size=size, memory_bytes=24 * MIB)
+        # The search measures too, which cannot be done while this does; what it found is kept.
+        cell.system.assemble(cell.settings, cell.resources)
 
         def serve() -> None:
             assembled = cell.system.assemble(cell.settings, cell.resources)
@@ -223,6 +253,20 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
     held = run()
     assert 0.9 * facts["batch_peak_bytes"] < held <= settings.memory_bytes
     assert run(facts["batch_size"] + 1) > settings.memory_bytes
+
+
+def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
+    def facts_of(**knobs: Scalar) -> Mapping[str, Any]:
+        experiment = tiny("sparse-dllm", **knobs)
+        return experiment.system.assemble(experiment.settings, experiment.resources).facts
+
+    largest = facts_of()
+    size = largest["batch_size"]
+    assert facts_of(batch_size=size) == {**largest, "batch_obtained": "asked for"}
+    with pytest.raises(UserError, match=rf"batch_size={size + 1} does not fit .* which holds {size}: ask for no more"):
+        facts_of(batch_size=size + 1)
+    # No more than there are requests are ever together.
+    assert facts_of(batch_size=100, memory_bytes=24 * MIB)["batch_size"] == SHORT["num_requests"]
 
 
 def test_what_earlier_runs_left_is_not_counted() -> None:
@@ -264,6 +308,5 @@ def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> N
 def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_profile, "static_batch_bytes", None)
     assert tiny("sparse-dllm").resources.facts["batch_obtained"] == "largest that fits the memory model"
-    asked = tiny("sparse-dllm", batch_size=3)
-    facts = asked.system.assemble(asked.settings, asked.resources).facts
-    assert facts == {"batch_size": 3, "batch_obtained": "asked for"}
+    asked = tiny("sparse-dllm", batch_size=3).resources.facts
+    assert asked == {"batch_size": 3, "batch_obtained": "asked for"}

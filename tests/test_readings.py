@@ -154,8 +154,8 @@ def test_published_batches(platform: str, system: str) -> None:
     assert ("one at a time" in facts["batch_obtained"]) == (system in ("sparse-dllm", "llada"))
     assert "batch_peak_bytes" not in facts
     assert facts_of(cell_of(system, platform, reading="published", num_requests=1))["batch_size"] == 1
-    asked = facts_of(cell_of(system, platform, reading="published", batch_size=9))
-    assert (asked["batch_size"], asked["batch_obtained"]) == (9, "asked for")
+    asked = facts_of(cell_of(system, platform, reading="published", batch_size=size))
+    assert (asked["batch_size"], asked["batch_obtained"]) == (size, "asked for")
 
 
 def test_published_batches_hold_the_longest_requests_with_upstreams_copies() -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from baselines.batch_search import FoundBatch, largest_batch
 from baselines.method import Method
@@ -17,6 +17,7 @@ from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
 from engines.dllm.plan import Executor, ExecutorError
+from engines.errors import UserError
 from repro.settings import Settings
 from repro.systems import backend
 from repro.systems.base import STATIC_KNOBS, Assembled, Resources, Serving, engine_config, rows_of_request
@@ -30,7 +31,8 @@ class LargestBatches(Serving):
     """The largest static batch that fits, in our implementation.
 
     A plan takes it from the memory model. That is what a simulated card runs; on a real executor,
-    assembling replaces it by the largest whose measured peak fits (§6.1, "preliminary profiling").
+    assembling replaces it by the largest whose measured peak fits (§6.1, "preliminary profiling"). A batch that was
+    asked for is held to the same.
     """
 
     knobs = STATIC_KNOBS
@@ -45,7 +47,7 @@ class LargestBatches(Serving):
         most = self._most(system, settings)
         _refuse_out_of_step(settings.generation, chosen, most)
         if asked is not None:
-            facts: Mapping[str, Any] = {"batch_size": most, "batch_obtained": "asked for"}
+            facts = self._asked(system, settings, chosen, longest, most)
         else:
             facts = self._planned(system, settings, chosen, longest, most)
         return _resources(settings, chosen, longest, facts)
@@ -63,8 +65,7 @@ class LargestBatches(Serving):
             return _assembled(resources, executor)
         backend.lift_memory_limit(settings)
         bound = backend.measured_roofline(settings)
-        if settings.batch_size is None:
-            resources = _resources(settings, chosen, longest, self._measured(system, settings, chosen, longest))
+        resources = _resources(settings, chosen, longest, self._measured(system, settings, chosen, longest))
         resources = replace(resources, facts={**resources.facts, **backend.set_memory_limit(settings)})
         assert resources.batch_size is not None
         padded = system.static_torch(
@@ -84,6 +85,18 @@ class LargestBatches(Serving):
         asked = settings.num_requests if settings.batch_size is None else settings.batch_size
         return min(asked, settings.num_requests, settings.engine.max_num_seqs)
 
+    def _asked(
+        self, system: Baseline, settings: Settings, chosen: Method, longest: int, asked: int
+    ) -> Mapping[str, Any]:
+        if settings.executor == "torch":
+            return {"batch_size": asked, "batch_obtained": "asked for"}
+        footprint = system.footprint(settings, chosen, longest, is_upstream=self.is_upstream)
+        peak = footprint.peak_bytes(asked)
+        if peak > settings.memory_bytes and (asked > 1 or not self.is_upstream):
+            fitting = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
+            _refuse_batch(asked, settings.memory_bytes, max(0, fitting))
+        return {"batch_size": asked, "batch_obtained": "asked for", "batch_peak_bytes": peak}
+
     def _planned(
         self, system: Baseline, settings: Settings, chosen: Method, longest: int, most: int
     ) -> Mapping[str, Any]:
@@ -92,6 +105,7 @@ class LargestBatches(Serving):
         return _facts(found, f"largest that fits the memory model{self.within}")
 
     def _measured(self, system: Baseline, settings: Settings, chosen: Method, longest: int) -> Mapping[str, Any]:
+        most = self._most(system, settings)
         found = _largest_measured(
             system,
             backend.model_key(settings),
@@ -101,9 +115,13 @@ class LargestBatches(Serving):
             longest,
             memory_bytes=settings.memory_bytes,
             fixed_bytes=base_bytes(backend.model_shape(settings), settings.memory_bytes),
-            most=self._most(system, settings),
+            most=most,
         )
-        return _facts(found, f"largest whose measured peak fits{self.within}")
+        if settings.batch_size is None:
+            return _facts(found, f"largest whose measured peak fits{self.within}")
+        if found.size < most:
+            _refuse_batch(most, settings.memory_bytes, found.size)
+        return _facts(found, "asked for")
 
 
 class PublishedBatches(LargestBatches):
@@ -151,6 +169,13 @@ class PublishedBatches(LargestBatches):
             return {"batch_size": most, "batch_obtained": "one at a time, as published code serves"}
         held = f"requests of {settings.engine.max_model_len} tokens in published code's memory"
         return {"batch_size": most, "batch_obtained": f"largest that holds {held}"}
+
+
+def _refuse_batch(asked: int, memory_bytes: int, fitting: int) -> NoReturn:
+    raise UserError(
+        f"batch_size={asked} does not fit into memory_bytes={memory_bytes}, which holds {fitting}: ask for no more, give "
+        "more memory, or leave it out for the largest"
+    )
 
 
 def _refuse_out_of_step(generation: GenerationConfig, chosen: Method, most: int) -> None:
