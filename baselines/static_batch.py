@@ -7,7 +7,6 @@ and the output head materialises logits for every row of the batch at once.
 from __future__ import annotations
 
 from collections.abc import Collection
-from functools import partial
 
 import numpy as np
 import torch
@@ -50,21 +49,11 @@ class MonolithicTorchExecutor(TorchExecutor):
     ) -> Reduced:
         if sampling is not None:
             return reduce_in_parts(reduction, logits[wanted], sampling)
-        is_plain = reduction.confidence == "max_prob" and reduction.suppress_id is None
-        reduce = partial(_most_probable, in_float64=reduction.dtype == "float64") if is_plain else reduction
-        token, confidence = reduce_in_parts(reduce, logits, None)
+        token, confidence = reduce_in_parts(reduction, logits, None)
         return token[wanted], confidence[wanted]
 
     def _logit_rows(self, num_rows: int, wanted: int) -> int:
         return num_rows
-
-
-def _most_probable(logits: Tensor, _: Sampling | None, *, in_float64: bool) -> Reduced:
-    """By the published kernels: fewer passes over the logits than log-sum-exp takes."""
-    p = torch.softmax(logits, dim=-1, dtype=torch.float64 if in_float64 else None)
-    token = logits.argmax(dim=-1)
-    confidence = p.gather(1, token.unsqueeze(1)).squeeze(1)
-    return token, confidence.to(torch.promote_types(p.dtype, torch.float32))
 
 
 class PaddedTorchExecutor(MonolithicTorchExecutor):

@@ -29,7 +29,7 @@ ROW_BYTES = WIDE.vocab * 4
 CAP = 16
 
 BUFFERS = 2
-"""Whole logits-shaped buffers a step holds at once: the chunk, and the exponentials inside log-sum-exp."""
+"""Whole logits-shaped buffers a step holds at once: the chunk, and its softmax."""
 SAMPLING_BUFFERS = 10
 """Of a step that samples: noise and its counters are 64 bits wide."""
 REST = 4
@@ -81,7 +81,7 @@ def allocated_rows(engine: Engine) -> float:
 @pytest.mark.parametrize("suppress", [True, False])
 def test_one_chunk_of_logits_is_alive(num_requests: int, suppress: bool) -> None:
     engine = serving(requests(num_requests), suppress=suppress)
-    assert shaped_rows(engine) == min(CAP, 8 * num_requests)
+    assert shaped_rows(engine) == BUFFERS * min(CAP, 8 * num_requests)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 32])
@@ -94,7 +94,7 @@ def test_the_allocator_agrees(num_requests: int) -> None:
 @pytest.mark.parametrize("max_num_logits", [8, 20, 64])
 def test_the_bound_follows_the_option(max_num_logits: int) -> None:
     engine = serving(requests(16), max_num_logits=max_num_logits)
-    assert shaped_rows(engine) == max_num_logits
+    assert shaped_rows(engine) == BUFFERS * max_num_logits
     assert allocated_rows(serving(requests(16), max_num_logits=max_num_logits)) < BUFFERS * max_num_logits + REST
 
 
@@ -159,7 +159,7 @@ def test_the_bound_is_half_in_half_precision() -> None:
     engine = Engine(PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), TorchExecutor(half, config, kv_rows))
     for request in requests(8):
         engine.submit(request)
-    assert shaped_rows(engine) == CAP / 2
+    assert shaped_rows(engine) == BUFFERS * CAP / 2
 
 
 def test_the_probe_sees_what_is_alive_and_only_that() -> None:
@@ -181,4 +181,4 @@ def test_longer_requests_change_nothing() -> None:
     longer = [
         replace(request, prompt_len=8, prompt_ids=(*prompt_of(WIDE, 50, 4), *request.prompt_ids)) for request in batch
     ]  # type: ignore[misc]
-    assert shaped_rows(serving(longer)) == shaped_rows(serving(batch)) == CAP
+    assert shaped_rows(serving(longer)) == shaped_rows(serving(batch)) == BUFFERS * CAP

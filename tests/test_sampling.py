@@ -367,3 +367,32 @@ def test_a_nucleus_of_every_token_is_no_nucleus() -> None:
 def test_settings_without_a_meaning_are_refused(asked: dict[str, float], says: str) -> None:
     with pytest.raises(UserError, match=says):
         GenerationConfig(**asked)  # type: ignore[arg-type]
+
+
+# ---- confidence ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("suppress", [False, True])
+@pytest.mark.parametrize("scale", [1, 8, 40])
+def test_confidence_is_the_softmax_in_the_logits_dtype(dtype: torch.dtype, suppress: bool, scale: float) -> None:
+    """To the bit, however large the logits: exp(logit - logsumexp) rounds as the largest logit does, which swaps and
+    levels confidences that published code tells apart."""
+    logits = (torch.randn(64, 97, generator=torch.Generator().manual_seed(scale)) * scale).to(dtype)
+    suppress_id = int(logits[0].argmax()) if suppress else None
+    token, confidence = Reduction(suppress_id=suppress_id)(logits.clone(), None)
+    allowed = logits.clone()
+    if suppress_id is not None:
+        allowed[:, suppress_id] = -torch.inf
+    assert torch.equal(token, allowed.argmax(dim=-1))
+    wanted = torch.softmax(logits, dim=-1)[torch.arange(64), token]
+    assert torch.equal(confidence, wanted.float())
+    _, wide = Reduction(suppress_id=suppress_id, dtype="float64")(logits.clone(), None)
+    assert torch.equal(wide, torch.softmax(logits.double(), dim=-1)[torch.arange(64), token])
+
+
+def test_close_confidences_of_large_logits_are_told_apart() -> None:
+    _, narrow = Reduction()(torch.tensor([[20.0, 17.5], [20.0, 16.5]], dtype=torch.bfloat16), None)
+    assert narrow.tolist() == [0.92578125, 0.96875]
+    _, single = Reduction()(torch.tensor([[48.0, 35.0], [48.0, 34.0]]), None)
+    assert single[0] < single[1] < 1

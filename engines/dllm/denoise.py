@@ -109,7 +109,8 @@ class Reduction:
 
     def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
         """x0 and, in float32 at least, the confidence it is ranked by; may overwrite ``logits``."""
-        if self.dtype == "float64":
+        is_plain = sampling is None and self.confidence == "max_prob"
+        if self.dtype == "float64" and not is_plain:
             logits = logits.to(torch.float64)
         kept = None if sampling is None else sampling.kept(logits, self.suppress_id)
         source = logits
@@ -124,15 +125,21 @@ class Reduction:
         return token, confidence if sampling is None else sampling.remasked(confidence)
 
     def _most_probable(self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None) -> Reduced:
-        """Confidences are read from ``source``, tokens are drawn from ``logits``."""
-        normaliser = torch.logsumexp(source, dim=-1)
+        """Confidences are read from ``source``, tokens are drawn from ``logits``.
+
+        The published operator, and not exp(logit - logsumexp): that rounds as large logits do, and swaps or levels
+        the confidences of a 16-bit model.
+        """
         if self.suppress_id is not None:
+            suppressed = logits[:, self.suppress_id].clone()
             logits[:, self.suppress_id] = -torch.inf
-        best, token = logits.max(dim=-1)
+        token = logits.argmax(dim=-1)
         if sampling is not None:
             token = sampling.tokens(logits, token, kept)
-            best = source.gather(1, token.unsqueeze(1)).squeeze(1)
-        return token, torch.exp(best - normaliser)
+        if self.suppress_id is not None:
+            logits[:, self.suppress_id] = suppressed
+        p = torch.softmax(source, dim=-1, dtype=torch.float64 if self.dtype == "float64" else None)
+        return token, p.gather(1, token.unsqueeze(1)).squeeze(1)
 
     def _from_probabilities(
         self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None

@@ -41,12 +41,12 @@ def confidence(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, 
 def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tuple[Tensor, Tensor]:
     """As ``confidence``."""
     _check(logits)
-    logits = logits.to(torch.float32, copy=True)
-    normaliser = torch.logsumexp(logits, dim=-1)
+    p = torch.softmax(logits, dim=-1, dtype=torch.float32)
     if suppress_id is not None:
+        logits = logits.clone()
         logits[:, suppress_id] = -torch.inf
-    best, token = logits.max(dim=-1)
-    return token, torch.exp(best - normaliser)
+    token = logits.argmax(dim=-1)
+    return token, p.gather(1, token.unsqueeze(1)).squeeze(1)
 
 
 def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
@@ -66,9 +66,10 @@ def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
 
 
 def partial_reference(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
-    """As ``partial``."""
-    _check(logits)
-    logits = logits.to(torch.float32, copy=True)
+    """As ``partial``; of float64 logits in float64."""
+    _check(logits, (*DTYPES, torch.float64))
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    logits = logits.to(wide, copy=suppress_id is not None)
     maximum = logits.amax(dim=-1)
     shift = torch.where(maximum == -torch.inf, 0.0, maximum)
     sumexp = torch.exp(logits - shift.unsqueeze(1)).sum(dim=-1)
@@ -140,9 +141,9 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
     return token, probability
 
 
-def _check(logits: Tensor) -> None:
+def _check(logits: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
     require(
         logits.dim() == 2 and logits.shape[1] > 0 and (logits.shape[1] == 1 or logits.stride(1) == 1),
         "logits [M, V] with contiguous V",
     )
-    require(logits.dtype in DTYPES, "logits in bfloat16, float16 or float32")
+    require(logits.dtype in dtypes, "logits in bfloat16, float16 or float32")

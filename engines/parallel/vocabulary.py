@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engines.dllm.denoise import Reduced, Reduction, Sampling
-from engines.kernels.confidence import Partial, combine, partial
+from engines.kernels.confidence import Partial, combine, combine_reference, partial, partial_reference
 from engines.models.protocol import DiffusionModel, Ranks
 from engines.parallel.division import span
 
@@ -17,9 +17,9 @@ from engines.parallel.division import span
 class VocabularyReduction(Reduction):
     """``Reduction`` by ``max_prob``, without sampling, of the columns [first, first + own) a rank holds.
 
-    Three numbers of a row go round: the largest logit, its id and the logarithm of the summed exponentials. All
-    ranks get the same answer: of equal logits the lowest id, as one process. Confidences differ from one process's
-    by the rounding of sums alone.
+    Four numbers of a row go round: the largest logit that may be chosen, its id, the largest of all and the sum of
+    exponentials relative to it. All ranks get the same answer: of equal logits the lowest id, as one process.
+    Confidences differ from one process's by the rounding of sums alone.
     """
 
     ranks: Ranks
@@ -30,26 +30,18 @@ class VocabularyReduction(Reduction):
     def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
         """``logits`` [rows, own] may be overwritten; of a bare ``DiffusionModel.local_logits``."""
         assert sampling is None, "tokens are drawn from whole rows"
-        if self.dtype == "float64":
-            logits = logits.to(torch.float64)
-        if self.is_fused and self.dtype == "native":
-            part = partial(logits, self.suppress_id, self.first)
-            own = torch.stack([field.double() for field in part])
-            best, token, maximum, sumexp = self.ranks.all_gather(own.unsqueeze(0), dim=0).unbind(1)
-            return combine(Partial(best.float(), token.long(), maximum.float(), sumexp.float()))
-        normaliser = torch.logsumexp(logits, dim=-1)
-        if self.suppress_id is not None and self.first <= self.suppress_id < self.first + logits.shape[1]:
-            logits[:, self.suppress_id - self.first] = -torch.inf
-        best, token = logits.max(dim=-1)
+        is_wide = self.dtype == "float64"
+        wide = torch.float64 if is_wide else torch.promote_types(logits.dtype, torch.float32)
+        is_fused = self.is_fused and not is_wide
+        summed = partial if is_fused else partial_reference
         # Ids are exact in float64, and so are logits of any dtype.
-        own = torch.stack((best.double(), (token + self.first).double(), normaliser.double()))
-        best, token, normaliser = self.ranks.all_gather(own.unsqueeze(0), dim=0).unbind(1)
-        # Lower ranks hold lower ids, and of equals the first is taken.
-        best, winner = best.max(dim=0)
-        token = token.gather(0, winner.unsqueeze(0)).squeeze(0).to(torch.int64)
-        normaliser = torch.logsumexp(normaliser, dim=0)
-        confidence = torch.exp(best.to(logits.dtype) - normaliser.to(logits.dtype))
-        return token, confidence.to(torch.promote_types(confidence.dtype, torch.float32))
+        part = summed(logits.to(torch.float64) if is_wide else logits, self.suppress_id, self.first)
+        own = torch.stack([field.double() for field in part])
+        best, token, maximum, sumexp = self.ranks.all_gather(own.unsqueeze(0), dim=0).unbind(1)
+        parts = Partial(best.to(wide), token.long(), maximum.to(wide), sumexp.to(wide))
+        token, confidence = combine(parts) if is_fused else combine_reference(parts)
+        rounded = confidence if is_wide else confidence.to(logits.dtype)
+        return token, rounded.to(wide)
 
 
 def vocabulary_reduction(
