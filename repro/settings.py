@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from baselines.method import OPTIONS
@@ -77,15 +79,36 @@ class Settings:
 
     @property
     def checkpoint_digest(self) -> str:
-        """Of the weight files behind a measured run; of the shape alone where weights are random."""
+        """Of all files behind a measured run: weights, configuration, tokenizer; of the configuration alone where
+        weights are random."""
         if self.weights == "random":
-            return _digest(self.model.encode())
-        parts = [path.read_bytes() for path in sorted(checkpoint_dir(self.model).glob("*.safetensors"))]
-        return _digest(b"".join(parts))
+            return _digest(repr(config_of(self.model)).encode())
+        from engines.models.weights import weight_files
+
+        folder = checkpoint_dir(self.model)
+        names = {*weight_files(folder), *(path.name for what in _TEXT_FILES for path in folder.glob(what))}
+        found = [folder / name for name in sorted(names)]
+        stats = [path.stat() for path in found]
+        return _digest_of_files(tuple(found), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+
+_TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
 
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
+
+
+@lru_cache(maxsize=32)
+def _digest_of_files(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
+    """Read once for all cells, and again once a size or a time of change is another; a checkpoint may be larger than
+    memory."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            own = hashlib.file_digest(file, "sha256").digest()
+        whole.update(path.name.encode() + own)
+    return whole.hexdigest()[:12]
 
 
 def default_profile_every(device: str) -> int:

@@ -266,7 +266,11 @@ def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
     with pytest.raises(UserError, match=rf"batch_size={size + 1} does not fit .* which holds {size}: ask for no more"):
         facts_of(batch_size=size + 1)
     # No more than there are requests are ever together.
-    assert facts_of(batch_size=100, memory_bytes=24 * MIB)["batch_size"] == SHORT["num_requests"]
+    all_of_them = facts_of(batch_size=50, memory_bytes=24 * MIB)
+    assert all_of_them["batch_size"] == SHORT["num_requests"] == 8
+    assert all_of_them["batch_obtained"] == "asked for 50, all 8 requests"
+    with pytest.raises(UserError, match="batch_size=9 is more than max_num_seqs=4 allows"):
+        facts_of(batch_size=9, max_num_seqs=4)
 
 
 def test_what_earlier_runs_left_is_not_counted() -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor, reduc
 from baselines.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
 from baselines.static_batch import PaddedTorchExecutor
 from baselines.static_scheduler import StaticBatchScheduler
+from engines.dllm.budget import REDUCTION_ROWS
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.kv_pool import KvPool
@@ -256,16 +257,16 @@ def test_features_of_padding_never_reach_a_token(monkeypatch):
 
 def test_greedy_token_is_the_argmax_of_exponentials():
     logits = torch.tensor([[1.0, 90.0, 95.0], [1.0, 2.0, 3.0], [-200.0, -199.0, -150.0]])
-    token, confidence = reduce_exponentials(logits.clone(), None)
+    token, confidence = reduce_exponentials(logits.clone(), suppress_id=None)
     # Overflow and underflow make ties, which the lowest id wins; its own probability is its confidence.
     assert token.tolist() == [1, 2, 0]
     assert torch.equal(confidence, torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0])
     close = torch.tensor([[1.0, 5.0, 5.03125]], dtype=torch.bfloat16)
     assert close[0, 2] > close[0, 1]
-    token, confidence = reduce_exponentials(close, None)
+    token, confidence = reduce_exponentials(close, suppress_id=None)
     assert token.item() == (1 if close.exp()[0, 1] == close.exp()[0, 2] else 2)
     assert confidence.dtype == torch.bfloat16
-    token, confidence = reduce_exponentials(logits.clone(), 2)
+    token, confidence = reduce_exponentials(logits.clone(), suppress_id=2)
     assert token.tolist() == [1, 1, 0]
     assert torch.equal(confidence, torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0])
 
@@ -495,9 +496,13 @@ def test_the_caches_take_what_the_plan_says():
 
 
 def test_a_static_batch_takes():
-    """Every row has its features, the response rows logits and one copy of them."""
-    footprint = feature_cache_footprint(LLADA_8B, L40S.memory_bytes, 512, GenerationConfig(gen_length=256))
-    assert (
-        footprint.per_request_bytes == 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token) + 256 * 2 * 126464 * 2
+    """Every row has its features, the response rows logits; upstream copies these all at once."""
+    plan = partial(
+        feature_cache_footprint, LLADA_8B, L40S.memory_bytes, 512, GenerationConfig(gen_length=256), copied_bytes=2
     )
+    footprint, upstream = plan(), plan(is_upstream=True)
+    rows = 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token)
+    assert footprint.per_request_bytes == rows + 256 * 126464 * 2
+    assert upstream.per_request_bytes == rows + 256 * 2 * 126464 * 2
+    assert footprint.fixed_bytes - upstream.fixed_bytes == REDUCTION_ROWS * 126464 * 2
     assert footprint.peak_bytes(3) == footprint.fixed_bytes + 3 * footprint.per_request_bytes

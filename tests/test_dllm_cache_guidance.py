@@ -130,7 +130,7 @@ def test_a_batch_guides_only_those_who_asked() -> None:
 def test_its_memory_is_planned() -> None:
     shape = GenerationConfig(gen_length=256)
     plain, with_guidance = (
-        feature_cache_footprint(LLADA_8B, 10**11, 1024, generation).per_request_bytes
+        feature_cache_footprint(LLADA_8B, 10**11, 1024, generation, copied_bytes=2).per_request_bytes
         for generation in (shape, replace(shape, cfg_scale=1.0))
     )
     assert with_guidance - plain == 1024 * memory_bytes_per_token(LLADA_8B) + 256 * LLADA_8B.logits_bytes_per_row()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baselines.static_memory import StaticFootprint
-from engines.dllm.budget import GUARD_FRACTION
+from baselines.static_memory import StaticFootprint, base_bytes
+from engines.dllm.budget import REDUCTION_ROWS
 from engines.dllm.config import GenerationConfig
 from engines.dllm.phase import Phase, Window
 from engines.models.shape import ModelShape
-
-LOGIT_COPIES = 2
-"""Logits with their exponentials, then with their softmax."""
 
 
 def memory_bytes_per_token(shape: ModelShape) -> int:
@@ -21,18 +18,27 @@ def memory_bytes_per_token(shape: ModelShape) -> int:
 
 
 def feature_cache_footprint(
-    shape: ModelShape, memory_bytes: int, longest: int, generation: GenerationConfig
+    shape: ModelShape,
+    memory_bytes: int,
+    longest: int,
+    generation: GenerationConfig,
+    *,
+    copied_bytes: int,
+    is_upstream: bool = False,
 ) -> StaticFootprint:
     """Every one of ``longest`` rows has activations and cached features, the response rows have logits.
+
+    ``copied_bytes`` per logit are alive while logits are reduced: of REDUCTION_ROWS at a time, of all at once upstream.
 
     Guidance caches the features of a second forward, and what it adds to each response row's logits.
     """
     guided = generation.cfg_scale > 0
     per_row = shape.activation_bytes_per_query_token + (1 + guided) * memory_bytes_per_token(shape)
-    logits = generation.gen_length * (LOGIT_COPIES + guided) * shape.logits_bytes_per_row()
+    logits = generation.gen_length * (1 + guided) * shape.logits_bytes_per_row()
+    copies = copied_bytes * shape.vocab_rows
     return StaticFootprint(
-        fixed_bytes=shape.weight_bytes + round(memory_bytes * GUARD_FRACTION),
-        per_request_bytes=longest * per_row + logits,
+        fixed_bytes=base_bytes(shape, memory_bytes) + (0 if is_upstream else REDUCTION_ROWS * copies),
+        per_request_bytes=longest * per_row + logits + (generation.gen_length * copies if is_upstream else 0),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from baselines.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheCon
 from baselines.static_batch import MonolithicTorchExecutor
 from engines.attention import sdpa
 from engines.dllm.config import EngineConfig, require
-from engines.dllm.denoise import Reduced, Reduction, Sampling, choose_parity
+from engines.dllm.denoise import Reduced, Reduction, Sampling, choose_parity, reduce_in_parts
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.step_rows import ItemTable, PackedRows
@@ -294,12 +295,13 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
     ) -> Reduced:
         if self.model.config.shifts_logits:
             # Dream's own rule ranks probabilities.
-            return reduction(logits[wanted], sampling)
-        token, confidence = reduce_exponentials(logits, reduction.suppress_id)
+            return reduce_in_parts(reduction, logits[wanted], sampling)
+        by_exponentials = partial(reduce_exponentials, suppress_id=reduction.suppress_id)
+        token, confidence = reduce_in_parts(by_exponentials, logits, None)
         token, confidence = token[wanted], confidence[wanted]
         if sampling is None:
             return token, confidence
-        drawn, drawn_confidence = reduction(logits[wanted], sampling)
+        drawn, drawn_confidence = reduce_in_parts(reduction, logits[wanted], sampling)
         hot = sampling.temperature > 0
         drawn_confidence = drawn_confidence.to(confidence.dtype)
         return (
@@ -327,7 +329,7 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         return choose_parity(conf, commit, offsets, [r.generation.gen_length for r in requests]), commit
 
 
-def reduce_exponentials(logits: Tensor, suppress_id: int | None) -> Reduced:
+def reduce_exponentials(logits: Tensor, _: Sampling | None = None, *, suppress_id: int | None) -> Reduced:
     """Greedy token and its probability, both in the logits' dtype.
 
     The token is the argmax of exp(logits), as published: where exp overflows or distinct logits share

@@ -99,8 +99,10 @@ class DllmCache(Baseline):
     def footprint(
         self, settings: Settings, chosen: Method, longest: int, *, is_upstream: bool = False
     ) -> StaticFootprint:
-        """The same in published code: copies of the response's logits alone are small."""
-        return feature_cache_footprint(model_shape(settings), settings.memory_bytes, longest, settings.generation)
+        return feature_cache_footprint(
+            model_shape(settings), settings.memory_bytes, longest, settings.generation,
+            copied_bytes=chosen.reduction_bytes_per_value(model_shape(settings).dtype_bytes), is_upstream=is_upstream,
+        )  # fmt: skip
 
     def static_roofline(
         self, roofline: Roofline, config: EngineConfig, chosen: Method, *, is_upstream: bool

@@ -44,6 +44,9 @@ class LargestBatches(Serving):
     def plan(self, system: Baseline, settings: Settings, chosen: Method, lengths: Sequence[int]) -> Resources:
         asked, longest = settings.batch_size, max(lengths)
         require(asked is None or asked >= 1, f"batch_size={asked} must be at least 1")
+        limit = settings.engine.max_num_seqs
+        require(asked is None or asked <= limit,
+                f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs")  # fmt: skip
         most = self._most(system, settings)
         _refuse_out_of_step(settings.generation, chosen, most)
         if asked is not None:
@@ -89,13 +92,13 @@ class LargestBatches(Serving):
         self, system: Baseline, settings: Settings, chosen: Method, longest: int, asked: int
     ) -> Mapping[str, Any]:
         if settings.executor == "torch":
-            return {"batch_size": asked, "batch_obtained": "asked for"}
+            return {"batch_size": asked, "batch_obtained": _as_asked(settings, asked)}
         footprint = system.footprint(settings, chosen, longest, is_upstream=self.is_upstream)
         peak = footprint.peak_bytes(asked)
         if peak > settings.memory_bytes and (asked > 1 or not self.is_upstream):
             fitting = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
             _refuse_batch(asked, settings.memory_bytes, max(0, fitting))
-        return {"batch_size": asked, "batch_obtained": "asked for", "batch_peak_bytes": peak}
+        return {"batch_size": asked, "batch_obtained": _as_asked(settings, asked), "batch_peak_bytes": peak}
 
     def _planned(
         self, system: Baseline, settings: Settings, chosen: Method, longest: int, most: int
@@ -121,7 +124,7 @@ class LargestBatches(Serving):
             return _facts(found, f"largest whose measured peak fits{self.within}")
         if found.size < most:
             _refuse_batch(most, settings.memory_bytes, found.size)
-        return _facts(found, "asked for")
+        return _facts(found, _as_asked(settings, most))
 
 
 class PublishedBatches(LargestBatches):
@@ -169,6 +172,10 @@ class PublishedBatches(LargestBatches):
             return {"batch_size": most, "batch_obtained": "one at a time, as published code serves"}
         held = f"requests of {settings.engine.max_model_len} tokens in published code's memory"
         return {"batch_size": most, "batch_obtained": f"largest that holds {held}"}
+
+
+def _as_asked(settings: Settings, size: int) -> str:
+    return "asked for" if size == settings.batch_size else f"asked for {settings.batch_size}, all {size} requests"
 
 
 def _refuse_batch(asked: int, memory_bytes: int, fitting: int) -> NoReturn:
