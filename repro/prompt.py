@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,28 +55,24 @@ def read_prompt_ids(path: Path) -> tuple[int, ...]:
     if not path.is_file():
         raise UserError(f"prompt_ids={str(path)!r} is not a file: give a file of token ids")
     try:
-        ids = tuple(_token_id(value) for value in _values(path.read_text(encoding="utf-8")))
-    except (TypeError, ValueError) as error:
+        ids = _token_ids(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise UserError(f"prompt_ids={str(path)!r} is not a list of integers: write them as JSON, [1, 2, 3]") from error
     if not ids:
         raise UserError(f"prompt_ids={str(path)!r} is empty: give at least one token id")
     return ids
 
 
-def _values(text: str) -> Sequence[object]:
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError:
-        return text.replace(",", " ").split()
+def _token_ids(text: str) -> tuple[int, ...]:
+    words = text.replace(",", " ").split()
+    if all(re.fullmatch(r"-?[0-9]+", word) for word in words):
+        return tuple(int(word) for word in words)
+    parsed = json.loads(text)
     if isinstance(parsed, dict):
         parsed = parsed.get("prompt_ids")
-    return [parsed] if isinstance(parsed, int) else parsed
-
-
-def _token_id(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(value)
-    return int(value)
+    if not isinstance(parsed, list) or any(type(value) is not int for value in parsed):
+        raise ValueError(text)
+    return tuple(parsed)
 
 
 def tokenizer_of(model: str) -> TextTokenizer:

@@ -27,6 +27,7 @@ from repro.cell import Cell
 from repro.cli.main import main
 from repro.experiment import prepare
 from repro.generation import GenerateOptions, plan_generation
+from repro.prompt import read_prompt_ids
 
 SHORT = ("--gen-length", "16", "--block-length", "8")
 LLADA = replace(MHA, name="llada-with-text", vocab=256 + len(LLADA_SPECIAL))
@@ -222,6 +223,25 @@ def test_ids_are_printed_where_there_is_no_tokenizer(generate: Generate, tmp_pat
     assert bare.out.split() == [str(token) for token in ids]  # type: ignore[attr-defined]
     assert text.out != bare.out
     assert "lacks tokenizer_config.json" in generate("--model", folder, "--prompt", "x").refusal()
+
+
+@pytest.mark.parametrize("text", ["5 6 7", "[5, 6, 7]"])
+def test_ids_may_follow_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ids").write_text(text, encoding="utf-8-sig")
+    assert read_prompt_ids(tmp_path / "ids") == (5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"prompt_ids": {"5": 1}}', '{"prompt_ids": "12"}', '{"prompt_ids": 5}', '"12"', '["5", "6"]', '{"5": 1}', "5_0 6",
+     "+5", "\uff15 \uff16", "\u0665", '["\uff15"]', "[" * 100_000, "[1" + "0" * 5000 + "]", "1" + "0" * 5000],
+    ids=range(14),
+)  # fmt: skip
+def test_what_is_not_a_list_of_ids_is_refused(generate: Generate, folders: dict[str, Path], tmp_path: Path, text: str) -> None:  # fmt: skip
+    file = tmp_path / "ids"
+    file.write_text(text, encoding="utf-8")
+    line = generate("--model", folders["llada"], "--prompt-ids", file, *SHORT).refusal()
+    assert line == f"error: prompt_ids={str(file)!r} is not a list of integers: write them as JSON, [1, 2, 3]"
 
 
 # ---- hub ids -------------------------------------------------------------------------------------

@@ -159,10 +159,15 @@ def test_a_damaged_index_is_refused_in_a_sentence(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps", "mask_token_id", "eos_token_id"],
+    ["d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps", "mask_token_id",
+     "eos_token_id", "rope", "block_type", "layer_norm_type", "activation_type"],
 )  # fmt: skip
 def test_an_architecture_is_never_guessed(folder: Path, field: str) -> None:
     edit_config(folder, **{field: None})
+    refused(folder, rf"config\.json lacks {field}: add")
+    config = json.loads((folder / "config.json").read_text())
+    del config[field]
+    (folder / "config.json").write_text(json.dumps(config))
     refused(folder, rf"config\.json lacks {field}: add")
 
 
@@ -201,16 +206,23 @@ def test_heads_must_divide(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n_heads", 0), ("n_kv_heads", 0), ("d_model", -32), ("n_layers", "many"), ("mask_token_id", 10_000)],
-)
+    [("n_heads", 0), ("n_kv_heads", 0), ("d_model", -32), ("n_layers", "many"), ("mask_token_id", 10_000),
+     ("rope_theta", float("inf")), ("rope_theta", float("nan")), ("rope_theta", 10**400), ("rms_norm_eps", float("inf")),
+     ("embedding_size", 0), ("embedding_size", "96"), ("vocab_size", 0), ("vocab_size", "96")],
+)  # fmt: skip
 def test_values_that_make_no_sense_are_refused_in_a_sentence(folder: Path, field: str, value: object) -> None:
     edit_config(folder, **{field: value})
-    refused(folder, field)
+    refused(folder, rf"{field}={value}" if isinstance(value, float) else field)
 
 
 def test_config_files_that_cannot_be_read(folder: Path) -> None:
     (folder / "config.json").write_text("{,")
     refused(folder, r"config\.json is not JSON \(line 1\)")
+    for text in ("[" * 100_000, '{"d_model": 1' + "0" * 5000 + "}"):
+        (folder / "config.json").write_text(text)
+        refused(
+            folder, r"config\.json is JSON nested too deeply, or with a number too long, to be read: restore the file"
+        )
     (folder / "config.json").write_text("[]")
     refused(folder, r"config\.json")
     (folder / "config.json").unlink()
@@ -223,6 +235,11 @@ def test_config_files_that_cannot_be_read(folder: Path) -> None:
 def test_config_round_trip(config: LLaDAConfig) -> None:
     raw = json.loads(json.dumps(config.to_dict()))
     assert LLaDAConfig.from_dict(raw) == config
+
+
+def test_a_byte_order_mark_is_no_content(folder: Path) -> None:
+    (folder / "config.json").write_text((folder / "config.json").read_text(), encoding="utf-8-sig")
+    assert read_config(folder) == MHA.config
 
 
 def test_optional_fields_of_a_config() -> None:

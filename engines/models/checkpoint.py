@@ -50,13 +50,17 @@ def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object stored at ``path``, which must exist."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} is not JSON (line {error.lineno}): restore the checkpoint's file") from error
+        raise UserError(f"{path} is not JSON (line {error.lineno}): restore the file") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: restore the checkpoint's file") from error
+        raise UserError(f"{path} is not UTF-8 text: restore the file") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"{path} is JSON nested too deeply, or with a number too long, to be read: restore the file"
+        ) from error
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds a {type(content).__name__}, not an object: restore the checkpoint's file")
+        raise UserError(f"{path} holds a {type(content).__name__}, not an object: restore the file")
     return content
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -30,8 +31,8 @@ def positive_int(raw: Mapping[str, Any], name: str) -> int:
 
 def positive_float(raw: Mapping[str, Any], name: str) -> float:
     value = raw[name]
-    if type(value) not in (int, float) or not value > 0:
-        raise UserError(f"config.json has {name}={value!r}: give a positive number")
+    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
+        raise UserError(f"config.json has {name}={value!r}: give a positive, finite number")
     return float(value)
 
 

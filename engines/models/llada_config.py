@@ -18,10 +18,11 @@ from engines.models.config_fields import (
     token_id,
 )
 
-# The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, tied weights);
+# The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, learned positions, tied weights);
 # falling back to them would serve a wrong model silently, so these fields must be present.
 _REQUIRED = ("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta",
-             "rms_norm_eps", "mask_token_id", "eos_token_id")  # fmt: skip
+             "rms_norm_eps", "mask_token_id", "eos_token_id", "rope", "block_type", "layer_norm_type",
+             "activation_type")  # fmt: skip
 
 _IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "rope": (True,),
@@ -64,7 +65,9 @@ class LLaDAConfig(ModelConfig):
             hidden = positive_int(raw, "mlp_hidden_size")
         else:
             hidden = d_model * (4 if raw.get("mlp_ratio") is None else positive_int(raw, "mlp_ratio"))
-        vocab_size = positive_int(raw, "embedding_size" if raw.get("embedding_size") else "vocab_size")
+        vocab_size = positive_int(raw, "vocab_size")
+        if raw.get("embedding_size") is not None:
+            vocab_size = positive_int(raw, "embedding_size")
         eos = token_id(raw, "eos_token_id", vocab_size)
         return LLaDAConfig(
             d_model=d_model,

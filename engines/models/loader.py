@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, get_args
 
@@ -32,9 +33,9 @@ def parse_dtype(name: str) -> torch.dtype:
 
 def check_device(name: str) -> None:
     """Refuse a device this machine or this torch does not have, before anything is put on it."""
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+    if re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", name) is None:
         raise UserError(f"device={name!r} is unknown: use cpu, cuda or cuda:N")
+    kind, _, index = name.partition(":")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name!r}: this machine has no CUDA device that torch can use: use --device cpu")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
