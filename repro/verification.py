@@ -2,13 +2,13 @@
 
 A folder holds ``cases.json`` and the checkpoints it names: ``checkpoints`` (name -> path, sha256), ``ties`` (how equal
 values were ordered when the ids were recorded: ``stable``, or by default ``library``) and ``cases`` (id, checkpoint,
-method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive). Other keys are for the reader.
+method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive). Other keys are for the reader, but
+``format``, where given, is 1, and a case's ``params`` hold nothing that its replay does not apply.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import baselines
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
-from engines.models.checkpoint import read_config
+from engines.models.checkpoint import read_config, read_json
 from repro.generation import GenerateOptions, generate, plan_generation
 
 GOLDEN_DIR = Path(baselines.__file__).parent / "golden"
@@ -65,6 +65,15 @@ _METHODS: Mapping[str, Replay] = {
 }
 METHODS = tuple(_METHODS)
 
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("gen_length", "block_length", "steps", "kernel_size", "delay_step", "prompt_interval",
+                     "gen_interval", "max_num_batched_tokens"), (int,)),
+    **dict.fromkeys(("keep_ratio", "transfer_ratio", "threshold", "factor", "cfg_scale", "temperature", "alg_temp"),
+                    (int, float)),
+    **dict.fromkeys(("head_select", "first_token_rule"), (bool,)),
+}  # fmt: skip
+_KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class GoldenCase:
@@ -111,11 +120,10 @@ def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
     path = folder / "cases.json"
     if not path.is_file():
         raise UserError(f"golden={str(folder)!r} has no cases.json: give a folder of golden cases")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): restore the file") from error
-    where = str(path)
+    raw, where = read_json(path), str(path)
+    layout = raw.get("format", 1)
+    if type(layout) is not int or layout != 1:
+        raise UserError(f"{where} has format={layout!r}: only format 1 can be read, give cases in it")
     named, entries = _value(raw, "checkpoints", dict, where), _value(raw, "cases", list, where)
     if not entries:
         raise UserError(f"{where} has no cases: give a folder with at least one")
@@ -182,15 +190,16 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
         known = ", ".join(checkpoints) or "no checkpoint"
         raise UserError(f"{where} has checkpoint {checkpoint!r}: the file names {known}")
     params = _value(entry, "params", dict, where)
-    missing = [key for key in ("gen_length", "steps", *_METHODS[method].params) if key not in params]
-    if missing:
-        raise UserError(f"{where} lacks params {', '.join(missing)}: method {method!r} needs them")
+    _check_params(method, params, where)
     prompt_ids = _token_ids(entry, "prompt_ids", where)
     try:
         options = _options(method, params, checkpoints[checkpoint], ties)
-        plan_generation(options).request(prompt_ids)
+        plan = plan_generation(options)
+        plan.request(prompt_ids)
     except (UserError, TypeError) as error:
         raise UserError(f"{where} cannot be replayed: {error}") from error
+    if (length := options.generation.block_length) != plan.generation.block_length:
+        raise UserError(f"{where} has params block_length={length}, but method {method!r} has no blocks: remove it")
     tie_sensitive = bool(entry.get("tie_sensitive"))
     # Recorded from code that read cache rows it had never written: no rule says what these ids are.
     is_defect = params.get("delay0_first_block") == "unbuilt_zero_cache"
@@ -207,6 +216,38 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
     )
 
 
+def _check_params(method: str, params: Mapping[str, Any], where: str) -> None:
+    """Nothing is left out, and nothing is there that the replay would not apply."""
+    upstream, dream = method.startswith("dllm_serve_upstream_"), method.startswith("dream_")
+    required = ["gen_length", "steps", *_METHODS[method].params]
+    optional = {"block_length", "threshold", "factor", "cfg_scale"}
+    if upstream:
+        required.append("first_token_rule")
+        # Those of the recorded run's own engine, whose schedule changes no ids.
+        optional |= {"head_select", "max_num_batched_tokens"}
+    elif "dllm_serve_" in method and not dream:
+        optional.add("first_token_rule")
+    missing = [key for key in required if params.get(key) is None]
+    if missing:
+        raise UserError(f"{where} lacks params {', '.join(missing)}: method {method!r} needs them")
+    applied: dict[str, tuple[object, ...]] = {"temperature": (0,)}
+    applied |= {"alg_temp": (0,)} if dream else {"remasking": ("low_confidence",)}
+    if upstream:
+        applied["head_select"] = (method.endswith("_head"),)
+        if params["delay_step"] == 0:
+            applied["delay0_first_block"] = ("built", "unbuilt_zero_cache")
+    for key, value in params.items():
+        if key not in (*required, *optional, *applied):
+            raise UserError(f"{where} has params {key}={value!r}, which method {method!r} does not apply: remove it")
+        kinds = _KINDS.get(key, (str,))
+        if value is not None and type(value) not in kinds:
+            name = _KIND_NAMES.get(kinds[-1], "a string")
+            raise UserError(f"{where} has params {key}={value!r}, where {name} belongs: correct it")
+        if value is not None and key in applied and value not in applied[key]:
+            only = " or ".join(map(repr, applied[key]))
+            raise UserError(f"{where} has params {key}={value!r}, but method {method!r} applies {only}: correct it")
+
+
 def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str) -> GenerateOptions:
     """What a user would give for this case."""
     how = _METHODS[method]
@@ -219,7 +260,7 @@ def _options(method: str, params: Mapping[str, Any], checkpoint: Path, ties: str
         knobs["compat"] = "upstream"
     generation = GenerationConfig(
         gen_length=params["gen_length"],
-        block_length=params.get("block_length") or params["gen_length"],
+        block_length=params["gen_length"] if params.get("block_length") is None else params["block_length"],
         steps=params["steps"],
         **shared,
     )

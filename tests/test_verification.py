@@ -14,7 +14,7 @@ import pytest
 from make_golden import SAMPLERS
 
 from repro.cli.main import main
-from repro.verification import GOLDEN_DIR
+from repro.verification import GOLDEN_DIR, read_cases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +138,67 @@ def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: F
 
 def test_nor_is_what_a_defect_of_the_recorded_code_decided(verify: Verify, folder: Folder) -> None:
     """It read cache rows that it had never written."""
-    params = {**folder.content["cases"][1]["params"], "delay_step": 0, "delay0_first_block": "unbuilt_zero_cache"}
+    params = {**folder.content["cases"][1]["params"], **UPSTREAM, "delay_step": 0, "delay0_first_block": "unbuilt_zero_cache"}  # fmt: skip
     folder.content["cases"][1] |= {"method": "dllm_serve_upstream_uniform", "params": params, "tie_sensitive": False}
     folder.content["cases"][1]["expected_ids"][0] += 1
     result = verify("--golden", folder.write(), "--json")
     assert result.code == 0
     assert json.loads(result.out)[0]["not_required"] == 1
+
+
+UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"first_token_rule": None}, "lacks params first_token_rule: method 'dllm_serve_upstream_uniform' needs them"),
+        ({"first_token_rule": 1}, "has params first_token_rule=1, where true or false belongs: correct it"),
+        ({"head_select": True}, "has params head_select=True, but method 'dllm_serve_upstream_uniform' applies False: correct it"),
+        ({"delay0_first_block": "built"}, "has params delay0_first_block='built', which method 'dllm_serve_upstream_uniform' does not apply: remove it"),
+        ({"delay_step": 0, "delay0_first_block": "empty"}, "applies 'built' or 'unbuilt_zero_cache': correct it"),
+        ({"max_num_batched_tokens": "all"}, "has params max_num_batched_tokens='all', where an integer belongs"),
+    ],
+)  # fmt: skip
+def test_upstream_cases_say_which_rule_and_are_what_they_say(
+    verify: Verify, folder: Folder, change: Content, says: str
+) -> None:
+    """Neither the paper's rule nor the other selection is run in place of what was recorded."""
+    case = folder.content["cases"][1]
+    params = case["params"] | UPSTREAM | change
+    case |= {"method": "dllm_serve_upstream_uniform", "params": {k: v for k, v in params.items() if v is not None}}
+    refused(verify("--golden", folder.write(), "--json"), says)
+
+
+def test_params_that_recorded_cases_carry_are_taken(folder: Folder) -> None:
+    case = folder.content["cases"][1]
+    sparse = case["params"] | {"threshold": None, "temperature": 0.0, "remasking": "low_confidence", "cfg_scale": 0.0}
+    serve = case["params"] | UPSTREAM | {"max_num_batched_tokens": 512}
+    folder.content["cases"] = [
+        case | {"params": sparse},
+        case | {"method": "dllm_serve_upstream_uniform", "params": serve},
+        case | {"method": "dllm_serve_upstream_uniform", "params": serve | {"first_token_rule": False}},
+        case | {"method": "dllm_serve_upstream_uniform", "params": serve | {"delay_step": 0, "delay0_first_block": "built"}},
+    ]  # fmt: skip
+    cases = read_cases(folder.write())
+    assert [case.options.knobs.get("compat") for case in cases] == [None, "upstream", None, None]
+    assert all(case.required for case in cases)
+
+
+def test_a_block_length_without_blocks(verify: Verify, tmp_path: Path) -> None:
+    content = json.loads((GOLDEN_DIR / "cases.json").read_text())
+    case = next(case for case in content["cases"] if case["method"] == "dream_vanilla")
+    content |= {"cases": [case], "checkpoints": {"dream": content["checkpoints"]["dream"]}}
+    shutil.copytree(GOLDEN_DIR / "checkpoints" / "dream", tmp_path / "checkpoints" / "dream")
+    case["params"] |= {"alg_temp": 0.0, "block_length": case["params"]["gen_length"]}
+    assert len(read_cases(Folder(path=tmp_path, content=content).write())) == 1
+    for key, value, says in (
+        ("block_length", 4, "has params block_length=4, but method 'dream_vanilla' has no blocks: remove it"),
+        ("alg_temp", 1.0, "has params alg_temp=1.0, but method 'dream_vanilla' applies 0: correct it"),
+        ("remasking", "random", "has params remasking='random', which method 'dream_vanilla' does not apply"),
+    ):
+        changed = {**content, "cases": [case | {"params": case["params"] | {key: value}}]}
+        refused(verify("--golden", Folder(path=tmp_path, content=changed).write()), f"case {case['id']!r}, {says}")
 
 
 def remove(path: str) -> Callable[[Folder], None]:
@@ -192,7 +247,24 @@ CHECKPOINT = "checkpoints/llada-mha"
         (change("cases", 0, "params", "steps", drop=True), "lacks params steps: method 'fast_dllm_dual_cache' needs them"),
         (change("cases", 1, "params", "keep_ratio", drop=True), "lacks params keep_ratio: method 'sparse_dllm' needs"),
         (change("cases", 1, "params", "keep_ratio", to=2.0), "cannot be replayed: retention_ratio=2.0 must be in"),
-        (change("cases", 0, "params", "steps", to="all"), "cannot be replayed: "),
+        (change("cases", 0, "params", "steps", to="all"), "has params steps='all', where an integer belongs: correct it"),
+        *((change("cases", 0, "params", "gen_length", to=value), f"has params gen_length={value!r}, where an integer belongs")
+          for value in ("16", 16.0, True, [16])),
+        (change("cases", 0, "params", "gen_length", to=None), "lacks params gen_length"),
+        (change("cases", 0, "params", "block_length", to=0), "cannot be replayed: block_length=0 must be at least 1"),
+        (change("cases", 1, "params", "keep_ratio", to="half"), "has params keep_ratio='half', where a number belongs"),
+        (change("cases", 0, "params", "treshold", to=0.9),
+         "has params treshold=0.9, which method 'fast_dllm_dual_cache' does not apply: remove it"),
+        (change("cases", 0, "params", "treshold", to=None), "has params treshold=None, which method"),
+        (change("cases", 0, "params", "keep_ratio", to=0.5), "has params keep_ratio=0.5, which method"),
+        (change("cases", 0, "params", "first_token_rule", to=True), "has params first_token_rule=True, which method"),
+        (change("cases", 0, "params", "temperature", to=0.9),
+         "has params temperature=0.9, but method 'fast_dllm_dual_cache' applies 0: correct it"),
+        (change("cases", 0, "params", "remasking", to="random"),
+         "has params remasking='random', but method 'fast_dllm_dual_cache' applies 'low_confidence': correct it"),
+        (change("cases", 0, "params", "alg_temp", to=1.0), "has params alg_temp=1.0, which method"),
+        (change("format", to=2), "has format=2: only format 1 can be read"),
+        (change("format", to="1"), "has format='1': only format 1 can be read"),
         (change("cases", 0, "params", "cfg_scale", to=1.0), "cfg_scale=1.0 has no effect with system='fast-dllm'"),
         (change("cases", 0, "expected_ids", to=["a"]), "has 'expected_ids' that are not a list of token ids"),
         (change("cases", 0, "prompt_ids", to=[]), "has 'prompt_ids' that are not a list of token ids"),
@@ -206,10 +278,24 @@ def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Calla
     refused(verify("--golden", folder.write(), "--json"), says)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", "\xff"])
-def test_a_file_that_is_not_right(verify: Verify, folder: Folder, text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "is not JSON (line 1)"), ("{", "is not JSON"), ("[1, 2]", "holds a list, not an object: restore the file"),
+     ("null", "holds a NoneType, not an object"), ("\xff", "is not UTF-8 text"), ("[" * 100_000, "nested too deeply"),
+     ('{"format": 1' + "0" * 5000 + "}", "a number too long")],
+    ids=range(7),
+)  # fmt: skip
+def test_a_file_that_is_not_right(verify: Verify, folder: Folder, text: str, says: str) -> None:
     (folder.path / "cases.json").write_text(text, encoding="latin-1")
-    refused(verify("--golden", folder.path), "cases.json")
+    result = verify("--golden", folder.path)
+    refused(result, "cases.json")
+    refused(result, says)
+
+
+def test_a_byte_order_mark_is_no_content(folder: Folder) -> None:
+    folder.write()
+    (folder.path / "cases.json").write_text((folder.path / "cases.json").read_text(), encoding="utf-8-sig")
+    assert len(read_cases(folder.path)) == 2
 
 
 def test_no_folder(verify: Verify, tmp_path: Path) -> None:
