@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from repro.cell import Cell
 from repro.metrics import Interval, mean_interval, summarize
@@ -175,13 +175,13 @@ class Store:
 
     def inspect(self, cell: Cell) -> Verdict:
         folder = self.folder(cell)
-        if not folder.is_dir():
-            return Verdict(done=False, reason="no folder")
-        sealed = _sealed(folder)
-        for name in (MANIFEST, PROVENANCE, *sealed):
-            if not (folder / name).is_file():
-                return Verdict(done=False, reason=f"incomplete: {name} is missing")
         try:
+            if not folder.is_dir():
+                return Verdict(done=False, reason="no folder")
+            sealed = _sealed(folder)
+            for name in (MANIFEST, PROVENANCE, *sealed):
+                if not (folder / name).is_file():
+                    return Verdict(done=False, reason=f"incomplete: {name} is missing")
             manifest, provenance = _read_json(folder / MANIFEST), _read_json(folder / PROVENANCE)
             if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
                 return Verdict(done=False, reason=f"schema {stored} -> {SCHEMA_VERSION}")
@@ -191,8 +191,12 @@ class Store:
             other = Cell.from_dict(_read_json(folder / CELL))
             if manifest["key"] != cell.key or other.key != cell.key:
                 return Verdict(done=False, reason=f"another cell: the folder holds {other.key}, not {cell.key}")
+            if manifest["facts"]["obtained"] not in get_args(Obtained):
+                return Verdict(done=False, reason=f"incomplete: {MANIFEST} does not say how the run was obtained")
             validity, finished = _validity(manifest), provenance["finished_utc"]
-        except (ValueError, KeyError, TypeError) as error:
+            if not isinstance(finished, str):
+                return Verdict(done=False, reason=f"incomplete: {PROVENANCE} does not say when the run finished")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             return Verdict(done=False, reason=f"incomplete: a file cannot be read ({type(error).__name__}: {error})")
         note = "" if validity.valid else f"; INVALID: {'; '.join(validity.reasons)}"
         return Verdict(done=True, reason=f"done: same cell, finished {finished}{note}")
@@ -200,7 +204,7 @@ class Store:
 
 def _validity(manifest: Mapping[str, Any]) -> Validity:
     stored = manifest["validity"]
-    return Validity(valid=bool(stored["valid"]), reasons=tuple(stored["reasons"]))
+    return Validity(valid=bool(stored["valid"]), reasons=tuple(map(str, stored["reasons"])))
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -209,7 +213,10 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    value = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} does not hold an object")
     return value

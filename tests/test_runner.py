@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import subprocess
@@ -109,6 +110,18 @@ def test_a_corrupt_folder_is_run_again(store: Store, expected: dict[str, bytes])
     assert run_cell.seen == [CELLS[1], CELLS[4]]
     assert outcomes[1].reason == "incomplete: steps.parquet is not as it was written"
     assert outcomes[4].reason == "incomplete: manifest.json is missing"
+    assert contents(store) == expected
+
+
+def test_a_stored_run_that_cannot_be_loaded_is_run_again(store: Store, expected: dict[str, bytes]) -> None:
+    run_cells(CELLS, simulate, store)
+    manifest = store.folder(CELLS[1]) / "manifest.json"
+    manifest.write_text(json.dumps({k: v for k, v in json.loads(manifest.read_text()).items() if k != "facts"}))
+    (store.folder(CELLS[2]) / "provenance.json").write_text('{"finished_utc": null}')
+    (store.folder(CELLS[4]) / "manifest.json").write_text("[" * 100_000)
+    run_cell = Counting()
+    run_cells(CELLS, run_cell, store)
+    assert run_cell.seen == [CELLS[1], CELLS[2], CELLS[4]]
     assert contents(store) == expected
 
 

@@ -129,6 +129,47 @@ def test_one_wrong_bit_in_the_data_is_seen(store: Store, name: str, damage: Call
     assert store.why(CELL) == f"incomplete: {name} is not as it was written"
 
 
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
+def test_json_nested_too_deeply_is_damage(store: Store, name: str) -> None:
+    folder = store.save(CELL, make_record(), provenance=make_provenance())
+    (folder / name).write_text(DEEP)
+    assert store.why(CELL).startswith("incomplete: ")
+    assert list(store.cells()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("manifest.json", {"facts": None}, "a file cannot be read (TypeError"),
+        ("manifest.json", {"facts": {}}, "a file cannot be read (KeyError: 'obtained')"),
+        ("manifest.json", {"facts": {"obtained": "guessed"}}, "manifest.json does not say how the run was obtained"),
+        ("provenance.json", {"finished_utc": None}, "provenance.json does not say when the run finished"),
+    ],
+)
+def test_a_file_that_lacks_what_loading_needs(store: Store, name: str, change: dict[str, object], says: str) -> None:
+    path = store.save(CELL, make_record(), provenance=make_provenance()) / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    assert store.why(CELL).startswith(f"incomplete: {says}")
+    with pytest.raises(StoreError, match="incomplete"):
+        store.load(CELL)
+
+
+@pytest.mark.parametrize(("name", "key"), [("manifest.json", "facts"), ("provenance.json", "finished_utc")])
+def test_a_file_without_a_key(store: Store, name: str, key: str) -> None:
+    path = store.save(CELL, make_record(), provenance=make_provenance()) / name
+    values = json.loads(path.read_text())
+    del values[key]
+    path.write_text(json.dumps(values))
+    assert store.why(CELL) == f"incomplete: a file cannot be read (KeyError: '{key}')"
+
+
+def test_a_root_that_cannot_be_looked_at_holds_no_run(tmp_path: Path) -> None:
+    assert Store(tmp_path / ("x" * 300)).why(CELL).startswith("incomplete: a file cannot be read (OSError: ")
+
+
 def test_an_empty_folder_is_not_a_run(store: Store) -> None:
     store.folder(CELL).mkdir(parents=True)
     assert store.why(CELL) == "incomplete: manifest.json is missing"

@@ -31,6 +31,7 @@ def ablate(
     json: opt.Json = False,
 ) -> None:  # fmt: skip
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
+    from engines.dllm.config import require
     from repro.ablation import LADDER, component as component_of  # isort: skip
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
     from repro.figures import View, default_reading
@@ -39,8 +40,9 @@ def ablate(
     from repro.store import Store
     from repro.tasks.registry import TASKS
 
+    require(limit >= 0, f"limit={limit} must not be negative")
     where = platform_of(platform)
-    view = View(platform=where, reading=reading or default_reading(where), num_runs=num_runs)
+    view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
     rate = max(where.rates) if request_rate is None else opt.parse_rate(request_rate)

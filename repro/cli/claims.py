@@ -25,15 +25,18 @@ def claims(
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does)."""
     from repro.claims import count, judge_all
     from repro.figures import FIGURES
+    from repro.folders import readable_folder, writable_folder
     from repro.paper import load_claims
     from repro.paths import FIGURES as FIGURES_DIR
     from repro.paths import LOCAL
 
     stated = load_claims(paper)
+    root = readable_folder("result_dir", result_dir or LOCAL)
+    out = writable_folder("out_dir", out_dir or FIGURES_DIR)
     entries = [entry for entry in FIGURES.values() if any(alias.startswith(f"{paper}/") for alias in entry.aliases)]
-    findings = [finding for entry in entries for finding in _findings(entry, result_dir or LOCAL)]
+    findings = [finding for entry in entries for finding in _findings(entry, root)]
     judged = judge_all(stated, findings)
-    path = _save((out_dir or FIGURES_DIR) / f"claims-{paper}.csv", judged)
+    path = _save(out / f"claims-{paper}.csv", judged)
     if json:
         print_json({"paper": paper, "verdicts": count(judged), "claims": [_as_dict(each) for each in judged]})
         return

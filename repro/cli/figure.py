@@ -96,21 +96,26 @@ def _make(
 ) -> None:  # fmt: skip
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
     from repro.figures import figure as figure_of
+    from repro.folders import readable_folder, writable_folder
     from repro.paths import FIGURES, LOCAL
     from repro.store import Store
 
     entry = figure_of(name)
     module = entry.load()
-    store = Store(result_dir or LOCAL)
+    store, out = Store(result_dir or LOCAL), out_dir or FIGURES
     grids = [(view, prepare_all([view.applied(cell) for cell in module.cells(view)])) for view in views]
     outcomes = []
-    if not draw_only:
+    if draw_only:
+        readable_folder("result_dir", store.root)
+    else:
         # Readings share the runs of dLLM-Serve.
         everything = list({e.cell.key: e for _, grid in grids for e in grid}.values())
-        outcomes = run_sweep(everything, store, force=force, continue_on_error=False)
+        outcomes = run_sweep(everything, store, force=force, continue_on_error=False, out_dir=out)
+    loaded = [(view, load_all(grid, store, only_stored=draw_only)) for view, grid in grids]
+    writable_folder("out_dir", out)
     drawn = []
-    for view, grid in grids:
-        rendered = module.render(load_all(grid, store, only_stored=draw_only), view, out_dir or FIGURES)
+    for view, runs in loaded:
+        rendered = module.render(runs, view, out)
         drawn.append((view, rendered))
         if not json:
             print_table(f"{module.TITLE} - {view.platform.title}", rendered.columns, rendered.rows)

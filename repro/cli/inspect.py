@@ -60,12 +60,19 @@ def plan(
     from repro.platforms import platform as platform_of
 
     places = [platform_of(name) for name in platform or ["rtx4090", "l40s"]]
+    limit = opt.parse_memory_limit(memory_limit)
+    if limit is not None and limit < 1:
+        raise UserError(f"memory_limit={memory_limit!r} is less than a byte: write it like 24GB or 64MiB")
     cases = []
     for where in places:
-        memory = opt.parse_memory_limit(memory_limit) or where.memory_bytes
+        memory = where.memory_bytes if limit is None else limit
+        sizes = {
+            "max_num_batched_tokens": where.max_num_batched_tokens,
+            "max_num_logits": where.max_num_logits,
+            **opt.given(max_num_batched_tokens=max_num_batched_tokens, max_num_logits=max_num_logits),
+        }
         config = EngineConfig(
-            max_num_batched_tokens=max_num_batched_tokens or where.max_num_batched_tokens,
-            max_num_logits=max_num_logits or where.max_num_logits,
+            **sizes,
             max_num_seqs=where.max_num_seqs,
             max_model_len=where.max_model_len,
             sparsity=SparsityConfig(**opt.given(retention_ratio=retention_ratio)),

@@ -51,14 +51,25 @@ def check_devices(experiments: Sequence[Experiment]) -> None:
 
 
 def run_sweep(
-    experiments: Sequence[Experiment], store: Store, *, force: bool, continue_on_error: bool
+    experiments: Sequence[Experiment],
+    store: Store,
+    *,
+    force: bool,
+    continue_on_error: bool,
+    out_dir: Path | None = None,
 ) -> list[CellOutcome]:
-    """Simulated cells use all cores, measured ones run alone and in order."""
+    """Simulated cells use all cores, measured ones run alone and in order. ``out_dir``: where their figures will go."""
     from repro.experiment import run_cell
+    from repro.folders import writable_folder
     from repro.progress import sweep_progress
     from repro.runner import run_cells
 
-    check_devices([e for e in experiments if force or not store.is_done(e.cell)])
+    to_run = [e for e in experiments if force or not store.is_done(e.cell)]
+    check_devices(to_run)
+    if out_dir is not None:
+        writable_folder("out_dir", out_dir)
+    if to_run:
+        writable_folder("result_dir", store.root)
     simulated = [e.cell for e in experiments if e.cell.executor == "roofline"]
     measured = [e.cell for e in experiments if e.cell.executor != "roofline"]
     outcomes: dict[str, CellOutcome] = {}
