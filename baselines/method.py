@@ -250,6 +250,13 @@ def generation_of(
     return generation
 
 
+def check_ties(generation: GenerationConfig, tie_policy: str | None) -> None:
+    require(
+        not (generation.is_parallel and tie_policy == "parity"),
+        "tie_policy='parity' has no effect with parallel decoding, which commits by level: leave it out",
+    )
+
+
 def check_generation(system: str, family: str, generation: GenerationConfig) -> None:
     """What the published samplers assert, in words: whole blocks and whole steps per block."""
     require(
@@ -270,6 +277,11 @@ def check_generation(system: str, family: str, generation: GenerationConfig) -> 
             f"gen_length={length} is not a multiple of block_length={block}, which system={system!r} needs: change one of them"
         )
     num_blocks = length // block
+    require(
+        not (system == "sparse-dllm" and family == "dream" and generation.steps == num_blocks),
+        f"steps={generation.steps} leaves a block one step, in which sparse-dllm on a dream model commits its first token "
+        f"alone: use at least {2 * num_blocks}",
+    )
     if generation.steps % num_blocks:
         raise UserError(
             f"steps={generation.steps} is not a multiple of the {num_blocks} blocks, which system={system!r} needs: change steps or block_length"

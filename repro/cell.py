@@ -44,8 +44,8 @@ class Cell:
             _check_text(name, getattr(self, name))
         if self.figure is not None:
             _check_text("figure", self.figure)
-        if not _is_int(self.seed) or self.seed < 0:
-            raise UserError(f"seed={self.seed!r} must be an integer of at least 0")
+        if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
+            raise UserError(f"seed={self.seed!r} must be an integer of at least 0, and below 2^63")
         if self.rate is not None:
             is_number = _is_int(self.rate) or isinstance(self.rate, float)
             if not is_number or not math.isfinite(self.rate) or self.rate <= 0:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from baselines.method import generation_of, method
+from baselines.method import check_ties, generation_of, method
 from engines.dllm.config import GenerationConfig
 from engines.dllm.engine import Engine
 from engines.errors import UserError
@@ -66,6 +66,7 @@ def prepare(cell: Cell) -> Experiment:
 def _generation(cell: Cell, settings: Settings) -> GenerationConfig:
     chosen = method(cell.system, settings.family, settings.method)
     generation = generation_of(cell.system, settings.family, settings.method, settings.generation)
+    check_ties(generation, settings.engine.tie_policy)
     if cell.executor == "roofline" and (generation.is_parallel or chosen.decode.quota == "origin"):
         raise UserError(
             f"alg={settings.method.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not known "

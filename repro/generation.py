@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from baselines.method import Method, generation_of, method
+from baselines.method import Method, check_ties, generation_of, method
 from baselines.static_scheduler import StaticBatchScheduler
 from engines.dllm.config import EngineConfig, GenerationConfig, require
 from engines.dllm.engine import Engine
@@ -60,11 +60,8 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
     family = config_of(options.model).family
     chosen = method(options.system, family, options.knobs)
     generation = generation_of(options.system, family, options.knobs, options.generation)
-    require(generation.seed >= 0, f"seed={generation.seed} must not be negative")
-    require(
-        not (generation.is_parallel and options.tie_policy == "parity"),
-        "tie_policy='parity' has no effect with parallel decoding, which commits by level: leave it out",
-    )
+    require(0 <= generation.seed < 2**63, f"seed={generation.seed} must not be negative, and below 2^63")
+    check_ties(generation, options.tie_policy)
     return GenerationPlan(options=options, method=chosen, generation=generation)
 
 

@@ -18,6 +18,7 @@ from repro.calibration import load_calibration
 from repro.cell import Cell, Scalar
 from repro.platforms import Platform, platform
 from repro.tasks.registry import TASKS
+from repro.workloads.card import load_card
 
 GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale",
                "top_p", "top_k", "alg_temp", "stop_at_eos")  # fmt: skip
@@ -128,8 +129,8 @@ def resolve(cell: Cell) -> Settings:
         )
     knobs: dict[str, Scalar] = cell.knob_values
     if cell.executor == "roofline":
-        for name in ("device", "dtype", "weights", "threshold", "factor", "top_p", "top_k", "alg_temp", "cfg_scale",
-                     "stop_at_eos", "profile_every"):  # fmt: skip
+        for name in ("device", "dtype", "weights", "threshold", "factor", "temperature", "top_p", "top_k", "alg_temp",
+                     "cfg_scale", "remasking", "tie_policy", "stop_at_eos", "profile_every"):  # fmt: skip
             if knobs.get(name, False) is not False:
                 raise UserError(f"{name}={knobs[name]!r} cannot be simulated: leave it out, or use --executor torch")
         for name in ("attention_backend", "cuda_graphs", "fused_kernels", "tensor_parallel"):
@@ -163,6 +164,7 @@ def resolve(cell: Cell) -> Settings:
     )
     sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **where.num_requests}
     if cell.dataset not in sizes and "num_requests" not in knobs:
+        load_card(cell.dataset)  # refuses what is no data set at all, by name
         raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
     run = pick(
         _RUN,

@@ -438,7 +438,7 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
         (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
         (["--profile-every", "2"], "profile_every=2 has no effect without --profile: add it"),
         (["--profile", "--profile-every", "0"], "profile_every=0 must be at least 1"),
-        (["--profile"], "profile_every=7 cannot be simulated: leave it out, or use --executor torch"),
+        (["--profile"], "profile: a simulated step has no parts to take apart: leave --profile out"),
         (["--max-num-batched-tokens", "100"], "max_num_batched_tokens"),
         (["--input-len", "5000"], "input_len=5000 must be between"),
         (["--system", "llada", "--gen-length", "100"], "gen_length=100 is not a multiple of block_length=32"),
@@ -455,6 +455,13 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
             "reading='nosuch' is unknown: use one of published, efficient",
         ),
         (["--burstiness", "2"], "burstiness=2.0 has no effect"),
+        (["--temperature", "0.7"], "temperature=0.7 cannot be simulated: leave it out, or use --executor torch"),
+        (["--tie-policy", "parity"], "tie_policy='parity' cannot be simulated: leave it out"),
+        (
+            ["--seed", "9223372036854775808"],
+            "seed=9223372036854775808 must be an integer of at least 0, and below 2^63",
+        ),
+        (["--system", "fast-dllm", "--batch-size", "999"], "batch_size=999 is more than max_num_seqs=256 allows"),
         (["--dataset-source", "embedded", "--dataset-path", "x.jsonl"], "has no effect with source='embedded'"),
         (["--dataset-path", "/no/such.jsonl"], "'/no/such.jsonl' does not exist: check the path"),
         (["--model", "/no/such/model"], "model='/no/such/model' is not a directory"),
@@ -590,11 +597,97 @@ def test_plan_is_labelled_simulated(repro: Repro) -> None:
     ("options", "says"),
     [(["--platform", "nosuch"], "platform='nosuch' is unknown"), (["--retention-ratio", "3"], "retention_ratio=3.0 must be in (0, 1]"),
      (["--memory-limit", "big"], "memory_limit='big' is not a size"), (["--input-len", "0"], "input_len=0"),
-     (["--input-len", "100000"], "input_len=100000")],
+     (["--input-len", "100000"], "input_len=100000"), (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
+     (["--max-num-batched-tokens", "0"], "max_num_batched_tokens=0 must be at least 1"),
+     (["--memory-limit", "0.1B"], "memory_limit='0.1B' is less than a byte")],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
 def test_plan_refuses(repro: Repro, options: list[str], says: str) -> None:
     refusal(repro("plan", *options), says)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [(["--limit", "-1"], "limit=-1 must not be negative"),
+     (["--reading", ""], "reading='' is unknown")],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_ablate_refuses(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:
+    refusal(repro("ablate", "--component", "sparsity", *options, "--result-dir", tmp_path / "r"), says)
+    assert not (tmp_path / "r").exists()
+
+
+# ---- folders that cannot be used ----------------------------------------------------------------
+
+FIG3 = ("fig3", "--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")
+WRITERS = {
+    "bench": SIMULATED,
+    "eval": ("eval", "--limit", "1"),
+    "ablate": ("ablate", "--component", "scheduler", "--platform", "rtx4090", "--dataset", "osc"),
+    "reproduce": ("reproduce", *FIG3),
+}
+READERS = {"figure": ("figure", *FIG3), "claims": ("claims",)}
+
+
+@pytest.fixture
+def no_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_cell(cell: object) -> None:
+        raise AssertionError(f"{cell} ran")
+
+    monkeypatch.setattr("repro.experiment.run_cell", run_cell)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    path.write_text("kept")
+    return path
+
+
+@pytest.mark.usefixtures("no_cell_runs")
+@pytest.mark.parametrize("command", WRITERS)
+def test_a_result_dir_that_is_no_folder(repro: Repro, tmp_path: Path, file: Path, command: str) -> None:
+    out = ("--out-dir", tmp_path / "o") if command == "reproduce" else ()
+    for where in (file, file / "x"):
+        refusal(
+            repro(*WRITERS[command], "--result-dir", where, *out),
+            f"result_dir='{where}' is not a directory: give a folder that can be written",
+        )
+    assert file.read_text() == "kept"
+
+
+@pytest.mark.usefixtures("no_cell_runs")
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that takes no folder")
+def test_a_result_dir_that_cannot_be_created(repro: Repro, tmp_path: Path) -> None:
+    for where in ("/proc/nope", "/proc", tmp_path / ("x" * 300)):
+        refusal(repro(*SIMULATED, "--result-dir", where), f"result_dir='{where}' cannot be written (")
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_a_result_dir_that_cannot_be_read(repro: Repro, tmp_path: Path, file: Path, command: str) -> None:
+    for where in (file, file / "x"):
+        refusal(
+            repro(*READERS[command], "--result-dir", where, "--out-dir", tmp_path / "o"),
+            f"result_dir='{where}' is not a directory: give a folder that can be read",
+        )
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.usefixtures("no_cell_runs")
+@pytest.mark.parametrize("command", [WRITERS["reproduce"], READERS["claims"]], ids=["reproduce", "claims"])
+def test_an_out_dir_that_cannot_be_written(repro: Repro, tmp_path: Path, file: Path, command: tuple[str, ...]) -> None:
+    for where in (file, file / "x"):
+        refusal(
+            repro(*command, "--result-dir", tmp_path / "r", "--out-dir", where),
+            f"out_dir='{where}' is not a directory: give a folder that can be written",
+        )
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_redrawing_into_what_is_no_folder(repro: Repro, tmp_path: Path, file: Path) -> None:
+    result_dir = ("--result-dir", tmp_path / "r")
+    assert repro("reproduce", *FIG3, *result_dir, "--out-dir", tmp_path / "o", "--json").code == 0
+    refusal(repro("figure", *FIG3, *result_dir, "--out-dir", file), f"out_dir='{file}' is not a directory")
 
 
 # ---- as installed -------------------------------------------------------------------------------

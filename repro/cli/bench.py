@@ -95,6 +95,8 @@ def bench(
     require(profile or profile_every is None,
             f"profile_every={profile_every} has no effect without --profile: add it, or leave this out")  # fmt: skip
     require(profile_every is None or profile_every >= 1, f"profile_every={profile_every} must be at least 1")
+    require(not profile or (executor or where.executor) == "torch",
+            "profile: a simulated step has no parts to take apart: leave --profile out, or use --executor torch")  # fmt: skip
     knobs = opt.given(
         num_requests=num_prompts, burstiness=burstiness, dataset_path=None if dataset_path is None else str(dataset_path),
         source=dataset_source, fixed_prompt_len=input_len, scheduler=scheduler,

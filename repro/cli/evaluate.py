@@ -89,6 +89,7 @@ def _result(experiment: Experiment, run: StoredRun, store: Any) -> dict[str, Any
         "model": run.record.manifest["model"],
         "platform": run.record.manifest["platform"],
         "selection": sparsity.selection if caches else None,
+        "cache": _cache(experiment),
         "retention": None if not caches else 1.0 if sparsity.selection == "dense" else sparsity.retention_ratio,
         "accuracy": run.summary["accuracy"],
         "accuracy_strict": run.summary["accuracy_strict"],
@@ -103,10 +104,28 @@ def _result(experiment: Experiment, run: StoredRun, store: Any) -> dict[str, Any
     }
 
 
+def _cache(experiment: Experiment) -> str:
+    method, sparsity = experiment.resources.method, experiment.resources.config.sparsity
+    if (features := method.features) is not None:
+        return (
+            f"features, of the prompt every {features.prompt_interval} steps, of the response every {features.gen_interval} "
+            f"and {100 * features.transfer_ratio:g} % of its rows in between"
+        )
+    if not method.rule.caches:
+        return "no KV cache"
+    if method.rule.window == "suffix":
+        return "the rows before the block"
+    if sparsity.selection == "dense":
+        return "all context rows"
+    return f"{100 * sparsity.retention_ratio:g} % of the context rows ({sparsity.selection})"
+
+
 def _rows(result: dict[str, Any]) -> list[tuple[str, str]]:
-    retention = result["retention"]
-    cache = "no KV cache" if retention is None else f"{100 * retention:g} % of the context rows ({result['selection']})"
-    rows = [("system", result["system"]), ("model", f"{result['model']} ({result['platform']})"), ("cache", cache)]
+    rows = [
+        ("system", result["system"]),
+        ("model", f"{result['model']} ({result['platform']})"),
+        ("cache", result["cache"]),
+    ]
     rows.append((f"accuracy ({result['criterion']})", _share(result["accuracy"])))
     if result["accuracy_strict"] is not None:
         rows.append((f"accuracy ({result['strict_criterion']})", _share(result["accuracy_strict"])))
