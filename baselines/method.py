@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from baselines.dllm_cache.schedule import FeatureCacheConfig
 from engines.dllm.config import (
@@ -24,7 +24,6 @@ from engines.dllm.config import (
 from engines.dllm.phase import DelayedCache, NoCache, RefreshRule
 from engines.errors import UserError
 
-Family = Literal["llada", "dream"]
 DREAM_ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
 FAST_CACHES = ("none", "prefix", "dual")
 FAST_THRESHOLD = 0.9

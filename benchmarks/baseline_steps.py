@@ -143,7 +143,8 @@ BASELINES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Medians over the steps of one kind; ``generation`` sums them over a whole generation."""
+    """Medians over the steps of one kind; ``generation`` sums them over a generation but for its first step, which also
+    admits and allocates."""
 
     model: str
     baseline: str

@@ -37,7 +37,6 @@ from repro.record import RunRecord
 from repro.systems import Assembled, backend
 from repro.systems.base import Serving
 from repro.systems.baseline import READINGS
-from repro.systems.baseline import READINGS as READING_SERVINGS
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_requests": 24, "gen_length": 64, "steps": 64}
@@ -447,4 +446,4 @@ def test_features_of_a_pool_take_four_tensors_a_token() -> None:
 
 
 def test_figures_and_systems_know_the_same_readings() -> None:
-    assert set(figures.READINGS) == set(READING_SERVINGS)
+    assert set(figures.READINGS) == set(READINGS)
