@@ -27,7 +27,7 @@ from kernel_compiler import compiling
 
 from engines.dllm.denoise import Reduction
 from engines.dllm.sparsity import top_rows
-from engines.kernels import available
+from engines.kernels import available, reduction
 from engines.kernels.building import Building
 from engines.kernels.confidence import Partial, combine_reference, confidence, confidence_reference, partial_reference
 from engines.kernels.pack import pack, pack_reference
@@ -364,3 +364,21 @@ def test_the_benchmark_times_references_where_kernels_cannot_run(
         assert row["reference_ms"] > 0
         assert row["floor_ms"] == pytest.approx(row["mib"] * 2**20 / 1e9 * 1e3)
     assert "references only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("suppress_id", [None, 7])
+def test_the_fused_reduction_is_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, suppress_id: int | None
+) -> None:
+    """A kernel sums in float32; a 16-bit model's confidences are rounded all the same, or ties would break otherwise."""
+    monkeypatch.setattr(reduction, "confidence", confidence_reference)
+    logits = Drawn(5, "cpu").normal(200, 61, dtype=dtype) * 6
+    plain = Reduction(suppress_id=suppress_id)
+    token, found = reduction.fused(plain)(logits.clone(), None)
+    wanted = plain(logits.clone(), None)
+    assert torch.equal(token, wanted[0])
+    assert found.dtype == torch.float32
+    assert torch.equal(found, found.to(DTYPES[dtype]).float())
+    # Sums in another order may round to the next number.
+    torch.testing.assert_close(found, wanted[1], rtol=torch.finfo(DTYPES[dtype]).eps, atol=0)
