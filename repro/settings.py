@@ -28,6 +28,10 @@ _ENGINE = ("max_num_batched_tokens", "max_num_logits", "logit_rows", "max_num_se
 _RUN = ("memory_bytes", "reading", "batch_size", "num_requests", "length_scale", "source",
         "dataset_path", "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device", "num_fewshot",
         "chat", "profile_every", "tensor_parallel")  # fmt: skip
+_MOST = {
+    "num_requests": 10**7,
+    **dict.fromkeys(("max_num_batched_tokens", "max_num_logits", "max_num_seqs"), 2**31 - 1),
+}
 _NOTES = ("basis",)
 """Said about a cell, not asked of it: part of its key, without an effect on the run."""
 KNOBS = tuple(dict.fromkeys((*GENERATION, *METHOD, *_ENGINE, *_RUN, *_NOTES)))
@@ -140,6 +144,9 @@ def resolve(cell: Cell) -> Settings:
                 )
     if unknown := sorted(set(knobs) - set(KNOBS)):
         raise UserError(f"knob {unknown[0]!r} is unknown: use one of {', '.join(KNOBS)}")
+    for name, most in _MOST.items():
+        if isinstance(count := knobs.get(name), int) and count > most:
+            raise UserError(f"{name}={count} is more than {most}, the most that is taken: give a smaller number")
     every = knobs.get("profile_every", 1)
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise UserError(

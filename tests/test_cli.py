@@ -484,6 +484,11 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
     ("options", "says"),
     [
         (["--attention-backend", "flash-attn"], "attention_backend='flash-attn' runs on CUDA devices"),
+        (["--dtype", "int8"], "dtype='int8' is unknown: use one of float32"),
+        (["--weights", "foo"], "weights='foo' is unknown: use one of checkpoint, random"),
+        (["--device", "cpu:"], "device='cpu:' is unknown: use cpu, cuda or cuda:N"),
+        (["--num-prompts", "99999999999999999999999"], "num_requests=99999999999999999999999 is more than 10000000"),
+        (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 2147483647, the most that is taken"),
         (["--attention-backend", "nosuch"], "attention_backend='nosuch' is unknown: use one of auto, flash-attn"),
         (
             ["--tensor-parallel", "3"],

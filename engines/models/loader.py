@@ -42,6 +42,11 @@ def check_device(name: str) -> None:
         raise UserError(f"device={name!r}: there are {torch.cuda.device_count()} CUDA devices: use a smaller number")
 
 
+def check_weights(name: str) -> None:
+    if name not in get_args(Weights):
+        raise UserError(f"weights={name!r} is unknown: use one of {', '.join(get_args(Weights))}")
+
+
 def load_model(
     model: str,
     *,
@@ -57,8 +62,7 @@ def load_model(
     random weights: throughput does not depend on their values. With ``divide`` only this process's part is
     read, or kept of random weights, which are drawn as for the whole model.
     """
-    if weights not in get_args(Weights):
-        raise UserError(f"weights={weights!r} is unknown: use one of {', '.join(get_args(Weights))}")
+    check_weights(weights)
     check_device(device)
     if weights == "random":
         return _random_model(config_of(model), dtype, device, seed, divide)

@@ -85,7 +85,7 @@ def bench(
     from engines.dllm.config import require
     from repro.cell import Cell
     from repro.cli.profile import print_profile
-    from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
+    from repro.cli.sweep import check_devices, load_all, prepare_all, run_sweep, say_what_ran
     from repro.paths import LOCAL
     from repro.platforms import platform as platform_of
     from repro.settings import default_profile_every
@@ -124,6 +124,7 @@ def bench(
     store = Store(result_dir or LOCAL)
     experiments = prepare_all(cells)
     if dry_run:
+        check_devices(experiments)
         reasons = [(e.cell.folder_name, store.why(e.cell)) for e in experiments]
         if json:
             print_json([{"run": name, "why": reason} for name, reason in reasons])

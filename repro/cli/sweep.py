@@ -31,12 +31,14 @@ def check_devices(experiments: Sequence[Experiment]) -> None:
         return
     from engines.attention import attention_backend
     from engines.models.checkpoint import config_of
-    from engines.models.loader import check_device, parse_dtype
+    from engines.models.loader import check_device, check_weights, parse_dtype
     from engines.parallel.group import rank_device
 
     for experiment in measured:
         settings, given = experiment.settings, experiment.cell.knob_values
         check_device(settings.device)
+        dtype = parse_dtype(settings.dtype)
+        check_weights(settings.weights)
         for name in ("cuda_graphs", "fused_kernels"):
             if name in given and settings.device == "cpu":
                 raise UserError(f"{name}={given[name]!r} has no effect on device='cpu': leave it out")
@@ -47,7 +49,7 @@ def check_devices(experiments: Sequence[Experiment]) -> None:
 
             shape = config_of(settings.model)
             heads = shape.n_heads // size, shape.n_kv_heads // size
-            attention_backend(name, torch.device(device), parse_dtype(settings.dtype), shape.head_dim, *heads)
+            attention_backend(name, torch.device(device), dtype, shape.head_dim, *heads)
 
 
 def run_sweep(
