@@ -196,12 +196,12 @@ def test_work_of_a_packed_step_is_the_sum() -> None:
 
 
 def test_work_of_a_padded_step() -> None:
-    """Every member costs the longest, and the head runs over every row at once."""
+    """Every member costs the longest, in keys too, and the head runs over every row at once."""
     config = EngineConfig(max_num_logits=16, suppress_mask_token=False)
     full = step_work(plan_of(item(Phase.FULL, total=100), item(Phase.FULL, total=70), pad_to=100), config)
     assert (full.query_rows, full.attention_pairs, full.logit_rows, full.logit_chunks) == (200, 20_000, 200, 1)
     reuse = step_work(plan_of(item(Phase.REUSE, kept=46), item(Phase.REUSE, kept=30), pad_to=100), config)
-    assert (reuse.query_rows, reuse.attention_pairs, reuse.logit_rows) == (16, 8 * 54 + 8 * 38, 16)
+    assert (reuse.query_rows, reuse.attention_pairs, reuse.logit_rows) == (16, 2 * 8 * 54, 16)
 
 
 @pytest.mark.parametrize(("suppress", "rows"), [(True, 5), (False, 8)])
