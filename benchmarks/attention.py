@@ -105,10 +105,14 @@ class Batch:
             v=draw(num_keys, heads.n_kv_heads),
             spans=spans,
             work=Work.of(
-                q_len.tolist(), k_len.tolist(), heads=heads.n_heads, kv_heads=heads.n_kv_heads,
-                head_dim=heads.head_dim, itemsize=dtype.itemsize,
+                q_len.tolist(),
+                k_len.tolist(),
+                heads=heads.n_heads,
+                kv_heads=heads.n_kv_heads,
+                head_dim=heads.head_dim,
+                itemsize=dtype.itemsize,
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,11 +212,18 @@ def main() -> None:
                     seconds = time_backend(backend, batch, options.repeats, graph=graph)
                     rows.append(
                         Row(
-                            model=model, phase=phase, batch_size=size, backend=name,
-                            layout=getattr(backend, "layout", "-"), graph=graph, time_us=seconds * 1e6,
-                            floor_us=floor * 1e6, ratio=seconds / floor, bound="compute" if is_compute else "memory",
+                            model=model,
+                            phase=phase,
+                            batch_size=size,
+                            backend=name,
+                            layout=getattr(backend, "layout", "-"),
+                            graph=graph,
+                            time_us=seconds * 1e6,
+                            floor_us=floor * 1e6,
+                            ratio=seconds / floor,
+                            bound="compute" if is_compute else "memory",
                         )
-                    )  # fmt: skip
+                    )
     print(
         f"{device}, {str(dtype).removeprefix('torch.')}: {peaks.flops_per_s / 1e12:.3g} TFLOP/s, "
         f"{peaks.bytes_per_s / 1e9:.4g} GB/s"
@@ -222,9 +233,14 @@ def main() -> None:
         print(f"not timed: {where}: {why}")
     if options.json is not None:
         facts = {
-            "torch": torch.__version__, "machine": platform.machine(), "device": str(device), "dtype": str(dtype),
-            "threads": torch.get_num_threads(), "flops_per_s": peaks.flops_per_s, "bytes_per_s": peaks.bytes_per_s,
-        }  # fmt: skip
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+            "device": str(device),
+            "dtype": str(dtype),
+            "threads": torch.get_num_threads(),
+            "flops_per_s": peaks.flops_per_s,
+            "bytes_per_s": peaks.bytes_per_s,
+        }
         if on_gpu:
             facts["gpu"] = torch.cuda.get_device_name(device)
         save(options.json, rows, **facts, not_timed=reasons)

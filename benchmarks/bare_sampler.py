@@ -60,9 +60,16 @@ class Layer:
 
 
 _NAMES = {
-    "attention_norm": "attn_norm", "q": "q_proj", "k": "k_proj", "v": "v_proj", "out": "attn_out",
-    "mlp_norm": "ff_norm", "gate": "ff_proj", "up": "up_proj", "down": "ff_out",
-}  # fmt: skip
+    "attention_norm": "attn_norm",
+    "q": "q_proj",
+    "k": "k_proj",
+    "v": "v_proj",
+    "out": "attn_out",
+    "mlp_norm": "ff_norm",
+    "gate": "ff_proj",
+    "up": "up_proj",
+    "down": "ff_out",
+}
 
 
 class PublishedNorm(nn.Module):

@@ -56,9 +56,19 @@ Step = StepRecord | StepKind | None
 """Of our engine, of a plain sampler; None where there is none left."""
 
 MEDIUM = LLaDAConfig(
-    d_model=512, n_layers=8, n_heads=8, n_kv_heads=8, mlp_hidden_size=1536, vocab_size=4096, max_sequence_length=1024,
-    rope_theta=10000.0, rms_norm_eps=1e-5, mask_token_id=4095, eos_token_id=4094, pad_token_id=4094,
-)  # fmt: skip
+    d_model=512,
+    n_layers=8,
+    n_heads=8,
+    n_kv_heads=8,
+    mlp_hidden_size=1536,
+    vocab_size=4096,
+    max_sequence_length=1024,
+    rope_theta=10000.0,
+    rms_norm_eps=1e-5,
+    mask_token_id=4095,
+    eos_token_id=4094,
+    pad_token_id=4094,
+)
 GENERATIONS = {
     "tiny": GenerationConfig(gen_length=64, block_length=16, steps=64),
     "medium": GenerationConfig(gen_length=32, block_length=16, steps=32),
@@ -96,9 +106,13 @@ class Baseline:
         chosen = method(self.system, "llada", self.options)
         longest = max(len(prompt) for prompt in prompts) + generation.gen_length
         config = EngineConfig(
-            max_num_batched_tokens=len(prompts) * longest, max_model_len=longest, max_num_seqs=len(prompts),
-            sparsity=chosen.sparsity, decode=chosen.decode, suppress_mask_token=chosen.suppress_mask_token,
-        )  # fmt: skip
+            max_num_batched_tokens=len(prompts) * longest,
+            max_model_len=longest,
+            max_num_seqs=len(prompts),
+            sparsity=chosen.sparsity,
+            decode=chosen.decode,
+            suppress_mask_token=chosen.suppress_mask_token,
+        )
         requests = [
             Request(request_id=i, prompt_len=len(prompt), prompt_ids=prompt, generation=generation)
             for i, prompt in enumerate(prompts)
@@ -227,10 +241,20 @@ def time_baseline(
         ours, theirs, bare_s = middle(lambda s: s.ours_s), middle(lambda s: s.published_s), middle(lambda s: s.bare_s)
         model_s = middle(lambda s: s.model_s)
         return Row(
-            model=name, baseline=baseline.name, batch_size=len(prompts), kind=kind, steps=num_steps, ours_ms=ours * 1e3,
-            published_ms=theirs * 1e3, bare_ms=bare_s * 1e3, to_published=ours / theirs, to_bare=ours / bare_s,
-            outside=share, beyond_ours=1 - model_s / ours, beyond_bare=1 - model_s / bare_s,
-        )  # fmt: skip
+            model=name,
+            baseline=baseline.name,
+            batch_size=len(prompts),
+            kind=kind,
+            steps=num_steps,
+            ours_ms=ours * 1e3,
+            published_ms=theirs * 1e3,
+            bare_ms=bare_s * 1e3,
+            to_published=ours / theirs,
+            to_bare=ours / bare_s,
+            outside=share,
+            beyond_ours=1 - model_s / ours,
+            beyond_bare=1 - model_s / bare_s,
+        )
 
     def middle_of(kind: StepKind) -> Callable[[Callable[[Timed], float]], float]:
         return lambda what: median(map(what, by_kind[kind]))

@@ -56,8 +56,14 @@ def subject_of(options: argparse.Namespace) -> Subject:
 
 
 def subject_facts(options: argparse.Namespace, subject: Subject) -> dict[str, Any]:
-    return {"torch": torch.__version__, "device": options.device, "dtype": str(subject.dtype),
-            "threads": torch.get_num_threads(), "card": subject.card.name, "source": subject.card.source}  # fmt: skip
+    return {
+        "torch": torch.__version__,
+        "device": options.device,
+        "dtype": str(subject.dtype),
+        "threads": torch.get_num_threads(),
+        "card": subject.card.name,
+        "source": subject.card.source,
+    }
 
 
 def save(path: Path, rows: Sequence[Any], **facts: Any) -> None:

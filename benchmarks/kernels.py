@@ -285,9 +285,13 @@ def measure(name: str, at: Setting, bytes_per_s: float, repeats: int) -> Row:
     if at.device.type == "cuda" and available(at.device):
         kernel_ms = timed_ms(work.kernel, at.device, repeats)
     return Row(
-        kernel=name, shape=work.shape, mib=work.num_bytes / 2**20, floor_ms=work.num_bytes / bytes_per_s * 1e3,
-        kernel_ms=kernel_ms, reference_ms=timed_ms(work.reference, at.device, repeats),
-    )  # fmt: skip
+        kernel=name,
+        shape=work.shape,
+        mib=work.num_bytes / 2**20,
+        floor_ms=work.num_bytes / bytes_per_s * 1e3,
+        kernel_ms=kernel_ms,
+        reference_ms=timed_ms(work.reference, at.device, repeats),
+    )
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -339,10 +343,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     at = Setting(
-        device=device, dtype=dtype, rows=options.rows, requests=options.requests, length=options.length,
-        block=options.block, retention=options.retention, pool_kernel=options.pool_kernel, logits=options.logits,
-        width=options.width, vocabulary=options.vocabulary,
-    )  # fmt: skip
+        device=device,
+        dtype=dtype,
+        rows=options.rows,
+        requests=options.requests,
+        length=options.length,
+        block=options.block,
+        retention=options.retention,
+        pool_kernel=options.pool_kernel,
+        logits=options.logits,
+        width=options.width,
+        vocabulary=options.vocabulary,
+    )
     bytes_per_s = measured_peaks(device, dtype).bytes_per_s
     rows = []
     with torch.inference_mode():

@@ -56,9 +56,14 @@ def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: 
     ms = 1e3 * median(seconds_of(head, hidden.device, repeats))
     shape = ModelShape.from_config(model.config, name=name, dtype_bytes=hidden.dtype.itemsize)
     work = StepWork(
-        query_rows=0, attention_pairs=0, logit_rows=rows, kv_read_rows=0, kv_written_rows=0, num_sequences=0,
+        query_rows=0,
+        attention_pairs=0,
+        logit_rows=rows,
+        kv_read_rows=0,
+        kv_written_rows=0,
+        num_sequences=0,
         logit_chunks=chunks,
-    )  # fmt: skip
+    )
     chunked_ms = 1e3 * Roofline(shape, card).lower_bound_s(work)
     whole_ms = 1e3 * max(
         shape.logits_flops_per_row * rows / card.peak_flops, shape.streamed_weight_bytes_head / card.bandwidth

@@ -85,10 +85,18 @@ class Batch:
 
     def _item(self, i: int, phase: Phase, step: int) -> PlanItem:
         return PlanItem(
-            request_id=i, phase=phase, total_len=self.total_len, block_start=self.total_len - self.block_length,
-            block_end=self.total_len, window_end=self.total_len, commit=1, masks_left=self.block_length - step,
-            kept_rows=self.kept_rows, kv_start=i * (self.kept_rows + self.block_length), step_in_block=step,
-        )  # fmt: skip
+            request_id=i,
+            phase=phase,
+            total_len=self.total_len,
+            block_start=self.total_len - self.block_length,
+            block_end=self.total_len,
+            window_end=self.total_len,
+            commit=1,
+            masks_left=self.block_length - step,
+            kept_rows=self.kept_rows,
+            kv_start=i * (self.kept_rows + self.block_length),
+            step_in_block=step,
+        )
 
     def prologue(self, requests: tuple[Request, ...]) -> list[StepPlan]:
         """Admission and the block's Refreshes."""
@@ -238,9 +246,12 @@ def main() -> None:
     for size in options.batch:
         for length in options.length:
             config = EngineConfig(
-                max_num_batched_tokens=size * length, max_num_logits=options.max_num_logits, max_model_len=length, max_num_seqs=size,
+                max_num_batched_tokens=size * length,
+                max_num_logits=options.max_num_logits,
+                max_model_len=length,
+                max_num_seqs=size,
                 cuda_graphs=not options.eager,
-            )  # fmt: skip
+            )
             batch = Batch(size=size, total_len=length, block_length=options.block, config=config)
             for kind in options.kind:
                 if kind == "mixed" and size < 2:

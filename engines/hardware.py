@@ -46,25 +46,45 @@ class Gpu:
 
 
 RTX4090 = Gpu(
-    name="rtx4090", bf16_tflops=165.2, memory_bandwidth_gb_s=1008, memory_bytes=24 * GB, nvlink_gb_s=None, pcie_gb_s=64,
+    name="rtx4090",
+    bf16_tflops=165.2,
+    memory_bandwidth_gb_s=1008,
+    memory_bytes=24 * GB,
+    nvlink_gb_s=None,
+    pcie_gb_s=64,
     source="NVIDIA Ada GPU Architecture whitepaper, GeForce RTX 4090: BF16 tensor peak with FP32 accumulation, dense; "
     "24 GB GDDR6X, PCIe Gen4 x16.",
-)  # fmt: skip
+)
 L40S = Gpu(
-    name="l40s", bf16_tflops=362.05, memory_bandwidth_gb_s=864, memory_bytes=48 * GB, nvlink_gb_s=None, pcie_gb_s=64,
+    name="l40s",
+    bf16_tflops=362.05,
+    memory_bandwidth_gb_s=864,
+    memory_bytes=48 * GB,
+    nvlink_gb_s=None,
+    pcie_gb_s=64,
     source="NVIDIA L40S datasheet: BFLOAT16 Tensor Core 362.05 TFLOPS dense (733 with sparsity), 48 GB GDDR6 with ECC, "
     "864 GB/s, PCIe Gen4 x16 64 GB/s bidirectional.",
-)  # fmt: skip
+)
 H200 = Gpu(
-    name="h200", bf16_tflops=989.5, memory_bandwidth_gb_s=4800, memory_bytes=141 * GB, nvlink_gb_s=900, pcie_gb_s=128,
+    name="h200",
+    bf16_tflops=989.5,
+    memory_bandwidth_gb_s=4800,
+    memory_bytes=141 * GB,
+    nvlink_gb_s=900,
+    pcie_gb_s=128,
     source="NVIDIA H200 SXM datasheet: BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense; 141 GB HBM3e, "
     "4.8 TB/s, NVLink 900 GB/s, PCIe Gen5 128 GB/s.",
-)  # fmt: skip
+)
 H20 = Gpu(
-    name="h20", bf16_tflops=148, memory_bandwidth_gb_s=4000, memory_bytes=96 * GB, nvlink_gb_s=900, pcie_gb_s=128,
+    name="h20",
+    bf16_tflops=148,
+    memory_bandwidth_gb_s=4000,
+    memory_bytes=96 * GB,
+    nvlink_gb_s=900,
+    pcie_gb_s=128,
     source="NVIDIA H20 SXM specifications as reported by system vendors (no public datasheet): BF16 148 TFLOPS dense, "
     "96 GB HBM3, 4.0 TB/s, NVLink 900 GB/s, PCIe Gen5 x16.",
-)  # fmt: skip
+)
 
 GPUS: tuple[Gpu, ...] = (RTX4090, L40S, H200, H20)
 

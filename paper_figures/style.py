@@ -104,9 +104,14 @@ def row_of_panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
 
 
 def compose(
-    figure: Figure, panels: Sequence[Axes], *, title: str, caption: Sequence[str], legend_columns: int,
+    figure: Figure,
+    panels: Sequence[Axes],
+    *,
+    title: str,
+    caption: Sequence[str],
+    legend_columns: int,
     width_inches: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Title, one legend for all panels, the panels, and the caption, a paragraph per sentence.
 
     Heights are counted in inches, so that no part can run into another whatever the caption's length. A label that
@@ -127,13 +132,33 @@ def compose(
     height = caption_top + len(lines) * CAPTION_POINTS * LINE_SPACING / 72 + 0.08
 
     figure.set_size_inches(width, height)
-    figure.subplots_adjust(left=0.55 / width, right=1 - 0.15 / width, top=1 - panel_top / height,
-                           bottom=1 - panel_bottom / height, wspace=0.22)  # fmt: skip
+    figure.subplots_adjust(
+        left=0.55 / width,
+        right=1 - 0.15 / width,
+        top=1 - panel_top / height,
+        bottom=1 - panel_bottom / height,
+        wspace=0.22,
+    )
     figure.suptitle(title, y=1 - 0.08 / height, va="top", fontsize=11)
-    figure.legend(entries.values(), entries.keys(), loc="upper center", bbox_to_anchor=(0.5, 1 - legend_top / height),
-                  ncols=min(legend_columns, len(entries)), frameon=False, borderaxespad=0)  # fmt: skip
-    figure.supxlabel("\n".join(lines), x=0.1 / width, y=1 - caption_top / height, ha="left", va="top",
-                     fontsize=CAPTION_POINTS, linespacing=LINE_SPACING, color="#404040")  # fmt: skip
+    figure.legend(
+        entries.values(),
+        entries.keys(),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1 - legend_top / height),
+        ncols=min(legend_columns, len(entries)),
+        frameon=False,
+        borderaxespad=0,
+    )
+    figure.supxlabel(
+        "\n".join(lines),
+        x=0.1 / width,
+        y=1 - caption_top / height,
+        ha="left",
+        va="top",
+        fontsize=CAPTION_POINTS,
+        linespacing=LINE_SPACING,
+        color="#404040",
+    )
 
 
 def save(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:

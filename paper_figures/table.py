@@ -10,9 +10,16 @@ from repro.figures import Rendered
 
 
 def save_table(
-    out: Path, stem: str, *, title: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]], notes: Sequence[str],
-    csv_columns: Sequence[str] | None = None, csv_rows: Sequence[Sequence[object]] | None = None,
-) -> Rendered:  # fmt: skip
+    out: Path,
+    stem: str,
+    *,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    notes: Sequence[str],
+    csv_columns: Sequence[str] | None = None,
+    csv_rows: Sequence[Sequence[object]] | None = None,
+) -> Rendered:
     """The CSV holds the table itself where nothing else is given for it."""
     return Rendered(
         files=(

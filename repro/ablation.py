@@ -28,8 +28,16 @@ class Variant:
     def cell(self, view: View, dataset: str, rate: float | None, seed: int, figure: str | None = None) -> Cell:
         where = view.platform
         knobs = view.baseline_knobs() if self.system == BASE else self.knobs
-        return Cell(figure=figure, system=self.system, dataset=dataset, platform=where.name, executor=where.executor,
-                    rate=rate, seed=seed, knobs=knobs)  # fmt: skip
+        return Cell(
+            figure=figure,
+            system=self.system,
+            dataset=dataset,
+            platform=where.name,
+            executor=where.executor,
+            rate=rate,
+            seed=seed,
+            knobs=knobs,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +66,9 @@ COMPONENTS: Mapping[str, Component] = MappingProxyType(
                 section="§6.6",
                 variants=(
                     Variant(label="Sparse-dLLM", system=BASE),
-                    Variant(label="packed engine, request-level scheduler, monolithic logits", knobs=_REQUEST + _MONOLITHIC),
+                    Variant(
+                        label="packed engine, request-level scheduler, monolithic logits", knobs=_REQUEST + _MONOLITHIC
+                    ),
                 ),
                 changes_tokens=True,
             ),
@@ -100,7 +110,7 @@ COMPONENTS: Mapping[str, Component] = MappingProxyType(
             ),
         )
     }
-)  # fmt: skip
+)
 
 LADDER = (
     Variant(label="Sparse-dLLM", system=BASE),

@@ -34,9 +34,14 @@ class Agreement:
     def to_dict(self) -> dict[str, Any]:
         low, high = wilson_interval(self.num_agreeing, self.num_positions)
         return {
-            "num_prompts": self.num_prompts, "n": self.num_positions, "agreeing": self.num_agreeing, "share": self.share,
-            "low": low, "high": high, "median_margin": self.median_margin,
-        }  # fmt: skip
+            "num_prompts": self.num_prompts,
+            "n": self.num_positions,
+            "agreeing": self.num_agreeing,
+            "share": self.share,
+            "low": low,
+            "high": high,
+            "median_margin": self.median_margin,
+        }
 
 
 def load_pair(model: str, *, weights: Weights, device: str) -> tuple[DiffusionModel, DiffusionModel]:

@@ -36,7 +36,13 @@ def task_of(cell: Cell, settings: Settings) -> Task | None:
     entry, given = TASKS.get(cell.dataset), cell.knob_values
     task = None
     if entry is not None:
-        lacks = "a simulated executor" if cell.executor == "roofline" else "random weights" if settings.weights == "random" else None  # fmt: skip
+        lacks = (
+            "a simulated executor"
+            if cell.executor == "roofline"
+            else "random weights"
+            if settings.weights == "random"
+            else None
+        )
         if lacks is not None and entry.is_generated:
             raise UserError(
                 f"dataset={cell.dataset!r} is graded and {lacks} cannot answer it: use --executor torch and a checkpoint"
@@ -46,12 +52,16 @@ def task_of(cell: Cell, settings: Settings) -> Task | None:
     if task is None:
         for name in _ASKING:
             if given.get(name):
-                raise UserError(f"{name}={given[name]!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}")  # fmt: skip
+                raise UserError(
+                    f"{name}={given[name]!r} has no effect on dataset={cell.dataset!r} here, {_why_not_graded(cell)}"
+                )
         return None
     for name in _LENGTHS:
         if name in given:
-            raise UserError(f"{name}={given[name]!r} has no effect with dataset={cell.dataset!r}, whose prompts are never "
-                            f"changed: leave it out")  # fmt: skip
+            raise UserError(
+                f"{name}={given[name]!r} has no effect with dataset={cell.dataset!r}, whose prompts are never "
+                f"changed: leave it out"
+            )
     if task.runs_code:
         _check_sandbox()
     return task
@@ -96,9 +106,12 @@ def encode_prompts(task: Task, model: str, family: str) -> list[tuple[int, ...]]
 
     template = load_chat_template(checkpoint_dir(model, weights=False), family)
     return [
-        (*template.encode(tokenizer, [Message(role="user", content=problem.user)]), *tokenizer.encode(problem.answer_start))
+        (
+            *template.encode(tokenizer, [Message(role="user", content=problem.user)]),
+            *tokenizer.encode(problem.answer_start),
+        )
         for problem in task.problems
-    ]  # fmt: skip
+    ]
 
 
 def decode_answers(outputs: Sequence[Sequence[int]], model: str) -> list[str]:

@@ -128,15 +128,24 @@ def fit(
     engine = with_share(math.exp(share))
     # Throughput is about inverse to time per step; a first guess for the slope is enough.
     overhead = find_root(
-        lambda x: bias(protocol.upstream, replace(engine, upstream_step_overhead_s=x)), STEP_OVERHEAD_S, low=0.0,
-        slope=-1 / 0.05, name="upstream step overhead",
-    )  # fmt: skip
+        lambda x: bias(protocol.upstream, replace(engine, upstream_step_overhead_s=x)),
+        STEP_OVERHEAD_S,
+        low=0.0,
+        slope=-1 / 0.05,
+        name="upstream step overhead",
+    )
     return replace(engine, upstream_step_overhead_s=overhead)
 
 
 def find_root(
-    f: Callable[[float], float], start: float, *, slope: float, name: str, low: float = -math.inf, high: float = math.inf
-) -> float:  # fmt: skip
+    f: Callable[[float], float],
+    start: float,
+    *,
+    slope: float,
+    name: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+) -> float:
     """Secant steps from ``start``, the first along ``slope``, to |f| < ``TOLERANCE``. A root outside
     [low, high] is the bound."""
     x, value = start, f(start)
@@ -159,9 +168,14 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
     """Tokens per second of the cell as Figure 3 and Table 4 run it, with a calibration that is not stored yet."""
     knobs = () if fitted.system == "dllm-serve" else (("reading", "published"),)
     cell = Cell(
-        system=fitted.system, dataset=fitted.dataset, rate=protocol.rate, platform=protocol.card, executor="roofline",
-        seed=0, knobs=knobs,
-    )  # fmt: skip
+        system=fitted.system,
+        dataset=fitted.dataset,
+        rate=protocol.rate,
+        platform=protocol.card,
+        executor="roofline",
+        seed=0,
+        knobs=knobs,
+    )
     experiment = prepare(cell)
     engine = experiment.system.assemble(experiment.settings, experiment.resources).engine
     executor = engine.executor

@@ -95,8 +95,11 @@ def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, requ
 
     dtype = parse_dtype(options.dtype)
     load: Callable[[], Any] = lambda: load_model(  # noqa: E731
-        options.model, dtype=dtype, device=options.device, weights=options.weights  # type: ignore[arg-type]
-    )  # fmt: skip
+        options.model,
+        dtype=dtype,
+        device=options.device,
+        weights=options.weights,  # type: ignore[arg-type]
+    )
     stop_ids = None
     if request.generation.stop_at_eos and options.weights != "random":
         from engines.models.chat import stop_token_ids

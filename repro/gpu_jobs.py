@@ -216,9 +216,12 @@ def _run_tests(limit_s: float) -> Facts:
 
 def _golden_jobs(scale: Scale) -> Iterable[Job]:
     yield Job(
-        stage="goldens", name="goldens", kind="goldens", estimate_s=scale.other_s["goldens"],
+        stage="goldens",
+        name="goldens",
+        kind="goldens",
+        estimate_s=scale.other_s["goldens"],
         run=lambda _: _run_goldens(scale.device, scale.golden_per_method),
-    )  # fmt: skip
+    )
 
 
 def _run_goldens(device: str, per_method: int | None) -> Facts:
@@ -235,9 +238,14 @@ def _run_goldens(device: str, per_method: int | None) -> Facts:
     failed = {result.case.id: result.difference for result in results if not result.passed}
     passed = len(results) - len(failed)
     facts = {
-        "device": device, "dtype": "float32", "cases": len(results), "passed": passed, "methods": methods, "failed": failed,
+        "device": device,
+        "dtype": "float32",
+        "cases": len(results),
+        "passed": passed,
+        "methods": methods,
+        "failed": failed,
         "note": f"{passed} of {len(results)} cases",
-    }  # fmt: skip
+    }
     if failed:
         name, difference = next(iter(failed.items()))
         raise JobFailedError(
@@ -249,9 +257,12 @@ def _run_goldens(device: str, per_method: int | None) -> Facts:
 def _agreement_jobs(scale: Scale) -> Iterable[Job]:
     for model, weights in scale.agreement:
         yield Job(
-            stage="agreement", name=f"agreement-{model}", kind="agreement", estimate_s=scale.other_s["agreement"],
+            stage="agreement",
+            name=f"agreement-{model}",
+            kind="agreement",
+            estimate_s=scale.other_s["agreement"],
             run=lambda _, model=model, weights=weights: _run_agreement(scale, model, weights),  # type: ignore[misc]
-        )  # fmt: skip
+        )
 
 
 def _run_agreement(scale: Scale, model: str, weights: str) -> Facts:
@@ -263,15 +274,27 @@ def _run_agreement(scale: Scale, model: str, weights: str) -> Facts:
     knobs: dict[str, Scalar] = {"num_requests": scale.agreement_prompts}
     if weights == "random":
         knobs["weights"] = weights
-    cell = Cell(system=OURS, dataset="burst", platform=where.name, executor="torch", rate=None, seed=0, knobs=tuple(knobs.items()))  # fmt: skip
+    cell = Cell(
+        system=OURS,
+        dataset="burst",
+        platform=where.name,
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
     requests = prepare(cell).workload.requests
     forget_models()
     exact, rounded = load_pair(model, weights=weights, device=scale.device)  # type: ignore[arg-type]
     found = top1_agreement(exact, rounded, requests).to_dict()
     return {
-        "model": model, "weights": weights, "device": scale.device, "prompts": "burst", **found,
+        "model": model,
+        "weights": weights,
+        "device": scale.device,
+        "prompts": "burst",
+        **found,
         "note": f"{100 * found['share']:.2f} % of {found['n']} masked positions",
-    }  # fmt: skip
+    }
 
 
 # -- cells ------------------------------------------------------------------------------------------------
@@ -287,8 +310,16 @@ def _throughput_jobs(scale: Scale, root: Path) -> Iterable[Job]:
                 knobs: dict[str, Scalar] = {**scale.knobs, "num_requests": num_requests}
                 if memory_bytes != where.memory_bytes:
                     knobs |= {"memory_bytes": memory_bytes, **(small if system == OURS else {})}
-                cell = Cell(figure="saturation", system=system, dataset=dataset, platform=where.name, executor="torch", rate=None,
-                            seed=0, knobs=tuple(knobs.items()))  # fmt: skip
+                cell = Cell(
+                    figure="saturation",
+                    system=system,
+                    dataset=dataset,
+                    platform=where.name,
+                    executor="torch",
+                    rate=None,
+                    seed=0,
+                    knobs=tuple(knobs.items()),
+                )
                 plain.append(_cell_job(scale, "throughput", cell, root))
                 if system == OURS:
                     every = default_profile_every(scale.device)
@@ -321,10 +352,13 @@ def _figure_of(scale: Scale, figure: Figure, stage: str, root: Path) -> Iterable
     jobs = [_cell_job(scale, stage, view.applied(cell), root) for cell in wanted]
     yield from jobs
     yield Job(
-        stage=stage, name=f"draw-{figure.name}", kind="draw", estimate_s=scale.other_s["draw"],
+        stage=stage,
+        name=f"draw-{figure.name}",
+        kind="draw",
+        estimate_s=scale.other_s["draw"],
         run=lambda _: _draw(figure, view, [job.cell for job in jobs if job.cell is not None], root),
         needs=tuple(job.name for job in jobs),
-    )  # fmt: skip
+    )
 
 
 def _draw(figure: Figure, view: View, cells: Sequence[Cell], root: Path) -> Facts:
@@ -334,8 +368,11 @@ def _draw(figure: Figure, view: View, cells: Sequence[Cell], root: Path) -> Fact
         .load()
         .render([store.load(cell, with_steps=False) for cell in cells], view, root / "figures")
     )
-    return {"files": [str(path.relative_to(root)) for path in rendered.files], "notes": list(rendered.notes),
-            "note": ", ".join(path.name for path in rendered.files)}  # fmt: skip
+    return {
+        "files": [str(path.relative_to(root)) for path in rendered.files],
+        "notes": list(rendered.notes),
+        "note": ", ".join(path.name for path in rendered.files),
+    }
 
 
 def _cell_job(scale: Scale, stage: str, cell: Cell, root: Path) -> Job:
@@ -343,9 +380,13 @@ def _cell_job(scale: Scale, stage: str, cell: Cell, root: Path) -> Job:
 
     prepared = prepare(cell).cell
     return Job(
-        stage=stage, name=prepared.folder_name, kind=f"cell of {cell.system}",
-        estimate_s=scale.cell_s or expected_cell_s(cell), run=lambda _: _run_cell(prepared, root), cell=prepared,
-    )  # fmt: skip
+        stage=stage,
+        name=prepared.folder_name,
+        kind=f"cell of {cell.system}",
+        estimate_s=scale.cell_s or expected_cell_s(cell),
+        run=lambda _: _run_cell(prepared, root),
+        cell=prepared,
+    )
 
 
 def _run_cell(cell: Cell, root: Path) -> Facts:
@@ -380,9 +421,12 @@ def expected_cell_s(cell: Cell) -> float:
 def _benchmark_jobs(scale: Scale, root: Path) -> Iterable[Job]:
     for name in scale.benchmarks:
         yield Job(
-            stage="benchmarks", name=f"benchmark-{name}", kind=f"benchmark {name}", estimate_s=scale.other_s["benchmark"],
+            stage="benchmarks",
+            name=f"benchmark-{name}",
+            kind=f"benchmark {name}",
+            estimate_s=scale.other_s["benchmark"],
             run=lambda limit_s, name=name: _run_benchmark(name, scale, root, limit_s),  # type: ignore[misc]
-        )  # fmt: skip
+        )
 
 
 def _run_benchmark(name: str, scale: Scale, root: Path, limit_s: float) -> Facts:
@@ -423,8 +467,15 @@ def forget_models() -> None:
 def _process(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (str(REPO), os.environ.get("PYTHONPATH"))))
     try:
-        return subprocess.run(command, cwd=REPO, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-                              check=False, timeout=max(1.0, limit_s))  # fmt: skip
+        return subprocess.run(
+            command,
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=max(1.0, limit_s),
+        )
     except subprocess.TimeoutExpired as error:
         raise UserError(
             f"{' '.join(command[1:3])} did not end within {limit_s:.0f} s: give a larger --budget"

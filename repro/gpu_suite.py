@@ -191,10 +191,12 @@ class Suite:
         now = utc_now()
         timing = Timing(started_utc=now, finished_utc=now, elapsed_s=0.0)
         value = {
-            "schema_version": SCHEMA_VERSION, "platform": self.platform, "command": self.command,
+            "schema_version": SCHEMA_VERSION,
+            "platform": self.platform,
+            "command": self.command,
             "provenance": collect(obtained="measured", timing=timing),
             "jobs": {name: asdict(entry) for name, entry in self.entries.items()},
-        }  # fmt: skip
+        }
         replace_text(self.root / STATE, _text(value))
 
     # -- the summary ------------------------------------------------------------------------
@@ -205,15 +207,19 @@ class Suite:
         gpu, git = origin["gpu"] or {}, origin["git"]
         machine = gpu.get("name") or origin["cpu"]["model"] or "an unnamed CPU"
         lines = [
-            f"# GPU suite on platform {self.platform}", "",
+            f"# GPU suite on platform {self.platform}",
+            "",
             f"Written by `repro gpu-suite`, last on {now}. Every number is measured; each run's `provenance.json` names its own "
-            f"machine and commit.", "",
+            f"machine and commit.",
+            "",
             f"- machine: {machine}, driver {gpu.get('driver') or 'none'}, CUDA {gpu.get('cuda') or 'none'}",
             f"- torch {origin['libraries']['torch']}, Python {origin['python']}",
             f"- commit {git['commit'] or 'unknown'}{', with changes' if git['dirty'] else ''}",
-            "- LLaDA-8B runs with random weights: its speed does not depend on them, its answers would", "",
-            "| stage | done | failed | left | s |", "|---|---|---|---|---|",
-        ]  # fmt: skip
+            "- LLaDA-8B runs with random weights: its speed does not depend on them, its answers would",
+            "",
+            "| stage | done | failed | left | s |",
+            "|---|---|---|---|---|",
+        ]
         for stage in dict.fromkeys(job.stage for job in self.jobs):
             own = [self.entries[job.name] for job in self.jobs if job.stage == stage]
             counts = [
@@ -222,8 +228,14 @@ class Suite:
             lines.append(
                 f"| {stage} | {' | '.join(map(str, counts))} | {sum(entry.elapsed_s or 0 for entry in own):.0f} |"
             )
-        lines += ["", *self._findings(), f"Left: {len(outcome.left)} jobs, about {outcome.left_s:.0f} s. To go on:", "",
-                  f"    {self.command}", ""]  # fmt: skip
+        lines += [
+            "",
+            *self._findings(),
+            f"Left: {len(outcome.left)} jobs, about {outcome.left_s:.0f} s. To go on:",
+            "",
+            f"    {self.command}",
+            "",
+        ]
         return "\n".join(lines)
 
     def _findings(self) -> list[str]:
@@ -242,10 +254,18 @@ class Suite:
                 )
                 size = "all" if limit is None else f"{float(limit) / 1e9:.3g} GB"
                 speed = run.summary["throughput_tok_s"]
-                rows.append(f"| {job.cell.dataset} | {size} | {job.cell.system} | {'-' if speed is None else f'{speed:.1f}'} | "
-                            f"{run.record.num_requests} | {'yes' if run.validity.valid else 'NO'} |")  # fmt: skip
-        table = ["Throughput at saturation, all requests there at once:", "", "| data set | memory | system | tok/s | requests | valid |",
-                 "|---|---|---|---|---|---|", *rows, ""]  # fmt: skip
+                rows.append(
+                    f"| {job.cell.dataset} | {size} | {job.cell.system} | {'-' if speed is None else f'{speed:.1f}'} | "
+                    f"{run.record.num_requests} | {'yes' if run.validity.valid else 'NO'} |"
+                )
+        table = [
+            "Throughput at saturation, all requests there at once:",
+            "",
+            "| data set | memory | system | tok/s | requests | valid |",
+            "|---|---|---|---|---|---|",
+            *rows,
+            "",
+        ]
         return [*said, *([""] if said else []), *(table if rows else [])]
 
 

@@ -35,15 +35,27 @@ except ImportError as error:
 MODEL_NAME = "dllm-serve"
 """For ``lm_eval --model``; which of the systems answers is its argument ``system``."""
 
-_OF_A_WORKLOAD = ("num_requests", "length_scale", "source", "dataset_path", "fixed_prompt_len", "arrivals", "burstiness",
-                  "num_fewshot", "chat", "basis")  # fmt: skip
+_OF_A_WORKLOAD = (
+    "num_requests",
+    "length_scale",
+    "source",
+    "dataset_path",
+    "fixed_prompt_len",
+    "arrivals",
+    "burstiness",
+    "num_fewshot",
+    "chat",
+    "basis",
+)
 """Knobs of a cell about what is asked, which is the harness's part."""
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 _SAMPLING = ("temperature", "top_p", "top_k")
 _HARNESS_DEFAULTS: Mapping[str, tuple[object, ...]] = {
-    "batch_size": (None, 1, "1", "auto"), "max_batch_size": (None,), "device": (None, "cuda:0"),
-}  # fmt: skip
+    "batch_size": (None, 1, "1", "auto"),
+    "max_batch_size": (None,),
+    "device": (None, "cuda:0"),
+}
 """What lm-eval passes to every model, asked for or not."""
 
 
@@ -85,9 +97,14 @@ class DiffusionLM(LM):
             require(name not in options, f"{name}={options.get(name)!r} has no effect on a task: leave it out")
         self._system = system_named(system)
         self._cell = Cell(
-            system=system, dataset="lm-eval", platform=platform, executor="torch", rate=None, seed=seed,
+            system=system,
+            dataset="lm-eval",
+            platform=platform,
+            executor="torch",
+            rate=None,
+            seed=seed,
             knobs=tuple(options.items()),
-        )  # fmt: skip
+        )
         settings = self._settings(Asked(until=(), knobs=()), num_requests=1)
         self._model = settings.model
         self._tokenizer = tokenizer_of(settings.model)

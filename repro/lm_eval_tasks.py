@@ -42,9 +42,13 @@ class LocalTask(ConfigurableTask):
 
 def _config(task: Task) -> dict[str, Any]:
     asked = {
-        "task": task.name, "output_type": "generate_until", "test_split": SPLIT, "num_fewshot": 0,
-        "doc_to_text": "user" if task.chat else "prompt", "doc_to_target": "reference",
-    }  # fmt: skip
+        "task": task.name,
+        "output_type": "generate_until",
+        "test_split": SPLIT,
+        "num_fewshot": 0,
+        "doc_to_text": "user" if task.chat else "prompt",
+        "doc_to_target": "reference",
+    }
     if task.chat and any(problem.answer_start for problem in task.problems):
         asked["gen_prefix"] = "{{answer_start}}"
     if task.name == gsm8k.NAME:

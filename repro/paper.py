@@ -173,9 +173,15 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
 
 def _figure(raw: Mapping[str, Any], path: Path) -> Figure:
     defaults: dict[str, Any] = {
-        "axes": {}, "units": {}, "values": {}, "generated_by": {},
-        "hardware": None, "values_file": None, "missing_in_text": None, "note": None,
-    }  # fmt: skip
+        "axes": {},
+        "units": {},
+        "values": {},
+        "generated_by": {},
+        "hardware": None,
+        "values_file": None,
+        "missing_in_text": None,
+        "note": None,
+    }
     lists = {name: _names(raw.get(name)) for name in ("series", "workload", "model")}
     try:
         figure = Figure(**{**defaults, **raw, **lists})

@@ -31,22 +31,35 @@ class Column:
 REQUEST_COLUMNS: tuple[Column, ...] = (
     Column(name="request_id", kind="int", meaning="as in the workload; unique in a run"),
     Column(name="arrival_s", kind="float", meaning="when the request was due"),
-    Column(name="submit_lag_s", kind="float", nullable=True,
-           meaning="submission minus due time; null if never submitted"),
+    Column(
+        name="submit_lag_s", kind="float", nullable=True, meaning="submission minus due time; null if never submitted"
+    ),
     Column(name="admitted_s", kind="float", nullable=True, meaning="start of the step that first ran it"),
     Column(name="first_block_s", kind="float", nullable=True, meaning="end of the step completing its first block"),
     Column(name="finished_s", kind="float", nullable=True, meaning="end of its last step; null unless status is ok"),
     Column(name="prompt_len", kind="int", meaning="prompt tokens"),
     Column(name="gen_length", kind="int", meaning="tokens to generate"),
-    Column(name="output_len", kind="int", nullable=True,
-           meaning="tokens generated: gen_length, or up to and including the stop token that ended it; null unless status is ok"),
+    Column(
+        name="output_len",
+        kind="int",
+        nullable=True,
+        meaning="tokens generated: gen_length, or up to and including the stop token that ended it; null unless status is ok",
+    ),
     Column(name="status", kind="str", meaning="ok, failed, or unfinished (the run was stopped before its end)"),
     Column(name="error", kind="str", nullable=True, meaning="one sentence for a failed request, else null"),
-    Column(name="correct", kind="bool", nullable=True,
-           meaning="whether its answer solves the problem; null where nothing is graded"),
-    Column(name="correct_strict", kind="bool", nullable=True,
-           meaning="the same by the task's stricter criterion; null where it has none"),
-)  # fmt: skip
+    Column(
+        name="correct",
+        kind="bool",
+        nullable=True,
+        meaning="whether its answer solves the problem; null where nothing is graded",
+    ),
+    Column(
+        name="correct_strict",
+        kind="bool",
+        nullable=True,
+        meaning="the same by the task's stricter criterion; null where it has none",
+    ),
+)
 
 PART_COLUMNS = {f"{part}_s": part for part in STEP_PARTS}
 """Of a profiled step: column -> part of the step (engines.dllm.plan)."""
@@ -56,8 +69,12 @@ STEP_COLUMNS: tuple[Column, ...] = (
     Column(name="start_s", kind="float", meaning="start on the driver's clock"),
     Column(name="end_s", kind="float", meaning="end on the driver's clock; start + duration on a virtual one"),
     Column(name="duration_s", kind="float", meaning="the step as the engine measured or charged it"),
-    Column(name="forward_s", kind="float", nullable=True,
-           meaning="the part inside the model's forward, by the device's time where there is one; null if never known"),
+    Column(
+        name="forward_s",
+        kind="float",
+        nullable=True,
+        meaning="the part inside the model's forward, by the device's time where there is one; null if never known",
+    ),
     Column(name="num_refresh", kind="int", meaning="sequences in their Refresh phase"),
     Column(name="num_reuse", kind="int", meaning="sequences in their Reuse phase"),
     Column(name="query_tokens", kind="int", meaning="rows the forward computed, padding included"),
@@ -73,11 +90,17 @@ STEP_COLUMNS: tuple[Column, ...] = (
     Column(name="num_finished", kind="int", meaning="requests finished in this step"),
     Column(name="num_failed", kind="int", meaning="requests given up in this step"),
     Column(name="graph", kind="bool", meaning="whether a captured CUDA graph ran the forward"),
-    *(Column(name=name, kind="float", nullable=True, meaning=f"time in this part; null unless profiled: {part}")
-      for name, part in PART_COLUMNS.items()),
-    Column(name="bound_s", kind="float", nullable=True,
-           meaning="the roofline's lower bound of the step at the card's peaks; null where the card is unknown"),
-)  # fmt: skip
+    *(
+        Column(name=name, kind="float", nullable=True, meaning=f"time in this part; null unless profiled: {part}")
+        for name, part in PART_COLUMNS.items()
+    ),
+    Column(
+        name="bound_s",
+        kind="float",
+        nullable=True,
+        meaning="the roofline's lower bound of the step at the card's peaks; null where the card is unknown",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,8 +106,15 @@ class _Sweep:
         for cell in cells:
             verdict = self.store.inspect(cell)
             if verdict.done and not force:
-                self._close(CellOutcome(cell=cell, status="reused", reason=verdict.reason, folder=self.store.folder(cell),
-                                        validity=self.store.validity(cell)))  # fmt: skip
+                self._close(
+                    CellOutcome(
+                        cell=cell,
+                        status="reused",
+                        reason=verdict.reason,
+                        folder=self.store.folder(cell),
+                        validity=self.store.validity(cell),
+                    )
+                )
             else:
                 self._reasons[cell.key] = f"forced ({verdict.reason})" if force else verdict.reason
                 yield cell
@@ -116,12 +123,24 @@ class _Sweep:
         self._tell("started", cell, self._reasons[cell.key])
 
     def keep(self, cell: Cell, record: RunRecord, timing: Timing) -> None:
-        provenance = collect(obtained=record.obtained, timing=timing, git=self._git,
-                             calibration=record.manifest.get("calibration"),
-                             dataset=record.manifest.get("dataset"))  # fmt: skip
+        provenance = collect(
+            obtained=record.obtained,
+            timing=timing,
+            git=self._git,
+            calibration=record.manifest.get("calibration"),
+            dataset=record.manifest.get("dataset"),
+        )
         folder = self.store.save(cell, record, provenance=provenance)
-        self._close(CellOutcome(cell=cell, status="ran", reason=self._reasons[cell.key], folder=folder,
-                                validity=self.store.validity(cell), elapsed_s=timing.elapsed_s))  # fmt: skip
+        self._close(
+            CellOutcome(
+                cell=cell,
+                status="ran",
+                reason=self._reasons[cell.key],
+                folder=folder,
+                validity=self.store.validity(cell),
+                elapsed_s=timing.elapsed_s,
+            )
+        )
 
     def fail(self, cell: Cell, error: Exception, *, is_last: bool) -> None:
         """``is_last``: the error is raised from the run, so its traceback need not be in the log too."""
@@ -133,18 +152,26 @@ class _Sweep:
     def report_interrupt(self) -> None:
         num_failed = sum(outcome.status == "failed" for outcome in self.outcomes.values())
         num_left = self.num_total - len(self.outcomes)
-        self._tell("interrupted", None, f"interrupted: {len(self.outcomes) - num_failed} cells done, {num_failed} failed, "
-                                        f"{num_left} left; the same command continues")  # fmt: skip
+        self._tell(
+            "interrupted",
+            None,
+            f"interrupted: {len(self.outcomes) - num_failed} cells done, {num_failed} failed, "
+            f"{num_left} left; the same command continues",
+        )
 
     def _close(self, outcome: CellOutcome) -> None:
         self.outcomes[outcome.cell.key] = outcome
         self._tell(outcome.status, outcome.cell, outcome.reason)
 
-    def _tell(self, kind: Literal["started", "ran", "reused", "failed", "interrupted"], cell: Cell | None,
-              message: str) -> None:  # fmt: skip
+    def _tell(
+        self, kind: Literal["started", "ran", "reused", "failed", "interrupted"], cell: Cell | None, message: str
+    ) -> None:
         if self._on_event is not None:
-            self._on_event(CellEvent(kind=kind, cell=cell, message=message, num_closed=len(self.outcomes),
-                                     num_total=self.num_total))  # fmt: skip
+            self._on_event(
+                CellEvent(
+                    kind=kind, cell=cell, message=message, num_closed=len(self.outcomes), num_total=self.num_total
+                )
+            )
 
 
 def _timed(run_cell: RunCell, cell: Cell) -> _Timed:

@@ -20,14 +20,52 @@ from repro.platforms import Platform, platform
 from repro.tasks.registry import TASKS
 from repro.workloads.card import load_card
 
-GENERATION = ("gen_length", "block_length", "steps", "temperature", "threshold", "factor", "remasking", "cfg_scale",
-               "top_p", "top_k", "alg_temp", "stop_at_eos")  # fmt: skip
+GENERATION = (
+    "gen_length",
+    "block_length",
+    "steps",
+    "temperature",
+    "threshold",
+    "factor",
+    "remasking",
+    "cfg_scale",
+    "top_p",
+    "top_k",
+    "alg_temp",
+    "stop_at_eos",
+)
 METHOD = tuple(sorted({name for families in OPTIONS.values() for names in families.values() for name in names}))
-_ENGINE = ("max_num_batched_tokens", "max_num_logits", "logit_rows", "max_num_seqs", "scheduler", "tie_policy",
-           "attention_backend", "cuda_graphs", "fused_kernels")  # fmt: skip
-_RUN = ("memory_bytes", "reading", "batch_size", "num_requests", "length_scale", "source",
-        "dataset_path", "fixed_prompt_len", "arrivals", "burstiness", "dtype", "model", "weights", "device", "num_fewshot",
-        "chat", "profile_every", "tensor_parallel")  # fmt: skip
+_ENGINE = (
+    "max_num_batched_tokens",
+    "max_num_logits",
+    "logit_rows",
+    "max_num_seqs",
+    "scheduler",
+    "tie_policy",
+    "attention_backend",
+    "cuda_graphs",
+    "fused_kernels",
+)
+_RUN = (
+    "memory_bytes",
+    "reading",
+    "batch_size",
+    "num_requests",
+    "length_scale",
+    "source",
+    "dataset_path",
+    "fixed_prompt_len",
+    "arrivals",
+    "burstiness",
+    "dtype",
+    "model",
+    "weights",
+    "device",
+    "num_fewshot",
+    "chat",
+    "profile_every",
+    "tensor_parallel",
+)
 _MOST = {
     "num_requests": 10**7,
     **dict.fromkeys(("max_num_batched_tokens", "max_num_logits", "max_num_seqs"), 2**31 - 1),
@@ -133,8 +171,22 @@ def resolve(cell: Cell) -> Settings:
         )
     knobs: dict[str, Scalar] = cell.knob_values
     if cell.executor == "roofline":
-        for name in ("device", "dtype", "weights", "threshold", "factor", "temperature", "top_p", "top_k", "alg_temp",
-                     "cfg_scale", "remasking", "tie_policy", "stop_at_eos", "profile_every"):  # fmt: skip
+        for name in (
+            "device",
+            "dtype",
+            "weights",
+            "threshold",
+            "factor",
+            "temperature",
+            "top_p",
+            "top_k",
+            "alg_temp",
+            "cfg_scale",
+            "remasking",
+            "tie_policy",
+            "stop_at_eos",
+            "profile_every",
+        ):
             if knobs.get(name, False) is not False:
                 raise UserError(f"{name}={knobs[name]!r} cannot be simulated: leave it out, or use --executor torch")
         for name in ("attention_backend", "cuda_graphs", "fused_kernels", "tensor_parallel"):

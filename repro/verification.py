@@ -66,12 +66,24 @@ _METHODS: Mapping[str, Replay] = {
 METHODS = tuple(_METHODS)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("gen_length", "block_length", "steps", "kernel_size", "delay_step", "prompt_interval",
-                     "gen_interval", "max_num_batched_tokens"), (int,)),
-    **dict.fromkeys(("keep_ratio", "transfer_ratio", "threshold", "factor", "cfg_scale", "temperature", "alg_temp"),
-                    (int, float)),
+    **dict.fromkeys(
+        (
+            "gen_length",
+            "block_length",
+            "steps",
+            "kernel_size",
+            "delay_step",
+            "prompt_interval",
+            "gen_interval",
+            "max_num_batched_tokens",
+        ),
+        (int,),
+    ),
+    **dict.fromkeys(
+        ("keep_ratio", "transfer_ratio", "threshold", "factor", "cfg_scale", "temperature", "alg_temp"), (int, float)
+    ),
     **dict.fromkeys(("head_select", "first_token_rule"), (bool,)),
-}  # fmt: skip
+}
 _KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
 
 

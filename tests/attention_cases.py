@@ -136,4 +136,4 @@ CASES = {
         q_len=(1, 1, 1), k_runs=((9, 5), (0, 8), (20, 70)), group=2, padding_rows=1, padding_sequences=2
     ),
     "wide": Case(q_len=(40, 70), k_runs=((0, 200), (210, 90)), head_dim=128, kv_heads=4),
-}  # fmt: skip
+}

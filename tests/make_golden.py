@@ -46,8 +46,10 @@ CHECKPOINTS: Mapping[str, TinyCheckpoint] = {
 }
 SAMPLERS: Mapping[str, Callable[..., Sampled]] = {
     "llada": llada,
-    **{f"fast_dllm_{name}": partial(fast_dllm, cache=cache)
-       for name, cache in (("nocache", "none"), ("prefix_cache", "prefix"), ("dual_cache", "dual"))},
+    **{
+        f"fast_dllm_{name}": partial(fast_dllm, cache=cache)
+        for name, cache in (("nocache", "none"), ("prefix_cache", "prefix"), ("dual_cache", "dual"))
+    },
     "sparse_dllm": sparse_dllm,
     "dllm_cache": dllm_cache,
     "dream_vanilla": dream,
@@ -56,30 +58,52 @@ SAMPLERS: Mapping[str, Callable[..., Sampled]] = {
     "dream_dual_cache": partial(dream_blocks, cache="dual"),
     "dream_sparse_dllm": partial(dream_blocks, cache="sparse"),
     "dream_dllm_cache": dream_dllm_cache,
-    **{f"{family}dllm_serve_{name}": partial(dllm_serve, selection=name)
-       for family in ("", "dream_") for name in ("head", "uniform", "dense")},
-}  # fmt: skip
+    **{
+        f"{family}dllm_serve_{name}": partial(dllm_serve, selection=name)
+        for family in ("", "dream_")
+        for name in ("head", "uniform", "dense")
+    },
+}
 
 LEAST = Margins(confidence=1e-4, token=1e-3, selection=1e-4, similarity=4e-6, schedule=1e-5)
 """What rounding on another machine stays well below."""
 
 # (prompt, gen, block, steps); whole blocks and whole steps per block, then shapes only dllm_serve takes.
 EVEN = (
-    (5, 16, 8, 16), (13, 24, 8, 12), (1, 12, 12, 12), (20, 16, 16, 24), (9, 16, 4, 8), (7, 8, 8, 1), (30, 16, 8, 4),
+    (5, 16, 8, 16),
+    (13, 24, 8, 12),
+    (1, 12, 12, 12),
+    (20, 16, 16, 24),
+    (9, 16, 4, 8),
+    (7, 8, 8, 1),
+    (30, 16, 8, 4),
     (12, 64, 32, 64),
-)  # fmt: skip
+)
 RAGGED = ((6, 18, 8, 18), (11, 21, 8, 10), (4, 7, 16, 7), (16, 20, 6, 29), (3, 13, 5, 3))
 RETENTION = ((0.5, 3), (0.3, 1), (0.2, 5), (1.0, 3))
 GUIDANCE = (0.5, 1.0, 2.0)
 # How many Fast-dLLM commits per step: the schedule, a threshold, or the factor rule.
 COMMITS: tuple[dict[str, float], ...] = (
-    {}, {"threshold": 0.9}, {"threshold": 0.4}, {"threshold": 0.05}, {"factor": 0.5}, {"factor": 1.2}, {"factor": 2.5},
-)  # fmt: skip
+    {},
+    {"threshold": 0.9},
+    {"threshold": 0.4},
+    {"threshold": 0.05},
+    {"factor": 0.5},
+    {"factor": 1.2},
+    {"factor": 2.5},
+)
 # (prompt_interval, gen_interval, transfer_ratio)
 INTERVALS = (
-    (100, 7, 0.25), (3, 2, 0.5), (5, 100, 0.3), (4, 6, 0.0), (100, 100, 0.0), (100, 5, 1.0), (2, 5, 0.02), (1, 3, 0.25),
+    (100, 7, 0.25),
+    (3, 2, 0.5),
+    (5, 100, 0.3),
+    (4, 6, 0.0),
+    (100, 100, 0.0),
+    (100, 5, 1.0),
+    (2, 5, 0.02),
+    (1, 3, 0.25),
     (3, 1, 0.25),
-)  # fmt: skip
+)
 DREAM_SHAPES = (*EVEN[:5], (7, 20, 20, 5), (3, 9, 9, 30))
 ALGORITHMS = ("entropy", "maskgit_plus", "topk_margin")
 
@@ -94,10 +118,20 @@ class Candidate:
     @property
     def id(self) -> str:
         short = {
-            "gen_length": "g", "block_length": "b", "steps": "s", "keep_ratio": "r", "kernel_size": "k", "delay_step": "d",
-            "threshold": "t", "factor": "f", "cfg_scale": "w", "prompt_interval": "pi", "gen_interval": "gi",
-            "transfer_ratio": "tr", "alg": "",
-        }  # fmt: skip
+            "gen_length": "g",
+            "block_length": "b",
+            "steps": "s",
+            "keep_ratio": "r",
+            "kernel_size": "k",
+            "delay_step": "d",
+            "threshold": "t",
+            "factor": "f",
+            "cfg_scale": "w",
+            "prompt_interval": "pi",
+            "gen_interval": "gi",
+            "transfer_ratio": "tr",
+            "alg": "",
+        }
         parts = [f"{short[name]}{value}" for name, value in self.params.items() if name in short]
         if self.params.get("first_token_rule"):
             parts.append("rule")
@@ -147,9 +181,7 @@ def sparse_dllm_cases() -> Cases:
 
 def dllm_cache_cases() -> Cases:
     grid = list(product(EVEN, INTERVALS))
-    for model, start, stride in (
-        ("llada-mha", 0, 4), ("llada-gqa", 1, 8), ("llada-mqa", 2, 10), ("llada-loud", 3, 16),
-    ):  # fmt: skip
+    for model, start, stride in (("llada-mha", 0, 4), ("llada-gqa", 1, 8), ("llada-mqa", 2, 10), ("llada-loud", 3, 16)):
         for (prompt, *shape), interval in grid[start::stride]:
             yield model, "dllm_cache", prompt, {**shape_of(*shape), **intervals(*interval)}
 
@@ -205,8 +237,14 @@ def dream_cases() -> Cases:
 
 def dims_of(model: TinyCheckpoint) -> Dims:
     config = model.config
-    return Dims(heads=config.n_heads, kv_heads=config.n_kv_heads, layers=config.n_layers, mask_id=config.mask_token_id,
-                theta=config.rope_theta, eps=config.rms_norm_eps)  # fmt: skip
+    return Dims(
+        heads=config.n_heads,
+        kv_heads=config.n_kv_heads,
+        layers=config.n_layers,
+        mask_id=config.mask_token_id,
+        theta=config.rope_theta,
+        eps=config.rms_norm_eps,
+    )
 
 
 def sample(
@@ -242,14 +280,18 @@ def case_of(candidate: Candidate) -> dict[str, Any] | None:
         if sampled.margins.selection_ties:
             others = [run(weights, prompt, candidate.params, ties=ties) for ties in ("last", "topk")]
         return {
-            "id": candidate.id, "checkpoint": candidate.checkpoint, "method": candidate.method,
-            "params": dict(candidate.params), "prompt_ids": list(prompt), "expected_ids": list(sampled.token_ids),
+            "id": candidate.id,
+            "checkpoint": candidate.checkpoint,
+            "method": candidate.method,
+            "params": dict(candidate.params),
+            "prompt_ids": list(prompt),
+            "expected_ids": list(sampled.token_ids),
             "nfe": sampled.forwards,
             "tie_sensitive": any(other.token_ids != sampled.token_ids for other in others),
             "boundary_ties": sampled.margins.selection_ties,
             "min_confidence_margin": rounded(sampled.margins.confidence),
             "min_token_logit_margin": rounded(sampled.margins.token),
-        }  # fmt: skip
+        }
     return None
 
 

@@ -52,28 +52,63 @@ class Names:
 
 
 LLADA_NAMES = Names(
-    embedding="model.transformer.wte", layer="model.transformer.blocks.{}.", attention_norm="attn_norm",
-    query="q_proj", key="k_proj", value="v_proj", attention_output="attn_out", mlp_norm="ff_norm", gate="ff_proj",
-    up="up_proj", down="ff_out", final_norm="model.transformer.ln_f", head="model.transformer.ff_out",
-)  # fmt: skip
+    embedding="model.transformer.wte",
+    layer="model.transformer.blocks.{}.",
+    attention_norm="attn_norm",
+    query="q_proj",
+    key="k_proj",
+    value="v_proj",
+    attention_output="attn_out",
+    mlp_norm="ff_norm",
+    gate="ff_proj",
+    up="up_proj",
+    down="ff_out",
+    final_norm="model.transformer.ln_f",
+    head="model.transformer.ff_out",
+)
 DREAM_NAMES = Names(
-    embedding="model.embed_tokens", layer="model.layers.{}.", attention_norm="input_layernorm",
-    query="self_attn.q_proj", key="self_attn.k_proj", value="self_attn.v_proj", attention_output="self_attn.o_proj",
-    mlp_norm="post_attention_layernorm", gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj",
-    final_norm="model.norm", head="lm_head",
-)  # fmt: skip
+    embedding="model.embed_tokens",
+    layer="model.layers.{}.",
+    attention_norm="input_layernorm",
+    query="self_attn.q_proj",
+    key="self_attn.k_proj",
+    value="self_attn.v_proj",
+    attention_output="self_attn.o_proj",
+    mlp_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    final_norm="model.norm",
+    head="lm_head",
+)
 
 
 def dllm_cache(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, prompt_interval: int, gen_interval: int, transfer_ratio: float,
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    prompt_interval: int,
+    gen_interval: int,
+    transfer_ratio: float,
     ties: Ties = "stable",
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """LLaDA's loop over the response's logits; a token is the argmax of exponentials."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     p, x, margins = len(prompt), _masked(prompt, gen_length, dims), Margins()
-    features = Features(weights=weights, dims=dims, prompt_len=p, prompt_interval=prompt_interval,
-                        gen_interval=gen_interval, transfer_ratio=transfer_ratio, ties=ties, margins=margins)  # fmt: skip
+    features = Features(
+        weights=weights,
+        dims=dims,
+        prompt_len=p,
+        prompt_interval=prompt_interval,
+        gen_interval=gen_interval,
+        transfer_ratio=transfer_ratio,
+        ties=ties,
+        margins=margins,
+    )
     for b in range(num_blocks):
         s, e = p + b * block_length, p + (b + 1) * block_length
         quota = _remainder_first(int((x[s:e] == dims.mask_id).sum()), per_block)
@@ -87,14 +122,30 @@ def dllm_cache(
 
 
 def dream_dllm_cache(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, steps: int, alg: Algorithm, prompt_interval: int, gen_interval: int, transfer_ratio: float,
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    steps: int,
+    alg: Algorithm,
+    prompt_interval: int,
+    gen_interval: int,
+    transfer_ratio: float,
     ties: Ties = "stable",
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """Dream's own loop, without blocks. The response's first token is predicted by the prompt's last row."""
     p, x, margins = len(prompt), _masked(prompt, gen_length, dims), Margins()
-    features = Features(weights=weights, dims=dims, prompt_len=p, prompt_interval=prompt_interval,
-                        gen_interval=gen_interval, transfer_ratio=transfer_ratio, ties=ties, margins=margins)  # fmt: skip
+    features = Features(
+        weights=weights,
+        dims=dims,
+        prompt_len=p,
+        prompt_interval=prompt_interval,
+        gen_interval=gen_interval,
+        transfer_ratio=transfer_ratio,
+        ties=ties,
+        margins=margins,
+    )
     times = torch.linspace(1, 1e-3, steps + 1)
     for i in range(steps):
         logits = _shifted(features.logits(x))

@@ -161,9 +161,16 @@ def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def llada(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, cfg_scale: float = 0.0, ties: Ties = "stable",
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    cfg_scale: float = 0.0,
+    ties: Ties = "stable",
+) -> Sampled:
     """The reference loop: every step forwards the whole sequence; a predicted mask id is not guarded against."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     x = _masked(prompt, gen_length, dims)
@@ -178,9 +185,17 @@ def llada(
 
 
 def sparse_dllm(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, keep_ratio: float, kernel_size: int, ties: Ties = "stable",
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    keep_ratio: float,
+    kernel_size: int,
+    ties: Ties = "stable",
+) -> Sampled:
     """Per block: a full step, a full step that builds the cache, then block-only steps over it."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     x, total = _masked(prompt, gen_length, dims), len(prompt) + gen_length
@@ -203,11 +218,22 @@ def sparse_dllm(
 
 
 def dllm_serve(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, keep_ratio: float = 0.5, kernel_size: int = 3,
-    selection: Selection = "head", delay_step: int = 1, first_token_rule: bool = False,
-    threshold: float | None = None, factor: float | None = None, ties: Ties = "stable",
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    keep_ratio: float = 0.5,
+    kernel_size: int = 3,
+    selection: Selection = "head",
+    delay_step: int = 1,
+    first_token_rule: bool = False,
+    threshold: float | None = None,
+    factor: float | None = None,
+    ties: Ties = "stable",
+) -> Sampled:
     """Any number of steps and a last block of any length; a block ends when no mask is left in it.
 
     ``first_token_rule``: a block's first position is committed in its uncached step, whatever its confidence. On Dream
@@ -237,10 +263,20 @@ def dllm_serve(
                 logits, _ = forward(weights, dims, x[s:e], torch.arange(s, e), cache)
                 offset = s
             _commit(
-                x, _shifted(logits) if shifts else logits, offset, s, e, k, dims, ties, margins,
-                suppress_mask=True, threshold=threshold, factor=factor,
+                x,
+                _shifted(logits) if shifts else logits,
+                offset,
+                s,
+                e,
+                k,
+                dims,
+                ties,
+                margins,
+                suppress_mask=True,
+                threshold=threshold,
+                factor=factor,
                 force_first=i == 0 if shifts else first_token_rule and i < delay_step,
-            )  # fmt: skip
+            )
             forwards, i = forwards + 1, i + 1
         s = e
     return Sampled(token_ids=tuple(x[len(prompt) :].tolist()), forwards=forwards, margins=margins)
@@ -253,9 +289,16 @@ Draw = Callable[[int, int], float]
 
 
 def llada_options(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, cfg_scale: float = 0.0, draw: Draw | None = None,
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    cfg_scale: float = 0.0,
+    draw: Draw | None = None,
+) -> Sampled:
     """The reference loop with guidance, and with confidences drawn at random where ``draw`` is given."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     x, p = _masked(prompt, gen_length, dims), len(prompt)
@@ -274,10 +317,17 @@ def llada_options(
 
 
 def fast_dllm(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, cache: Cache, threshold: float | None = None,
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    cache: Cache,
+    threshold: float | None = None,
     factor: float | None = None,
-) -> Sampled:  # fmt: skip
+) -> Sampled:
     """One full forward per block, then its window over what that forward saw elsewhere; a block ends when no mask is
     left. ``forwards`` counts as published: a cached loop runs once more on a block its full forward completed."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
@@ -312,9 +362,15 @@ def fast_dllm(
 
 
 def dream(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, steps: int, alg: Algorithm, draw: Draw | None = None,
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    steps: int,
+    alg: Algorithm,
+    draw: Draw | None = None,
+) -> Sampled:
     """Dream's own loop: no blocks, no cache, logits shifted right by one."""
     x, total, p = _masked(prompt, gen_length, dims), len(prompt) + gen_length, len(prompt)
     times = torch.linspace(1, 1e-3, steps + 1)
@@ -337,10 +393,20 @@ def dream(
 
 
 def dream_blocks(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, alg: Algorithm, cache: Literal["prefix", "dual", "sparse"],
-    threshold: float = 0.9, keep_ratio: float = 0.5, kernel_size: int = 3, ties: Ties = "stable",
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    alg: Algorithm,
+    cache: Literal["prefix", "dual", "sparse"],
+    threshold: float = 0.9,
+    keep_ratio: float = 0.5,
+    kernel_size: int = 3,
+    ties: Ties = "stable",
+) -> Sampled:
     """Fast-dLLM's and Sparse-dLLM's loops on Dream: a block's full forward commits its first position alone, windows
     shift their own rows. Sparse-dLLM's second forward is full as well and selects; its every step runs."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
@@ -485,9 +551,21 @@ def _largest(values: Tensor, count: int, ties: Ties) -> list[int]:
 
 
 def _commit(
-    x: Tensor, logits: Tensor, offset: int, s: int, e: int, count: int, dims: Dims, ties: Ties, margins: Margins, *,
-    suppress_mask: bool = False, threshold: float | None = None, factor: float | None = None, force_first: bool = False,
-) -> None:  # fmt: skip
+    x: Tensor,
+    logits: Tensor,
+    offset: int,
+    s: int,
+    e: int,
+    count: int,
+    dims: Dims,
+    ties: Ties,
+    margins: Margins,
+    *,
+    suppress_mask: bool = False,
+    threshold: float | None = None,
+    factor: float | None = None,
+    force_first: bool = False,
+) -> None:
     """Low-confidence remasking over rows [offset, offset + n) of the sequence; changes ``x`` in place."""
     probability = torch.softmax(logits, dim=1)
     choosable = logits.clone()

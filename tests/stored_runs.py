@@ -31,9 +31,13 @@ def stored(
     end = n * gen_length / tok_s
     requests: dict[str, list[Any]] = {column.name: [None] * n for column in REQUEST_COLUMNS}
     requests |= {
-        "request_id": list(range(n)), "arrival_s": [0.0] * n, "prompt_len": [9] * n, "gen_length": [gen_length] * n,
-        "finished_s": [end * (1 - stretch * (n - 1 - i) / (n - 1)) for i in range(n)], "status": ["ok"] * n,
-    }  # fmt: skip
+        "request_id": list(range(n)),
+        "arrival_s": [0.0] * n,
+        "prompt_len": [9] * n,
+        "gen_length": [gen_length] * n,
+        "finished_s": [end * (1 - stretch * (n - 1 - i) / (n - 1)) for i in range(n)],
+        "status": ["ok"] * n,
+    }
     if "output_len" in requests:
         requests["output_len"] = [gen_length] * n
     steps: dict[str, list[Any]] = {column.name: [None if column.nullable else 0] for column in STEP_COLUMNS}

@@ -25,9 +25,13 @@ MIN_CONFIDENCE, MIN_TOKEN, MIN_SELECTION = 1e-5, 1e-3, 1e-4
 """What is decided by less is a matter of rounding and proves nothing."""
 
 DREAM_DIMS = Dims(
-    heads=DREAM.heads, kv_heads=DREAM.kv_heads, layers=DREAM.layers, mask_id=DREAM.mask_id,
-    theta=DREAM.config.rope_theta, eps=DREAM.config.rms_norm_eps,
-)  # fmt: skip
+    heads=DREAM.heads,
+    kv_heads=DREAM.kv_heads,
+    layers=DREAM.layers,
+    mask_id=DREAM.mask_id,
+    theta=DREAM.config.rope_theta,
+    eps=DREAM.config.rms_norm_eps,
+)
 # (prompt, gen, block, steps)
 EVEN = ((5, 16, 8, 16), (13, 24, 8, 12), (1, 12, 12, 12), (9, 16, 4, 8), (20, 16, 16, 24))
 
@@ -55,15 +59,23 @@ def source(name: str) -> tuple[Weights, Dims, Callable[[int, int], tuple[int, ..
 
 
 def ask(
-    path: Path, system: str, prompt: tuple[int, ...], knobs: Mapping[str, Any], *, tie_policy: str | None = "stable",
+    path: Path,
+    system: str,
+    prompt: tuple[int, ...],
+    knobs: Mapping[str, Any],
+    *,
+    tie_policy: str | None = "stable",
     **generation: Any,
-) -> Generated:  # fmt: skip
+) -> Generated:
     """As the command line does it: options of generation that a method knows are in both."""
     shared = {name: knobs[name] for name in ("threshold", "factor", "remasking", "cfg_scale") if name in knobs}
     options = GenerateOptions(
-        system=system, model=str(path), generation=GenerationConfig(**generation, **shared), knobs=knobs,
+        system=system,
+        model=str(path),
+        generation=GenerationConfig(**generation, **shared),
+        knobs=knobs,
         tie_policy=tie_policy,
-    )  # fmt: skip
+    )
     return generate(options, prompt)
 
 
@@ -96,8 +108,14 @@ class Tally:
 # ---- Fast-dLLM ----------------------------------------------------------------------------------
 
 COMMITS: tuple[dict[str, float], ...] = (
-    {}, {"threshold": 0.9}, {"threshold": 0.4}, {"threshold": 0.05}, {"factor": 0.5}, {"factor": 1.2}, {"factor": 2.5},
-)  # fmt: skip
+    {},
+    {"threshold": 0.9},
+    {"threshold": 0.4},
+    {"threshold": 0.05},
+    {"factor": 0.5},
+    {"factor": 1.2},
+    {"factor": 2.5},
+)
 
 
 @pytest.mark.parametrize("model", LLADA)
@@ -142,7 +160,11 @@ def remasking_draw(seed: int) -> Callable[[int, int], float]:
 
 
 @pytest.mark.parametrize("model", LLADA)
-@pytest.mark.parametrize("knobs", [{"remasking": "random"}, {"cfg_scale": 0.5}, {"cfg_scale": 2.0}, {"cfg_scale": 1.0, "remasking": "random"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "knobs",
+    [{"remasking": "random"}, {"cfg_scale": 0.5}, {"cfg_scale": 2.0}, {"cfg_scale": 1.0, "remasking": "random"}],
+    ids=str,
+)
 def test_random_remasking_and_guidance(folder: Folder, model: str, knobs: dict[str, Any]) -> None:
     weights, dims, prompt_for = source(model)
     tally = Tally()
@@ -176,10 +198,15 @@ def test_dream_without_a_cache(folder: Folder, alg: str, system: str, cache: str
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 @pytest.mark.parametrize(
     "knobs",
-    [{"alg": "entropy"}, {"alg": "maskgit_plus"}, {"threshold": 0.3}, {"threshold": 0.7, "alg": "confidence_threshold"},
-     {"alg": "confidence_threshold"}],
+    [
+        {"alg": "entropy"},
+        {"alg": "maskgit_plus"},
+        {"threshold": 0.3},
+        {"threshold": 0.7, "alg": "confidence_threshold"},
+        {"alg": "confidence_threshold"},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_fast_dllm_on_dream(folder: Folder, cache: str, knobs: dict[str, Any]) -> None:
     weights, dims, prompt_for = source("dream")
     tally = Tally()
@@ -201,8 +228,15 @@ def test_sparse_dllm_on_dream(folder: Folder, alg: str) -> None:
     ):
         prompt, shape = prompt_for(500 + n, p), {"gen_length": g, "block_length": 32, "steps": steps}
         expected = dream_blocks(
-            weights, dims, prompt, cache="sparse", alg=alg, keep_ratio=ratio, kernel_size=kernel, **shape  # type: ignore[arg-type]
-        )  # fmt: skip
+            weights,
+            dims,
+            prompt,
+            cache="sparse",
+            alg=alg,
+            keep_ratio=ratio,
+            kernel_size=kernel,
+            **shape,  # type: ignore[arg-type]
+        )
         knobs = {"alg": alg, "retention_ratio": ratio, "pool_kernel": kernel}
         tally.check(expected, ask(folder("dream"), "sparse-dllm", prompt, knobs, **shape), (p, shape, knobs))
     tally.finish()
@@ -211,8 +245,11 @@ def test_sparse_dllm_on_dream(folder: Folder, alg: str) -> None:
 def test_dream_methods_differ(folder: Folder) -> None:
     """The control of the tests above."""
     asked = [
-        ("dream", {"alg": "entropy"}), ("fast-dllm", {"cache": "prefix"}), ("fast-dllm", {"cache": "dual"}), ("sparse-dllm", {}),
-    ]  # fmt: skip
+        ("dream", {"alg": "entropy"}),
+        ("fast-dllm", {"cache": "prefix"}),
+        ("fast-dllm", {"cache": "dual"}),
+        ("sparse-dllm", {}),
+    ]
     different = 0
     for seed in range(6):
         prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 64, "block_length": 32, "steps": 64}
@@ -228,7 +265,12 @@ def test_dream_methods_differ(folder: Folder) -> None:
         ("dream", "llada", {}, "system='llada' has no method for a dream model"),
         ("mha", "dream", {}, "system='dream' has no method for a llada model"),
         ("mha", "fast-dllm", {"cache": "all"}, "cache='all' is unknown: use one of none, prefix, dual"),
-        ("mha", "fast-dllm", {"alg": "entropy"}, "alg='entropy' has no effect with system='fast-dllm' on a llada model"),
+        (
+            "mha",
+            "fast-dllm",
+            {"alg": "entropy"},
+            "alg='entropy' has no effect with system='fast-dllm' on a llada model",
+        ),
         ("dream", "fast-dllm", {"factor": 1.0}, "factor=1.0 has no effect with system='fast-dllm' on a dream model"),
         ("dream", "fast-dllm", {"cache": "none", "threshold": 0.5}, "threshold=0.5 has no effect with cache='none'"),
         ("dream", "fast-dllm", {"alg": "entropy", "threshold": 0.5}, "threshold=0.5 has no effect with alg='entropy'"),
@@ -238,10 +280,20 @@ def test_dream_methods_differ(folder: Folder) -> None:
         ("dream", "sparse-dllm", {}, "block_length=8 must be 32 for sparse-dllm on a dream model"),
         ("mha", "sparse-dllm", {"cfg_scale": 1.0}, "cfg_scale=1.0 has no effect with system='sparse-dllm'"),
         ("mha", "dllm-serve", {"remasking": "random"}, "remasking='random' has no effect with system='dllm-serve'"),
-        ("mha", "dllm-serve", {"compat": "upstream", "refresh_delay": 0}, "compat='upstream' has no effect with refresh_delay=0"),
-        ("dream", "dllm-serve", {"compat": "upstream"}, "compat='upstream' has no effect with system='dllm-serve' on a dream model"),
+        (
+            "mha",
+            "dllm-serve",
+            {"compat": "upstream", "refresh_delay": 0},
+            "compat='upstream' has no effect with refresh_delay=0",
+        ),
+        (
+            "dream",
+            "dllm-serve",
+            {"compat": "upstream"},
+            "compat='upstream' has no effect with system='dllm-serve' on a dream model",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_a_method_does_not_have_is_refused(
     folder: Folder, model: str, system: str, knobs: dict[str, Any], says: str
 ) -> None:

@@ -55,9 +55,12 @@ def test_straight_lines_are_followed_exactly(fixed: int, each: int, spare: int, 
 
 
 @given(
-    fixed=st.integers(0, 10**6), each=st.integers(8, 10**4), spare=st.integers(0, 10**6), most=st.integers(1, 300),
+    fixed=st.integers(0, 10**6),
+    each=st.integers(8, 10**4),
+    spare=st.integers(0, 10**6),
+    most=st.integers(1, 300),
     wobbles=st.lists(st.floats(0, 0.5), min_size=301, max_size=301),
-)  # fmt: skip
+)
 def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(
     fixed: int, each: int, spare: int, most: int, wobbles: list[float]
 ) -> None:
@@ -74,9 +77,12 @@ def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(
 
 
 @given(
-    fixed=st.integers(0, 10**6), each=st.integers(16, 10**4), spare=st.integers(0, 10**6), most=st.integers(1, 300),
+    fixed=st.integers(0, 10**6),
+    each=st.integers(16, 10**4),
+    spare=st.integers(0, 10**6),
+    most=st.integers(1, 300),
     granule=st.integers(1, 8),
-)  # fmt: skip
+)
 def test_allocations_in_granules(fixed: int, each: int, spare: int, most: int, granule: int) -> None:
     step = each // 16 * granule
 
@@ -109,7 +115,9 @@ def test_what_does_not_fit_alone_is_refused_after_one_probe() -> None:
         run.append(size)
         return 70 + 40 * size
 
-    with pytest.raises(UserError, match=r"memory_bytes=100: budget too small for one request in a static batch, which takes 110"):  # fmt: skip
+    with pytest.raises(
+        UserError, match=r"memory_bytes=100: budget too small for one request in a static batch, which takes 110"
+    ):
         largest_batch(peak, 100, fixed_bytes=70, most=9)
     assert run == [1]
     assert largest_batch(peak, 110, fixed_bytes=70, most=9).probes == ((1, 110),)
@@ -122,9 +130,14 @@ def test_what_does_not_fit_alone_is_refused_after_one_probe() -> None:
 def cell_of(system: str, platform: str, **knobs: Scalar) -> Cell:
     simulated = platform != "cpu-tiny"
     return Cell(
-        system=system, dataset="osc", platform=platform, executor="roofline" if simulated else "torch", rate=None, seed=0,
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor="roofline" if simulated else "torch",
+        rate=None,
+        seed=0,
         knobs=tuple(knobs.items()),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
@@ -201,7 +214,14 @@ def test_fast_dllm_fits_its_longest_request_on_24_gb() -> None:
 
 # ---- measured -----------------------------------------------------------------------------------
 
-SHORT = {"num_requests": 8, "gen_length": 16, "block_length": 8, "steps": 16, "fixed_prompt_len": 106, "length_scale": 1.0}  # fmt: skip
+SHORT = {
+    "num_requests": 8,
+    "gen_length": 16,
+    "block_length": 8,
+    "steps": 16,
+    "fixed_prompt_len": 106,
+    "length_scale": 1.0,
+}
 MIB = 2**20
 
 
@@ -297,8 +317,15 @@ def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> N
     static._largest_measured.cache_clear()
     facts = []
     for rate in (None, 4.0, 8.0):
-        cell = Cell(system="sparse-dllm", dataset="osc", platform="cpu-tiny", executor="torch", rate=rate, seed=0,
-                    knobs=(*SHORT.items(), ("memory_bytes", 12 * MIB)))  # fmt: skip
+        cell = Cell(
+            system="sparse-dllm",
+            dataset="osc",
+            platform="cpu-tiny",
+            executor="torch",
+            rate=rate,
+            seed=0,
+            knobs=(*SHORT.items(), ("memory_bytes", 12 * MIB)),
+        )
         experiment = prepare(cell)
         facts.append(experiment.system.assemble(experiment.settings, experiment.resources).facts)
     assert facts[0] == facts[1] == facts[2]

@@ -34,8 +34,15 @@ from repro.systems import backend
 
 GENERATION = GenerationConfig(gen_length=8, block_length=4, steps=8)
 CONFIG = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
-CALIBRATION = Calibration(gpu=L40S.name, matmul_efficiency=0.5, attention_efficiency=0.4, bandwidth_efficiency=0.6,
-                          step_overhead_s=1e-3, fitted_on=("test",), note="made up")  # fmt: skip
+CALIBRATION = Calibration(
+    gpu=L40S.name,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.4,
+    bandwidth_efficiency=0.6,
+    step_overhead_s=1e-3,
+    fitted_on=("test",),
+    note="made up",
+)
 
 
 def roofline(model: TinyModel = GQA, calibration: Calibration | None = None) -> Roofline:
@@ -217,8 +224,15 @@ def test_peaks_of_this_card(dtype: torch.dtype) -> None:
 def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: object) -> Roofline | None:
     """For a measured run of the embedded model; on a CUDA device of that name where there is one."""
     system = "llada" if "cfg_scale" in knobs else "dllm-serve"
-    cell = Cell(system=system, dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0,
-                knobs=tuple({"num_requests": 1, **knobs}.items()))  # type: ignore[arg-type]  # fmt: skip
+    cell = Cell(
+        system=system,
+        dataset="osc",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple({"num_requests": 1, **knobs}.items()),
+    )  # type: ignore[arg-type]
     settings = prepare(cell).settings
     if device_name is not None:
         settings = replace(settings, device="cuda")

@@ -13,9 +13,15 @@ from engines.errors import UserError
 from repro.cell import Cell, Scalar
 
 CELL = Cell(
-    figure="fig3", system="dllm-serve", dataset="burst", platform="rtx4090", executor="roofline", rate=0.5, seed=0,
+    figure="fig3",
+    system="dllm-serve",
+    dataset="burst",
+    platform="rtx4090",
+    executor="roofline",
+    rate=0.5,
+    seed=0,
     knobs=(("retention_ratio", 0.5), ("max_num_logits", 2048)),
-)  # fmt: skip
+)
 
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
@@ -43,10 +49,17 @@ def test_figures_share_a_run() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"system": "fast-dllm"}, {"dataset": "osc"}, {"platform": "l40s"}, {"executor": "torch"}, {"rate": 0.25},
-        {"rate": None}, {"seed": 1}, {"knobs": ()}, {"knobs": (("retention_ratio", 0.5), ("max_num_logits", 4096))},
+        {"system": "fast-dllm"},
+        {"dataset": "osc"},
+        {"platform": "l40s"},
+        {"executor": "torch"},
+        {"rate": 0.25},
+        {"rate": None},
+        {"seed": 1},
+        {"knobs": ()},
+        {"knobs": (("retention_ratio", 0.5), ("max_num_logits", 4096))},
     ],
-)  # fmt: skip
+)
 def test_everything_else_changes_the_key(change: dict[str, object]) -> None:
     assert replace(CELL, **change).key != CELL.key
 

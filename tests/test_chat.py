@@ -42,7 +42,14 @@ CHATML_JINJA = """{%- for message in messages %}
     {{- '<|im_start|>assistant\n' }}
 {%- endif %}
 """
-LLADA_SPECIAL = ("<|startoftext|>", "<|endoftext|>", "<|mdm_mask|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")  # fmt: skip
+LLADA_SPECIAL = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|mdm_mask|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+)
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 messages_of_any_kind = st.lists(
@@ -64,7 +71,9 @@ def write_tokenizer(directory: Path, **config: object) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     # The mask is an ordinary token, as it is not registered in the published tokenizer.
-    tokenizer.add_tokens([AddedToken(token, special=token != "<|mdm_mask|>", normalized=False) for token in LLADA_SPECIAL])  # fmt: skip
+    tokenizer.add_tokens(
+        [AddedToken(token, special=token != "<|mdm_mask|>", normalized=False) for token in LLADA_SPECIAL]
+    )
     bos = ("<|startoftext|>", tokenizer.token_to_id("<|startoftext|>"))
     tokenizer.post_processor = processors.TemplateProcessing(single="<|startoftext|> $A", special_tokens=[bos])
     tokenizer.save(str(directory / "tokenizer.json"))
@@ -104,13 +113,17 @@ def test_built_in_formats_equal_the_templates(messages):
 def test_where_a_template_comes_from(tmp_path):
     assert load_chat_template(tmp_path, "llada").source is None
     path = tmp_path / "tokenizer_config.json"
-    path.write_text(json.dumps({"bos_token": {"content": "<s>", "special": True}, "unk_token": None, "add_bos_token": False}))  # fmt: skip
+    path.write_text(
+        json.dumps({"bos_token": {"content": "<s>", "special": True}, "unk_token": None, "add_bos_token": False})
+    )
     built_in = load_chat_template(tmp_path, "llada")
     assert (built_in.source, built_in.special_tokens) == (None, {"bos_token": "<s>"})
     assert built_in.render(said(("user", "x"))).startswith("<s><|start_header_id|>user")
     path.write_text(json.dumps({"chat_template": "A"}))
     assert load_chat_template(tmp_path, "dream").render(said(("user", "x"))) == "A"
-    path.write_text(json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}))  # fmt: skip
+    path.write_text(
+        json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})
+    )
     assert load_chat_template(tmp_path, "dream").source == "D"
     (tmp_path / "chat_template.jinja").write_text("J")
     assert load_chat_template(tmp_path, "dream").source == "J"
@@ -276,9 +289,12 @@ def write_dream_tokenizer(directory: Path, **config: object) -> Path:
         for i, name in enumerate(names)
     }
     fields = {
-        "tokenizer_class": "DreamTokenizer", "bos_token": "<|beginoftext|>", "eos_token": "<|endoftext|>",
-        "mask_token": "<|mask|>", "added_tokens_decoder": added,
-    }  # fmt: skip
+        "tokenizer_class": "DreamTokenizer",
+        "bos_token": "<|beginoftext|>",
+        "eos_token": "<|endoftext|>",
+        "mask_token": "<|mask|>",
+        "added_tokens_decoder": added,
+    }
     (directory / "tokenizer_config.json").write_text(json.dumps(fields | config))
     return directory
 

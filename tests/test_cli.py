@@ -212,12 +212,20 @@ def test_forms_of_a_file_of_ids(repro: Repro, model: Path, ids: Path, text: str)
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "is empty"), ("[]", "is empty"), ("[1, true]", "is not a list of integers"), ("[1.5]", "is not a list of integers"),
-     ("one two", "is not a list of integers"), ('{"ids": [1]}', "is not a list of integers"), ("null", "is not a list of integers"),
-     (f"[{GQA.mask_id}]", f"hold the mask id {GQA.mask_id}: remove it from the prompt"),
-     (f"[{GQA.vocab}]", f"outside [0, {GQA.vocab}): use this model's tokenizer"), ("[-1]", "outside [0,"),
-     (str([1] * 249), "exceeds the model's max_sequence_length=256: shorten the prompt or the generation")],
-)  # fmt: skip
+    [
+        ("", "is empty"),
+        ("[]", "is empty"),
+        ("[1, true]", "is not a list of integers"),
+        ("[1.5]", "is not a list of integers"),
+        ("one two", "is not a list of integers"),
+        ('{"ids": [1]}', "is not a list of integers"),
+        ("null", "is not a list of integers"),
+        (f"[{GQA.mask_id}]", f"hold the mask id {GQA.mask_id}: remove it from the prompt"),
+        (f"[{GQA.vocab}]", f"outside [0, {GQA.vocab}): use this model's tokenizer"),
+        ("[-1]", "outside [0,"),
+        (str([1] * 249), "exceeds the model's max_sequence_length=256: shorten the prompt or the generation"),
+    ],
+)
 def test_bad_ids(repro: Repro, model: Path, ids: Path, text: str, says: str) -> None:
     ids.write_text(text)
     refusal(repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, "--json"), says)
@@ -334,8 +342,18 @@ SIMULATED = ("bench", "--platform", "rtx4090", "--num-prompts", "4")
 
 def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
     """The same command again runs nothing, says why, and prints the same numbers."""
-    command = (*SIMULATED, "--request-rate", "0.5", "--system", "dllm-serve", "--system", "sparse-dllm", "--json",
-               "--result-dir", tmp_path / "r")  # fmt: skip
+    command = (
+        *SIMULATED,
+        "--request-rate",
+        "0.5",
+        "--system",
+        "dllm-serve",
+        "--system",
+        "sparse-dllm",
+        "--json",
+        "--result-dir",
+        tmp_path / "r",
+    )
     first = repro(*command)
     assert first.code == 0
     runs = json.loads(first.out)
@@ -346,8 +364,13 @@ def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
         assert (run["valid"], run["reasons"]) == (True, [])
         assert run["summary"]["throughput_tok_s"] > 0
         assert {path.name for path in Path(run["folder"]).iterdir()} == {
-            "cell.json", "manifest.json", "provenance.json", "requests.parquet", "steps.parquet", "summary.json",
-        }  # fmt: skip
+            "cell.json",
+            "manifest.json",
+            "provenance.json",
+            "requests.parquet",
+            "steps.parquet",
+            "summary.json",
+        }
     assert first.err.splitlines()[-1].startswith("2 runs done, 0 reused; run folders: ")
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")}
@@ -382,8 +405,21 @@ def test_dry_run_writes_nothing(repro: Repro, tmp_path: Path) -> None:
 
 
 def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> None:
-    result = repro("bench", "--model", model, "--num-prompts", 2, "--input-len", 12, *SHORT, "--max-num-batched-tokens", 64,
-                   "--result-dir", tmp_path, "--json")  # fmt: skip
+    result = repro(
+        "bench",
+        "--model",
+        model,
+        "--num-prompts",
+        2,
+        "--input-len",
+        12,
+        *SHORT,
+        "--max-num-batched-tokens",
+        64,
+        "--result-dir",
+        tmp_path,
+        "--json",
+    )
     assert result.code in (0, 1), result
     (run,) = json.loads(result.out)
     assert run["obtained"] == "measured"
@@ -392,8 +428,20 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
 
 
 def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path: Path) -> None:
-    command = ("bench", "--model", model, "--num-prompts", 3, "--input-len", 12, *SHORT, "--max-num-batched-tokens", 64,
-               "--result-dir", tmp_path)  # fmt: skip
+    command = (
+        "bench",
+        "--model",
+        model,
+        "--num-prompts",
+        3,
+        "--input-len",
+        12,
+        *SHORT,
+        "--max-num-batched-tokens",
+        64,
+        "--result-dir",
+        tmp_path,
+    )
     (plain,) = json.loads(repro(*command, "--json").out)
     (run,) = json.loads(repro(*command, "--profile", "--json").out)
     assert run["cell"]["knobs"]["profile_every"] == 1
@@ -588,8 +636,11 @@ def test_plan_is_labelled_simulated(repro: Repro) -> None:
     rows = json.loads(result.out)
     assert (result.code, result.err) == (0, "")
     assert [(row["label"], row["logits"]) for row in rows] == [
-        ("rtx4090 24 GB", "decomposed"), ("rtx4090 24 GB", "monolithic"), ("l40s 48 GB", "decomposed"), ("l40s 48 GB", "monolithic"),
-    ]  # fmt: skip
+        ("rtx4090 24 GB", "decomposed"),
+        ("rtx4090 24 GB", "monolithic"),
+        ("l40s 48 GB", "decomposed"),
+        ("l40s 48 GB", "monolithic"),
+    ]
     assert {row["obtained"] for row in rows} == {"simulated"}
     for row in rows:
         parts = row["plan"]
@@ -600,23 +651,27 @@ def test_plan_is_labelled_simulated(repro: Repro) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--platform", "nosuch"], "platform='nosuch' is unknown"), (["--retention-ratio", "3"], "retention_ratio=3.0 must be in (0, 1]"),
-     (["--memory-limit", "big"], "memory_limit='big' is not a size"), (["--input-len", "0"], "input_len=0"),
-     (["--input-len", "100000"], "input_len=100000"), (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
-     (["--max-num-batched-tokens", "0"], "max_num_batched_tokens=0 must be at least 1"),
-     (["--memory-limit", "0.1B"], "memory_limit='0.1B' is less than a byte")],
+    [
+        (["--platform", "nosuch"], "platform='nosuch' is unknown"),
+        (["--retention-ratio", "3"], "retention_ratio=3.0 must be in (0, 1]"),
+        (["--memory-limit", "big"], "memory_limit='big' is not a size"),
+        (["--input-len", "0"], "input_len=0"),
+        (["--input-len", "100000"], "input_len=100000"),
+        (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
+        (["--max-num-batched-tokens", "0"], "max_num_batched_tokens=0 must be at least 1"),
+        (["--memory-limit", "0.1B"], "memory_limit='0.1B' is less than a byte"),
+    ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_plan_refuses(repro: Repro, options: list[str], says: str) -> None:
     refusal(repro("plan", *options), says)
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--limit", "-1"], "limit=-1 must not be negative"),
-     (["--reading", ""], "reading='' is unknown")],
+    [(["--limit", "-1"], "limit=-1 must not be negative"), (["--reading", ""], "reading='' is unknown")],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_ablate_refuses(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:
     refusal(repro("ablate", "--component", "sparsity", *options, "--result-dir", tmp_path / "r"), says)
     assert not (tmp_path / "r").exists()
@@ -708,8 +763,13 @@ def test_as_a_process(tmp_path: Path) -> None:
         "",
         f"error: figure='nosuch' is unknown: use one of {known}\n",
     )
-    good = subprocess.run([*call, *SIMULATED, "--result-dir", "r", "--dry-run", "--json"], capture_output=True, text=True,
-                          check=False, cwd=tmp_path)  # fmt: skip
+    good = subprocess.run(
+        [*call, *SIMULATED, "--result-dir", "r", "--dry-run", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
     assert good.returncode == 0, good.stderr
     assert json.loads(good.stdout)[0]["why"] == "no folder"
     assert list(tmp_path.iterdir()) == []

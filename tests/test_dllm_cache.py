@@ -65,9 +65,12 @@ def weights_of(model: TinyModel) -> dict[str, Tensor]:
 
 def engine_config(batch_size: int, **changes: object) -> EngineConfig:
     base = EngineConfig(
-        max_num_batched_tokens=batch_size * 4096, max_num_seqs=batch_size, max_model_len=4096, tie_policy="parity",
+        max_num_batched_tokens=batch_size * 4096,
+        max_num_seqs=batch_size,
+        max_model_len=4096,
+        tie_policy="parity",
         suppress_mask_token=False,
-    )  # fmt: skip
+    )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -87,9 +90,15 @@ def run(
 
 
 def sample(
-    model: DiffusionModel, prompts: list[tuple[int, ...]], generation: GenerationConfig, cache: FeatureCacheConfig, *,
-    batch_size: int | None = None, masked_attention: bool | None = None, **changes: object,
-) -> list[tuple[int, ...] | None]:  # fmt: skip
+    model: DiffusionModel,
+    prompts: list[tuple[int, ...]],
+    generation: GenerationConfig,
+    cache: FeatureCacheConfig,
+    *,
+    batch_size: int | None = None,
+    masked_attention: bool | None = None,
+    **changes: object,
+) -> list[tuple[int, ...] | None]:
     size = len(prompts) if batch_size is None else batch_size
     config = engine_config(size, **changes)
     executor = FeatureCacheTorchExecutor(model, config, cache, batch_size=size, masked_attention=masked_attention)
@@ -138,10 +147,7 @@ def test_requests_it_cannot_run_are_refused():
     config = engine_config(1)
     torch_executor = FeatureCacheTorchExecutor(network(MHA), config, DEMO, batch_size=1)
     simulated = FeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), config, DEMO)
-    for change, message in (
-        ({"threshold": 0.9}, "threshold=0.9"),
-        ({"factor": 1.0}, "factor=1.0"),
-    ):
+    for change, message in (({"threshold": 0.9}, "threshold=0.9"), ({"factor": 1.0}, "factor=1.0")):
         generation = replace(GenerationConfig(gen_length=8, block_length=8, steps=8), **change)
         request = Request(request_id=0, prompt_len=1, prompt_ids=(1,), generation=generation)
         for executor in (torch_executor, simulated):
@@ -180,9 +186,16 @@ def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
     for i, ((n, (p, g, b, steps)), (kp, kg, rho)) in enumerate(cases):
         prompt = prompt_of(model, 40 + n, p)
         expected = dllm_cache(
-            weights_of(model), dims_of(model), prompt, gen_length=g, block_length=b, steps=steps,
-            prompt_interval=kp, gen_interval=kg, transfer_ratio=rho,
-        )  # fmt: skip
+            weights_of(model),
+            dims_of(model),
+            prompt,
+            gen_length=g,
+            block_length=b,
+            steps=steps,
+            prompt_interval=kp,
+            gen_interval=kg,
+            transfer_ratio=rho,
+        )
         if not is_decided(expected.margins):
             undecided += 1
             continue
@@ -283,9 +296,19 @@ def test_a_suppressed_mask_id_is_never_committed():
 @lru_cache
 def dream() -> DreamModel:
     config = DreamConfig(
-        d_model=32, n_layers=3, n_heads=4, n_kv_heads=2, mlp_hidden_size=48, vocab_size=96, max_sequence_length=128,
-        rope_theta=1e6, rms_norm_eps=1e-6, mask_token_id=94, eos_token_id=95, pad_token_id=95,
-    )  # fmt: skip
+        d_model=32,
+        n_layers=3,
+        n_heads=4,
+        n_kv_heads=2,
+        mlp_hidden_size=48,
+        vocab_size=96,
+        max_sequence_length=128,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        mask_token_id=94,
+        eos_token_id=95,
+        pad_token_id=95,
+    )
     generator = torch.Generator().manual_seed(5)
     model = DreamModel(config)
     with torch.no_grad():
@@ -353,7 +376,10 @@ def total_flops(
     )
 
 
-@pytest.mark.parametrize(("cache", "steps"), [(DEMO, 256), (DEMO, 40), (FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5), 31)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cache", "steps"),
+    [(DEMO, 256), (DEMO, 40), (FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5), 31)],
+)
 def test_flops_of_a_generation(cache, steps):
     """Closed form for LLaDA-8B: how often each part runs, times what one run of it takes."""
     d, ff, layers, rows_of_head = 4096, 12288, 32, 126464
@@ -379,9 +405,14 @@ def test_flops_per_token_of_the_demo_with_logits_of_every_row(length, tera):
 def test_a_full_refresh_costs_a_plain_forward_and_the_writing_of_its_outputs():
     work = step_work(DEMO.step(1, 256, 256), 4, LLADA_8B)
     assert work == StepWork(
-        query_rows=2048, attention_pairs=4 * 512 * 512, logit_rows=1024, kv_read_rows=2048, kv_written_rows=2048,
-        num_sequences=4, extra_cache_bytes=2048 * 32 * 2 * 4096 * 2,
-    )  # fmt: skip
+        query_rows=2048,
+        attention_pairs=4 * 512 * 512,
+        logit_rows=1024,
+        kv_read_rows=2048,
+        kv_written_rows=2048,
+        num_sequences=4,
+        extra_cache_bytes=2048 * 32 * 2 * 4096 * 2,
+    )
 
 
 def test_the_plain_steps_of_the_demo():
@@ -413,9 +444,13 @@ def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():
 
 
 @given(
-    t=st.integers(1, 300), prompt=st.integers(1, 900), gen=st.integers(1, 300), members=st.integers(1, 40),
-    ratio=st.floats(0, 1), shape=st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]),
-)  # fmt: skip
+    t=st.integers(1, 300),
+    prompt=st.integers(1, 900),
+    gen=st.integers(1, 300),
+    members=st.integers(1, 40),
+    ratio=st.floats(0, 1),
+    shape=st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]),
+)
 def test_reuse_never_costs_more_arithmetic_than_a_full_refresh(t, prompt, gen, members, ratio, shape):
     cache = replace(DEMO, transfer_ratio=ratio)
     roofline = Roofline(shape, L40S)
@@ -430,9 +465,11 @@ def test_extra_work_is_charged_to_its_part():
     roofline = Roofline(LLADA_8B, L40S)
     before = roofline.step_time(base)
     for name, part in (
-        ("extra_linear_flops", "linear_s"), ("extra_weight_bytes", "linear_s"),
-        ("extra_attention_flops", "attention_s"), ("extra_cache_bytes", "attention_s"),
-    ):  # fmt: skip
+        ("extra_linear_flops", "linear_s"),
+        ("extra_weight_bytes", "linear_s"),
+        ("extra_attention_flops", "attention_s"),
+        ("extra_cache_bytes", "attention_s"),
+    ):
         huge = 10**15
         after = roofline.step_time(replace(base, **{name: huge}))
         rate = L40S.peak_flops if name.endswith("flops") else L40S.bandwidth

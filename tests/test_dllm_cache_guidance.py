@@ -8,17 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from reference_dllm_cache import Features
-from reference_samplers import (
-    Dims,
-    Margins,
-    Sampled,
-    Weights,
-    _even,
-    _masked,
-    _remainder_first,
-    _take,
-    llada_options,
-)
+from reference_samplers import Dims, Margins, Sampled, Weights, _even, _masked, _remainder_first, _take, llada_options
 from test_dllm_cache import dims_of, is_decided, sample, weights_of
 from tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
@@ -40,18 +30,33 @@ from engines.roofline import Roofline
 
 
 def guided(
-    weights: Weights, dims: Dims, prompt: tuple[int, ...], *,
-    gen_length: int, block_length: int, steps: int, cfg_scale: float, cache: FeatureCacheConfig,
-) -> Sampled:  # fmt: skip
+    weights: Weights,
+    dims: Dims,
+    prompt: tuple[int, ...],
+    *,
+    gen_length: int,
+    block_length: int,
+    steps: int,
+    cfg_scale: float,
+    cache: FeatureCacheConfig,
+) -> Sampled:
     """Two branches, each with features and a count of its own; the difference of their logits is kept between the
     forwards of the one without the prompt, which runs in the first five steps and every ``cfg_interval``."""
     num_blocks, per_block = _even(gen_length, block_length, steps)
     p, x, margins = len(prompt), _masked(prompt, gen_length, dims), Margins()
     seeing, blind = (
-        Features(weights=weights, dims=dims, prompt_len=p, prompt_interval=cache.prompt_interval, ties="stable",
-                 gen_interval=cache.gen_interval, transfer_ratio=cache.transfer_ratio, margins=margins)
+        Features(
+            weights=weights,
+            dims=dims,
+            prompt_len=p,
+            prompt_interval=cache.prompt_interval,
+            ties="stable",
+            gen_interval=cache.gen_interval,
+            transfer_ratio=cache.transfer_ratio,
+            margins=margins,
+        )
         for _ in range(2)
-    )  # fmt: skip
+    )
     residual, t = torch.zeros(1), 0
     for b in range(num_blocks):
         s, e = p + b * block_length, p + (b + 1) * block_length
@@ -75,7 +80,13 @@ def setting(kp: int, kg: int, ratio: float, kc: int) -> FeatureCacheConfig:
     return FeatureCacheConfig(prompt_interval=kp, gen_interval=kg, transfer_ratio=ratio, cfg_interval=kc)
 
 
-SETTINGS = [setting(100, 7, 0.25, 1), setting(100, 7, 0.25, 4), setting(3, 2, 0.5, 3), setting(5, 100, 0.3, 6), setting(4, 6, 0, 100)]  # fmt: skip
+SETTINGS = [
+    setting(100, 7, 0.25, 1),
+    setting(100, 7, 0.25, 4),
+    setting(3, 2, 0.5, 3),
+    setting(5, 100, 0.3, 6),
+    setting(4, 6, 0, 100),
+]
 SHAPES = [(5, 16, 8, 16), (19, 24, 24, 24), (7, 16, 4, 24)]
 
 
@@ -113,7 +124,9 @@ def test_a_batch_guides_only_those_who_asked() -> None:
     cache = setting(5, 4, 0.25, 3)
     asked = [replace(shape, cfg_scale=scale) for scale in (0.0, 1.5, 0.5, 0.0, 0.0, 2.0)]
     prompts = [prompt_of(GQA, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 8, 8))]
-    config = EngineConfig(max_num_batched_tokens=10**6, max_num_seqs=3, max_model_len=256, tie_policy="parity", suppress_mask_token=False)  # fmt: skip
+    config = EngineConfig(
+        max_num_batched_tokens=10**6, max_num_seqs=3, max_model_len=256, tie_policy="parity", suppress_mask_token=False
+    )
 
     executor = FeatureCacheTorchExecutor(network(GQA), config, cache, batch_size=3)
     engine = Engine(StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=3), executor)

@@ -47,7 +47,9 @@ def attend_within(lengths: list[int]) -> Attend:
     return attend
 
 
-def reference(config: DreamConfig, tensors: dict[str, Tensor], ids: list[int], positions: list[int], sequence: list[int]) -> np.ndarray:  # fmt: skip
+def reference(
+    config: DreamConfig, tensors: dict[str, Tensor], ids: list[int], positions: list[int], sequence: list[int]
+) -> np.ndarray:
     """Raw logits in float64: one head at a time, an explicit mask, rotation as a complex product."""
     w = {name: tensor.double().numpy() for name, tensor in tensors.items()}
     half = config.head_dim // 2
@@ -194,12 +196,19 @@ def test_same_numbers_as_transformers_qwen2_without_its_causal_mask():
     c = DREAM
     theirs = transformers.Qwen2ForCausalLM(
         transformers.Qwen2Config(
-            hidden_size=c.d_model, intermediate_size=c.mlp_hidden_size, num_hidden_layers=c.n_layers,
-            num_attention_heads=c.n_heads, num_key_value_heads=c.n_kv_heads, vocab_size=c.vocab_size,
-            max_position_embeddings=c.max_sequence_length, rope_theta=c.rope_theta, rms_norm_eps=c.rms_norm_eps,
-            tie_word_embeddings=False, attn_implementation="eager",
+            hidden_size=c.d_model,
+            intermediate_size=c.mlp_hidden_size,
+            num_hidden_layers=c.n_layers,
+            num_attention_heads=c.n_heads,
+            num_key_value_heads=c.n_kv_heads,
+            vocab_size=c.vocab_size,
+            max_position_embeddings=c.max_sequence_length,
+            rope_theta=c.rope_theta,
+            rms_norm_eps=c.rms_norm_eps,
+            tie_word_embeddings=False,
+            attn_implementation="eager",
         )
-    ).eval()  # fmt: skip
+    ).eval()
     weights = dream_weights(c)
     theirs.load_state_dict(weights)
     ids = torch.arange(3, 23)

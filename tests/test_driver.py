@@ -66,13 +66,24 @@ class FakeEngine:
         finished = tuple(i for i in ended if i not in self._fail)
         self._step += 1
         return StepRecord(
-            step=self._step - 1, duration_s=self._service_s, forward_s=self._service_s / 2, num_refresh=len(admitted),
-            num_reuse=num_running - len(admitted), query_tokens=num_running, scheduled_tokens=num_running,
-            logit_rows=num_running, kv_rows_used=num_running, kv_rows_total=self._capacity, num_running=num_running,
+            step=self._step - 1,
+            duration_s=self._service_s,
+            forward_s=self._service_s / 2,
+            num_refresh=len(admitted),
+            num_reuse=num_running - len(admitted),
+            query_tokens=num_running,
+            scheduled_tokens=num_running,
+            logit_rows=num_running,
+            kv_rows_used=num_running,
+            kv_rows_total=self._capacity,
+            num_running=num_running,
             committed_tokens=sum(self._request[i].generation.gen_length for i in finished),
-            num_waiting=len(self._waiting), admitted=tuple(admitted), first_block=finished, finished=finished,
+            num_waiting=len(self._waiting),
+            admitted=tuple(admitted),
+            first_block=finished,
+            finished=finished,
             failed=tuple((i, "the server gave up") for i in ended if i in self._fail),
-        )  # fmt: skip
+        )
 
     def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
         return records
@@ -81,11 +92,13 @@ class FakeEngine:
 def make_requests(arrivals: Sequence[float], steps: Sequence[int] | None = None) -> list[Request]:
     return [
         Request(
-            request_id=i, prompt_len=8, arrival_s=arrival,
+            request_id=i,
+            prompt_len=8,
+            arrival_s=arrival,
             generation=GenerationConfig(gen_length=4, block_length=4, steps=steps[i] if steps else 1),
         )
         for i, arrival in enumerate(arrivals)
-    ]  # fmt: skip
+    ]
 
 
 def drive(arrivals: Sequence[float], service_s: float, **engine: int) -> RunRecord:
@@ -187,9 +200,12 @@ def test_stopping_leaves_open_requests_unfinished() -> None:
     clock = VirtualClock()
     seen: list[DriveProgress] = []
     record = drive_steps(
-        FakeEngine(clock, service_s=1.0), make_requests([0.0, 0.0, 9.0]), clock,
-        on_progress=seen.append, should_stop=lambda: clock.now() >= 1.0,
-    )  # fmt: skip
+        FakeEngine(clock, service_s=1.0),
+        make_requests([0.0, 0.0, 9.0]),
+        clock,
+        on_progress=seen.append,
+        should_stop=lambda: clock.now() >= 1.0,
+    )
     assert record.requests["status"] == ["ok", "unfinished", "unfinished"]
     assert record.requests["finished_s"] == [1.0, None, None]
     assert record.requests["submit_lag_s"] == [0.0, 0.0, None]

@@ -206,8 +206,13 @@ def test_a_stop_frees_rows_and_slot_in_its_step(delay: int, rule: dict[str, floa
     """The next request, for which there was no room, enters at the very next step."""
     sparsity = SparsityConfig(selection="head", refresh_delay=delay)
     generation = GenerationConfig(
-        gen_length=20, block_length=4, steps=20, temperature=1.0, stop_at_eos=True, **rule  # type: ignore[arg-type]
-    )  # fmt: skip
+        gen_length=20,
+        block_length=4,
+        steps=20,
+        temperature=1.0,
+        stop_at_eos=True,
+        **rule,  # type: ignore[arg-type]
+    )
     pair = [
         Request(request_id=i, prompt_len=12, prompt_ids=prompt_of(GQA, i, 12), generation=generation) for i in (0, 1)
     ]
@@ -380,10 +385,13 @@ def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
     sparsity = SparsityConfig()
     batch = [
         Request(
-            request_id=i, prompt_len=10, prompt_ids=prompt_of(MHA, i, 10), generation=replace(generation, stop_at_eos=i < 3)
+            request_id=i,
+            prompt_len=10,
+            prompt_ids=prompt_of(MHA, i, 10),
+            generation=replace(generation, stop_at_eos=i < 3),
         )
         for i in range(5)
-    ]  # fmt: skip
+    ]
     stop_ids = frozenset({whole(MHA, replace(batch[0], request_id=0), sparsity)[5]})
     config = EngineConfig(max_num_seqs=2, max_model_len=MAX_TOTAL, sparsity=sparsity)
     record = drive_steps(serve(MHA, config, 200, stop_ids), batch, WallClock())
@@ -425,8 +433,15 @@ def test_a_checkpoint_names_its_stop_tokens(tmp_path: Path) -> None:
 
 def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -> Cell:
     platform = "rtx4090" if executor == "roofline" else "cpu-tiny"
-    return Cell(system=system, dataset="osc", platform=platform, executor=executor, rate=None, seed=0,
-                knobs=tuple({"num_requests": 4, "stop_at_eos": True, **knobs}.items()))  # fmt: skip
+    return Cell(
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor=executor,
+        rate=None,
+        seed=0,
+        knobs=tuple({"num_requests": 4, "stop_at_eos": True, **knobs}.items()),
+    )
 
 
 @pytest.mark.parametrize(
@@ -435,10 +450,13 @@ def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -
         (cell("dllm-serve", "roofline"), "stop_at_eos=True cannot be simulated: leave it out, or use --executor torch"),
         (cell("llada", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
         (cell("dllm-cache", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
-        (cell("dllm-serve", "torch", block_length=64), "stop_at_eos=True has no effect on a single block of gen_length=64"),
+        (
+            cell("dllm-serve", "torch", block_length=64),
+            "stop_at_eos=True has no effect on a single block of gen_length=64",
+        ),
         (cell("llada", "torch", block_length=64, batch_size=1), "stop_at_eos=True has no effect on a single block"),
     ],
-)  # fmt: skip
+)
 def test_refused_in_one_sentence(refused: Cell, says: str) -> None:
     with pytest.raises(UserError, match=says):
         prepare(refused)
@@ -501,6 +519,8 @@ def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> No
 
 
 def test_generate_refuses_it_without_blocks() -> None:
-    done = CliRunner().invoke(app, ["generate", "--prompt", "a", "--gen-length", "16", "--block-length", "16", "--stop-at-eos"])  # fmt: skip
+    done = CliRunner().invoke(
+        app, ["generate", "--prompt", "a", "--gen-length", "16", "--block-length", "16", "--stop-at-eos"]
+    )
     assert isinstance(done.exception, UserError)
     assert "stop_at_eos=True has no effect on a single block" in str(done.exception)

@@ -44,9 +44,12 @@ QUESTIONS = (
     {"question": "A thousand and $2?", "answer": "That is 1,000+2.\n#### 1,002"},
 )
 FUNCTION = {
-    "task_id": "HumanEval/0", "prompt": 'def inc(x):\n    """Add one."""\n', "canonical_solution": "    return x + 1\n",
-    "test": "def check(candidate):\n    assert candidate(1) == 2\n", "entry_point": "inc",
-}  # fmt: skip
+    "task_id": "HumanEval/0",
+    "prompt": 'def inc(x):\n    """Add one."""\n',
+    "canonical_solution": "    return x + 1\n",
+    "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+    "entry_point": "inc",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +66,9 @@ def write_jsonl(path: Path, *rows: Mapping[str, object]) -> Path:
 def cell(task: str, system: str = "dllm-serve", **knobs: Scalar) -> Cell:
     executor = str(knobs.pop("executor", "torch"))
     where = str(knobs.pop("platform", "cpu-tiny"))
-    return Cell(system=system, dataset=task, platform=where, executor=executor, rate=None, seed=3,
-                knobs=tuple(knobs.items()))  # fmt: skip
+    return Cell(
+        system=system, dataset=task, platform=where, executor=executor, rate=None, seed=3, knobs=tuple(knobs.items())
+    )
 
 
 # ---- the embedded model's tasks -----------------------------------------------------------------
@@ -86,12 +90,7 @@ def test_mini_code_is_judged_by_what_it_computes() -> None:
     (problem,) = task.problems
     same = problem.reference.replace("return x", "y = x\n    return y")
     assert task.grade(problem, same) == Verdict(correct=True, strict=False)
-    for text in (
-        "\n    return x",
-        "\n    raise KeyError",
-        " not python",
-        "\n    import os\n    os.abort()",
-    ):
+    for text in ("\n    return x", "\n    raise KeyError", " not python", "\n    import os\n    os.abort()"):
         assert task.grade(problem, text) == WRONG, text
 
 
@@ -325,16 +324,22 @@ def test_the_key_follows_the_problems(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (cell("mini-gsm", executor="roofline", platform="rtx4090"), "is graded and a simulated executor cannot answer it"),
+        (
+            cell("mini-gsm", executor="roofline", platform="rtx4090"),
+            "is graded and a simulated executor cannot answer it",
+        ),
         (cell("mini-gsm", weights="random"), "is graded and random weights cannot answer it"),
         (cell("mini-gsm", fixed_prompt_len=32), "fixed_prompt_len=32 has no effect with dataset='mini-gsm'"),
         (cell("mini-gsm", length_scale=0.5), "length_scale=0.5 has no effect with dataset='mini-gsm'"),
         (cell("osc", chat=True), "chat=True has no effect on dataset='osc' here, it is served and not graded"),
         (cell("gsm8k", num_fewshot=3), "its problems are not here: set REPRO_DATA_DIR"),
-        (cell("mini-gsm", gen_length=600, steps=600), "prompt tokens and there is room for 168: lower num_fewshot or gen_length"),
+        (
+            cell("mini-gsm", gen_length=600, steps=600),
+            "prompt tokens and there is room for 168: lower num_fewshot or gen_length",
+        ),
         (cell("mini-gsm", chat=True), "the checkpoint has no chat template"),
     ],
-)  # fmt: skip
+)
 def test_cells_are_refused(asked: Cell, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         prepare(asked)
@@ -379,8 +384,9 @@ def test_answers_are_those_of_one_request_at_a_time(sparse: tuple[Any, RunRecord
     """What the batch answers, and its verdicts, against single requests through ``repro generate``'s path."""
     experiment, record = sparse
     generation = GenerationConfig(gen_length=40, block_length=8, steps=40)
-    options = GenerateOptions(system="dllm-serve", model="tiny", generation=generation,
-                              knobs={"selection": "uniform", "retention_ratio": 0.2})  # fmt: skip
+    options = GenerateOptions(
+        system="dllm-serve", model="tiny", generation=generation, knobs={"selection": "uniform", "retention_ratio": 0.2}
+    )
     outputs = [generate(options, request.prompt_ids).token_ids for request in experiment.workload.requests]
     verdicts = experiment.task.grade_all(experiment.task.problems, decode_answers(outputs, "tiny"))
     assert record.requests["correct"] == [verdict.correct for verdict in verdicts]
@@ -443,8 +449,20 @@ def call(
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--task", "mini-code", "--limit", 3, "--gen-length", 40, "--block-length", 8, "--selection", "dense",
-             "--result-dir", tmp_path)  # fmt: skip
+    asked = (
+        "--task",
+        "mini-code",
+        "--limit",
+        3,
+        "--gen-length",
+        40,
+        "--block-length",
+        8,
+        "--selection",
+        "dense",
+        "--result-dir",
+        tmp_path,
+    )
     code, out, err = call(monkeypatch, capsys, *asked, "--json")
     assert (code, err.split(",")[0]) == (0, "1 runs done")
     result = json.loads(out)
@@ -469,13 +487,20 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (("--task", "arc"), "task='arc' is unknown"),
         (("--task", "gsm8k"), "dataset='gsm8k' cannot be graded here, its problems are not here: set REPRO_DATA_DIR"),
         (("--platform", "rtx4090"), "model='llada-8b' is"),
-        (("--selection", "dense", "--retention-ratio", "0.5"), "retention_ratio=0.5 has no effect with selection='dense'"),
+        (
+            ("--selection", "dense", "--retention-ratio", "0.5"),
+            "retention_ratio=0.5 has no effect with selection='dense'",
+        ),
         (("--limit", "0"), "num_problems=0 must be at least 1"),
     ],
-)  # fmt: skip
+)
 def test_command_refuses(
-    arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+    arguments: tuple[str, ...],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, _, err = call(monkeypatch, capsys, *arguments, "--result-dir", tmp_path / "runs")
     assert code == 2
     assert err.startswith("error: ")

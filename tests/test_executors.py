@@ -31,8 +31,15 @@ from engines.roofline import Calibration, Roofline
 
 MAX_TOTAL = 40
 Arrivals = Sequence[tuple[int, Request]]
-CALIBRATION = Calibration(gpu=L40S.name, matmul_efficiency=0.5, attention_efficiency=0.4, bandwidth_efficiency=0.6,
-                          step_overhead_s=1e-3, fitted_on=("test",), note="made up")  # fmt: skip
+CALIBRATION = Calibration(
+    gpu=L40S.name,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.4,
+    bandwidth_efficiency=0.6,
+    step_overhead_s=1e-3,
+    fitted_on=("test",),
+    note="made up",
+)
 ROOFLINE = Roofline(ModelShape.from_llada(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
 
 
@@ -115,8 +122,21 @@ def check_same(case: Case) -> None:
     for real, charged in zip(records, simulated, strict=True):
         assert real.query_tokens == charged.query_tokens
         assert real.logit_rows == charged.logit_rows
-        for name in ("step", "num_refresh", "num_reuse", "scheduled_tokens", "committed_tokens", "kv_rows_used", "kv_rows_total",
-                     "num_running", "num_waiting", "admitted", "first_block", "finished", "failed"):  # fmt: skip
+        for name in (
+            "step",
+            "num_refresh",
+            "num_reuse",
+            "scheduled_tokens",
+            "committed_tokens",
+            "kv_rows_used",
+            "kv_rows_total",
+            "num_running",
+            "num_waiting",
+            "admitted",
+            "first_block",
+            "finished",
+            "failed",
+        ):
             assert getattr(real, name) == getattr(charged, name), name
     assert sum(record.committed_tokens for record in records) == sum(r.generation.gen_length for _, r in case.arrivals)
     assert sorted(i for record in records for i in record.finished) == sorted(r.request_id for _, r in case.arrivals)
@@ -148,12 +168,27 @@ def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case: Case) -
 
 
 def item(
-    phase: Phase, *, total: int = 100, block: tuple[int, int] = (60, 68), window_end: int | None = None, left: int = 5,
+    phase: Phase,
+    *,
+    total: int = 100,
+    block: tuple[int, int] = (60, 68),
+    window_end: int | None = None,
+    left: int = 5,
     kept: int = 46,
-) -> PlanItem:  # fmt: skip
-    return PlanItem(request_id=0, phase=phase, total_len=total, block_start=block[0], block_end=block[1],
-                    window_end=block[1] if window_end is None else window_end, commit=1, masks_left=left, kept_rows=kept,
-                    kv_start=0, step_in_block=2 if phase is Phase.REUSE else 0)  # fmt: skip
+) -> PlanItem:
+    return PlanItem(
+        request_id=0,
+        phase=phase,
+        total_len=total,
+        block_start=block[0],
+        block_end=block[1],
+        window_end=block[1] if window_end is None else window_end,
+        commit=1,
+        masks_left=left,
+        kept_rows=kept,
+        kv_start=0,
+        step_in_block=2 if phase is Phase.REUSE else 0,
+    )
 
 
 def plan_of(*items: PlanItem, pad_to: int | None = None) -> StepPlan:

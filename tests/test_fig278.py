@@ -52,8 +52,9 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
         runs.append(replace(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
     rows = read_csv(fig2.render(runs, CPU_VIEW, tmp_path))
     assert [(row["logits"], row["activation_bytes"], row["obtained"]) for row in rows] == [
-        ("monolithic", "1000000", "measured"), ("decomposed", "1000000", "measured"),
-    ]  # fmt: skip
+        ("monolithic", "1000000", "measured"),
+        ("decomposed", "1000000", "measured"),
+    ]
     assert "measured on" in text_of(drawn[0])
 
 
@@ -162,8 +163,11 @@ def test_ladder_with_a_missing_rung(tmp_path: Path) -> None:
 
 
 def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
-    view = View(platform=replace(RTX4090, executor="torch"), reading="efficient",
-                knobs=(("weights", "random"), ("num_requests", 3)))  # fmt: skip
+    view = View(
+        platform=replace(RTX4090, executor="torch"),
+        reading="efficient",
+        knobs=(("weights", "random"), ("num_requests", 3)),
+    )
     runs = runs_of([view.applied(cell) for cell in fig8.cells(view)], climb)
     assert {run.cell.knob_values["num_requests"] for run in runs} == {3}
     rendered = fig8.render(runs, view, tmp_path)
@@ -174,9 +178,12 @@ def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
 
 def test_components_start_with_themselves_switched_off() -> None:
     assert {name: each.variants[0].label for name, each in COMPONENTS.items()} == {
-        "engine": "Sparse-dLLM", "scheduler": "request", "budgeting": "monolithic", "sparsity": "dense",
+        "engine": "Sparse-dLLM",
+        "scheduler": "request",
+        "budgeting": "monolithic",
+        "sparsity": "dense",
         "refresh": "two (delay 1)",
-    }  # fmt: skip
+    }
     for each in COMPONENTS.values():
         keys = {variant.cell(CPU_VIEW, "burst", 1.0, 0).key for variant in each.variants}
         assert len(keys) == len(each.variants) > 1

@@ -163,8 +163,9 @@ def test_csv_of_the_papers_card(tmp_path: Path) -> None:
     assert len(ours) == len(fig3.cells(CARD_VIEW))
     assert {row["obtained"] for row in ours} == {"simulated"}
     assert {(row["system"], row["batch_size"], row["reading"]) for row in ours} == {
-        ("dllm-serve", "", ""), *((name, "3", "published") for name in COMPARED[1:]),
-    }  # fmt: skip
+        ("dllm-serve", "", ""),
+        *((name, "3", "published") for name in COMPARED[1:]),
+    }
     first = ours[0]
     assert (first["dataset"], first["system"], first["rate_req_s"]) == ("livebench", "dllm-serve", "0.1")
     assert float(first["throughput_tok_s"]) == pytest.approx(6)

@@ -52,9 +52,11 @@ def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure
 def test_latency_findings() -> None:
     found = {f.claim: f.value for f in fig4.findings(runs_of(fig4.cells(CARD_VIEW), speed), CARD_VIEW)}
     assert found == {
-        "dllm-low-load-equal": pytest.approx(5), "dllm-4090-burst-base-lat": pytest.approx(6.4),
-        "dllm-4090-burst-serve-lat": pytest.approx(3.2), "dllm-4090-burst-lat-ratio": pytest.approx(2),
-    }  # fmt: skip
+        "dllm-low-load-equal": pytest.approx(5),
+        "dllm-4090-burst-base-lat": pytest.approx(6.4),
+        "dllm-4090-burst-serve-lat": pytest.approx(3.2),
+        "dllm-4090-burst-lat-ratio": pytest.approx(2),
+    }
     assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
     runs = runs_of(fig4.cells(CARD_VIEW), speed)
     broken = [replace(r, validity=FAILED) if r.cell.system == "dllm-serve" else r for r in runs]

@@ -107,23 +107,35 @@ def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> Non
 def test_paper_values_are_hollow_and_marked(tmp_path: Path, drawn: list[Figure]) -> None:
     printed = {(value.task, value.selection, value.ratio): value.percent for value in paper_values()}
     assert printed == {
-        ("mini-code", "head", 0.1): 20.1, ("mini-code", "uniform", 0.1): 7.9,
-        ("mini-gsm", "head", 0.1): 75.1, ("mini-gsm", "uniform", 0.1): 40.0,
-    }  # fmt: skip
+        ("mini-code", "head", 0.1): 20.1,
+        ("mini-code", "uniform", 0.1): 7.9,
+        ("mini-gsm", "head", 0.1): 75.1,
+        ("mini-gsm", "uniform", 0.1): 40.0,
+    }
     rendered = fig6.render(made(VIEW), VIEW, tmp_path)
     line = drawn_lines(panel(drawn[0], PANELS["mini-code"]))["head, paper (LLaDA-8B)"]
     assert (list(line.get_xdata()), list(line.get_ydata()), line.get_fillstyle()) == ([10], [20.1], "none")
     paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
     assert [(row["task"], row["accuracy"]) for row in paper] == [
-        ("HumanEval", "0.201"), ("HumanEval", "0.079"), ("GSM8K", "0.751"), ("GSM8K", "0.4"),
-    ]  # fmt: skip
+        ("HumanEval", "0.201"),
+        ("HumanEval", "0.079"),
+        ("GSM8K", "0.751"),
+        ("GSM8K", "0.4"),
+    ]
 
 
 def test_table_and_paired_test(tmp_path: Path) -> None:
     rendered = fig6.render(made(VIEW), VIEW, tmp_path)
     assert rendered.rows[0] == (
-        "mini-code", "10 %", "40.0 (21.9 to 61.3)", "10.0 (2.8 to 30.1)", "8 / 2", "p = 0.11", "95.0 (76.4 to 99.1)", "yes",
-    )  # fmt: skip
+        "mini-code",
+        "10 %",
+        "40.0 (21.9 to 61.3)",
+        "10.0 (2.8 to 30.1)",
+        "8 / 2",
+        "p = 0.11",
+        "95.0 (76.4 to 99.1)",
+        "yes",
+    )
     assert [row[4] for row in rendered.rows[4:]] == ["8 / 2", "10 / 10", "8 / 9", "4 / 7"]
     assert any(
         "mini-gsm at 10 %: head-level 40.0 %, uniform 10.0 % (+30.0 points; 8 problems" in note
@@ -154,8 +166,10 @@ def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
     assert any(note.startswith("INVALID: dllm-serve_mini-gsm_cpu-tiny") for note in rendered.notes)
     assert "dllm-gsm-gain" not in {f.claim for f in fig6.findings(broken(made(VIEW), "uniform", 0.1), VIEW)}
     # One repeat of one series only: its other repeat has no partner.
-    half = [replace(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
-            for run in made(TWICE)]  # fmt: skip
+    half = [
+        replace(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
+        for run in made(TWICE)
+    ]
     points = load_points(half)
     assert compare(find(points, "mini-gsm", "head", 0.1), find(points, "mini-gsm", "uniform", 0.1)) is None
 

@@ -85,8 +85,13 @@ def write_llada(directory: Path, *, shards: int = 1, mask_gain: float = 0.0, **t
 def write_dream(directory: Path, *, shards: int = 1, **tokenizer: object) -> Path:
     directory.mkdir()
     base = load_tokenizer(write_dream_tokenizer(directory, **tokenizer))
-    config = replace(DREAM, vocab_size=base.vocab_size + 2, mask_token_id=base.mask_token_id,
-                     eos_token_id=base.eos_token_id, pad_token_id=base.eos_token_id)  # fmt: skip
+    config = replace(
+        DREAM,
+        vocab_size=base.vocab_size + 2,
+        mask_token_id=base.mask_token_id,
+        eos_token_id=base.eos_token_id,
+        pad_token_id=base.eos_token_id,
+    )
     weights = dream_weights(config)
     weights["lm_head.weight"][base.mask_token_id] = 0
     write(directory, config.to_dict(), weights, torch.bfloat16, shards)
@@ -233,11 +238,27 @@ def test_ids_may_follow_a_byte_order_mark(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ['{"prompt_ids": {"5": 1}}', '{"prompt_ids": "12"}', '{"prompt_ids": 5}', '"12"', '["5", "6"]', '{"5": 1}', "5_0 6",
-     "+5", "\uff15 \uff16", "\u0665", '["\uff15"]', "[" * 100_000, "[1" + "0" * 5000 + "]", "1" + "0" * 5000],
+    [
+        '{"prompt_ids": {"5": 1}}',
+        '{"prompt_ids": "12"}',
+        '{"prompt_ids": 5}',
+        '"12"',
+        '["5", "6"]',
+        '{"5": 1}',
+        "5_0 6",
+        "+5",
+        "\uff15 \uff16",
+        "\u0665",
+        '["\uff15"]',
+        "[" * 100_000,
+        "[1" + "0" * 5000 + "]",
+        "1" + "0" * 5000,
+    ],
     ids=range(14),
-)  # fmt: skip
-def test_what_is_not_a_list_of_ids_is_refused(generate: Generate, folders: dict[str, Path], tmp_path: Path, text: str) -> None:  # fmt: skip
+)
+def test_what_is_not_a_list_of_ids_is_refused(
+    generate: Generate, folders: dict[str, Path], tmp_path: Path, text: str
+) -> None:
     file = tmp_path / "ids"
     file.write_text(text, encoding="utf-8")
     line = generate("--model", folders["llada"], "--prompt-ids", file, *SHORT).refusal()
@@ -260,16 +281,31 @@ def test_a_hub_id(tmp_path: Path) -> None:
 
     def call(model: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-c", "from repro.cli import main; main()", "generate", "--model", str(model), "--prompt", "hi", *SHORT],
-            capture_output=True, text=True, check=False, env=environment,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                "from repro.cli import main; main()",
+                "generate",
+                "--model",
+                str(model),
+                "--prompt",
+                "hi",
+                *SHORT,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
 
     by_id, by_folder = call("owner/tiny-instruct"), call(folder)
     assert (by_id.returncode, by_id.stderr) == (0, "")
     assert by_id.stdout == by_folder.stdout
     absent = call("owner/absent")
     assert (absent.returncode, absent.stdout) == (2, "")
-    assert absent.stderr.startswith("error: model='owner/absent' could not be fetched from the hub (LocalEntryNotFoundError)")  # fmt: skip
+    assert absent.stderr.startswith(
+        "error: model='owner/absent' could not be fetched from the hub (LocalEntryNotFoundError)"
+    )
     assert len(absent.stderr.splitlines()) == 1
 
 
@@ -285,7 +321,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.mark.parametrize(
     ("family", "options", "says"),
     [
-        ("dream", "--system fast-dllm --cache none --threshold 0.9", "threshold=0.9 has no effect with cache='none' on a dream"),
+        (
+            "dream",
+            "--system fast-dllm --cache none --threshold 0.9",
+            "threshold=0.9 has no effect with cache='none' on a dream",
+        ),
         ("dream", "--system fast-dllm --alg entropy --threshold 0.9", "threshold=0.9 has no effect with alg='entropy'"),
         ("dream", "--system dream --threshold 0.9", "threshold=0.9 has no effect with system='dream'"),
         ("llada", "--system sparse-dllm --threshold 0.9", "threshold=0.9 has no effect with system='sparse-dllm'"),
@@ -295,8 +335,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("llada", "--system dllm-cache --prompt-interval 0", "prompt_interval=0 must be at least 1"),
         ("llada", "--system dllm-cache --cfg-interval 4", "cfg_interval=4 has no effect without guidance"),
         ("llada", "--system llada --cfg-interval 4", "cfg_interval=4 has no effect with system='llada'"),
-        ("llada", "--threshold 0.9 --factor 1", "threshold=0.9 and factor=1.0 are two rules for one thing: give one of them"),
-        ("llada", "--system fast-dllm --alg entropy", "alg='entropy' has no effect with system='fast-dllm' on a llada model"),
+        (
+            "llada",
+            "--threshold 0.9 --factor 1",
+            "threshold=0.9 and factor=1.0 are two rules for one thing: give one of them",
+        ),
+        (
+            "llada",
+            "--system fast-dllm --alg entropy",
+            "alg='entropy' has no effect with system='fast-dllm' on a llada model",
+        ),
         ("llada", "--system llada --alg entropy", "alg='entropy' has no effect with system='llada' on a llada model"),
         ("llada", "--alg entropy", "alg='entropy' has no effect with system='dllm-serve'"),
         ("llada", "--cache dual", "cache='dual' has no effect with system='dllm-serve'"),
@@ -306,22 +354,46 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("llada", "--temperature 1 --top-k -3", "top_k=-3 must be at least 1"),
         ("llada", "--temperature 1 --top-p 0", "top_p=0.0 must be in (0, 1]"),
         ("llada", "--temperature 1 --top-p 1.5", "top_p=1.5 must be in (0, 1]"),
-        ("llada", "--top-p 0.9", "top_p=0.9 has no effect at temperature=0, which draws nothing: raise the temperature"),
+        (
+            "llada",
+            "--top-p 0.9",
+            "top_p=0.9 has no effect at temperature=0, which draws nothing: raise the temperature",
+        ),
         ("dream", "--system dream --top-k 5", "top_k=5 has no effect at temperature=0"),
         ("llada", "--alg-temp 0.5", "alg_temp=0.5 has no effect with system='dllm-serve' on a llada model"),
         ("dream", "--system dream --alg-temp 0.5", "alg_temp=0.5 has no effect with alg='origin', which ranks nothing"),
         ("dream", "--system dream --alg entropy --alg-temp -1", "alg_temp=-1.0 must be a finite number, 0 or above"),
-        ("dream", "--system fast-dllm --threshold 0.9 --alg-temp 0.5", "alg_temp=0.5 has no effect with parallel decoding"),
-        ("dream", "--system fast-dllm --alg confidence_threshold --alg-temp 0.5", "alg_temp=0.5 has no effect with parallel"),
-        ("dream", "--system dream --block-length 8", "block_length=8 has no effect with system='dream' on a dream model"),
-        ("dream", "--system dllm-cache --block-length 8", "block_length=8 has no effect with system='dllm-cache' on a dream"),
+        (
+            "dream",
+            "--system fast-dllm --threshold 0.9 --alg-temp 0.5",
+            "alg_temp=0.5 has no effect with parallel decoding",
+        ),
+        (
+            "dream",
+            "--system fast-dllm --alg confidence_threshold --alg-temp 0.5",
+            "alg_temp=0.5 has no effect with parallel",
+        ),
+        (
+            "dream",
+            "--system dream --block-length 8",
+            "block_length=8 has no effect with system='dream' on a dream model",
+        ),
+        (
+            "dream",
+            "--system dllm-cache --block-length 8",
+            "block_length=8 has no effect with system='dllm-cache' on a dream",
+        ),
         ("dream", "--system fast-dllm --cache none --block-length 8", "block_length=8 has no effect with cache='none'"),
-        ("dream", "--system dream --stop-at-eos", "stop_at_eos=True has no effect with system='dream' here, whose loop has no"),
+        (
+            "dream",
+            "--system dream --stop-at-eos",
+            "stop_at_eos=True has no effect with system='dream' here, whose loop has no",
+        ),
         ("llada", "--no-chat", "chat=False has no effect with --prompt-ids"),
         ("llada", "--system-prompt x", "system_prompt='x' has no effect with --prompt-ids"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_bad_combinations(
     generate: Generate, folders: dict[str, Path], tmp_path: Path, family: str, options: str, says: str
 ) -> None:
@@ -364,9 +436,13 @@ def test_settings_of_a_loop_without_blocks() -> None:
     for system, options in (("dream", {}), ("dllm-cache", {}), ("fast-dllm", {"cache": "none"})):
         assert generation_of(system, "dream", options, asked) == whole
     for system, family, options in (
-        ("fast-dllm", "dream", {}), ("sparse-dllm", "dream", {}), ("dllm-serve", "dream", {}),
-        ("fast-dllm", "llada", {"cache": "none"}), ("dllm-cache", "llada", {}), ("llada", "llada", {}),
-    ):  # fmt: skip
+        ("fast-dllm", "dream", {}),
+        ("sparse-dllm", "dream", {}),
+        ("dllm-serve", "dream", {}),
+        ("fast-dllm", "llada", {"cache": "none"}),
+        ("dllm-cache", "llada", {}),
+        ("llada", "llada", {}),
+    ):
         assert generation_of(system, family, options, asked) == asked
 
 
@@ -394,8 +470,15 @@ def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
         system: str, executor: str = "torch", platform: str = "cpu-tiny", **knobs: object
     ) -> list[GenerationConfig]:
         shape = {"num_requests": 3, "gen_length": 32, "steps": 32, "fixed_prompt_len": 12, "length_scale": 1.0, **knobs}
-        cell = Cell(system=system, dataset="osc", platform=platform, executor=executor, rate=None, seed=0,
-                    knobs=tuple(shape.items()))  # type: ignore[arg-type]  # fmt: skip
+        cell = Cell(
+            system=system,
+            dataset="osc",
+            platform=platform,
+            executor=executor,
+            rate=None,
+            seed=0,
+            knobs=tuple(shape.items()),
+        )  # type: ignore[arg-type]
         return [request.generation for request in prepare(cell).workload.requests]
 
     dream = {"model": str(folders["dream"])}

@@ -63,9 +63,9 @@ def test_nothing_else_is_shipped() -> None:
 def test_every_method_has_cases() -> None:
     """Those recorded from dLLM-Serve's own code have the same rules as dllm_serve_*, and are in other folders."""
     counts = Counter(case.method for case in CASES)
-    assert counts.keys() == SAMPLERS.keys() == set(METHODS) - {
-        "dllm_serve_upstream_head", "dllm_serve_upstream_uniform",
-    }  # fmt: skip
+    assert (
+        counts.keys() == SAMPLERS.keys() == set(METHODS) - {"dllm_serve_upstream_head", "dllm_serve_upstream_uniform"}
+    )
     assert min(counts.values()) >= 6
     assert all(case.required and case.nfe is not None for case in CASES)
     assert len({case.id for case in CASES}) == len(CASES)
@@ -79,34 +79,47 @@ def values(methods: str, key: str) -> set[object]:
 def test_the_goldens_cover_the_grid() -> None:
     for methods, key, expected in (
         ("llada", "cfg_scale", {None, 0.5, 1.0, 2.0}),
-        *((f"fast_dllm_{cache}", key, expected) for cache in ("nocache", "prefix_cache", "dual_cache")
-          for key, expected in (("threshold", {None, 0.9, 0.4, 0.05}), ("factor", {None, 0.5, 1.2, 2.5}))),
+        *(
+            (f"fast_dllm_{cache}", key, expected)
+            for cache in ("nocache", "prefix_cache", "dual_cache")
+            for key, expected in (("threshold", {None, 0.9, 0.4, 0.05}), ("factor", {None, 0.5, 1.2, 2.5}))
+        ),
         ("sparse_dllm", "keep_ratio", {0.2, 0.3, 0.5, 1.0}),
         ("sparse_dllm", "kernel_size", {1, 3, 5}),
         ("dllm_cache", "prompt_interval", {1, 2, 3, 4, 5, 100}),
         ("dllm_cache", "gen_interval", {1, 2, 3, 5, 6, 7, 100}),
         ("dllm_cache", "transfer_ratio", {0.0, 0.02, 0.25, 0.3, 0.5, 1.0}),
-        *((f"{family}dllm_serve_{selection}", "delay_step", {0, 1})
-          for family in ("", "dream_") for selection in ("head", "uniform", "dense")),
+        *(
+            (f"{family}dllm_serve_{selection}", "delay_step", {0, 1})
+            for family in ("", "dream_")
+            for selection in ("head", "uniform", "dense")
+        ),
         *((f"dllm_serve_{selection}", "threshold", {None, 0.25, 0.6}) for selection in ("head", "uniform", "dense")),
         *((f"dllm_serve_{selection}", "first_token_rule", {False, True}) for selection in ("head", "uniform", "dense")),
         ("dllm_serve", "factor", {None, 0.5, 1.2, 2.5}),
-        *((f"{family}dllm_serve_{selection}", "keep_ratio", {0.2, 0.3, 0.5, 1.0})
-          for family in ("", "dream_") for selection in ("head", "uniform")),
-        *((f"{family}dllm_serve_{selection}", "kernel_size", {1, 3, 5})
-          for family in ("", "dream_") for selection in ("head", "uniform")),
+        *(
+            (f"{family}dllm_serve_{selection}", "keep_ratio", {0.2, 0.3, 0.5, 1.0})
+            for family in ("", "dream_")
+            for selection in ("head", "uniform")
+        ),
+        *(
+            (f"{family}dllm_serve_{selection}", "kernel_size", {1, 3, 5})
+            for family in ("", "dream_")
+            for selection in ("head", "uniform")
+        ),
         ("dream_vanilla", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
         ("dream_sparse", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
         ("dream_dllm_cache", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
         ("dream_prefix", "alg", {"entropy", "maskgit_plus", "confidence_threshold"}),
         ("dream_dual", "threshold", {None, 0.3, 0.7, 0.9}),
         ("dream_dllm_serve", "threshold", {None, 0.25, 0.6}),
-    ):  # fmt: skip
+    ):
         assert values(methods, key) == expected, (methods, key)
     combined = {
         (case.method, case.params["delay_step"], case.params.get("threshold"), case.params["first_token_rule"])
-        for case in CASES if case.method.startswith("dllm_serve")
-    }  # fmt: skip
+        for case in CASES
+        if case.method.startswith("dllm_serve")
+    }
     assert len(combined & set(product(METHODS, (0, 1), (None, 0.25, 0.6), (False, True)))) == 3 * 3 * 3
     serve = [case.options.generation for case in CASES if case.method.startswith("dllm_serve")]
     assert any(generation.gen_length % generation.block_length for generation in serve)

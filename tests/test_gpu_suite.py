@@ -27,8 +27,17 @@ class Clock:
         return self.time
 
 
-def job(name: str, clock: Clock, log: list[str], *, takes: float = 10, estimate: float = 10, kind: str | None = None,
-        needs: Sequence[str] = (), error: Callable[[], Exception | BaseException | None] = lambda: None) -> Job:  # fmt: skip
+def job(
+    name: str,
+    clock: Clock,
+    log: list[str],
+    *,
+    takes: float = 10,
+    estimate: float = 10,
+    kind: str | None = None,
+    needs: Sequence[str] = (),
+    error: Callable[[], Exception | BaseException | None] = lambda: None,
+) -> Job:
     def run(limit_s: float) -> dict[str, Any]:
         log.append(name)
         clock.time += takes
@@ -206,8 +215,14 @@ def test_estimates_grow_with_the_work(h200: list[Job]) -> None:
 
 
 def repro(*arguments: str, cwd: Path = REPO) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "repro", *arguments], capture_output=True, text=True, check=False, cwd=cwd,
-                          env={**os.environ, "PYTHONPATH": str(REPO), "REPRO_COMMIT": "abcdef0"})  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", "repro", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPO), "REPRO_COMMIT": "abcdef0"},
+    )
 
 
 def test_small_suite_from_end_to_end(tmp_path: Path) -> None:

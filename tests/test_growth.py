@@ -102,9 +102,10 @@ def test_missing_and_invalid_points_are_named(tmp_path: Path) -> None:
 def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path: Path) -> None:
     """With weights that the view names, which every cell then has."""
     view = View(
-        platform=replace(RTX4090, executor="torch"), reading="efficient",
+        platform=replace(RTX4090, executor="torch"),
+        reading="efficient",
         knobs=(("weights", "random"), ("num_requests", 99)),
-    )  # fmt: skip
+    )
     cells = [view.applied(cell) for cell in growth.cells(view)]
     assert {cell.knob_values["weights"] for cell in cells} == {"random"}
     assert 99 not in {cell.knob_values["num_requests"] for cell in cells}, "the figure's own number goes first"
@@ -116,7 +117,13 @@ def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("first", "last", "slope"),
-    [((1, 2.0), (8, 16.0), 1.0), ((2, 8.0), (4, 2.0), -2.0), ((1, 2.0), (1, 2.0), None), ((1, 0.0), (2, 1.0), None), ((1, None), (2, 1.0), None)],
-)  # fmt: skip
+    [
+        ((1, 2.0), (8, 16.0), 1.0),
+        ((2, 8.0), (4, 2.0), -2.0),
+        ((1, 2.0), (1, 2.0), None),
+        ((1, 0.0), (2, 1.0), None),
+        ((1, None), (2, 1.0), None),
+    ],
+)
 def test_exponent(first: tuple[float, float | None], last: tuple[float, float | None], slope: float | None) -> None:
     assert growth.exponent(first, last) == (None if slope is None else pytest.approx(slope))

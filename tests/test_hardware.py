@@ -31,12 +31,25 @@ def test_unknown_gpu_lists_the_known_ones():
 
 def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
     named = {
-        "NVIDIA GeForce RTX 4090": RTX4090, "NVIDIA L40S": L40S, "NVIDIA H200": H200, "NVIDIA H20": H20,
-        "NVIDIA RTX4090": RTX4090, "nvidia h200 nvl": H200,
-    }  # fmt: skip
+        "NVIDIA GeForce RTX 4090": RTX4090,
+        "NVIDIA L40S": L40S,
+        "NVIDIA H200": H200,
+        "NVIDIA H20": H20,
+        "NVIDIA RTX4090": RTX4090,
+        "nvidia h200 nvl": H200,
+    }
     assert {name: gpu_of_device(name) for name in named} == named
-    for name in ("NVIDIA GeForce RTX 4090 D", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H200 MIG 1g.18gb", "NVIDIA L40",
-                 "NVIDIA GH200 480GB", "NVIDIA H20-3e", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 3090", ""):  # fmt: skip
+    for name in (
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA H200 MIG 1g.18gb",
+        "NVIDIA L40",
+        "NVIDIA GH200 480GB",
+        "NVIDIA H20-3e",
+        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA GeForce RTX 3090",
+        "",
+    ):
         assert gpu_of_device(name) is None, name
 
 

@@ -58,9 +58,13 @@ def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dic
 
 @lru_cache(maxsize=4096)
 def alone(
-    model: TinyModel, request: Request, sparsity: SparsityConfig, decode: DecodeConfig = PLAIN, cached: bool = True,
+    model: TinyModel,
+    request: Request,
+    sparsity: SparsityConfig,
+    decode: DecodeConfig = PLAIN,
+    cached: bool = True,
     window: Window = "block",
-) -> Ids:  # fmt: skip
+) -> Ids:
     """On an engine with room for everything, nobody else in it and all logits in one chunk."""
     request = replace(request, request_id=0)
     config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=sparsity, decode=decode)
@@ -264,8 +268,13 @@ def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConf
 
     def outputs_of(batch: Sequence[Request], size: int) -> dict[int, Ids]:
         kv_rows = size * max(cache_rows(request, sparsity) for request in batch) if cached else 0
-        config = EngineConfig(max_num_batched_tokens=10**6, max_num_seqs=size, max_model_len=MAX_TOTAL,
-                              sparsity=sparsity, suppress_mask_token=False)  # fmt: skip
+        config = EngineConfig(
+            max_num_batched_tokens=10**6,
+            max_num_seqs=size,
+            max_model_len=MAX_TOTAL,
+            sparsity=sparsity,
+            suppress_mask_token=False,
+        )
         executor = PaddedTorchExecutor(network(model), config, kv_rows, batch_size=size)
         engine = Engine(StaticBatchScheduler(config, KvPool(kv_rows), rule, batch_size=size), executor)
         return run_together(engine, [(0, request) for request in batch])
@@ -284,8 +293,12 @@ def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConf
 
 
 def request_on(model: TinyModel, *, seed: int, prompt_len: int = 11, **generation: float) -> Request:
-    return Request(request_id=0, prompt_len=prompt_len, prompt_ids=prompt_of(model, seed, prompt_len),
-                   generation=GenerationConfig(**generation))  # type: ignore[arg-type]  # fmt: skip
+    return Request(
+        request_id=0,
+        prompt_len=prompt_len,
+        prompt_ids=prompt_of(model, seed, prompt_len),
+        generation=GenerationConfig(**generation),
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("delay", [0, 1])

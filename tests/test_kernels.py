@@ -95,8 +95,14 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolEx
 
 
 @settings(max_examples=15)
-@given(seed=seeds, requests=requests, kv_heads=st.integers(1, 3), width=st.sampled_from((2, 16, 24)), dtype=dtypes,
-       mode=st.sampled_from(("dense", "uniform", "head")))  # fmt: skip
+@given(
+    seed=seeds,
+    requests=requests,
+    kv_heads=st.integers(1, 3),
+    width=st.sampled_from((2, 16, 24)),
+    dtype=dtypes,
+    mode=st.sampled_from(("dense", "uniform", "head")),
+)
 def test_pack(
     interpret: Interpret, seed: int, requests: list[Sizes], kv_heads: int, width: int, dtype: str, mode: str
 ) -> None:
@@ -113,12 +119,25 @@ def test_pack_past_32_bits(interpret: Interpret) -> None:
 
 
 @settings(max_examples=15)
-@given(seed=seeds, requests=requests, kv_heads=st.integers(1, 2), group=st.integers(1, 3), dtype=dtypes,
-       selection=st.sampled_from(("head", "uniform")), kernel=st.sampled_from((1, 3, 7)))  # fmt: skip
+@given(
+    seed=seeds,
+    requests=requests,
+    kv_heads=st.integers(1, 2),
+    group=st.integers(1, 3),
+    dtype=dtypes,
+    selection=st.sampled_from(("head", "uniform")),
+    kernel=st.sampled_from((1, 3, 7)),
+)
 def test_scores(
-    interpret: Interpret, seed: int, requests: list[Sizes], kv_heads: int, group: int, dtype: str, selection: str,
+    interpret: Interpret,
+    seed: int,
+    requests: list[Sizes],
+    kv_heads: int,
+    group: int,
+    dtype: str,
+    selection: str,
     kernel: int,
-) -> None:  # fmt: skip
+) -> None:
     interpret(cases.check_scores, seed, requests, kv_heads * group, kv_heads, 24, dtype, selection, kernel)
 
 
@@ -135,8 +154,14 @@ def test_select(interpret: Interpret, seed: int, requests: list[Sizes], heads: i
 
 
 @settings(max_examples=15)
-@given(seed=seeds, rows=st.integers(1, 5), vocabulary=st.sampled_from((3, 100, 4096, 4097, 9001)), dtype=dtypes,
-       suppressed=st.booleans(), shards=st.integers(1, 3))  # fmt: skip
+@given(
+    seed=seeds,
+    rows=st.integers(1, 5),
+    vocabulary=st.sampled_from((3, 100, 4096, 4097, 9001)),
+    dtype=dtypes,
+    suppressed=st.booleans(),
+    shards=st.integers(1, 3),
+)
 def test_confidence(
     interpret: Interpret, seed: int, rows: int, vocabulary: int, dtype: str, suppressed: bool, shards: int
 ) -> None:
@@ -154,12 +179,27 @@ def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype:
 
 
 @settings(max_examples=15)
-@given(seed=seeds, rows=st.integers(1, 5), kv_heads=st.sampled_from((1, 2, 17)), group=st.integers(1, 3),
-       width=st.sampled_from((2, 16, 24)), dtype=dtypes, full=st.booleans(), table=st.booleans())  # fmt: skip
+@given(
+    seed=seeds,
+    rows=st.integers(1, 5),
+    kv_heads=st.sampled_from((1, 2, 17)),
+    group=st.integers(1, 3),
+    width=st.sampled_from((2, 16, 24)),
+    dtype=dtypes,
+    full=st.booleans(),
+    table=st.booleans(),
+)
 def test_rotary(
-    interpret: Interpret, seed: int, rows: int, kv_heads: int, group: int, width: int, dtype: str, full: bool,
+    interpret: Interpret,
+    seed: int,
+    rows: int,
+    kv_heads: int,
+    group: int,
+    width: int,
+    dtype: str,
+    full: bool,
     table: bool,
-) -> None:  # fmt: skip
+) -> None:
     interpret(cases.check_rotary, seed, rows, kv_heads * group, kv_heads, width, dtype, full, table)
 
 

@@ -19,10 +19,7 @@ from engines.kernels.select import select
 from engines.kernels.swiglu import swiglu
 from engines.models.layers import inverse_frequencies, rotary_tables
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")]
 
 RAGGED = (
     Sizes(prefix=700, block=32, window=32, suffix=480, kept=590),

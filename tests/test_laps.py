@@ -66,8 +66,12 @@ def test_parts_are_what_the_device_took(steps: list[tuple[int, ...]]) -> None:
     for i, (idle, metadata, gemm, logits, commit) in enumerate(steps):
         assert times[i].forward_s == pytest.approx((gemm + logits) / 1e3)
         expected = dict.fromkeys(STEP_PARTS, 0.0) | {
-            "idle": idle if i else 0, "metadata": metadata, "gemm": gemm, "logits": logits, "commit": commit,
-        }  # fmt: skip
+            "idle": idle if i else 0,
+            "metadata": metadata,
+            "gemm": gemm,
+            "logits": logits,
+            "commit": commit,
+        }
         parts = times[i].parts
         assert (parts is None) == (i % 2 == 1)
         if parts is not None:

@@ -105,17 +105,27 @@ def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str
     tokenizer = tokenizer_of("tiny")
     generation = {name: value for name, value in options.items() if name == "threshold"}
     alone = GenerateOptions(
-        system=system, model="tiny", generation=GenerationConfig(**LENGTHS, **generation), knobs=options,
+        system=system,
+        model="tiny",
+        generation=GenerationConfig(**LENGTHS, **generation),
+        knobs=options,
         tie_policy="stable",
-    )  # fmt: skip
+    )
     texts = [
         answer_of(generate(alone, tuple(tokenizer.encode(prompt))).token_ids, "tiny", tokenizer).text
         for prompt in problems.prompts()
     ]
     assert [sample["resps"][0][0] for sample in samples] == texts
     knobs = {"num_requests": 3, **LENGTHS, **options}
-    cell = Cell(system=system, dataset=task, platform="cpu-tiny", executor="torch", rate=None, seed=0,
-                knobs=tuple(knobs.items()))  # fmt: skip
+    cell = Cell(
+        system=system,
+        dataset=task,
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
     ours = run(prepare(cell)).requests
     assert [sample["correct"] for sample in samples] == [float(correct) for correct in ours["correct"]]
     assert [sample["strict"] for sample in samples] == [float(correct) for correct in ours["correct_strict"]]
@@ -171,9 +181,13 @@ def test_a_task_says_where_to_stop_and_how_long_to_go_on() -> None:
     prompt = task_of("mini-gsm", 1).prompts()[0]
     model = model_of(block_length=16)
     whole, cut, cut_by_list, short = model.generate_until(
-        [asking(prompt), asking(prompt, until=" = "), asking(prompt, until=["####", " = ", ""]),
-         asking(prompt, max_gen_toks=16, do_sample=False, temperature=0.0)]
-    )  # fmt: skip
+        [
+            asking(prompt),
+            asking(prompt, until=" = "),
+            asking(prompt, until=["####", " = ", ""]),
+            asking(prompt, max_gen_toks=16, do_sample=False, temperature=0.0),
+        ]
+    )
     assert " = " in whole
     assert cut == cut_by_list == whole.partition(" = ")[0]
     assert len(tokenizer_of("tiny").encode(short)) <= 16 < len(tokenizer_of("tiny").encode(whole))

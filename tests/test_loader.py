@@ -159,9 +159,22 @@ def test_a_damaged_index_is_refused_in_a_sentence(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    ["d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps", "mask_token_id",
-     "eos_token_id", "rope", "block_type", "layer_norm_type", "activation_type"],
-)  # fmt: skip
+    [
+        "d_model",
+        "n_layers",
+        "n_heads",
+        "vocab_size",
+        "max_sequence_length",
+        "rope_theta",
+        "rms_norm_eps",
+        "mask_token_id",
+        "eos_token_id",
+        "rope",
+        "block_type",
+        "layer_norm_type",
+        "activation_type",
+    ],
+)
 def test_an_architecture_is_never_guessed(folder: Path, field: str) -> None:
     edit_config(folder, **{field: None})
     refused(folder, rf"config\.json lacks {field}: add")
@@ -173,10 +186,21 @@ def test_an_architecture_is_never_guessed(folder: Path, field: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("alibi", True), ("rope", False), ("layer_norm_type", "default"), ("block_type", "sequential"), ("block_group_size", 2),
-     ("activation_type", "gelu"), ("attention_layer_norm", True), ("bias_for_layer_norm", True), ("include_bias", True),
-     ("include_qkv_bias", True), ("scale_logits", True), ("input_emb_norm", True)],
-)  # fmt: skip
+    [
+        ("alibi", True),
+        ("rope", False),
+        ("layer_norm_type", "default"),
+        ("block_type", "sequential"),
+        ("block_group_size", 2),
+        ("activation_type", "gelu"),
+        ("attention_layer_norm", True),
+        ("bias_for_layer_norm", True),
+        ("include_bias", True),
+        ("include_qkv_bias", True),
+        ("scale_logits", True),
+        ("input_emb_norm", True),
+    ],
+)
 def test_what_is_not_implemented_is_refused(folder: Path, field: str, value: object) -> None:
     edit_config(folder, **{field: value})
     refused(folder, rf"config\.json has {field}={value!r}; only .* is implemented")
@@ -206,10 +230,22 @@ def test_heads_must_divide(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("n_heads", 0), ("n_kv_heads", 0), ("d_model", -32), ("n_layers", "many"), ("mask_token_id", 10_000),
-     ("rope_theta", float("inf")), ("rope_theta", float("nan")), ("rope_theta", 10**400), ("rms_norm_eps", float("inf")),
-     ("embedding_size", 0), ("embedding_size", "96"), ("vocab_size", 0), ("vocab_size", "96")],
-)  # fmt: skip
+    [
+        ("n_heads", 0),
+        ("n_kv_heads", 0),
+        ("d_model", -32),
+        ("n_layers", "many"),
+        ("mask_token_id", 10_000),
+        ("rope_theta", float("inf")),
+        ("rope_theta", float("nan")),
+        ("rope_theta", 10**400),
+        ("rms_norm_eps", float("inf")),
+        ("embedding_size", 0),
+        ("embedding_size", "96"),
+        ("vocab_size", 0),
+        ("vocab_size", "96"),
+    ],
+)
 def test_values_that_make_no_sense_are_refused_in_a_sentence(folder: Path, field: str, value: object) -> None:
     edit_config(folder, **{field: value})
     refused(folder, rf"{field}={value}" if isinstance(value, float) else field)

@@ -26,9 +26,19 @@ from engines.models.llada_config import LLADA_8B, LLaDAConfig
 from engines.models.loader import SHAPES, build_model, load_model
 
 DREAM = DreamConfig(
-    d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, mlp_hidden_size=40, vocab_size=64, max_sequence_length=128,
-    rope_theta=1e6, rms_norm_eps=1e-6, mask_token_id=62, eos_token_id=63, pad_token_id=63,
-)  # fmt: skip
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    mlp_hidden_size=40,
+    vocab_size=64,
+    max_sequence_length=128,
+    rope_theta=1e6,
+    rms_norm_eps=1e-6,
+    mask_token_id=62,
+    eos_token_id=63,
+    pad_token_id=63,
+)
 
 
 def dream_layout(config: DreamConfig) -> dict[str, tuple[int, ...]]:
@@ -66,17 +76,33 @@ def dream_weights(config: DreamConfig, seed: int = 0) -> dict[str, Tensor]:
 
 # What a published config.json says besides the architecture (LLaDA-8B-Instruct; LLaDA-1.5 is the same class).
 LLADA_EXTRAS = {
-    "alibi_bias_max": 8.0, "attention_layer_norm_with_affine": True, "embedding_dropout": 0.0,
+    "alibi_bias_max": 8.0,
+    "attention_layer_norm_with_affine": True,
+    "embedding_dropout": 0.0,
     "auto_map": {"AutoConfig": "configuration_llada.LLaDAConfig", "AutoModel": "modeling_llada.LLaDAModelLM"},
-    "flash_attention": False, "init_cutoff_factor": None, "init_device": "meta", "init_fn": "mitchell",
-    "init_std": 0.02, "layer_norm_with_affine": True, "multi_query_attention": None, "precision": "amp_bf16",
-    "torch_dtype": "bfloat16", "transformers_version": "4.46.3", "use_cache": False,
-}  # fmt: skip
+    "flash_attention": False,
+    "init_cutoff_factor": None,
+    "init_device": "meta",
+    "init_fn": "mitchell",
+    "init_std": 0.02,
+    "layer_norm_with_affine": True,
+    "multi_query_attention": None,
+    "precision": "amp_bf16",
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.46.3",
+    "use_cache": False,
+}
 DREAM_EXTRAS = {
     "auto_map": {"AutoConfig": "configuration_dream.DreamConfig", "AutoModel": "modeling_dream.DreamModel"},
-    "initializer_range": 0.02, "max_window_layers": 2, "sliding_window": 131072, "use_sliding_window": False,
-    "use_mrope": False, "torch_dtype": "bfloat16", "transformers_version": "4.46.2", "use_cache": True,
-}  # fmt: skip
+    "initializer_range": 0.02,
+    "max_window_layers": 2,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "use_mrope": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.46.2",
+    "use_cache": True,
+}
 LAYOUTS = {
     "LLaDA-8B-Instruct": (MHA.config.to_dict() | LLADA_EXTRAS | {"n_kv_heads": None}, MHA.weights()),
     "LLaDA-1.5": (GQA.config.to_dict() | LLADA_EXTRAS, GQA.weights()),
@@ -180,11 +206,21 @@ def test_dream_config_survives_its_file(config):
 
 def test_dream_7b_is_the_published_architecture():
     raw = {
-        "model_type": "Dream", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0, "max_position_embeddings": 131072, "tie_word_embeddings": False,
-        "mask_token_id": 151666, "eos_token_id": 151643, "pad_token_id": 151643,
-    }  # fmt: skip
+        "model_type": "Dream",
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": False,
+        "mask_token_id": 151666,
+        "eos_token_id": 151643,
+        "pad_token_id": 151643,
+    }
     assert DreamConfig.from_dict(raw) == DREAM_7B
     assert DREAM_7B.head_dim == 128
 
@@ -285,15 +321,21 @@ def test_other_config_files_are_refused(tmp_path, text, message):
     ("spoil", "message"),
     [
         (lambda w: w.pop("model.norm.weight"), r"1 missing \(model\.norm\.weight\)"),
-        (lambda w: w.update({"model.rotary_emb.inv_freq": torch.ones(4)}), r"1 unexpected \(model\.rotary_emb\.inv_freq\)"),
+        (
+            lambda w: w.update({"model.rotary_emb.inv_freq": torch.ones(4)}),
+            r"1 unexpected \(model\.rotary_emb\.inv_freq\)",
+        ),
         (lambda w: w.update({"lm_head.weight": torch.ones(64, 31)}), r"1 mis-shaped \(lm_head\.weight\)"),
-        (lambda w: w.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}), r"1 not floating-point \(model\.norm"),
+        (
+            lambda w: w.update({"model.norm.weight": torch.ones(32, dtype=torch.int8)}),
+            r"1 not floating-point \(model\.norm",
+        ),
         (
             lambda w: (w.pop("lm_head.weight"), w.update({"head.weight": torch.ones(64, 32)})),
             r"1 missing \(lm_head\.weight\), 1 unexpected \(head\.weight\)",
         ),
     ],
-)  # fmt: skip
+)
 def test_weights_that_do_not_fit_are_refused(tmp_path, spoil: Callable[[dict[str, Tensor]], object], message, shards):
     weights = dream_weights(DREAM)
     spoil(weights)

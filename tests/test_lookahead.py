@@ -271,8 +271,15 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     ]
 
 
-CALIBRATION = Calibration(gpu=L40S.name, matmul_efficiency=0.5, attention_efficiency=0.4, bandwidth_efficiency=0.6,
-                          step_overhead_s=1e-3, fitted_on=("test",), note="made up")  # fmt: skip
+CALIBRATION = Calibration(
+    gpu=L40S.name,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.4,
+    bandwidth_efficiency=0.6,
+    step_overhead_s=1e-3,
+    fitted_on=("test",),
+    note="made up",
+)
 ROOFLINE = Roofline(ModelShape.from_llada(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
 
 
@@ -295,10 +302,14 @@ def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
         prompt_len=length,
         prompt_ids=prompt_of(GQA, request.request_id, length),
         generation=GenerationConfig(
-            gen_length=generation.gen_length, block_length=generation.block_length, steps=generation.steps,
-            temperature=0.5, stop_at_eos=stop_at_eos and generation.stop_at_eos, seed=request.request_id,
+            gen_length=generation.gen_length,
+            block_length=generation.block_length,
+            steps=generation.steps,
+            temperature=0.5,
+            stop_at_eos=stop_at_eos and generation.stop_at_eos,
+            seed=request.request_id,
         ),
-    )  # fmt: skip
+    )
 
 
 @settings(max_examples=25)

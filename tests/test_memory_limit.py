@@ -80,8 +80,15 @@ def test_on_a_cpu_the_plan_alone_holds() -> None:
 
 
 def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
-    return Cell(system="dllm-serve", dataset="osc", platform=platform, executor=executor, rate=None, seed=0,
-                knobs=tuple(knobs.items()))  # fmt: skip
+    return Cell(
+        system="dllm-serve",
+        dataset="osc",
+        platform=platform,
+        executor=executor,
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
 
 
 @pytest.mark.parametrize("where", [H200, L40S, RTX4090], ids=lambda where: where.name)

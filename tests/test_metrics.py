@@ -54,12 +54,40 @@ GOLDEN = RunRecord(
         (8.0, None, None, None, 32, "unfinished"),
     ),
     steps=steps_table(
-        {"start_s": 1, "end_s": 3, "duration_s": 2.0, "forward_s": 1.5, "num_refresh": 1, "scheduled_tokens": 100,
-         "kv_rows_used": 10, "kv_rows_total": 40, "num_running": 1},
-        {"start_s": 3, "end_s": 6, "duration_s": 3.0, "forward_s": 3.0, "num_refresh": 1, "num_reuse": 2,
-         "scheduled_tokens": 200, "kv_rows_used": 30, "kv_rows_total": 40, "num_running": 3},
-        {"start_s": 6, "end_s": 9, "duration_s": 3.0, "forward_s": 1.5, "num_reuse": 1, "scheduled_tokens": 0,
-         "kv_rows_used": 20, "kv_rows_total": 40, "num_running": 1},
+        {
+            "start_s": 1,
+            "end_s": 3,
+            "duration_s": 2.0,
+            "forward_s": 1.5,
+            "num_refresh": 1,
+            "scheduled_tokens": 100,
+            "kv_rows_used": 10,
+            "kv_rows_total": 40,
+            "num_running": 1,
+        },
+        {
+            "start_s": 3,
+            "end_s": 6,
+            "duration_s": 3.0,
+            "forward_s": 3.0,
+            "num_refresh": 1,
+            "num_reuse": 2,
+            "scheduled_tokens": 200,
+            "kv_rows_used": 30,
+            "kv_rows_total": 40,
+            "num_running": 3,
+        },
+        {
+            "start_s": 6,
+            "end_s": 9,
+            "duration_s": 3.0,
+            "forward_s": 1.5,
+            "num_reuse": 1,
+            "scheduled_tokens": 0,
+            "kv_rows_used": 20,
+            "kv_rows_total": 40,
+            "num_running": 1,
+        },
         {"start_s": 9, "end_s": 9, "duration_s": 0.0},
     ),
     manifest={
@@ -67,7 +95,7 @@ GOLDEN = RunRecord(
         "max_num_batched_tokens": 400,
         "slos": {"fast": {"e2el_s": 4.0, "ttfb_s": 2.0}, "all": {"e2el_s": 100.0}},
     },
-)  # fmt: skip
+)
 
 
 def test_golden_summary() -> None:
@@ -78,14 +106,44 @@ def test_golden_summary() -> None:
         "throughput_tok_s": (32 + 64 + 64) / 8,
         "request_throughput": 3 / 8,
         # 2, 4, 5
-        "e2el_s": {"n": 3, "mean": pytest.approx(11 / 3), "std": pytest.approx((14 / 9) ** 0.5), "min": 2.0, "max": 5.0,
-                   "span": 3.0, "p50": 4.0, "p90": None, "p95": None, "p99": None},
+        "e2el_s": {
+            "n": 3,
+            "mean": pytest.approx(11 / 3),
+            "std": pytest.approx((14 / 9) ** 0.5),
+            "min": 2.0,
+            "max": 5.0,
+            "span": 3.0,
+            "p50": 4.0,
+            "p90": None,
+            "p95": None,
+            "p99": None,
+        },
         # 1, 3, 2
-        "ttfb_s": {"n": 3, "mean": 2.0, "std": pytest.approx((2 / 3) ** 0.5), "min": 1.0, "max": 3.0, "span": 2.0,
-                   "p50": 2.0, "p90": None, "p95": None, "p99": None},
+        "ttfb_s": {
+            "n": 3,
+            "mean": 2.0,
+            "std": pytest.approx((2 / 3) ** 0.5),
+            "min": 1.0,
+            "max": 3.0,
+            "span": 2.0,
+            "p50": 2.0,
+            "p90": None,
+            "p95": None,
+            "p99": None,
+        },
         # 0, 1.5, 0
-        "queue_wait_s": {"n": 3, "mean": 0.5, "std": pytest.approx(0.5**0.5), "min": 0.0, "max": 1.5, "span": 1.5,
-                         "p50": 0.0, "p90": None, "p95": None, "p99": None},
+        "queue_wait_s": {
+            "n": 3,
+            "mean": 0.5,
+            "std": pytest.approx(0.5**0.5),
+            "min": 0.0,
+            "max": 1.5,
+            "span": 1.5,
+            "p50": 0.0,
+            "p90": None,
+            "p95": None,
+            "p99": None,
+        },
         # Of fast, the second misses ttfb, the fourth e2el; failed and unfinished ones stay in the denominator.
         "goodput": {
             "fast": {"limits": {"e2el_s": 4.0, "ttfb_s": 2.0}, "num_good": 1, "requests_s": 1 / 8, "attainment": 1 / 5},
@@ -95,8 +153,12 @@ def test_golden_summary() -> None:
         "busy_s": 8.0,
         "mean_running": (1 * 2 + 3 * 3 + 1 * 3) / 8,
         # The last step held no sequence.
-        "phase_mix": {"refresh_only_steps": 1 / 3, "reuse_only_steps": 1 / 3, "mixed_steps": 1 / 3,
-                      "refresh_sequences": 2 / 5},
+        "phase_mix": {
+            "refresh_only_steps": 1 / 3,
+            "reuse_only_steps": 1 / 3,
+            "mixed_steps": 1 / 3,
+            "refresh_sequences": 2 / 5,
+        },
         "budget_occupancy": (100 + 200) / 4 / 400,
         "kv_occupancy": (0.25 * 2 + 0.75 * 3 + 0.5 * 3) / 8,
         "kv_occupancy_peak": 0.75,
@@ -107,21 +169,43 @@ def test_golden_summary() -> None:
         "profile": None,
         "accuracy": None,
         "accuracy_strict": None,
-    }  # fmt: skip
+    }
 
 
 def test_no_requests_and_no_steps() -> None:
     summary = summarize(
         RunRecord(requests=requests_table(), steps=steps_table(), manifest={"slos": {"a": {"e2el_s": 1}}})
     )
-    empty = {"n": 0, "mean": None, "std": None, "min": None, "max": None, "span": None,
-             "p50": None, "p90": None, "p95": None, "p99": None}  # fmt: skip
+    empty = {
+        "n": 0,
+        "mean": None,
+        "std": None,
+        "min": None,
+        "max": None,
+        "span": None,
+        "p50": None,
+        "p90": None,
+        "p95": None,
+        "p99": None,
+    }
     assert summary["e2el_s"] == summary["ttfb_s"] == summary["queue_wait_s"] == empty
     assert summary["num_requests"] == {"ok": 0, "failed": 0, "unfinished": 0}
     assert summary["goodput"]["a"] == {"limits": {"e2el_s": 1}, "num_good": 0, "requests_s": None, "attainment": None}
     assert set(summary["phase_mix"].values()) == {None}
-    for name in ("window_s", "throughput_tok_s", "request_throughput", "mean_running", "budget_occupancy", "kv_occupancy",
-                 "kv_occupancy_peak", "outside_forward_share", "roofline_share", "graph_hit_rate", "host_share", "profile"):  # fmt: skip
+    for name in (
+        "window_s",
+        "throughput_tok_s",
+        "request_throughput",
+        "mean_running",
+        "budget_occupancy",
+        "kv_occupancy",
+        "kv_occupancy_peak",
+        "outside_forward_share",
+        "roofline_share",
+        "graph_hit_rate",
+        "host_share",
+        "profile",
+    ):
         assert summary[name] is None, name
     assert summary["num_steps"] == summary["busy_s"] == 0
 
@@ -161,8 +245,9 @@ def test_a_profile_by_kind_of_step() -> None:
         "logits": 1.5,
     }
     assert found["reuse"]["share"]["logits"] == 1.5 / 4
-    assert found["all"]["seconds"] == {part: sum(found[kind]["seconds"][part] for kind in ("refresh", "reuse", "mixed"))
-                                       for part in STEP_PARTS}  # fmt: skip
+    assert found["all"]["seconds"] == {
+        part: sum(found[kind]["seconds"][part] for kind in ("refresh", "reuse", "mixed")) for part in STEP_PARTS
+    }
     assert summary["host_share"] == 1.5 / 16
     # Two that are Reuse only were profiled.
     assert summary["graph_hit_rate"] == 1.0
@@ -172,8 +257,10 @@ def test_a_kind_of_step_that_was_not_profiled_has_no_shares() -> None:
     steps = steps_table({"num_reuse": 1, **profiled(1.0, gemm=1.0)}, {"num_refresh": 1, "duration_s": 1.0})
     found = summarize(RunRecord(requests=requests_table(), steps=steps))["profile"]
     assert found["refresh"] == {
-        "num_steps": 0, "seconds": dict.fromkeys(STEP_PARTS, 0.0), "share": dict.fromkeys(STEP_PARTS)
-    }  # fmt: skip
+        "num_steps": 0,
+        "seconds": dict.fromkeys(STEP_PARTS, 0.0),
+        "share": dict.fromkeys(STEP_PARTS),
+    }
 
 
 def test_shares_of_time_are_over_the_steps_that_have_them() -> None:
@@ -198,8 +285,18 @@ def test_a_graph_counts_where_all_are_in_reuse() -> None:
 def test_one_request() -> None:
     summary = summarize(RunRecord(requests=requests_table((2.0, 2.0, 3.0, 6.0, 32, "ok")), steps=steps_table()))
     assert summary["throughput_tok_s"] == 8.0
-    assert summary["e2el_s"] == {"n": 1, "mean": 4.0, "std": None, "min": 4.0, "max": 4.0, "span": 0.0,
-                                 "p50": None, "p90": None, "p95": None, "p99": None}  # fmt: skip
+    assert summary["e2el_s"] == {
+        "n": 1,
+        "mean": 4.0,
+        "std": None,
+        "min": 4.0,
+        "max": 4.0,
+        "span": 0.0,
+        "p50": None,
+        "p90": None,
+        "p95": None,
+        "p99": None,
+    }
 
 
 def test_a_window_of_no_length_has_no_rate() -> None:
@@ -208,8 +305,9 @@ def test_a_window_of_no_length_has_no_rate() -> None:
 
 
 def test_a_failed_request_has_no_latency_even_with_stamps() -> None:
-    record = RunRecord(requests=requests_table((0.0, 0.0, 1.0, None, 8, "failed"), (0.0, 0.0, 2.0, 3.0, 8, "ok")),
-                       steps=steps_table())  # fmt: skip
+    record = RunRecord(
+        requests=requests_table((0.0, 0.0, 1.0, None, 8, "failed"), (0.0, 0.0, 2.0, 3.0, 8, "ok")), steps=steps_table()
+    )
     assert request_times(record, "ttfb_s").tolist() == [2.0]
 
 
@@ -238,8 +336,18 @@ def test_ties_at_a_percentile_edge() -> None:
     assert summary["p99"] == 5.0
     assert summary["p95"] == 1.0
     assert distribution([1.0] * 99 + [5.0])["p99"] == pytest.approx(1.04)
-    assert distribution([2.0] * 100) == {"n": 100, "mean": 2.0, "std": 0.0, "min": 2.0, "max": 2.0, "span": 0.0,
-                                         "p50": 2.0, "p90": 2.0, "p95": 2.0, "p99": 2.0}  # fmt: skip
+    assert distribution([2.0] * 100) == {
+        "n": 100,
+        "mean": 2.0,
+        "std": 0.0,
+        "min": 2.0,
+        "max": 2.0,
+        "span": 0.0,
+        "p50": 2.0,
+        "p90": 2.0,
+        "p95": 2.0,
+        "p99": 2.0,
+    }
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=150))
@@ -261,9 +369,19 @@ def test_nan_is_refused() -> None:
 # Two-sided 95 % and 99 % points of Student's t, from printed tables.
 @pytest.mark.parametrize(
     ("degrees", "at_95", "at_99"),
-    [(1, 12.706, 63.657), (2, 4.303, 9.925), (3, 3.182, 5.841), (4, 2.776, 4.604), (5, 2.571, 4.032), (9, 2.262, 3.250),
-     (10, 2.228, 3.169), (29, 2.045, 2.756), (30, 2.042, 2.750), (120, 1.980, 2.617)],
-)  # fmt: skip
+    [
+        (1, 12.706, 63.657),
+        (2, 4.303, 9.925),
+        (3, 3.182, 5.841),
+        (4, 2.776, 4.604),
+        (5, 2.571, 4.032),
+        (9, 2.262, 3.250),
+        (10, 2.228, 3.169),
+        (29, 2.045, 2.756),
+        (30, 2.042, 2.750),
+        (120, 1.980, 2.617),
+    ],
+)
 def test_student_t(degrees: int, at_95: float, at_99: float) -> None:
     assert student_t_two_sided(0.95, degrees) == pytest.approx(at_95, abs=6e-4)
     assert student_t_two_sided(0.99, degrees) == pytest.approx(at_99, abs=6e-4)
@@ -298,9 +416,7 @@ def test_every_metric_is_documented_once() -> None:
     assert all(metric.unit and metric.formula and metric.undefined for metric in METRICS)
 
 
-@pytest.mark.parametrize(
-    "limits", [(), (("ttft", 1.0),), (("e2el_s", 0.0),), (("e2el_s", float("nan")),)]
-)  # fmt: skip
+@pytest.mark.parametrize("limits", [(), (("ttft", 1.0),), (("e2el_s", 0.0),), (("e2el_s", float("nan")),)])
 def test_bad_slo_is_refused(limits: tuple[tuple[str, float], ...]) -> None:
     with pytest.raises(UserError, match="slo 'x'"):
         Slo(name="x", limits=limits)

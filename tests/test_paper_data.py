@@ -18,8 +18,12 @@ CLAIMS = load_claims()
 RECOMPUTED = [claim for claim in CLAIMS if claim.recomputed is not None and claim.recomputed.expr is not None]
 
 BINARY = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
+}
 COMPARE = {ast.Gt: operator.gt, ast.Lt: operator.lt, ast.GtE: operator.ge, ast.LtE: operator.le, ast.Eq: operator.eq}
 CALLS = {"round": round, "max": max, "min": min, "sum": sum, "abs": abs}
 

@@ -233,9 +233,12 @@ class Case:
 
 
 def case(
-    sparsity: SparsityConfig, *generation: Mapping[str, Any], only: str | None = None, rule: RefreshRule | None = None,
+    sparsity: SparsityConfig,
+    *generation: Mapping[str, Any],
+    only: str | None = None,
+    rule: RefreshRule | None = None,
     **config: Any,
-) -> Case:  # fmt: skip
+) -> Case:
     limits = {"max_num_batched_tokens": 150, "max_num_logits": 16, "max_model_len": 120, "max_num_seqs": 4}
     return Case(
         config=EngineConfig(sparsity=sparsity, **(limits | config)),
@@ -247,13 +250,17 @@ def case(
 
 CASES = (
     *(case(SparsityConfig(selection=selection)) for selection in ("head", "uniform", "dense")),  # type: ignore[arg-type]
-    case(SparsityConfig(selection="uniform", refresh_delay=0), logit_rows="monolithic", decode=DecodeConfig(confidence_dtype="float64")),
+    case(
+        SparsityConfig(selection="uniform", refresh_delay=0),
+        logit_rows="monolithic",
+        decode=DecodeConfig(confidence_dtype="float64"),
+    ),
     case(SparsityConfig(), {"threshold": 0.4}, {"stop_at_eos": True}, suppress_mask_token=False),
     case(SparsityConfig(), {"cfg_scale": 1.5}, {}, only="gqa", rule=NoCache()),
     # Whole rows of logits are needed.
     case(SparsityConfig(), {}, {"temperature": 0.7, "seed": 3}, only="odd"),
     case(SparsityConfig(), decode=DecodeConfig(confidence="neg_entropy"), only="odd-dream"),
-)  # fmt: skip
+)
 
 
 def serve(group: TensorParallel, name: str, case: Case) -> None:

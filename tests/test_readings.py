@@ -47,9 +47,14 @@ SHORTEST = {"num_requests": 5, "gen_length": 16, "block_length": 8, "steps": 16}
 
 def cell_of(system: str, platform: str = "rtx4090", rate: float | None = None, **knobs: Scalar) -> Cell:
     return Cell(
-        system=system, dataset="osc", platform=platform, executor="torch" if platform == "cpu-tiny" else "roofline",
-        rate=rate, seed=0, knobs=tuple(knobs.items()),
-    )  # fmt: skip
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor="torch" if platform == "cpu-tiny" else "roofline",
+        rate=rate,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
 
 
 def assembled(experiment: Experiment) -> Assembled:
@@ -82,16 +87,32 @@ def simulate(cell: Cell, **constants: float) -> RunRecord:
     [
         ("dllm-serve", {"reading": "policy"}, "reading='policy' has no effect with system='dllm-serve': leave it out"),
         ("sparse-dllm", {"reading": "fast"}, "reading='fast' is unknown: use one of published, efficient, policy"),
-        ("sparse-dllm", {"reading": "policy", "batch_size": 4}, "batch_size=4 has no effect with system='sparse-dllm' and reading='policy'"),
-        ("sparse-dllm", {"scheduler": "phase"}, "scheduler='phase' has no effect with system='sparse-dllm' and reading='efficient'"),
-        ("llada", {"max_num_logits": 99}, "max_num_logits=99 has no effect with system='llada' and reading='efficient'"),
-        ("fast-dllm", {"reading": "published", "max_num_batched_tokens": 4000}, "max_num_batched_tokens=4000 has no effect"),
+        (
+            "sparse-dllm",
+            {"reading": "policy", "batch_size": 4},
+            "batch_size=4 has no effect with system='sparse-dllm' and reading='policy'",
+        ),
+        (
+            "sparse-dllm",
+            {"scheduler": "phase"},
+            "scheduler='phase' has no effect with system='sparse-dllm' and reading='efficient'",
+        ),
+        (
+            "llada",
+            {"max_num_logits": 99},
+            "max_num_logits=99 has no effect with system='llada' and reading='efficient'",
+        ),
+        (
+            "fast-dllm",
+            {"reading": "published", "max_num_batched_tokens": 4000},
+            "max_num_batched_tokens=4000 has no effect",
+        ),
         ("fast-dllm", {"reading": "published", "logit_rows": "monolithic"}, "logit_rows='monolithic' has no effect"),
         ("fast-dllm", {"reading": "published", "batch_size": 0}, "batch_size=0 must be at least 1"),
         ("llada", {"reading": "policy", "memory_bytes": 16 * 10**9}, "budget too small for one request"),
         ("sparse-dllm", {"reading": "policy", "memory_bytes": 18 * 10**9}, "budget too small for one request"),
     ],
-)  # fmt: skip
+)
 def test_what_a_reading_does_not_heed_is_refused(system: str, knobs: dict[str, Scalar], says: str) -> None:
     with pytest.raises(UserError) as refused:
         prepare(cell_of(system, **knobs))
@@ -116,7 +137,12 @@ def test_dllm_caches_policy_can_only_be_simulated() -> None:
 def test_a_reading_heeds_its_knobs(reading: str) -> None:
     knobs: dict[str, Scalar] = {"batch_size": 3}
     if reading == "policy":
-        knobs = {"scheduler": "request", "max_num_batched_tokens": 3000, "max_num_logits": 700, "logit_rows": "monolithic"}  # fmt: skip
+        knobs = {
+            "scheduler": "request",
+            "max_num_batched_tokens": 3000,
+            "max_num_logits": 700,
+            "logit_rows": "monolithic",
+        }
     default, asked = (prepare(cell_of("sparse-dllm", reading=reading, **extra)) for extra in ({}, knobs))
     serving: Serving = READINGS[reading]
     measured = {"attention_backend", "cuda_graphs", "tensor_parallel"}  # of no effect on a simulated card
@@ -248,7 +274,9 @@ def test_calibrations_without_the_constant_have_none_of_it() -> None:
     with pytest.raises(UserError, match=r"lacks \['step_overhead_s'\]"):
         Calibration.from_dict({name: value for name, value in raw.items() if name != "step_overhead_s"})
     for path in sorted(Path(CALIBRATION).glob("*[!t].json")):
-        assert Calibration.load(path).upstream_step_overhead_s == json.loads(path.read_text()).get("upstream_step_overhead_s", 0.0)  # fmt: skip
+        assert Calibration.load(path).upstream_step_overhead_s == json.loads(path.read_text()).get(
+            "upstream_step_overhead_s", 0.0
+        )
 
 
 # ---- policy -------------------------------------------------------------------------------------
@@ -291,13 +319,15 @@ def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
     real = assembled(experiment)
     simulated = Engine(
         type(real.engine.scheduler)(
-            real.config, type(real.engine.scheduler.pool)(real.facts["kv_rows"]), experiment.resources.method.rule,
+            real.config,
+            type(real.engine.scheduler.pool)(real.facts["kv_rows"]),
+            experiment.resources.method.rule,
             exact_steps=experiment.resources.method.exact_steps,
         ),
         experiment.system.packed_roofline(
             Roofline(backend.model_shape(experiment.settings), L40S), real.config, experiment.resources.method
         ),
-    )  # fmt: skip
+    )
     plans = []
     for engine in (real.engine, simulated):
         recorder = engine.executor = Recorder(engine.executor)
@@ -310,9 +340,15 @@ def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
 
 @pytest.mark.parametrize(
     ("system", "knobs"),
-    [("fast-dllm", {}), ("fast-dllm", {"cache": "prefix"}), ("sparse-dllm", {}), ("sparse-dllm", {"temperature": 0.7}), ("llada", {})],
+    [
+        ("fast-dllm", {}),
+        ("fast-dllm", {"cache": "prefix"}),
+        ("sparse-dllm", {}),
+        ("sparse-dllm", {"temperature": 0.7}),
+        ("llada", {}),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_reading_changes_no_token(monkeypatch: pytest.MonkeyPatch, system: str, knobs: dict[str, Scalar]) -> None:
     """In float64, where no two candidates are close enough for another order of sums to decide."""
     model = load_model("tiny").double()
@@ -346,7 +382,9 @@ def test_idle_steps_belong_to_the_policy(system: str, steps: int) -> None:
     ],
 )
 def test_a_request_reserves_what_its_policy_keeps(system: str, knobs: dict[str, Scalar], rows: Any) -> None:
-    plans, _ = serve(cell_of(system, "l40s", reading="policy", fixed_prompt_len=301, length_scale=1.0, num_requests=3, **knobs))  # fmt: skip
+    plans, _ = serve(
+        cell_of(system, "l40s", reading="policy", fixed_prompt_len=301, length_scale=1.0, num_requests=3, **knobs)
+    )
     experiment = prepare(cell_of(system, "l40s", reading="policy", **knobs))
     assert assembled(experiment).engine.scheduler.pool.num_rows == experiment.resources.kv_rows
     request = Request(request_id=0, prompt_len=301, generation=GenerationConfig())
@@ -358,7 +396,10 @@ def test_a_request_reserves_what_its_policy_keeps(system: str, knobs: dict[str, 
 
 def test_float64_confidences_take_their_share_of_the_plan() -> None:
     """A chunk of 2048 rows has room for the copies of 128; of 64 it has not."""
-    chunks = {rows: prepare(cell_of("fast-dllm", reading="policy", max_num_logits=rows)).resources.facts for rows in (2048, 64)}  # fmt: skip
+    chunks = {
+        rows: prepare(cell_of("fast-dllm", reading="policy", max_num_logits=rows)).resources.facts
+        for rows in (2048, 64)
+    }
     assert chunks[2048]["logits_bytes"] == 2048 * 126464 * 2 * 2
     assert chunks[64]["logits_bytes"] == 64 * 126464 * (2 + 16)
 
@@ -373,9 +414,18 @@ def item_of(request: Request) -> PlanItem:
     """Some step in some block: dLLM-Cache asks for no more."""
     start = request.prompt_len
     return PlanItem(
-        request_id=request.request_id, phase=Phase.FULL, total_len=request.total_len, block_start=start, block_end=start + 32,
-        window_end=start + 32, commit=1, masks_left=32, kept_rows=0, kv_start=0, step_in_block=0,
-    )  # fmt: skip
+        request_id=request.request_id,
+        phase=Phase.FULL,
+        total_len=request.total_len,
+        block_start=start,
+        block_end=start + 32,
+        window_end=start + 32,
+        commit=1,
+        masks_left=32,
+        kept_rows=0,
+        kv_start=0,
+        step_in_block=0,
+    )
 
 
 def execute(
@@ -414,8 +464,9 @@ def test_logits_of_a_packed_step_are_the_blocks_in_chunks() -> None:
 
 @given(
     steps=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 900), st.integers(1, 300)), min_size=1, max_size=6),
-    ratio=st.sampled_from([0.0, 0.001, 0.25, 1.0]), shape=st.sampled_from([LLADA_8B, DREAM_7B]),
-)  # fmt: skip
+    ratio=st.sampled_from([0.0, 0.001, 0.25, 1.0]),
+    shape=st.sampled_from([LLADA_8B, DREAM_7B]),
+)
 def test_packed_work_is_the_sum_but_for_the_weights(
     steps: list[tuple[int, int, int]], ratio: float, shape: Any
 ) -> None:
@@ -423,8 +474,16 @@ def test_packed_work_is_the_sum_but_for_the_weights(
     taken = [cache.step(*step) for step in steps]
     whole = packed_work([(step, 1) for step in taken], shape, logit_rows=7)
     alone = [step_work(step, 1, shape) for step in taken]
-    for name in ("query_rows", "attention_pairs", "kv_read_rows", "kv_written_rows", "num_sequences", "extra_linear_flops",
-                 "extra_attention_flops", "extra_cache_bytes"):  # fmt: skip
+    for name in (
+        "query_rows",
+        "attention_pairs",
+        "kv_read_rows",
+        "kv_written_rows",
+        "num_sequences",
+        "extra_linear_flops",
+        "extra_attention_flops",
+        "extra_cache_bytes",
+    ):
         assert getattr(whole, name) == sum(getattr(part, name) for part in alone), name
     assert whole.logit_rows == 7
 
@@ -434,11 +493,17 @@ def test_packed_work_is_the_sum_but_for_the_weights(
 
     assert streamed(whole) == max(map(streamed, alone))
     same = packed_work([(taken[0], 5)], shape, logit_rows=5 * taken[0].gen_length)
-    assert same == step_work(taken[0], 5, shape) == packed_work([(taken[0], 1)] * 5, shape, logit_rows=5 * taken[0].gen_length)  # fmt: skip
+    assert (
+        same
+        == step_work(taken[0], 5, shape)
+        == packed_work([(taken[0], 1)] * 5, shape, logit_rows=5 * taken[0].gen_length)
+    )
 
 
 def test_features_of_a_pool_take_four_tensors_a_token() -> None:
-    resources = {system: prepare(cell_of(system, "l40s", reading="policy")).resources for system in ("fast-dllm", "dllm-cache")}  # fmt: skip
+    resources = {
+        system: prepare(cell_of(system, "l40s", reading="policy")).resources for system in ("fast-dllm", "dllm-cache")
+    }
     kv_bytes = resources["dllm-cache"].facts["kv_bytes"]
     assert resources["fast-dllm"].facts["kv_bytes"] == kv_bytes
     assert resources["dllm-cache"].kv_rows == kv_bytes // memory_bytes_per_token(LLADA_8B)

@@ -231,9 +231,14 @@ def test_impossible_work_is_a_bug():
 
 def test_calibration_round_trip(tmp_path):
     calibration = Calibration(
-        gpu="l40s", matmul_efficiency=0.5, attention_efficiency=0.25, bandwidth_efficiency=0.75, step_overhead_s=0.02,
-        fitted_on=("table4/Burst/dLLM-Serve",), note="one cell",
-    )  # fmt: skip
+        gpu="l40s",
+        matmul_efficiency=0.5,
+        attention_efficiency=0.25,
+        bandwidth_efficiency=0.75,
+        step_overhead_s=0.02,
+        fitted_on=("table4/Burst/dLLM-Serve",),
+        note="one cell",
+    )
     path = tmp_path / "fits" / "l40s.json"
     calibration.save(path)
     assert Calibration.load(path) == calibration

@@ -129,7 +129,9 @@ def test_tokens_are_drawn_from_what_is_kept(cut: dict[str, float], temperature: 
 
     whole = torch.softmax(torch.tensor(LOGITS, dtype=torch.float64), dim=0)
     expected = dict(zip(kept, exact, strict=True)) if confidence_of == "sampler" else dict(enumerate(whole.tolist()))
-    torch.testing.assert_close(confidence.double(), torch.tensor([expected[i] for i in token.tolist()]).double(), rtol=1e-5, atol=0)  # fmt: skip
+    torch.testing.assert_close(
+        confidence.double(), torch.tensor([expected[i] for i in token.tolist()]).double(), rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("confidence", ["margin", "neg_entropy"])
@@ -309,8 +311,13 @@ def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) ->
     ]
 
     def outputs_of(batch: list[Request]) -> dict[int, Ids]:
-        config = EngineConfig(max_num_batched_tokens=10**6, max_num_seqs=len(batch), max_model_len=64,
-                              decode=chosen.decode, suppress_mask_token=False)  # fmt: skip
+        config = EngineConfig(
+            max_num_batched_tokens=10**6,
+            max_num_seqs=len(batch),
+            max_model_len=64,
+            decode=chosen.decode,
+            suppress_mask_token=False,
+        )
         scheduler = StaticBatchScheduler(config, KvPool(0), chosen.rule, batch_size=len(batch))
         return run_together(Engine(scheduler, build(config, len(batch))), [(0, member) for member in batch])
 
@@ -321,8 +328,12 @@ def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) ->
 
 
 def on(system: str, family: str, options: dict[str, object], seed: int = 0, **generation: object) -> Ids:
-    request = Request(request_id=0, prompt_len=9, prompt_ids=prompt_of(MHA, seed, 9), generation=GenerationConfig(
-        gen_length=12, block_length=6, steps=12, seed=seed, **generation))  # type: ignore[arg-type]  # fmt: skip
+    request = Request(
+        request_id=0,
+        prompt_len=9,
+        prompt_ids=prompt_of(MHA, seed, 9),
+        generation=GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation),
+    )  # type: ignore[arg-type]
     return run_alone(MHA, method(system, family, options), request)
 
 

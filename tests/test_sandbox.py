@@ -108,24 +108,39 @@ def test_nothing_outside_the_folder_can_be_changed(sandbox: Sandbox, tmp_path: P
     assert not target.exists()
     assert secret.read_text() == "password"
     assert (secret.stat().st_mode, secret.stat().st_mtime, secret.stat().st_nlink) == (
-        before.st_mode, before.st_mtime, before.st_nlink,
-    )  # fmt: skip
+        before.st_mode,
+        before.st_mtime,
+        before.st_nlink,
+    )
     assert (Path(os.__file__).stat().st_size, Path(os.__file__).stat().st_ctime) == (stdlib.st_size, stdlib.st_ctime)
 
 
 @needs_isolation
 @pytest.mark.parametrize(
     "path",
-    ["/etc/passwd", "/etc/hostname", "/proc/self/environ", "/proc/1/cmdline", "/dev/shm", "/dev/urandom", "~", "REPO",
-     "REPO/README.md", "SECRET"],
-)  # fmt: skip
+    [
+        "/etc/passwd",
+        "/etc/hostname",
+        "/proc/self/environ",
+        "/proc/1/cmdline",
+        "/dev/shm",
+        "/dev/urandom",
+        "~",
+        "REPO",
+        "REPO/README.md",
+        "SECRET",
+    ],
+)
 def test_only_the_python_installation_can_be_read(sandbox: Sandbox, tmp_path: Path, path: str) -> None:
     (tmp_path / "secret").write_text("password")
     shown = path.replace("REPO", str(REPO)).replace("SECRET", str(tmp_path / "secret"))
     shown = os.path.expanduser(shown)
     for target in (shown, "../" * 30 + shown):
-        for attempt in (f"open({target!r}).read()", f"__import__('os').listdir({target!r})",
-                        f"import os; os.symlink({shown!r}, 'a'); open('a').read()"):  # fmt: skip
+        for attempt in (
+            f"open({target!r}).read()",
+            f"__import__('os').listdir({target!r})",
+            f"import os; os.symlink({shown!r}, 'a'); open('a').read()",
+        ):
             # Folders to reach the installation itself may be listed in the private root.
             result = run(sandbox, f"found = {attempt}" if "symlink" not in attempt else attempt)
             if result.passed and "listdir" in attempt:
@@ -514,8 +529,11 @@ def test_programs_do_not_meet(sandbox: Sandbox) -> None:
         sandbox,
         "import builtins, math, os, sys; builtins.len = math.pi = sys.x = 1; os.environ['X'] = '1'; open('a', 'w')",
     )
-    assert run(sandbox, "import math, os, sys\nassert len('ab') == 2 and math.pi > 3\nassert 'X' not in os.environ"
-                        "\nassert not hasattr(sys, 'x')\nassert os.listdir() == []").passed  # fmt: skip
+    assert run(
+        sandbox,
+        "import math, os, sys\nassert len('ab') == 2 and math.pi > 3\nassert 'X' not in os.environ"
+        "\nassert not hasattr(sys, 'x')\nassert os.listdir() == []",
+    ).passed
 
 
 @needs_isolation
@@ -548,9 +566,12 @@ def test_without_isolation_nothing_is_run_unless_accepted(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("without", "gap"),
-    [((NAMESPACES, LANDLOCK), "read and change your files"), ((NAMESPACES, SECCOMP), "use the network"),
-     ((PRIVATE_ROOT, LANDLOCK), "read and change your files")],
-)  # fmt: skip
+    [
+        ((NAMESPACES, LANDLOCK), "read and change your files"),
+        ((NAMESPACES, SECCOMP), "use the network"),
+        ((PRIVATE_ROOT, LANDLOCK), "read and change your files"),
+    ],
+)
 def test_half_an_isolation_is_none(without: tuple[str, ...], gap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ACCEPT_VARIABLE, raising=False)
     with pytest.raises(UserError, match=gap):
@@ -566,9 +587,14 @@ def test_a_system_that_cannot_fork_is_refused_whatever_is_accepted(monkeypatch: 
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"timeout_s": 0}, "timeout_s"), ({"timeout_s": float("nan")}, "timeout_s"), ({"timeout_s": float("inf")}, "timeout_s"),
-     ({"memory_bytes": 1}, "memory_bytes"), ({"num_workers": 0}, "num_workers")],
-)  # fmt: skip
+    [
+        ({"timeout_s": 0}, "timeout_s"),
+        ({"timeout_s": float("nan")}, "timeout_s"),
+        ({"timeout_s": float("inf")}, "timeout_s"),
+        ({"memory_bytes": 1}, "memory_bytes"),
+        ({"num_workers": 0}, "num_workers"),
+    ],
+)
 def test_bad_limits_are_refused(change: dict, field: str) -> None:
     with pytest.raises(UserError, match=field):
         run_many(["x = 1"], **change)

@@ -131,13 +131,26 @@ def test_query_tokens_and_positions_by_hand() -> None:
     sequence = sequence_of(GenerationConfig(gen_length=7, block_length=4, steps=7), DelayedCache(), prompt_len=5)
     seen = []
     while not sequence.is_finished:
-        seen.append((sequence.phase.value, sequence.block_start, sequence.block_end, sequence.query_tokens,
-                     sequence.masks_left, sequence.kept_rows))  # fmt: skip
+        seen.append(
+            (
+                sequence.phase.value,
+                sequence.block_start,
+                sequence.block_end,
+                sequence.query_tokens,
+                sequence.masks_left,
+                sequence.kept_rows,
+            )
+        )
         sequence.advance(sequence.quota)
     assert seen == [
-        ("full", 5, 9, 12, 4, 4), ("build", 5, 9, 12, 3, 4), ("reuse", 5, 9, 4, 2, 4), ("reuse", 5, 9, 4, 1, 4),
-        ("full", 9, 12, 12, 3, 4), ("build", 9, 12, 12, 2, 4), ("reuse", 9, 12, 3, 1, 4),
-    ]  # fmt: skip
+        ("full", 5, 9, 12, 4, 4),
+        ("build", 5, 9, 12, 3, 4),
+        ("reuse", 5, 9, 4, 2, 4),
+        ("reuse", 5, 9, 4, 1, 4),
+        ("full", 9, 12, 12, 3, 4),
+        ("build", 9, 12, 12, 2, 4),
+        ("reuse", 9, 12, 3, 1, 4),
+    ]
 
 
 def test_a_suffix_window_by_hand() -> None:
@@ -222,17 +235,29 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
         (lambda: EngineConfig(max_num_logits=0), r"max_num_logits=0 must be at least 1"),
         (lambda: EngineConfig(max_num_batched_tokens=0), r"max_num_batched_tokens=0 must be at least 1"),
         (lambda: serve_decode("llada", "old", 1), r"compat='old' is unknown: use one of paper, upstream"),
-        (lambda: DecodeConfig(confidence="best"), r"confidence='best' is unknown: use one of max_prob, margin, neg_entropy"),  # type: ignore[arg-type]
-        (lambda: DecodeConfig(confidence_dtype="int8"), r"confidence_dtype='int8' is unknown: use one of native, float64"),  # type: ignore[arg-type]
+        (
+            lambda: DecodeConfig(confidence="best"),
+            r"confidence='best' is unknown: use one of max_prob, margin, neg_entropy",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: DecodeConfig(confidence_dtype="int8"),
+            r"confidence_dtype='int8' is unknown: use one of native, float64",
+        ),  # type: ignore[arg-type]
         (lambda: DecodeConfig(quota="odd"), r"quota='odd' is unknown: use one of even, timestep, origin"),  # type: ignore[arg-type]
-        (lambda: DecodeConfig(first_step="last"), r"first_step='last' is unknown: use one of ranked, first_and_ranked, first_position"),  # type: ignore[arg-type]
+        (
+            lambda: DecodeConfig(first_step="last"),
+            r"first_step='last' is unknown: use one of ranked, first_and_ranked, first_position",
+        ),  # type: ignore[arg-type]
         (lambda: GenerationConfig(factor=0.0), r"factor=0\.0 must be above 0"),
-        (lambda: GenerationConfig(threshold=0.5, factor=1.0), r"threshold=0\.5 and factor=1\.0 are two rules for one thing: give one"),
+        (
+            lambda: GenerationConfig(threshold=0.5, factor=1.0),
+            r"threshold=0\.5 and factor=1\.0 are two rules for one thing: give one",
+        ),
         (lambda: GenerationConfig(remasking="all"), r"remasking='all' is unknown: use one of low_confidence, random"),  # type: ignore[arg-type]
         (lambda: GenerationConfig(cfg_scale=-1.0), r"cfg_scale=-1\.0 must not be negative"),
         (lambda: EngineConfig(max_num_seqs=0), r"max_num_seqs=0 must be at least 1"),
     ],
-)  # fmt: skip
+)
 def test_settings_out_of_range_are_refused(build, says: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=says):
         build()

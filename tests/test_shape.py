@@ -38,10 +38,19 @@ PUBLISHED_PARAMS = [
 
 def llada_config(**changes: object) -> LLaDAConfig:
     fields: dict[str, object] = {
-        "d_model": 64, "n_layers": 3, "n_heads": 4, "n_kv_heads": 4, "mlp_hidden_size": 96, "vocab_size": 101,
-        "max_sequence_length": 64, "rope_theta": 1e4, "rms_norm_eps": 1e-5,
-        "mask_token_id": 100, "eos_token_id": 99, "pad_token_id": 99,
-    }  # fmt: skip
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "mlp_hidden_size": 96,
+        "vocab_size": 101,
+        "max_sequence_length": 64,
+        "rope_theta": 1e4,
+        "rms_norm_eps": 1e-5,
+        "mask_token_id": 100,
+        "eos_token_id": 99,
+        "pad_token_id": 99,
+    }
     return LLaDAConfig(**{**fields, **changes})  # type: ignore[arg-type]
 
 

@@ -25,11 +25,19 @@ def items(draw: st.DrawFn) -> list[PlanItem]:
         outside = total - (window_end - start)
         found.append(
             PlanItem(
-                request_id=i, phase=phase, total_len=total, block_start=start, block_end=end, window_end=window_end,
-                commit=1, masks_left=draw(st.integers(1, end - start)), kept_rows=draw(st.integers(0, outside)),
-                kv_start=100 * i, step_in_block=0,
+                request_id=i,
+                phase=phase,
+                total_len=total,
+                block_start=start,
+                block_end=end,
+                window_end=window_end,
+                commit=1,
+                masks_left=draw(st.integers(1, end - start)),
+                kept_rows=draw(st.integers(0, outside)),
+                kv_start=100 * i,
+                step_in_block=0,
             )
-        )  # fmt: skip
+        )
     return sorted(found, key=lambda item: not item.phase.is_refresh)
 
 

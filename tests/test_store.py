@@ -262,17 +262,47 @@ def test_leftovers_of_killed_processes(store: Store) -> None:
 def test_secrets_and_machine_paths_leave_the_command() -> None:
     home = Path.home()
     argv = [
-        "/usr/local/bin/repro", "bench", "--api-key", "abc123", "--hf-token=xyz", "--seed", "7",
-        "--header", "Authorization: Bearer s3cr3t", "hf_abcdefgh1234", "--max-num-batched-tokens", "16384",
-        "--base-url", "http://alice:pw@host:8000/v1", f"--result-dir={REPO_ROOT}/results/local",
-        f"{home}/models/llada", "/data/alice/trace.csv", "relative/path.yaml", f"../..{home}/x",
-    ]  # fmt: skip
+        "/usr/local/bin/repro",
+        "bench",
+        "--api-key",
+        "abc123",
+        "--hf-token=xyz",
+        "--seed",
+        "7",
+        "--header",
+        "Authorization: Bearer s3cr3t",
+        "hf_abcdefgh1234",
+        "--max-num-batched-tokens",
+        "16384",
+        "--base-url",
+        "http://alice:pw@host:8000/v1",
+        f"--result-dir={REPO_ROOT}/results/local",
+        f"{home}/models/llada",
+        "/data/alice/trace.csv",
+        "relative/path.yaml",
+        f"../..{home}/x",
+    ]
     assert clean_command(argv) == [
-        "repro", "bench", "--api-key", "***", "--hf-token=***", "--seed", "7",
-        "--header", "Authorization: ***", "***", "--max-num-batched-tokens", "16384",
-        "--base-url", "http://***@host:8000/v1", "--result-dir=results/local",
-        "~/models/llada", ".../trace.csv", "relative/path.yaml", "../..~/x",
-    ]  # fmt: skip
+        "repro",
+        "bench",
+        "--api-key",
+        "***",
+        "--hf-token=***",
+        "--seed",
+        "7",
+        "--header",
+        "Authorization: ***",
+        "***",
+        "--max-num-batched-tokens",
+        "16384",
+        "--base-url",
+        "http://***@host:8000/v1",
+        "--result-dir=results/local",
+        "~/models/llada",
+        ".../trace.csv",
+        "relative/path.yaml",
+        "../..~/x",
+    ]
 
 
 def test_a_secret_flag_without_a_value_does_not_eat_the_next_flag() -> None:

@@ -37,8 +37,13 @@ def test_a_run_of_a_machine_without_pyarrow_is_the_same_run(
         other = bare.save(CELL, make_record(), provenance=make_provenance())
         assert bare.load(CELL).record == make_record()
     assert {path.name for path in other.iterdir()} == {
-        "cell.json", "requests.json.gz", "steps.json.gz", "summary.json", "manifest.json", "provenance.json",
-    }  # fmt: skip
+        "cell.json",
+        "requests.json.gz",
+        "steps.json.gz",
+        "summary.json",
+        "manifest.json",
+        "provenance.json",
+    }
     assert (folder / "summary.json").read_bytes() == (other / "summary.json").read_bytes()
     # Read with pyarrow at hand: the folder says which file it has.
     assert bare.is_done(CELL)

@@ -82,8 +82,11 @@ def test_table_4_stands_beside_the_printed_one(tmp_path: Path) -> None:
     runs = runs_of(table4.cells(L40S_VIEW), lambda cell: SPEED[cell.system])
     rendered = table4.render(runs, L40S_VIEW, tmp_path)
     assert [row[:2] for row in rendered.rows[:4]] == [
-        ("LiveBench", "dLLM-Cache"), ("LiveBench", "Sparse-dLLM"), ("LiveBench", "Fast-dLLM"), ("LiveBench", "dLLM-Serve"),
-    ]  # fmt: skip
+        ("LiveBench", "dLLM-Cache"),
+        ("LiveBench", "Sparse-dLLM"),
+        ("LiveBench", "Fast-dLLM"),
+        ("LiveBench", "dLLM-Serve"),
+    ]
     assert rendered.rows[3] == ("LiveBench", "dLLM-Serve", "3.20", "218.5", "80.00", "90.17", "4.00x", "2.79x", "yes")
     csv_rows = read_csv(rendered)
     assert [row["paper_speedup"] for row in csv_rows[:4]] == ["1.01", "1.0", "1.75", "2.79"]

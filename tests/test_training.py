@@ -24,10 +24,21 @@ from repro.training.objective import mask_batch, masked_loss
 TINY = Path(__file__).parent.parent / "engines" / "models" / "tiny"
 
 SMALL = TrainConfig(
-    steps=24, d_model=32, n_layers=2, n_heads=4, mlp_hidden_size=64, tokens_per_batch=768, tokenizer_problems=200,
-    warmup_steps=4, log_every=4, save_every=8, quick_problems=0, final_problems=2, bfloat16=False,
+    steps=24,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    mlp_hidden_size=64,
+    tokens_per_batch=768,
+    tokenizer_problems=200,
+    warmup_steps=4,
+    log_every=4,
+    save_every=8,
+    quick_problems=0,
+    final_problems=2,
+    bfloat16=False,
     curriculum=(Stage(until=1.0, num_facts=(1, 3), num_distractors=0, num_used=(1, 2), num_operations=(1, 2)),),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +68,7 @@ def load_tokenizer_cached() -> TextTokenizer:
 
 
 def test_task_words_are_single_tokens(tokenizer: TextTokenizer) -> None:
-    for word in (
-        *mini_gsm.NAMES,
-        *mini_gsm.ITEMS,
-        *mini_code.WORDS,
-        *mini_code.OPERATORS,
-    ):
+    for word in (*mini_gsm.NAMES, *mini_gsm.ITEMS, *mini_code.WORDS, *mini_code.OPERATORS):
         assert len(tokenizer.encode(f" {word}")) == 1
     for number in range(1, 16):  # the largest sums are too rare to be learnt as one token
         assert len(tokenizer.encode(f" {number}")) == 1

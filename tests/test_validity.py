@@ -8,20 +8,50 @@ from repro.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, empty_table
 from repro.validity import assess
 
 REQUESTS: dict[str, list[Any]] = {
-    "request_id": [0, 1], "arrival_s": [0.0, 1.0], "submit_lag_s": [0.0, 1.0], "admitted_s": [0.0, 2.0],
-    "first_block_s": [2.0, 4.0], "finished_s": [2.0, 4.0], "prompt_len": [8, 8], "gen_length": [4, 4],
-    "output_len": [4, 4], "status": ["ok", "ok"], "error": [None, None],
-    "correct": [None, None], "correct_strict": [None, None],
-}  # fmt: skip
+    "request_id": [0, 1],
+    "arrival_s": [0.0, 1.0],
+    "submit_lag_s": [0.0, 1.0],
+    "admitted_s": [0.0, 2.0],
+    "first_block_s": [2.0, 4.0],
+    "finished_s": [2.0, 4.0],
+    "prompt_len": [8, 8],
+    "gen_length": [4, 4],
+    "output_len": [4, 4],
+    "status": ["ok", "ok"],
+    "error": [None, None],
+    "correct": [None, None],
+    "correct_strict": [None, None],
+}
 STEPS: dict[str, list[Any]] = {
-    "step": [0, 1], "start_s": [0.0, 2.0], "end_s": [2.0, 4.0], "duration_s": [2.0, 2.0], "forward_s": [1.0, 2.0],
-    "num_refresh": [1, 1], "num_reuse": [0, 0], "query_tokens": [12, 12], "scheduled_tokens": [12, 12],
-    "logit_rows": [4, 4], "committed_tokens": [4, 4], "kv_rows_used": [12, 12], "kv_rows_total": [64, 64],
-    "num_running": [1, 1], "num_waiting": [0, 0], "num_admitted": [1, 1], "num_first_block": [1, 1],
-    "num_finished": [1, 1], "num_failed": [0, 0], "graph": [False, False], "attention_s": [None, None],
-    "gemm_s": [None, None], "logits_s": [None, None], "selection_s": [None, None], "commit_s": [None, None],
-    "metadata_s": [None, None], "idle_s": [None, None], "bound_s": [None, None],
-}  # fmt: skip
+    "step": [0, 1],
+    "start_s": [0.0, 2.0],
+    "end_s": [2.0, 4.0],
+    "duration_s": [2.0, 2.0],
+    "forward_s": [1.0, 2.0],
+    "num_refresh": [1, 1],
+    "num_reuse": [0, 0],
+    "query_tokens": [12, 12],
+    "scheduled_tokens": [12, 12],
+    "logit_rows": [4, 4],
+    "committed_tokens": [4, 4],
+    "kv_rows_used": [12, 12],
+    "kv_rows_total": [64, 64],
+    "num_running": [1, 1],
+    "num_waiting": [0, 0],
+    "num_admitted": [1, 1],
+    "num_first_block": [1, 1],
+    "num_finished": [1, 1],
+    "num_failed": [0, 0],
+    "graph": [False, False],
+    "attention_s": [None, None],
+    "gemm_s": [None, None],
+    "logits_s": [None, None],
+    "selection_s": [None, None],
+    "commit_s": [None, None],
+    "metadata_s": [None, None],
+    "idle_s": [None, None],
+    "bound_s": [None, None],
+}
 
 
 def record(**changed: list[Any]) -> RunRecord:
@@ -41,11 +71,30 @@ def test_a_good_run_is_valid() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"status": ["ok", "failed"], "error": [None, "out of memory"], "finished_s": [2.0, None], "output_len": [4, None],
-          "num_failed": [0, 1], "num_finished": [1, 0]}, "1 of 2 requests failed, the first with: out of memory"),
-        ({"status": ["ok", "unfinished"], "finished_s": [2.0, None], "output_len": [4, None], "num_finished": [1, 0]},
-         "1 of 2 requests did not finish"),
-        ({"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]}, "1 of 2 requests have an unknown status"),
+        (
+            {
+                "status": ["ok", "failed"],
+                "error": [None, "out of memory"],
+                "finished_s": [2.0, None],
+                "output_len": [4, None],
+                "num_failed": [0, 1],
+                "num_finished": [1, 0],
+            },
+            "1 of 2 requests failed, the first with: out of memory",
+        ),
+        (
+            {
+                "status": ["ok", "unfinished"],
+                "finished_s": [2.0, None],
+                "output_len": [4, None],
+                "num_finished": [1, 0],
+            },
+            "1 of 2 requests did not finish",
+        ),
+        (
+            {"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]},
+            "1 of 2 requests have an unknown status",
+        ),
         ({"request_id": [0, 0]}, "1 request ids are repeated"),
         ({"finished_s": [2.0, None]}, "1 finished requests have no finished_s"),
         ({"finished_s": [None, None]}, "2 finished requests have no finished_s"),
@@ -64,11 +113,14 @@ def test_a_good_run_is_valid() -> None:
         ({"kv_rows_used": [65, 12]}, "1 steps use more KV rows than the pool has"),
         ({"output_len": [4, 5]}, "1 requests have an output_len that cannot be theirs"),
         ({"output_len": [0, None]}, "2 requests have an output_len that cannot be theirs"),
-        ({"output_len": [3, 2], "committed_tokens": [2, 2]}, "wrong output lengths: 4 tokens were committed, 5 were due"),
+        (
+            {"output_len": [3, 2], "committed_tokens": [2, 2]},
+            "wrong output lengths: 4 tokens were committed, 5 were due",
+        ),
         ({"committed_tokens": [4, 3]}, "wrong output lengths: 7 tokens were committed, 8 were due"),
         ({"committed_tokens": [4, 5]}, "wrong output lengths: 9 tokens were committed, 8 were due"),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_the_only_reason(changed: dict[str, list[Any]], said: str) -> None:
     validity = assess(record(**changed))
     assert not validity.valid
@@ -122,11 +174,20 @@ def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
 def test_one_late_submission_in_a_hundred_is_allowed() -> None:
     n = 100
     table = {
-        "request_id": list(range(n)), "arrival_s": [float(i) for i in range(n)], "submit_lag_s": [0.0] * n,
-        "admitted_s": [None] * n, "first_block_s": [None] * n, "finished_s": [i + 0.5 for i in range(n)],
-        "prompt_len": [8] * n, "gen_length": [4] * n, "output_len": [4] * n, "status": ["ok"] * n,
-        "error": [None] * n, "correct": [None] * n, "correct_strict": [None] * n,
-    }  # fmt: skip
+        "request_id": list(range(n)),
+        "arrival_s": [float(i) for i in range(n)],
+        "submit_lag_s": [0.0] * n,
+        "admitted_s": [None] * n,
+        "first_block_s": [None] * n,
+        "finished_s": [i + 0.5 for i in range(n)],
+        "prompt_len": [8] * n,
+        "gen_length": [4] * n,
+        "output_len": [4] * n,
+        "status": ["ok"] * n,
+        "error": [None] * n,
+        "correct": [None] * n,
+        "correct_strict": [None] * n,
+    }
     for num_late, valid in ((1, True), (2, False)):
         lags = [0.011] * num_late + [0.0] * (n - num_late)
         run = RunRecord(requests={**table, "submit_lag_s": lags}, steps=empty_table(STEP_COLUMNS))

@@ -138,7 +138,12 @@ def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: F
 
 def test_nor_is_what_a_defect_of_the_recorded_code_decided(verify: Verify, folder: Folder) -> None:
     """It read cache rows that it had never written."""
-    params = {**folder.content["cases"][1]["params"], **UPSTREAM, "delay_step": 0, "delay0_first_block": "unbuilt_zero_cache"}  # fmt: skip
+    params = {
+        **folder.content["cases"][1]["params"],
+        **UPSTREAM,
+        "delay_step": 0,
+        "delay0_first_block": "unbuilt_zero_cache",
+    }
     folder.content["cases"][1] |= {"method": "dllm_serve_upstream_uniform", "params": params, "tie_sensitive": False}
     folder.content["cases"][1]["expected_ids"][0] += 1
     result = verify("--golden", folder.write(), "--json")
@@ -154,12 +159,18 @@ UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
     [
         ({"first_token_rule": None}, "lacks params first_token_rule: method 'dllm_serve_upstream_uniform' needs them"),
         ({"first_token_rule": 1}, "has params first_token_rule=1, where true or false belongs: correct it"),
-        ({"head_select": True}, "has params head_select=True, but method 'dllm_serve_upstream_uniform' applies False: correct it"),
-        ({"delay0_first_block": "built"}, "has params delay0_first_block='built', which method 'dllm_serve_upstream_uniform' does not apply: remove it"),
+        (
+            {"head_select": True},
+            "has params head_select=True, but method 'dllm_serve_upstream_uniform' applies False: correct it",
+        ),
+        (
+            {"delay0_first_block": "built"},
+            "has params delay0_first_block='built', which method 'dllm_serve_upstream_uniform' does not apply: remove it",
+        ),
         ({"delay_step": 0, "delay0_first_block": "empty"}, "applies 'built' or 'unbuilt_zero_cache': correct it"),
         ({"max_num_batched_tokens": "all"}, "has params max_num_batched_tokens='all', where an integer belongs"),
     ],
-)  # fmt: skip
+)
 def test_upstream_cases_say_which_rule_and_are_what_they_say(
     verify: Verify, folder: Folder, change: Content, says: str
 ) -> None:
@@ -178,8 +189,9 @@ def test_params_that_recorded_cases_carry_are_taken(folder: Folder) -> None:
         case | {"params": sparse},
         case | {"method": "dllm_serve_upstream_uniform", "params": serve},
         case | {"method": "dllm_serve_upstream_uniform", "params": serve | {"first_token_rule": False}},
-        case | {"method": "dllm_serve_upstream_uniform", "params": serve | {"delay_step": 0, "delay0_first_block": "built"}},
-    ]  # fmt: skip
+        case
+        | {"method": "dllm_serve_upstream_uniform", "params": serve | {"delay_step": 0, "delay0_first_block": "built"}},
+    ]
     cases = read_cases(folder.write())
     assert [case.options.knobs.get("compat") for case in cases] == [None, "upstream", None, None]
     assert all(case.required for case in cases)
@@ -202,7 +214,9 @@ def test_a_block_length_without_blocks(verify: Verify, tmp_path: Path) -> None:
 
 
 def remove(path: str) -> Callable[[Folder], None]:
-    return lambda folder: shutil.rmtree(folder.path / path) if (folder.path / path).is_dir() else (folder.path / path).unlink()  # fmt: skip
+    return lambda folder: (
+        shutil.rmtree(folder.path / path) if (folder.path / path).is_dir() else (folder.path / path).unlink()
+    )
 
 
 def change(*keys: str | int, to: Any = None, drop: bool = False) -> Callable[[Folder], None]:
@@ -239,29 +253,48 @@ CHECKPOINT = "checkpoints/llada-mha"
         (remove(f"{CHECKPOINT}/config.json"), "has no config.json: give a LLaDA or Dream checkpoint"),
         (remove(f"{CHECKPOINT}/model.safetensors"), "model.safetensors: restore it"),
         (change("cases", 0, to=1), "a case lacks 'id'"),
-        *((change("cases", 0, key, drop=True), f"lacks '{key}'")
-          for key in ("id", "checkpoint", "method", "params", "prompt_ids", "expected_ids")),
+        *(
+            (change("cases", 0, key, drop=True), f"lacks '{key}'")
+            for key in ("id", "checkpoint", "method", "params", "prompt_ids", "expected_ids")
+        ),
         (change("cases", 0, "method", to="best"), "has method 'best': known are llada, fast_dllm_nocache"),
         (change("cases", 0, "method", to="dream_dual_cache"), "lacks params alg: method 'dream_dual_cache' needs them"),
         (change("cases", 0, "checkpoint", to="big"), "has checkpoint 'big': the file names llada-mha"),
-        (change("cases", 0, "params", "steps", drop=True), "lacks params steps: method 'fast_dllm_dual_cache' needs them"),
+        (
+            change("cases", 0, "params", "steps", drop=True),
+            "lacks params steps: method 'fast_dllm_dual_cache' needs them",
+        ),
         (change("cases", 1, "params", "keep_ratio", drop=True), "lacks params keep_ratio: method 'sparse_dllm' needs"),
         (change("cases", 1, "params", "keep_ratio", to=2.0), "cannot be replayed: retention_ratio=2.0 must be in"),
-        (change("cases", 0, "params", "steps", to="all"), "has params steps='all', where an integer belongs: correct it"),
-        *((change("cases", 0, "params", "gen_length", to=value), f"has params gen_length={value!r}, where an integer belongs")
-          for value in ("16", 16.0, True, [16])),
+        (
+            change("cases", 0, "params", "steps", to="all"),
+            "has params steps='all', where an integer belongs: correct it",
+        ),
+        *(
+            (
+                change("cases", 0, "params", "gen_length", to=value),
+                f"has params gen_length={value!r}, where an integer belongs",
+            )
+            for value in ("16", 16.0, True, [16])
+        ),
         (change("cases", 0, "params", "gen_length", to=None), "lacks params gen_length"),
         (change("cases", 0, "params", "block_length", to=0), "cannot be replayed: block_length=0 must be at least 1"),
         (change("cases", 1, "params", "keep_ratio", to="half"), "has params keep_ratio='half', where a number belongs"),
-        (change("cases", 0, "params", "treshold", to=0.9),
-         "has params treshold=0.9, which method 'fast_dllm_dual_cache' does not apply: remove it"),
+        (
+            change("cases", 0, "params", "treshold", to=0.9),
+            "has params treshold=0.9, which method 'fast_dllm_dual_cache' does not apply: remove it",
+        ),
         (change("cases", 0, "params", "treshold", to=None), "has params treshold=None, which method"),
         (change("cases", 0, "params", "keep_ratio", to=0.5), "has params keep_ratio=0.5, which method"),
         (change("cases", 0, "params", "first_token_rule", to=True), "has params first_token_rule=True, which method"),
-        (change("cases", 0, "params", "temperature", to=0.9),
-         "has params temperature=0.9, but method 'fast_dllm_dual_cache' applies 0: correct it"),
-        (change("cases", 0, "params", "remasking", to="random"),
-         "has params remasking='random', but method 'fast_dllm_dual_cache' applies 'low_confidence': correct it"),
+        (
+            change("cases", 0, "params", "temperature", to=0.9),
+            "has params temperature=0.9, but method 'fast_dllm_dual_cache' applies 0: correct it",
+        ),
+        (
+            change("cases", 0, "params", "remasking", to="random"),
+            "has params remasking='random', but method 'fast_dllm_dual_cache' applies 'low_confidence': correct it",
+        ),
         (change("cases", 0, "params", "alg_temp", to=1.0), "has params alg_temp=1.0, which method"),
         (change("format", to=2), "has format=2: only format 1 can be read"),
         (change("format", to="1"), "has format='1': only format 1 can be read"),
@@ -272,7 +305,7 @@ CHECKPOINT = "checkpoints/llada-mha"
         (change("cases", 0, "prompt_ids", to=[96]), "cannot be replayed: "),
         (change("cases", 0, "nfe", to="many"), "has a str for 'nfe', where int belongs"),
     ],
-)  # fmt: skip
+)
 def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Callable[[Folder], None], says: str) -> None:
     spoil(folder)
     refused(verify("--golden", folder.write(), "--json"), says)
@@ -280,11 +313,17 @@ def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Calla
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "is not JSON (line 1)"), ("{", "is not JSON"), ("[1, 2]", "holds a list, not an object: restore the file"),
-     ("null", "holds a NoneType, not an object"), ("\xff", "is not UTF-8 text"), ("[" * 100_000, "nested too deeply"),
-     ('{"format": 1' + "0" * 5000 + "}", "a number too long")],
+    [
+        ("", "is not JSON (line 1)"),
+        ("{", "is not JSON"),
+        ("[1, 2]", "holds a list, not an object: restore the file"),
+        ("null", "holds a NoneType, not an object"),
+        ("\xff", "is not UTF-8 text"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"format": 1' + "0" * 5000 + "}", "a number too long"),
+    ],
     ids=range(7),
-)  # fmt: skip
+)
 def test_a_file_that_is_not_right(verify: Verify, folder: Folder, text: str, says: str) -> None:
     (folder.path / "cases.json").write_text(text, encoding="latin-1")
     result = verify("--golden", folder.path)

@@ -503,7 +503,11 @@ def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path: Path) -> None:
     workload = build_workload(cfg, GENERATION)
     # 3 usable rows over 30 s: mean gap 15 s becomes 1 s, and the fourth request starts the trace again
     assert [(r.prompt_len, round(r.arrival_s, 6)) for r in workload.requests] == [
-        (100, 0.0), (300, 1.333333), (400, 2.0), (100, 3.0)]  # fmt: skip
+        (100, 0.0),
+        (300, 1.333333),
+        (400, 2.0),
+        (100, 3.0),
+    ]
     assert "1 rows with an empty prompt left out" in workload.provenance.description
 
 
@@ -640,12 +644,18 @@ def test_hub_token_counts_with_timestamps() -> None:
     [
         ("osc", {"text": ["a"]}, "CarperAI/openai_summarize_comparisons has no column prompt"),
         ("osc", {"prompt": ["a", None]}, "row 1: column 'prompt' is None, expected the prompt's text"),
-        ("burst", {"Request tokens": [-4], "Response tokens": [1], "Timestamp": [5]},
-         "lzzmm/BurstGPT row 0: column 'Request tokens' is -4, expected a token count"),
-        ("burst", {"Request tokens": [4], "Response tokens": [1], "Timestamp": ["5"]},
-         "lzzmm/BurstGPT row 0: column 'Timestamp' is '5', expected seconds"),
+        (
+            "burst",
+            {"Request tokens": [-4], "Response tokens": [1], "Timestamp": [5]},
+            "lzzmm/BurstGPT row 0: column 'Request tokens' is -4, expected a token count",
+        ),
+        (
+            "burst",
+            {"Request tokens": [4], "Response tokens": [1], "Timestamp": ["5"]},
+            "lzzmm/BurstGPT row 0: column 'Timestamp' is '5', expected seconds",
+        ),
     ],
-)  # fmt: skip
+)
 def test_hub_rows_of_another_shape_are_refused(name: str, columns: dict, message: str) -> None:
     loader, _ = hub_of(columns)
     with pytest.raises(UserError) as caught:

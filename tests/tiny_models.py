@@ -66,10 +66,19 @@ class TinyModel(TinyCheckpoint):
     @property
     def config(self) -> LLaDAConfig:
         return LLaDAConfig(
-            d_model=self.width, n_layers=self.layers, n_heads=self.heads, n_kv_heads=self.kv_heads,
-            mlp_hidden_size=self.mlp, vocab_size=self.vocab, max_sequence_length=self.max_len, rope_theta=500000.0,
-            rms_norm_eps=1e-5, mask_token_id=self.mask_id, eos_token_id=self.vocab - 1, pad_token_id=self.vocab - 1,
-        )  # fmt: skip
+            d_model=self.width,
+            n_layers=self.layers,
+            n_heads=self.heads,
+            n_kv_heads=self.kv_heads,
+            mlp_hidden_size=self.mlp,
+            vocab_size=self.vocab,
+            max_sequence_length=self.max_len,
+            rope_theta=500000.0,
+            rms_norm_eps=1e-5,
+            mask_token_id=self.mask_id,
+            eos_token_id=self.vocab - 1,
+            pad_token_id=self.vocab - 1,
+        )
 
     def weights(self) -> dict[str, Tensor]:
         random = np.random.RandomState(self.seed)
@@ -112,10 +121,19 @@ class TinyDream(TinyCheckpoint):
     @property
     def config(self) -> DreamConfig:
         return DreamConfig(
-            d_model=self.width, n_layers=self.layers, n_heads=self.heads, n_kv_heads=self.kv_heads,
-            mlp_hidden_size=self.mlp, vocab_size=self.vocab, max_sequence_length=self.max_len, rope_theta=1e6,
-            rms_norm_eps=1e-6, mask_token_id=self.mask_id, eos_token_id=self.vocab - 1, pad_token_id=self.vocab - 1,
-        )  # fmt: skip
+            d_model=self.width,
+            n_layers=self.layers,
+            n_heads=self.heads,
+            n_kv_heads=self.kv_heads,
+            mlp_hidden_size=self.mlp,
+            vocab_size=self.vocab,
+            max_sequence_length=self.max_len,
+            rope_theta=1e6,
+            rms_norm_eps=1e-6,
+            mask_token_id=self.mask_id,
+            eos_token_id=self.vocab - 1,
+            pad_token_id=self.vocab - 1,
+        )
 
     def weights(self) -> dict[str, Tensor]:
         random = np.random.RandomState(self.seed)

@@ -114,5 +114,7 @@ class BatchClock:
 
 def refuse_unsupported(request: Request) -> None:
     generation = request.generation
-    require(not generation.is_parallel,
-            f"threshold={generation.threshold} and factor={generation.factor} have no meaning for dLLM-Cache: leave them out")  # fmt: skip
+    require(
+        not generation.is_parallel,
+        f"threshold={generation.threshold} and factor={generation.factor} have no meaning for dLLM-Cache: leave them out",
+    )

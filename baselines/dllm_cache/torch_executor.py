@@ -85,12 +85,16 @@ class FeatureCacheTorchExecutor(MonolithicTorchExecutor):
         profile_every: int = 0,
     ) -> None:
         decode = config.decode
-        require(decode.first_step == "ranked",
-                f"first_step={decode.first_step!r} is not implemented for dLLM-Cache, which has no first step of a block: "
-                f"use 'ranked'")  # fmt: skip
-        require(model.config.shifts_logits or (decode.confidence, decode.confidence_dtype) == ("max_prob", "native"),
-                f"confidence={decode.confidence!r} in {decode.confidence_dtype!r} is not LLaDA's under dLLM-Cache: "
-                f"use 'max_prob' in 'native'")  # fmt: skip
+        require(
+            decode.first_step == "ranked",
+            f"first_step={decode.first_step!r} is not implemented for dLLM-Cache, which has no first step of a block: "
+            f"use 'ranked'",
+        )
+        require(
+            model.config.shifts_logits or (decode.confidence, decode.confidence_dtype) == ("max_prob", "native"),
+            f"confidence={decode.confidence!r} in {decode.confidence_dtype!r} is not LLaDA's under dLLM-Cache: "
+            f"use 'max_prob' in 'native'",
+        )
         super().__init__(model, config, 0, num_slots=batch_size, stop_ids=stop_ids, profile_every=profile_every)
         self.parts = layers_of(model)
         self.masked_attention = self.device.type != "cpu" if masked_attention is None else masked_attention

@@ -9,6 +9,14 @@ from engines.attention.registry import BACKENDS, attention_backend, availability
 from engines.attention.spans import Run, SpanMetadata, Spans
 
 __all__ = [
-    "BACKENDS", "Run", "Sdpa", "SpanMetadata", "Spans", "VarlenAttention", "attention_backend", "availability", "sdpa",
+    "BACKENDS",
+    "Run",
+    "Sdpa",
+    "SpanMetadata",
+    "Spans",
+    "VarlenAttention",
+    "attention_backend",
+    "availability",
+    "sdpa",
     "varlen_attention",
-]  # fmt: skip
+]

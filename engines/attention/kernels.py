@@ -61,9 +61,18 @@ class FlashAttnKernel:
     ) -> None:
         used = {} if used_k is None else {"seqused_k": used_k}
         found = self.function(
-            q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=max_q, max_seqlen_k=max_k, dropout_p=0.0,
-            softmax_scale=q.shape[-1] ** -0.5, causal=False, **used,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k,
+            max_seqlen_q=max_q,
+            max_seqlen_k=max_k,
+            dropout_p=0.0,
+            softmax_scale=q.shape[-1] ** -0.5,
+            causal=False,
+            **used,
+        )
         store(found[0] if isinstance(found, tuple | list) else found, cu_q, out)
 
 
@@ -117,9 +126,7 @@ class AtenVarlenKernel:
         out: Tensor,
     ) -> None:
         used = {} if used_k is None else {"seqused_k": used_k}
-        found = torch.ops.aten._flash_attention_forward(
-            q, k, v, cu_q, cu_k, max_q, max_k, 0.0, False, False, **used
-        )  # fmt: skip
+        found = torch.ops.aten._flash_attention_forward(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, False, False, **used)
         store(found[0], cu_q, out)
 
 

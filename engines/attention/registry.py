@@ -19,10 +19,7 @@ _KERNELS: Mapping[str, Callable[[], tuple[VarlenKernel, ...]]] = {
     "flash-attn": flash_attn_kernels,
     "torch-varlen": torch_varlen_kernels,
 }
-_INSTALL = {
-    "flash-attn": "install the extra 'cuda' with --no-build-isolation",
-    "torch-varlen": "install a newer torch",
-}
+_INSTALL = {"flash-attn": "install the extra 'cuda' with --no-build-isolation", "torch-varlen": "install a newer torch"}
 
 
 def availability(

@@ -61,25 +61,30 @@ class GenerationConfig:
     def __post_init__(self) -> None:
         require(self.gen_length >= 1, f"gen_length={self.gen_length} must be at least 1")
         require(self.block_length >= 1, f"block_length={self.block_length} must be at least 1")
-        require(self.steps >= self.num_blocks,
-                f"steps={self.steps} is fewer than the {self.num_blocks} blocks of gen_length={self.gen_length}: "
-                f"raise steps or block_length")  # fmt: skip
+        require(
+            self.steps >= self.num_blocks,
+            f"steps={self.steps} is fewer than the {self.num_blocks} blocks of gen_length={self.gen_length}: "
+            f"raise steps or block_length",
+        )
         require(
             0 <= self.temperature < float("inf"), f"temperature={self.temperature} must be a finite number, 0 or above"
         )
         require(0 < self.top_p <= 1, f"top_p={self.top_p} must be in (0, 1]")
         require(self.top_k is None or self.top_k >= 1, f"top_k={self.top_k} must be at least 1")
         for name, is_set in (("top_p", self.top_p < 1), ("top_k", self.top_k is not None)):
-            require(self.temperature > 0 or not is_set,
-                    f"{name}={getattr(self, name)} has no effect at temperature=0, which draws nothing: raise the "
-                    f"temperature or leave it out")  # fmt: skip
+            require(
+                self.temperature > 0 or not is_set,
+                f"{name}={getattr(self, name)} has no effect at temperature=0, which draws nothing: raise the "
+                f"temperature or leave it out",
+            )
         require(0 <= self.alg_temp < float("inf"), f"alg_temp={self.alg_temp} must be a finite number, 0 or above")
-        require(self.alg_temp == 0 or not self.is_parallel,
-                f"alg_temp={self.alg_temp} has no effect with parallel decoding, which commits by level: leave it out")  # fmt: skip
+        require(
+            self.alg_temp == 0 or not self.is_parallel,
+            f"alg_temp={self.alg_temp} has no effect with parallel decoding, which commits by level: leave it out",
+        )
         require(self.threshold is None or 0 < self.threshold <= 1, f"threshold={self.threshold} must be in (0, 1]")
         require(
-            self.factor is None or 0 < self.factor < float("inf"),
-            f"factor={self.factor} must be above 0 and finite",
+            self.factor is None or 0 < self.factor < float("inf"), f"factor={self.factor} must be above 0 and finite"
         )
         require(
             self.threshold is None or self.factor is None,
@@ -118,8 +123,10 @@ class SparsityConfig:
     def __post_init__(self) -> None:
         _one_of("selection", self.selection, Selection)
         require(0 < self.retention_ratio <= 1, f"retention_ratio={self.retention_ratio} must be in (0, 1]")
-        require(self.pool_kernel >= 1 and self.pool_kernel % 2 == 1,
-                f"pool_kernel={self.pool_kernel} must be odd and at least 1 (1 means no pooling)")  # fmt: skip
+        require(
+            self.pool_kernel >= 1 and self.pool_kernel % 2 == 1,
+            f"pool_kernel={self.pool_kernel} must be odd and at least 1 (1 means no pooling)",
+        )
         require(self.min_kept in (0, 1), f"min_kept={self.min_kept} must be 0 or 1")
         require(self.refresh_delay in (0, 1), f"refresh_delay={self.refresh_delay} must be 0 or 1")
 

@@ -36,16 +36,24 @@ def check_request(request: Request, model: ModelConfig) -> None:
     """Refuse what a model cannot run, from its config alone."""
     ids = request.prompt_ids
     require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
-    require(ids is not None and len(ids) == request.prompt_len,
-            f"request {request.request_id} has no prompt_ids of length prompt_len={request.prompt_len}: give the token ids")  # fmt: skip
+    require(
+        ids is not None and len(ids) == request.prompt_len,
+        f"request {request.request_id} has no prompt_ids of length prompt_len={request.prompt_len}: give the token ids",
+    )
     assert ids is not None
-    require(request.total_len <= model.max_sequence_length,
-            f"prompt of {request.prompt_len} tokens + gen_length={request.generation.gen_length} exceeds the model's "
-            f"max_sequence_length={model.max_sequence_length}: shorten the prompt or the generation")  # fmt: skip
-    require(min(ids) >= 0 and max(ids) < model.vocab_size,
-            f"prompt_ids of request {request.request_id} hold ids outside [0, {model.vocab_size}): use this model's tokenizer")  # fmt: skip
-    require(model.mask_token_id not in ids,
-            f"prompt_ids of request {request.request_id} hold the mask id {model.mask_token_id}: remove it from the prompt")  # fmt: skip
+    require(
+        request.total_len <= model.max_sequence_length,
+        f"prompt of {request.prompt_len} tokens + gen_length={request.generation.gen_length} exceeds the model's "
+        f"max_sequence_length={model.max_sequence_length}: shorten the prompt or the generation",
+    )
+    require(
+        min(ids) >= 0 and max(ids) < model.vocab_size,
+        f"prompt_ids of request {request.request_id} hold ids outside [0, {model.vocab_size}): use this model's tokenizer",
+    )
+    require(
+        model.mask_token_id not in ids,
+        f"prompt_ids of request {request.request_id} hold the mask id {model.mask_token_id}: remove it from the prompt",
+    )
 
 
 class StepRecord(NamedTuple):

@@ -25,14 +25,21 @@ class RooflineExecutor:
         self._seconds: dict[StepWork, tuple[float, float]] = {}
 
     def validate(self, request: Request) -> None:
-        require(not request.generation.stop_at_eos,
-                "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch")  # fmt: skip
+        require(
+            not request.generation.stop_at_eos,
+            "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch",
+        )
         for name in ("threshold", "factor"):
             level = getattr(request.generation, name)
-            require(level is None,
-                    f"{name}={level} cannot be simulated, how many tokens pass it depends on the model: use --executor torch")  # fmt: skip
+            require(
+                level is None,
+                f"{name}={level} cannot be simulated, how many tokens pass it depends on the model: use --executor torch",
+            )
         guidance = request.generation.cfg_scale
-        require(guidance == 0, f"cfg_scale={guidance} cannot be simulated, its second forward has no cost here: use --executor torch")  # fmt: skip
+        require(
+            guidance == 0,
+            f"cfg_scale={guidance} cannot be simulated, its second forward has no cost here: use --executor torch",
+        )
 
     def release(self, request_id: int) -> None:
         return None

@@ -60,11 +60,15 @@ class Scheduler(ABC):
             request.request_id not in self._by_id,
             f"request_id={request.request_id} is already in use: number requests uniquely",
         )
-        require(total <= longest,
-                f"prompt_len={request.prompt_len} + gen_length={request.generation.gen_length} exceeds "
-                f"max_model_len={longest}: shorten the prompt or the generation")  # fmt: skip
-        require(total <= cap,
-                f"request of {total} tokens exceeds max_num_batched_tokens={cap}: raise the budget or shorten the request")  # fmt: skip
+        require(
+            total <= longest,
+            f"prompt_len={request.prompt_len} + gen_length={request.generation.gen_length} exceeds "
+            f"max_model_len={longest}: shorten the prompt or the generation",
+        )
+        require(
+            total <= cap,
+            f"request of {total} tokens exceeds max_num_batched_tokens={cap}: raise the budget or shorten the request",
+        )
         guidance = request.generation.cfg_scale
         require(
             guidance == 0 or not self.rule.caches,
@@ -73,9 +77,11 @@ class Scheduler(ABC):
         sequence = Sequence(
             request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps
         )
-        require(sequence.kv_rows <= self.pool.num_rows,
-                f"request needs {sequence.kv_rows} KV rows and the pool has {self.pool.num_rows}: raise the memory "
-                f"limit or lower retention_ratio")  # fmt: skip
+        require(
+            sequence.kv_rows <= self.pool.num_rows,
+            f"request needs {sequence.kv_rows} KV rows and the pool has {self.pool.num_rows}: raise the memory "
+            f"limit or lower retention_ratio",
+        )
         self._by_id[request.request_id] = sequence
         self.waiting.append(sequence)
 

@@ -47,9 +47,25 @@ class Sequence:
     """
 
     __slots__ = (
-        "block", "block_end", "block_start", "decode", "exact_steps", "is_open_ended", "kept_rows", "kv_rows", "kv_start",
-        "masks_left", "quota_steps", "request", "rule", "sparsity", "step_in_block", "stop", "total_len", "window_end",
-    )  # fmt: skip
+        "block",
+        "block_end",
+        "block_start",
+        "decode",
+        "exact_steps",
+        "is_open_ended",
+        "kept_rows",
+        "kv_rows",
+        "kv_start",
+        "masks_left",
+        "quota_steps",
+        "request",
+        "rule",
+        "sparsity",
+        "step_in_block",
+        "stop",
+        "total_len",
+        "window_end",
+    )
 
     def __init__(
         self,

@@ -275,10 +275,13 @@ class TorchExecutor:
             generation = request.generation
             for special, is_special in (
                 (self._guided, generation.cfg_scale > 0),
-                (self._sampled, generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random"),
+                (
+                    self._sampled,
+                    generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random",
+                ),
                 (self._parallel, generation.is_parallel),
                 (self._stopping, generation.stop_at_eos),
-            ):  # fmt: skip
+            ):
                 if is_special:
                     special.add(request.request_id)
             row = np.full(request.total_len, mask_id, dtype=np.int64)
@@ -378,11 +381,8 @@ class TorchExecutor:
             pad_to,
             self._laps.detailed,
             slots,
-            [
-                (i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start)
-                for i in items
-            ],
-        )  # fmt: skip
+            [(i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start) for i in items],
+        )
         if self._layout is None or self._layout[0] != key:
             self._layout = key, self._new_layout(items, ItemTable.of(items, slots))
         return self._layout[1]
@@ -478,9 +478,14 @@ class TorchExecutor:
         max_q, max_window = int(longest[:m].max(initial=0)), int(longest[m:].max(initial=0))
         return (
             Spans(cu_q=parts[0], k_start=parts[1], k_len=parts[2], max_q=max_q, max_k=max_q),
-            Spans(cu_q=parts[3], k_start=parts[4], k_len=parts[5], max_q=max_window,
-                  max_k=int(packed.key_len.max(initial=0))),
-        )  # fmt: skip
+            Spans(
+                cu_q=parts[3],
+                k_start=parts[4],
+                k_len=parts[5],
+                max_q=max_window,
+                max_k=int(packed.key_len.max(initial=0)),
+            ),
+        )
 
     def _attend(self, items: list[PlanItem], rows: StepRows) -> Attend:
         if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs:

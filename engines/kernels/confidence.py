@@ -59,9 +59,16 @@ def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
     if rows > 0:
         with on(logits.device):
             merge_parts[(rows,)](
-                *merged, *parts, count, count, 1,
-                WIDTH=power_of_two(count), FINAL=False, num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
+                *merged,
+                *parts,
+                count,
+                count,
+                1,
+                WIDTH=power_of_two(count),
+                FINAL=False,
+                num_warps=1,
+                enable_fp_fusion=False,
+            )
     return merged
 
 
@@ -113,9 +120,17 @@ def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial
         suppressed = -1 if suppress_id is None else suppress_id - offset
         with on(logits.device):
             reduce_tiles[(rows * count,)](
-                *parts, logits, logits.stride(0), vocabulary, count, suppressed, offset,
-                TILE=TILE, num_warps=4, enable_fp_fusion=False,
-            )  # fmt: skip
+                *parts,
+                logits,
+                logits.stride(0),
+                vocabulary,
+                count,
+                suppressed,
+                offset,
+                TILE=TILE,
+                num_warps=4,
+                enable_fp_fusion=False,
+            )
     return parts
 
 
@@ -135,9 +150,19 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
         row_stride, part_stride = (count, 1) if by_row else (1, rows)
         with on(parts.best.device):
             merge_parts[(rows,)](
-                probability, token, None, None, *parts, count, row_stride, part_stride,
-                WIDTH=power_of_two(count), FINAL=True, num_warps=1, enable_fp_fusion=False,
-            )  # fmt: skip
+                probability,
+                token,
+                None,
+                None,
+                *parts,
+                count,
+                row_stride,
+                part_stride,
+                WIDTH=power_of_two(count),
+                FINAL=True,
+                num_warps=1,
+                enable_fp_fusion=False,
+            )
     return token, probability
 
 

@@ -37,13 +37,33 @@ def pack(
         head_stride = chosen.stride(1) if chosen.shape[1] > 1 else 0
     with on(k.device):
         pack_rows[(kv_heads, tiles(max_kept, ROWS), n)](
-            pool_k, pool_v, k, v, chosen,
-            building.run_start, building.block_start, building.window_len, building.kept, building.kv_start,
-            pool_k.stride(0), pool_k.stride(1), pool_v.stride(0), pool_v.stride(1),
-            k.stride(0), k.stride(1), v.stride(0), v.stride(1), request_stride, head_stride,
-            D=width, SELECTED=chosen is not None, ROWS=ROWS, WIDTH=power_of_two(width),
-            num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            pool_k,
+            pool_v,
+            k,
+            v,
+            chosen,
+            building.run_start,
+            building.block_start,
+            building.window_len,
+            building.kept,
+            building.kv_start,
+            pool_k.stride(0),
+            pool_k.stride(1),
+            pool_v.stride(0),
+            pool_v.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            request_stride,
+            head_stride,
+            D=width,
+            SELECTED=chosen is not None,
+            ROWS=ROWS,
+            WIDTH=power_of_two(width),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
 
 
 def pack_reference(

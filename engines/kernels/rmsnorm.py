@@ -28,10 +28,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
         padded = power_of_two(width)
         with on(x.device):
             normalize_rows[(rows,)](
-                out, x, weight, delta, x.stride(0), 0 if delta is None else delta.stride(0), eps,
-                D=width, ADDS=delta is not None, WIDTH=padded,
-                num_warps=min(16, max(1, padded // 512)), enable_fp_fusion=False,
-            )  # fmt: skip
+                out,
+                x,
+                weight,
+                delta,
+                x.stride(0),
+                0 if delta is None else delta.stride(0),
+                eps,
+                D=width,
+                ADDS=delta is not None,
+                WIDTH=padded,
+                num_warps=min(16, max(1, padded // 512)),
+                enable_fp_fusion=False,
+            )
     return out
 
 

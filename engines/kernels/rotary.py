@@ -35,10 +35,27 @@ def rotate(
     with on(q.device):
         # Products and sums are rounded one by one, as torch does.
         rotate_rows[(rows, tiles(heads, HEADS) + tiles(kv_heads, HEADS))](
-            q, k, cos, sin, positions, q.stride(0), q.stride(1), k.stride(0), k.stride(1), cos.stride(0), sin.stride(0),
-            Q_HEADS=heads, KV_HEADS=kv_heads, HALF=width // 2, GATHERS=positions is not None, FULL=full_precision,
-            HEADS=HEADS, WIDTH=power_of_two(width // 2), num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            q,
+            k,
+            cos,
+            sin,
+            positions,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            cos.stride(0),
+            sin.stride(0),
+            Q_HEADS=heads,
+            KV_HEADS=kv_heads,
+            HALF=width // 2,
+            GATHERS=positions is not None,
+            FULL=full_precision,
+            HEADS=HEADS,
+            WIDTH=power_of_two(width // 2),
+            num_warps=4,
+            enable_fp_fusion=False,
+        )
 
 
 def rotate_reference(

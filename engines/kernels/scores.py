@@ -50,16 +50,42 @@ def scores(
     padded = power_of_two(width)
     with on(q.device):
         mean_queries[(mean_heads, n)](
-            mean_q, q, building.run_start, building.block_start, building.block_len, q.stride(0), q.stride(1),
-            D=width, GROUP=group if uniform else 1, TILES=tiles(max_block, QUERY_ROWS), ROWS=QUERY_ROWS, WIDTH=padded,
-            num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
+            mean_q,
+            q,
+            building.run_start,
+            building.block_start,
+            building.block_len,
+            q.stride(0),
+            q.stride(1),
+            D=width,
+            GROUP=group if uniform else 1,
+            TILES=tiles(max_block, QUERY_ROWS),
+            ROWS=QUERY_ROWS,
+            WIDTH=padded,
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
         pooled_scores[(tiles(max_context, tile - 2 * radius), heads, n)](
-            out, mean_q, k, building.run_start, building.block_start, building.window_len, building.num_context,
-            max_context, k.stride(0), k.stride(1),
-            D=width, KV_HEADS=kv_heads, GROUP=group, UNIFORM=uniform, RADIUS=radius, TILE=tile, WIDTH=padded,
-            num_warps=4 if tile <= HEAD_TILE else 8, enable_fp_fusion=True,
-        )  # fmt: skip
+            out,
+            mean_q,
+            k,
+            building.run_start,
+            building.block_start,
+            building.window_len,
+            building.num_context,
+            max_context,
+            k.stride(0),
+            k.stride(1),
+            D=width,
+            KV_HEADS=kv_heads,
+            GROUP=group,
+            UNIFORM=uniform,
+            RADIUS=radius,
+            TILE=tile,
+            WIDTH=padded,
+            num_warps=4 if tile <= HEAD_TILE else 8,
+            enable_fp_fusion=True,
+        )
     return out
 
 

@@ -32,9 +32,17 @@ def select(score: Tensor, kept: Tensor, max_kept: int) -> Tensor:
     padded = power_of_two(context)
     with on(score.device):
         select_rows[(heads, n)](
-            out, score, kept, score.stride(0), score.stride(1), context, max_kept,
-            WIDTH=padded, num_warps=min(16, max(4, padded // 512)), enable_fp_fusion=False,
-        )  # fmt: skip
+            out,
+            score,
+            kept,
+            score.stride(0),
+            score.stride(1),
+            context,
+            max_kept,
+            WIDTH=padded,
+            num_warps=min(16, max(4, padded // 512)),
+            enable_fp_fusion=False,
+        )
     return out
 
 

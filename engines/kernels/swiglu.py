@@ -23,9 +23,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     count = tiles(width, TILE)
     with on(gate.device):
         gate_rows[(rows * count,)](
-            out, gate, up, gate.stride(0), up.stride(0), width, count,
-            TILE=TILE, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
+            out, gate, up, gate.stride(0), up.stride(0), width, count, TILE=TILE, num_warps=4, enable_fp_fusion=False
+        )
     return out
 
 

@@ -40,16 +40,18 @@ def byte_level_bpe(vocab: Path, merges: Path, added: Mapping[str, Mapping[str, A
     tokenizer.decoder = decoders.ByteLevel()
     for number, token in sorted(added.items(), key=lambda item: int(item[0])):
         special = bool(token.get("special", False))
-        tokenizer.add_tokens([
-            AddedToken(
-                token["content"],
-                single_word=bool(token.get("single_word", False)),
-                lstrip=bool(token.get("lstrip", False)),
-                rstrip=bool(token.get("rstrip", False)),
-                normalized=bool(token.get("normalized", not special)),
-                special=special,
-            )
-        ])  # fmt: skip
+        tokenizer.add_tokens(
+            [
+                AddedToken(
+                    token["content"],
+                    single_word=bool(token.get("single_word", False)),
+                    lstrip=bool(token.get("lstrip", False)),
+                    rstrip=bool(token.get("rstrip", False)),
+                    normalized=bool(token.get("normalized", not special)),
+                    special=special,
+                )
+            ]
+        )
         # Ids are handed out in order, so a gap or a wrong vocabulary shows here.
         if tokenizer.token_to_id(token["content"]) != int(number):
             raise UserError(

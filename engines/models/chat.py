@@ -107,9 +107,7 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
         raise UserError(f"{config_path} has a chat_template of type {type(source).__name__}: give Jinja text")
     tokens = {role: token_content(token) for role, token in config.items() if role.endswith("_token")}
     return ChatTemplate(
-        family=family,
-        source=source,
-        special_tokens={role: text for role, text in tokens.items() if text is not None},
+        family=family, source=source, special_tokens={role: text for role, text in tokens.items() if text is not None}
     )
 
 

@@ -19,8 +19,17 @@ from engines.models.config_fields import (
 )
 
 # The upstream config class has defaults of a different model (4096 wide, 32 layers, theta 10000).
-_REQUIRED = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-             "vocab_size", "max_position_embeddings", "rope_theta", "rms_norm_eps")  # fmt: skip
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "max_position_embeddings",
+    "rope_theta",
+    "rms_norm_eps",
+)
 
 _IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
@@ -92,24 +101,45 @@ class DreamConfig(ModelConfig):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "architectures": ["DreamModel"], "model_type": "Dream",
-            "hidden_size": self.d_model, "intermediate_size": self.mlp_hidden_size,
-            "num_hidden_layers": self.n_layers, "num_attention_heads": self.n_heads,
-            "num_key_value_heads": self.n_kv_heads, "vocab_size": self.vocab_size,
-            "max_position_embeddings": self.max_sequence_length, "max_window_layers": self.n_layers,
-            "rope_theta": self.rope_theta, "rope_scaling": None, "rms_norm_eps": self.rms_norm_eps,
-            "hidden_act": "silu", "sliding_window": None, "use_sliding_window": False,
-            "attention_dropout": 0.0, "tie_word_embeddings": self.weight_tying,
-            "mask_token_id": self.mask_token_id, "eos_token_id": self.eos_token_id,
-            "bos_token_id": self.eos_token_id, "pad_token_id": self.pad_token_id,
-        }  # fmt: skip
+            "architectures": ["DreamModel"],
+            "model_type": "Dream",
+            "hidden_size": self.d_model,
+            "intermediate_size": self.mlp_hidden_size,
+            "num_hidden_layers": self.n_layers,
+            "num_attention_heads": self.n_heads,
+            "num_key_value_heads": self.n_kv_heads,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.max_sequence_length,
+            "max_window_layers": self.n_layers,
+            "rope_theta": self.rope_theta,
+            "rope_scaling": None,
+            "rms_norm_eps": self.rms_norm_eps,
+            "hidden_act": "silu",
+            "sliding_window": None,
+            "use_sliding_window": False,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": self.weight_tying,
+            "mask_token_id": self.mask_token_id,
+            "eos_token_id": self.eos_token_id,
+            "bos_token_id": self.eos_token_id,
+            "pad_token_id": self.pad_token_id,
+        }
 
 
 DREAM_7B = DreamConfig(
-    d_model=3584, n_layers=28, n_heads=28, n_kv_heads=4, mlp_hidden_size=18944, vocab_size=152064,
-    max_sequence_length=131072, rope_theta=1000000.0, rms_norm_eps=1e-6,
-    mask_token_id=151666, eos_token_id=151643, pad_token_id=151643,
-)  # fmt: skip
+    d_model=3584,
+    n_layers=28,
+    n_heads=28,
+    n_kv_heads=4,
+    mlp_hidden_size=18944,
+    vocab_size=152064,
+    max_sequence_length=131072,
+    rope_theta=1000000.0,
+    rms_norm_eps=1e-6,
+    mask_token_id=151666,
+    eos_token_id=151643,
+    pad_token_id=151643,
+)
 """Dream-v0-7B, Base and Instruct (7,615,616,512 parameters).
 
 A checkpoint's own config.json is what is served; this one only sizes random weights and estimates.

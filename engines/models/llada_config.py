@@ -20,9 +20,21 @@ from engines.models.config_fields import (
 
 # The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, learned positions, tied weights);
 # falling back to them would serve a wrong model silently, so these fields must be present.
-_REQUIRED = ("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta",
-             "rms_norm_eps", "mask_token_id", "eos_token_id", "rope", "block_type", "layer_norm_type",
-             "activation_type")  # fmt: skip
+_REQUIRED = (
+    "d_model",
+    "n_layers",
+    "n_heads",
+    "vocab_size",
+    "max_sequence_length",
+    "rope_theta",
+    "rms_norm_eps",
+    "mask_token_id",
+    "eos_token_id",
+    "rope",
+    "block_type",
+    "layer_norm_type",
+    "activation_type",
+)
 
 _IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "rope": (True,),
@@ -88,26 +100,55 @@ class LLaDAConfig(ModelConfig):
     def to_dict(self) -> dict[str, Any]:
         """Complete enough for the upstream class to read."""
         return {
-            "architectures": ["LLaDAModelLM"], "model_type": "llada",
-            "d_model": self.d_model, "n_layers": self.n_layers, "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads, "mlp_hidden_size": self.mlp_hidden_size, "mlp_ratio": 4,
-            "vocab_size": self.vocab_size, "embedding_size": self.vocab_size,
+            "architectures": ["LLaDAModelLM"],
+            "model_type": "llada",
+            "d_model": self.d_model,
+            "n_layers": self.n_layers,
+            "n_heads": self.n_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "mlp_hidden_size": self.mlp_hidden_size,
+            "mlp_ratio": 4,
+            "vocab_size": self.vocab_size,
+            "embedding_size": self.vocab_size,
             "max_sequence_length": self.max_sequence_length,
-            "rope": True, "rope_theta": self.rope_theta, "rope_full_precision": True, "alibi": False,
-            "layer_norm_type": "rms", "rms_norm_eps": self.rms_norm_eps, "layer_norm_with_affine": True,
-            "attention_layer_norm": False, "bias_for_layer_norm": False,
-            "block_type": "llama", "block_group_size": 1, "activation_type": "silu",
-            "include_bias": False, "include_qkv_bias": False, "weight_tying": self.weight_tying,
-            "scale_logits": False, "input_emb_norm": False,
-            "attention_dropout": 0.0, "embedding_dropout": 0.0, "residual_dropout": 0.0,
-            "mask_token_id": self.mask_token_id, "eos_token_id": self.eos_token_id,
+            "rope": True,
+            "rope_theta": self.rope_theta,
+            "rope_full_precision": True,
+            "alibi": False,
+            "layer_norm_type": "rms",
+            "rms_norm_eps": self.rms_norm_eps,
+            "layer_norm_with_affine": True,
+            "attention_layer_norm": False,
+            "bias_for_layer_norm": False,
+            "block_type": "llama",
+            "block_group_size": 1,
+            "activation_type": "silu",
+            "include_bias": False,
+            "include_qkv_bias": False,
+            "weight_tying": self.weight_tying,
+            "scale_logits": False,
+            "input_emb_norm": False,
+            "attention_dropout": 0.0,
+            "embedding_dropout": 0.0,
+            "residual_dropout": 0.0,
+            "mask_token_id": self.mask_token_id,
+            "eos_token_id": self.eos_token_id,
             "pad_token_id": self.pad_token_id,
-        }  # fmt: skip
+        }
 
 
 LLADA_8B = LLaDAConfig(
-    d_model=4096, n_layers=32, n_heads=32, n_kv_heads=32, mlp_hidden_size=12288, vocab_size=126464,
-    max_sequence_length=4096, rope_theta=500000.0, rms_norm_eps=1e-5,
-    mask_token_id=126336, eos_token_id=126081, pad_token_id=126081,
-)  # fmt: skip
+    d_model=4096,
+    n_layers=32,
+    n_heads=32,
+    n_kv_heads=32,
+    mlp_hidden_size=12288,
+    vocab_size=126464,
+    max_sequence_length=4096,
+    rope_theta=500000.0,
+    rms_norm_eps=1e-5,
+    mask_token_id=126336,
+    eos_token_id=126081,
+    pad_token_id=126081,
+)
 """LLaDA-8B-Instruct, from its published config.json (8,015,581,184 parameters)."""

@@ -28,8 +28,22 @@ PLATFORMS = ("cpu-tiny",)
 DATASET = "burst"
 NUM_REQUESTS = 12
 
-CSV_COLUMNS = ("platform", "system", "options", "batching", "batch_size", "seed", "throughput_tok_s", "mean_latency_s", "mean_running",
-               "outside_forward_share", "num_steps", "obtained", "valid", "run_folder")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "system",
+    "options",
+    "batching",
+    "batch_size",
+    "seed",
+    "throughput_tok_s",
+    "mean_latency_s",
+    "mean_running",
+    "outside_forward_share",
+    "num_steps",
+    "obtained",
+    "valid",
+    "run_folder",
+)
 TABLE_COLUMNS = (
     "sampler",
     "alone tok/s",
@@ -71,12 +85,20 @@ def cells(view: View) -> list[Cell]:
     """All requests at once; batched is the largest static batch, or dLLM-Serve's own packing."""
     where = view.platform
     return [
-        Cell(figure=NAME, system=sampler.system, dataset=DATASET, platform=where.name, executor=where.executor, rate=None,
-             seed=seed, knobs=(("num_requests", NUM_REQUESTS), *sampler.options, *batching))
+        Cell(
+            figure=NAME,
+            system=sampler.system,
+            dataset=DATASET,
+            platform=where.name,
+            executor=where.executor,
+            rate=None,
+            seed=seed,
+            knobs=(("num_requests", NUM_REQUESTS), *sampler.options, *batching),
+        )
         for sampler in SAMPLERS
         for batching in (sampler.alone, ())
         for seed in view.seeds
-    ]  # fmt: skip
+    ]
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -126,11 +148,21 @@ def runs_of(runs: Sequence[StoredRun], sampler: Sampler, name: str, view: View) 
 
 def _csv_row(sampler: Sampler, name: str, run: StoredRun, view: View) -> tuple[object, ...]:
     return (
-        view.platform.name, sampler.system, " ".join(f"{key}={value}" for key, value in sampler.options), name,
-        run.record.manifest.get("facts", {}).get("batch_size"), run.cell.seed, run.summary["throughput_tok_s"],
-        run.summary["e2el_s"]["mean"], run.summary["mean_running"], run.summary["outside_forward_share"],
-        run.summary["num_steps"], run.obtained, run.validity.valid, run.cell.folder_name,
-    )  # fmt: skip
+        view.platform.name,
+        sampler.system,
+        " ".join(f"{key}={value}" for key, value in sampler.options),
+        name,
+        run.record.manifest.get("facts", {}).get("batch_size"),
+        run.cell.seed,
+        run.summary["throughput_tok_s"],
+        run.summary["e2el_s"]["mean"],
+        run.summary["mean_running"],
+        run.summary["outside_forward_share"],
+        run.summary["num_steps"],
+        run.obtained,
+        run.validity.valid,
+        run.cell.folder_name,
+    )
 
 
 def _table_row(sampler: Sampler, alone: Sequence[StoredRun], batched: Sequence[StoredRun]) -> tuple[str, ...]:
@@ -138,11 +170,15 @@ def _table_row(sampler: Sampler, alone: Sequence[StoredRun], batched: Sequence[S
     sizes = {run.record.manifest.get("facts", {}).get("batch_size") for run in batched} - {None}
     shares = [over_repeats(own, "outside_forward_share").mean for own in (alone, batched)]
     return (
-        sampler.label, _text(single), _text(several), ", ".join(map(str, sorted(sizes))) or "packed",
+        sampler.label,
+        _text(single),
+        _text(several),
+        ", ".join(map(str, sorted(sizes))) or "packed",
         f"{several / single:.2f}x" if single and several else "-",
-        *("-" if share is None else f"{100 * share:.1f} %" for share in shares), obtained_text([*alone, *batched]),
+        *("-" if share is None else f"{100 * share:.1f} %" for share in shares),
+        obtained_text([*alone, *batched]),
         validity_text([*alone, *batched]),
-    )  # fmt: skip
+    )
 
 
 def _text(value: float | None) -> str:

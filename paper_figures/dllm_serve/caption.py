@@ -108,9 +108,11 @@ def batch_sentence(curves: Sequence[Curve]) -> str | None:
         if not own:
             continue
         sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in own]
-        text = sizes[0] if len(set(sizes)) == 1 else ", ".join(
-            f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True)
-        )  # fmt: skip
+        text = (
+            sizes[0]
+            if len(set(sizes)) == 1
+            else ", ".join(f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True))
+        )
         texts.append(f"{own[0].label} {text}")
     return f"Static batches: {'; '.join(texts)}." if texts else None
 

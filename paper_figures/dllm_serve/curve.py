@@ -120,14 +120,20 @@ def rate_cells(figure: str, view: View, rates: Sequence[float], systems: Sequenc
     where = view.platform
     return [
         Cell(
-            figure=figure, system=system, dataset=dataset, platform=where.name, executor=where.executor, rate=rate,
-            seed=seed, knobs=() if system == OURS else view.baseline_knobs(),
+            figure=figure,
+            system=system,
+            dataset=dataset,
+            platform=where.name,
+            executor=where.executor,
+            rate=rate,
+            seed=seed,
+            knobs=() if system == OURS else view.baseline_knobs(),
         )
         for dataset in DATASETS
         for system in systems
         for rate in rates
         for seed in view.seeds
-    ]  # fmt: skip
+    ]
 
 
 def load_curves(runs: Sequence[StoredRun]) -> list[Curve]:

@@ -31,13 +31,27 @@ PAPER_PLATFORM = "rtx4090"
 
 MODES = (("monolithic", "standard profiling\n(full logits)"), ("decomposed", "logit-aware profiling"))
 PARTS = (
-    ("weights", "#8A8A8A"), ("activations", "#E69F00"), ("logits", "#D55E00"), ("guard band", "#CCCCCC"), ("KV pool", "#0072B2"),
-)  # fmt: skip
+    ("weights", "#8A8A8A"),
+    ("activations", "#E69F00"),
+    ("logits", "#D55E00"),
+    ("guard band", "#CCCCCC"),
+    ("KV pool", "#0072B2"),
+)
 PROMPT_LEN = 300
 """Of the request whose copies are counted."""
 
-CSV_COLUMNS = ("platform", "logits", "weights_bytes", "activation_bytes", "logits_bytes", "guard_bytes", "kv_bytes", "total_bytes",
-               "requests", "obtained")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "logits",
+    "weights_bytes",
+    "activation_bytes",
+    "logits_bytes",
+    "guard_bytes",
+    "kv_bytes",
+    "total_bytes",
+    "requests",
+    "obtained",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +73,18 @@ def cells(view: View) -> list[Cell]:
     if where.executor == "roofline":
         return []
     return [
-        Cell(figure=NAME, system="dllm-serve", dataset="burst", platform=where.name, executor=where.executor,
-             rate=max(where.rates), seed=0, knobs=() if mode == "decomposed" else (("logit_rows", mode),))
+        Cell(
+            figure=NAME,
+            system="dllm-serve",
+            dataset="burst",
+            platform=where.name,
+            executor=where.executor,
+            rate=max(where.rates),
+            seed=0,
+            knobs=() if mode == "decomposed" else (("logit_rows", mode),),
+        )
         for mode, _ in MODES
-    ]  # fmt: skip
+    ]
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -71,14 +93,28 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     caption = _caption(splits, runs, view)
     files = _draw(splits, view, caption, out, stem)
     rows = [
-        (view.platform.name, split.mode, *split.parts[:4], split.plan.kv_bytes, split.plan.total_bytes, split.requests, split.obtained)
+        (
+            view.platform.name,
+            split.mode,
+            *split.parts[:4],
+            split.plan.kv_bytes,
+            split.plan.total_bytes,
+            split.requests,
+            split.obtained,
+        )
         for split in splits
-    ]  # fmt: skip
+    ]
     scale, unit = _unit(view.platform)
     table = [
-        (split.mode, *(f"{part / scale:.2f}" for part in split.parts[:4]), f"{split.plan.kv_bytes / scale:.2f}", str(split.requests), split.obtained)
+        (
+            split.mode,
+            *(f"{part / scale:.2f}" for part in split.parts[:4]),
+            f"{split.plan.kv_bytes / scale:.2f}",
+            str(split.requests),
+            split.obtained,
+        )
         for split in splits
-    ]  # fmt: skip
+    ]
     return Rendered(
         files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
         columns=("logits", *(f"{name} {unit}" for name, _ in PARTS), "requests at once", "obtained"),
@@ -101,17 +137,30 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         return Finding(claim=claim, value=value, obtained="computed", how=how, holds=holds)
 
     return [
-        found("dllm-logit-8p3gb", 16 * 2048 * shape.logits_bytes_per_row(), "16 x 2048 rows of the model's vocabulary, 2 bytes each"),
-        found("dllm-logit-chunk", where.max_num_logits * shape.logits_bytes_per_row(), "max_num_logits rows, one buffer"),
-        found("dllm-logit-ar-shape", 2048.0, "logit rows of a 2048-token request: one per position here, one in an autoregressive step",
-              holds=standard.logits_bytes > aware.logits_bytes),
+        found(
+            "dllm-logit-8p3gb",
+            16 * 2048 * shape.logits_bytes_per_row(),
+            "16 x 2048 rows of the model's vocabulary, 2 bytes each",
+        ),
+        found(
+            "dllm-logit-chunk", where.max_num_logits * shape.logits_bytes_per_row(), "max_num_logits rows, one buffer"
+        ),
+        found(
+            "dllm-logit-ar-shape",
+            2048.0,
+            "logit rows of a 2048-token request: one per position here, one in an autoregressive step",
+            holds=standard.logits_bytes > aware.logits_bytes,
+        ),
         found("dllm-weights-17gb", shape.weight_bytes / GB, "parameters of the shape, 2 bytes each"),
         found("dllm-headroom-4090", (24 * GB - shape.weight_bytes) / GB, "24 GB less weights"),
         found("dllm-headroom-l40s", (48 * GB - shape.weight_bytes) / GB, "48 GB less weights"),
         found("dllm-t4-oom", float(shape.weight_bytes > 16 * GB), "1: the weights alone exceed 16 GB"),
-        found("dllm-2x-requests", requests[1] / requests[0],
-              f"requests of {total_len} tokens that fit the KV pool at r = 0.25 over r = 0.5; the block's own rows are not halved"),
-    ]  # fmt: skip
+        found(
+            "dllm-2x-requests",
+            requests[1] / requests[0],
+            f"requests of {total_len} tokens that fit the KV pool at r = 0.25 over r = 0.5; the block's own rows are not halved",
+        ),
+    ]
 
 
 def splits_of(runs: Sequence[StoredRun], view: View) -> list[Split]:
@@ -142,9 +191,11 @@ def _split(where: Platform, mode: str, plan: MemoryPlan, obtained: str) -> Split
 
 def _config(where: Platform) -> EngineConfig:
     return EngineConfig(
-        max_num_batched_tokens=where.max_num_batched_tokens, max_num_logits=where.max_num_logits,
-        max_num_seqs=where.max_num_seqs, max_model_len=where.max_model_len,
-    )  # fmt: skip
+        max_num_batched_tokens=where.max_num_batched_tokens,
+        max_num_logits=where.max_num_logits,
+        max_num_seqs=where.max_num_seqs,
+        max_model_len=where.max_model_len,
+    )
 
 
 def _generation(where: Platform) -> GenerationConfig:
@@ -191,8 +242,14 @@ def _draw(splits: Sequence[Split], view: View, caption: Sequence[str], out: Path
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.axvline(splits[0].plan.total_bytes / scale, linestyle="--", linewidth=1, color="black", label="memory")
         for place, split in enumerate(splits):
-            axes.annotate(f"{split.requests} requests at once", (left[place], place), xytext=(4, 0), textcoords="offset points",
-                          va="center", fontsize=7)  # fmt: skip
+            axes.annotate(
+                f"{split.requests} requests at once",
+                (left[place], place),
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7,
+            )
         axes.set_yticks(range(len(splits)), [labels[split.mode] for split in splits])
         axes.invert_yaxis()
         axes.set_xlabel(f"memory ({unit})")

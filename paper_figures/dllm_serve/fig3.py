@@ -60,9 +60,15 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             "Where the calibration was fitted on one of them, meeting it is no prediction."
         )
     files = rate_panels.draw(
-        curves, THROUGHPUT, paper, out, name=stem, title=f"{TITLE}\n{view.platform.title}",
-        caption=rate_panels.caption(curves, view, *sentences), finish=_offered_load,
-    )  # fmt: skip
+        curves,
+        THROUGHPUT,
+        paper,
+        out,
+        name=stem,
+        title=f"{TITLE}\n{view.platform.title}",
+        caption=rate_panels.caption(curves, view, *sentences),
+        finish=_offered_load,
+    )
     rows = [_table_row(curve, curves) for curve in curves]
     return Rendered(
         files=(*files, rate_panels.save_csv(curves, paper, THROUGHPUT, view, out, stem)),
@@ -96,19 +102,29 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
     over_fast = peak["burst", OURS] / peak["burst", "fast-dllm"]
     return [
-        found("dllm-abs-tput-4090", (min(gains), max(gains)), "peak over the best baseline's, least and most of the data sets"),
+        found(
+            "dllm-abs-tput-4090",
+            (min(gains), max(gains)),
+            "peak over the best baseline's, least and most of the data sets",
+        ),
         found("dllm-contrib-upto", max(gains), "peak over the best baseline's, most of the data sets"),
         found("dllm-concl-tput", max(gains), "peak over the best baseline's, most of the data sets"),
         found("dllm-4090-burst-peak", peak["burst", OURS], f"peak over rates up to {last:g} req/s"),
         found("dllm-4090-burst-fast", peak["burst", "fast-dllm"], f"peak over rates up to {last:g} req/s"),
         found("dllm-4090-burst-ratio", over_fast, "ratio of the two peaks"),
         found("dllm-4090-sparse-inferred", peak["burst", "sparse-dllm"], f"peak over rates up to {last:g} req/s"),
-        found("dllm-wall-025", max(served["burst", system] for system in BASELINES),
-              "requests/s the best baseline serves when saturated, Burst"),
+        found(
+            "dllm-wall-025",
+            max(served["burst", system] for system in BASELINES),
+            "requests/s the best baseline serves when saturated, Burst",
+        ),
         found("dllm-linear-04", served["burst", OURS], "requests/s dLLM-Serve serves when saturated, Burst"),
-        found("dllm-serve-best-tput", float(1 + sum(gain < 1 for gain in gains)),
-              "rank: 1 + data sets on which a baseline is faster, this card"),
-    ]  # fmt: skip
+        found(
+            "dllm-serve-best-tput",
+            float(1 + sum(gain < 1 for gain in gains)),
+            "rank: 1 + data sets on which a baseline is faster, this card",
+        ),
+    ]
 
 
 def paper_peaks(platform: Platform) -> tuple[PaperValue, ...]:
@@ -127,8 +143,15 @@ def _offered_load(axes: Axes, curves: Sequence[Curve]) -> None:
     lengths = [point.gen_length for curve in curves for point in curve.points]
     per_request = sum(lengths) / len(lengths)
     load = axes.get_xlim()
-    axes.plot(load, [rate * per_request for rate in load], linestyle="--", linewidth=1, color=style.GUIDE_COLOR,
-              label="offered load", zorder=1)  # fmt: skip
+    axes.plot(
+        load,
+        [rate * per_request for rate in load],
+        linestyle="--",
+        linewidth=1,
+        color=style.GUIDE_COLOR,
+        label="offered load",
+        zorder=1,
+    )
 
 
 # -- table and notes --------------------------------------------------------------------------------------

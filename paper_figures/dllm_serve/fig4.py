@@ -44,17 +44,30 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     if paper:
         sentences.append(f"Hollow marker and dotted line: printed in {SOURCE}; of the baselines it says 'above'.")
     files = rate_panels.draw(
-        curves, MEAN_LATENCY, paper, out, name=stem, title=f"{TITLE}\n{view.platform.title}",
+        curves,
+        MEAN_LATENCY,
+        paper,
+        out,
+        name=stem,
+        title=f"{TITLE}\n{view.platform.title}",
         caption=rate_panels.caption(curves, view, *sentences),
-    )  # fmt: skip
+    )
     rates = sorted({point.rate for curve in curves for point in curve.points})
     low, high = rates[0], rates[-1]
     return Rendered(
         files=(*files, rate_panels.save_csv(curves, paper, MEAN_LATENCY, view, out, stem)),
-        columns=("dataset", "system", f"mean s at {low:g} req/s", f"mean s at {high:g} req/s", "of dLLM-Serve's", "obtained", "valid"),
+        columns=(
+            "dataset",
+            "system",
+            f"mean s at {low:g} req/s",
+            f"mean s at {high:g} req/s",
+            "of dLLM-Serve's",
+            "obtained",
+            "valid",
+        ),
         rows=tuple(_table_row(curve, curves, low, high) for curve in curves),
         notes=tuple(rate_panels.notes(curves, view, view.platform.rates)),
-    )  # fmt: skip
+    )
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
@@ -76,14 +89,28 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     )
     obtained = view.obtained
     return [
-        Finding(claim="dllm-low-load-equal", value=spread, obtained=obtained,
-                how=f"largest ratio of a baseline's mean latency to dLLM-Serve's at {low:g} req/s, over the data sets"),
-        Finding(claim="dllm-4090-burst-base-lat", value=base, obtained=obtained,
-                how=f"least of the baselines' mean latencies on Burst at {high:g} req/s"),
-        Finding(claim="dllm-4090-burst-serve-lat", value=ours, obtained=obtained, how=f"mean on Burst at {high:g} req/s"),
-        Finding(claim="dllm-4090-burst-lat-ratio", value=base / ours, obtained=obtained,
-                how=f"best baseline's mean over dLLM-Serve's on Burst at {high:g} req/s"),
-    ]  # fmt: skip
+        Finding(
+            claim="dllm-low-load-equal",
+            value=spread,
+            obtained=obtained,
+            how=f"largest ratio of a baseline's mean latency to dLLM-Serve's at {low:g} req/s, over the data sets",
+        ),
+        Finding(
+            claim="dllm-4090-burst-base-lat",
+            value=base,
+            obtained=obtained,
+            how=f"least of the baselines' mean latencies on Burst at {high:g} req/s",
+        ),
+        Finding(
+            claim="dllm-4090-burst-serve-lat", value=ours, obtained=obtained, how=f"mean on Burst at {high:g} req/s"
+        ),
+        Finding(
+            claim="dllm-4090-burst-lat-ratio",
+            value=base / ours,
+            obtained=obtained,
+            how=f"best baseline's mean over dLLM-Serve's on Burst at {high:g} req/s",
+        ),
+    ]
 
 
 def paper_latencies(platform: Platform) -> tuple[PaperValue, ...]:
@@ -106,9 +133,14 @@ def _table_row(curve: Curve, curves: Sequence[Curve], low: float, high: float) -
     ratio = f"{own / ours:.2f}x" if own and ours and curve.system != OURS else "-"
     at_low = _mean(curves, curve.dataset, curve.system, low)
     return (
-        dataset_title(curve.dataset), curve.label, "-" if at_low is None else f"{at_low:.4g}", "-" if own is None else f"{own:.4g}",
-        ratio, obtained_text(runs), validity_text(runs),
-    )  # fmt: skip
+        dataset_title(curve.dataset),
+        curve.label,
+        "-" if at_low is None else f"{at_low:.4g}",
+        "-" if own is None else f"{own:.4g}",
+        ratio,
+        obtained_text(runs),
+        validity_text(runs),
+    )
 
 
 def _mean(curves: Sequence[Curve], dataset: str, system: str, rate: float) -> float | None:

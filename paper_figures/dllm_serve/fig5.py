@@ -51,8 +51,19 @@ MEASURES = (
 )
 COLORS = ("#0072B2", "#E69F00")
 BAR_WIDTH = 0.36
-CSV_COLUMNS = ("platform", "reading", "dataset", "measure", "dllm_serve_s", "best_baseline", "best_baseline_s", "gain",
-               "gain_half_width", "obtained", "valid")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "reading",
+    "dataset",
+    "measure",
+    "dllm_serve_s",
+    "best_baseline",
+    "best_baseline_s",
+    "gain",
+    "gain_half_width",
+    "obtained",
+    "valid",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,20 +95,41 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     files = _draw(gains, curves, paper, view, out, stem)
     obtained, valid = obtained_text(runs), all(run.validity.valid for run in runs)
     rows: list[tuple[object, ...]] = [
-        (view.platform.name, view.reading, gain.dataset, gain.measure.column, gain.ours_s, gain.best, gain.best_s,
-         gain.gain.mean, gain.gain.half_width, obtained, valid)
+        (
+            view.platform.name,
+            view.reading,
+            gain.dataset,
+            gain.measure.column,
+            gain.ours_s,
+            gain.best,
+            gain.best_s,
+            gain.gain.mean,
+            gain.gain.half_width,
+            obtained,
+            valid,
+        )
         for gain in gains
-    ]  # fmt: skip
+    ]
     rows += [
         (view.platform.name, None, dataset, column, None, None, None, value, None, "paper", None)
         for (dataset, column), value in paper.items()
     ]
     return Rendered(
         files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=("dataset", "spread of", "dLLM-Serve s", "best baseline", "its s", "gain", "reduction", "paper", "obtained"),
+        columns=(
+            "dataset",
+            "spread of",
+            "dLLM-Serve s",
+            "best baseline",
+            "its s",
+            "gain",
+            "reduction",
+            "paper",
+            "obtained",
+        ),
         rows=tuple(_table_row(gain, paper, obtained) for gain in gains),
         notes=(*invalid_notes(runs), *curves_obtained(curves), reading_sentence(view)),
-    )  # fmt: skip
+    )
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
@@ -119,8 +151,15 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     others = [value for (dataset, _), value in reductions.items() if dataset != "livebench" and value is not None]
     if len(others) == 2 * len(MEASURES):
         how = "Burst standard deviation and span, then OSC's, percent below the best baseline"
-        found.append(Finding(claim="dllm-jitter-others", value=tuple(others), obtained=obtained, how=how,
-                             holds=all(value > 0 for value in others)))  # fmt: skip
+        found.append(
+            Finding(
+                claim="dllm-jitter-others",
+                value=tuple(others),
+                obtained=obtained,
+                how=how,
+                holds=all(value > 0 for value in others),
+            )
+        )
     cache = curve_of(curves, "burst", "dllm-cache")
     for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
         values = [] if cache is None else [run.summary["e2el_s"][name] for run in cache.points[-1].valid_runs]
@@ -142,9 +181,13 @@ def gain_of(curves: Sequence[Curve], dataset: str, measure: Measure) -> Gain:
     shared = sorted(spreads[OURS].keys() & spreads[best].keys()) if best else []
     ratios = [spreads[best][seed] / spreads[OURS][seed] for seed in shared if best and spreads[OURS][seed] > 0]
     return Gain(
-        dataset=dataset, measure=measure, best=best, ours_s=means.get(OURS), best_s=means.get(best) if best else None,
+        dataset=dataset,
+        measure=measure,
+        best=best,
+        ours_s=means.get(OURS),
+        best_s=means.get(best) if best else None,
         gain=mean_interval(ratios),
-    )  # fmt: skip
+    )
 
 
 def paper_gains(platform: Platform) -> dict[tuple[str, str], float]:
@@ -161,8 +204,13 @@ def paper_gains(platform: Platform) -> dict[tuple[str, str], float]:
 
 
 def _draw(
-    gains: Sequence[Gain], curves: Sequence[Curve], paper: dict[tuple[str, str], float], view: View, out: Path, stem: str
-) -> tuple[Path, Path]:  # fmt: skip
+    gains: Sequence[Gain],
+    curves: Sequence[Curve],
+    paper: dict[tuple[str, str], float],
+    view: View,
+    out: Path,
+    stem: str,
+) -> tuple[Path, Path]:
     rate = max(point.rate for curve in curves for point in curve.points)
     runs = [run for curve in curves for point in curve.points for run in point.runs]
     with style.drawing():
@@ -188,20 +236,35 @@ def _draw(
         return style.save(figure, out, stem)
 
 
-def _draw_bars(
-    axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], float], side: int, color: str
-) -> None:  # fmt: skip
+def _draw_bars(axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], float], side: int, color: str) -> None:
     places = [x + side * BAR_WIDTH / 2 for x in range(len(gains))]
     spread = [gain.gain.half_width or 0.0 for gain in gains]
-    axes.bar(places, [gain.gain.mean or 0.0 for gain in gains], BAR_WIDTH, yerr=spread if any(spread) else None, capsize=3,
-             color=color, label=gains[0].measure.label)  # fmt: skip
+    axes.bar(
+        places,
+        [gain.gain.mean or 0.0 for gain in gains],
+        BAR_WIDTH,
+        yerr=spread if any(spread) else None,
+        capsize=3,
+        color=color,
+        label=gains[0].measure.label,
+    )
     for place, gain in zip(places, gains, strict=True):
         text = "no run" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x"
-        axes.annotate(text, (place, gain.gain.mean or 0.0), xytext=(0, 3), textcoords="offset points", ha="center",
-                      fontsize=7)  # fmt: skip
+        axes.annotate(
+            text, (place, gain.gain.mean or 0.0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=7
+        )
         if (value := paper.get((gain.dataset, gain.measure.column))) is not None:
-            axes.plot([place], [value], linestyle="none", marker="D", fillstyle="none", color="black", markersize=7,
-                      label="paper", zorder=4)  # fmt: skip
+            axes.plot(
+                [place],
+                [value],
+                linestyle="none",
+                marker="D",
+                fillstyle="none",
+                color="black",
+                markersize=7,
+                label="paper",
+                zorder=4,
+            )
 
 
 def _table_row(gain: Gain, paper: dict[tuple[str, str], float], obtained: str) -> tuple[str, ...]:
@@ -210,9 +273,13 @@ def _table_row(gain: Gain, paper: dict[tuple[str, str], float], obtained: str) -
 
     printed = paper.get((gain.dataset, gain.measure.column))
     return (
-        dataset_title(gain.dataset), gain.measure.label, seconds(gain.ours_s),
-        "-" if gain.best is None else style.system_look(gain.best).title, seconds(gain.best_s),
+        dataset_title(gain.dataset),
+        gain.measure.label,
+        seconds(gain.ours_s),
+        "-" if gain.best is None else style.system_look(gain.best).title,
+        seconds(gain.best_s),
         "-" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x",
         "-" if gain.reduction_percent is None else f"{gain.reduction_percent:.0f} %",
-        "-" if printed is None else f"{printed:.2f}x", obtained,
-    )  # fmt: skip
+        "-" if printed is None else f"{printed:.2f}x",
+        obtained,
+    )

@@ -56,16 +56,32 @@ TESTED = (0.1, 0.2)
 """Where the difference is said in words."""
 NUM_PROBLEMS = 500
 GENERATION: tuple[tuple[str, Scalar], ...] = (
-    ("gen_length", 40), ("block_length", 8), ("steps", 40), ("stop_at_eos", True), ("num_requests", NUM_PROBLEMS),
-)  # fmt: skip
+    ("gen_length", 40),
+    ("block_length", 8),
+    ("steps", 40),
+    ("stop_at_eos", True),
+    ("num_requests", NUM_PROBLEMS),
+)
 """One protocol for both tasks. Answers have up to 38 tokens, so 40 hold them. Blocks of 8 make of an answer three to
 five blocks, each denoised over a cache of its own; in one block of 32 nothing could be looked up between its 32 steps.
 The rest is the published default: pooling over 3 rows, the cache built at a block's second step."""
 
 LOOKS = {HEAD: style.SYSTEMS["dllm-serve"], UNIFORM: style.SYSTEMS["sparse-dllm"]}
 LABELS = {HEAD: "head-level (dLLM-Serve)", UNIFORM: "uniform (Sparse-dLLM's rule)", DENSE: "dense (every row kept)"}
-CSV_COLUMNS = ("platform", "task", "selection", "retention_ratio", "criterion", "accuracy", "low", "high", "n", "obtained",
-               "valid", "run_folder")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "task",
+    "selection",
+    "retention_ratio",
+    "criterion",
+    "accuracy",
+    "low",
+    "high",
+    "n",
+    "obtained",
+    "valid",
+    "run_folder",
+)
 TABLE_COLUMNS = ("task", "kept", "head %", "uniform %", "only head / only uniform", "McNemar p", "dense %", "valid")
 
 
@@ -79,12 +95,20 @@ def cells(view: View) -> list[Cell]:
     ]
     choices.append({"selection": DENSE})
     return [
-        Cell(figure=NAME, system="dllm-serve", dataset=task, platform=view.platform.name, executor="torch", rate=None,
-             seed=seed, knobs=(*GENERATION, *choice.items()))
+        Cell(
+            figure=NAME,
+            system="dllm-serve",
+            dataset=task,
+            platform=view.platform.name,
+            executor="torch",
+            rate=None,
+            seed=seed,
+            knobs=(*GENERATION, *choice.items()),
+        )
         for task in TASKS
         for choice in choices
         for seed in view.seeds
-    ]  # fmt: skip
+    ]
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -105,14 +129,24 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     """Answered by another model on other tasks: only which ratios were tried can be compared."""
     points = load_points(runs)
     found = [
-        Finding(claim="dllm-retention-sweep", value=(100 * min(RATIOS), 100 * max(RATIOS)), obtained=view.obtained,
-                how=f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks")
-    ]  # fmt: skip
+        Finding(
+            claim="dllm-retention-sweep",
+            value=(100 * min(RATIOS), 100 * max(RATIOS)),
+            obtained=view.obtained,
+            how=f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks",
+        )
+    ]
 
     def add(claim: str, value: float, task: str, what: str) -> None:
-        found.append(Finding(claim=claim, value=value, obtained=view.obtained, comparable=False,
-                             how=f"{what} on {task}, embedded model; the claim is about LLaDA-8B on "
-                                 f"{PAPER_DATASETS[task]}"))  # fmt: skip
+        found.append(
+            Finding(
+                claim=claim,
+                value=value,
+                obtained=view.obtained,
+                comparable=False,
+                how=f"{what} on {task}, embedded model; the claim is about LLaDA-8B on {PAPER_DATASETS[task]}",
+            )
+        )
 
     for task, short in zip(TASKS, ("he", "gsm"), strict=True):
         head, uniform, uniform_twice = (
@@ -128,7 +162,12 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         if short == "gsm" and uniform.value > 0:
             add("dllm-gsm-gain", 100 * (head.value / uniform.value - 1), task, "relative gain at 10 %")
         if short == "gsm" and uniform_twice is not None:
-            add("dllm-gsm-match", 100 * (head.value - uniform_twice.value), task, "head-level at 10 % less uniform at 20 %")  # fmt: skip
+            add(
+                "dllm-gsm-match",
+                100 * (head.value - uniform_twice.value),
+                task,
+                "head-level at 10 % less uniform at 20 %",
+            )
     return found
 
 
@@ -137,7 +176,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 def _draw(
     points: Sequence[Point], printed: Sequence[PaperValue], runs: Sequence[StoredRun], view: View, out: Path, stem: str
-) -> tuple[Path, Path]:  # fmt: skip
+) -> tuple[Path, Path]:
     with style.drawing():
         titles = [f"({letter}) {task}, {task_entry(task).criterion}" for letter, task in zip("ab", TASKS, strict=True)]
         figure, panels = style.row_of_panels(titles)
@@ -159,10 +198,20 @@ def _draw_panel(axes: Axes, points: Sequence[Point], printed: Sequence[PaperValu
         if drawn:
             heights = [100 * share.value for _, share in drawn]
             # An empty or a full share is an end of its own interval, but for rounding.
-            bars = [[max(0.0, height - 100 * share.low), max(0.0, 100 * share.high - height)]
-                    for height, (_, share) in zip(heights, drawn, strict=True)]  # fmt: skip
-            axes.errorbar([100 * ratio for ratio, _ in drawn], heights, yerr=list(zip(*bars, strict=True)), capsize=2.5,
-                          marker=look.marker, color=look.color, label=LABELS[selection], zorder=3)  # fmt: skip
+            bars = [
+                [max(0.0, height - 100 * share.low), max(0.0, 100 * share.high - height)]
+                for height, (_, share) in zip(heights, drawn, strict=True)
+            ]
+            axes.errorbar(
+                [100 * ratio for ratio, _ in drawn],
+                heights,
+                yerr=list(zip(*bars, strict=True)),
+                capsize=2.5,
+                marker=look.marker,
+                color=look.color,
+                label=LABELS[selection],
+                zorder=3,
+            )
     dense = next((share for p in points if p.selection == DENSE and (share := p.share())), None)
     if dense is not None:
         axes.axhline(
@@ -171,8 +220,18 @@ def _draw_panel(axes: Axes, points: Sequence[Point], printed: Sequence[PaperValu
         axes.axhspan(100 * dense.low, 100 * dense.high, color=style.GUIDE_COLOR, alpha=0.2, linewidth=0, zorder=1)
     for value in printed:
         look = LOOKS[value.selection]
-        axes.plot([100 * value.ratio], [value.percent], linestyle="none", marker=look.marker, markersize=8, fillstyle="none",
-                  markeredgewidth=1.4, color=look.color, label=f"{value.selection}, paper (LLaDA-8B)", zorder=4)  # fmt: skip
+        axes.plot(
+            [100 * value.ratio],
+            [value.percent],
+            linestyle="none",
+            marker=look.marker,
+            markersize=8,
+            fillstyle="none",
+            markeredgewidth=1.4,
+            color=look.color,
+            label=f"{value.selection}, paper (LLaDA-8B)",
+            zorder=4,
+        )
 
 
 def _caption(runs: Sequence[StoredRun], printed: Sequence[PaperValue]) -> list[str]:
@@ -210,10 +269,18 @@ def _csv_rows(point: Point, view: View) -> list[tuple[object, ...]]:
     for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
         share = point.share(column)
         rows.append(
-            (view.platform.name, point.task, point.selection, point.ratio, criterion, *_numbers(share),
-             obtained_text(point.runs), all(run.validity.valid for run in point.runs),
-             " ".join(run.cell.folder_name for run in point.runs))
-        )  # fmt: skip
+            (
+                view.platform.name,
+                point.task,
+                point.selection,
+                point.ratio,
+                criterion,
+                *_numbers(share),
+                obtained_text(point.runs),
+                all(run.validity.valid for run in point.runs),
+                " ".join(run.cell.folder_name for run in point.runs),
+            )
+        )
     return rows
 
 
@@ -222,8 +289,13 @@ def _numbers(share: Share | None) -> tuple[float | int | None, ...]:
 
 
 def _paper_row(value: PaperValue) -> tuple[object, ...]:
-    known = {"task": PAPER_DATASETS[value.task], "selection": value.selection, "retention_ratio": value.ratio,
-             "accuracy": round(value.percent / 100, 4), "obtained": "paper"}  # fmt: skip
+    known = {
+        "task": PAPER_DATASETS[value.task],
+        "selection": value.selection,
+        "retention_ratio": value.ratio,
+        "accuracy": round(value.percent / 100, 4),
+        "obtained": "paper",
+    }
     return tuple(known.get(column) for column in CSV_COLUMNS)
 
 
@@ -236,10 +308,15 @@ def _table_row(points: Sequence[Point], task: str, ratio: float) -> tuple[str, .
     pair = compare(head, uniform)
     runs = [run for point in (head, uniform, dense) if point is not None for run in point.runs]
     return (
-        task, f"{100 * ratio:g} %", _text(head), _text(uniform),
-        "-" if pair is None else f"{pair.only_first} / {pair.only_second}", "-" if pair is None else _p_value(pair),
-        _text(dense), validity_text(runs),
-    )  # fmt: skip
+        task,
+        f"{100 * ratio:g} %",
+        _text(head),
+        _text(uniform),
+        "-" if pair is None else f"{pair.only_first} / {pair.only_second}",
+        "-" if pair is None else _p_value(pair),
+        _text(dense),
+        validity_text(runs),
+    )
 
 
 def _notes(points: Sequence[Point], runs: Sequence[StoredRun], view: View) -> list[str]:

@@ -47,8 +47,22 @@ FIXED_INPUT, FIXED_OUTPUT = 300, 256
 """Of the other axis; the paper does not state them."""
 
 NUM_REQUESTS = {"torch": 24, "roofline": 200}
-CSV_COLUMNS = ("platform", "reading", "axis", "input_len", "output_len", "system", "seed", "throughput_tok_s", "mean_latency_s",
-               "batch_size", "num_requests", "obtained", "valid", "run_folder")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "reading",
+    "axis",
+    "input_len",
+    "output_len",
+    "system",
+    "seed",
+    "throughput_tok_s",
+    "mean_latency_s",
+    "batch_size",
+    "num_requests",
+    "obtained",
+    "valid",
+    "run_folder",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +100,22 @@ def _cell(view: View, length: Length, system: str, seed: int) -> Cell:
     where = view.platform
     output = round(length.output_len * where.length_scale)
     knobs: tuple[tuple[str, Scalar], ...] = (
-        ("fixed_prompt_len", round(length.input_len * where.length_scale)), ("gen_length", output), ("steps", output),
-        ("length_scale", 1.0), ("num_requests", NUM_REQUESTS[where.executor]),
-    )  # fmt: skip
-    return Cell(figure=NAME, system=system, dataset=DATASET, platform=where.name, executor=where.executor, rate=None,
-                seed=seed, knobs=knobs if system == OURS else knobs + view.baseline_knobs())  # fmt: skip
+        ("fixed_prompt_len", round(length.input_len * where.length_scale)),
+        ("gen_length", output),
+        ("steps", output),
+        ("length_scale", 1.0),
+        ("num_requests", NUM_REQUESTS[where.executor]),
+    )
+    return Cell(
+        figure=NAME,
+        system=system,
+        dataset=DATASET,
+        platform=where.name,
+        executor=where.executor,
+        rate=None,
+        seed=seed,
+        knobs=knobs if system == OURS else knobs + view.baseline_knobs(),
+    )
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -134,12 +159,26 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         values = known[axis]
         how = f"Sparse-dLLM as published, all requests at once; {axis} of"
         results += [
-            Finding(claim=f"dllm-{short}-short", value=values[0], obtained=view.obtained, how=f"{how} {lengths[0].value} tokens"),
-            Finding(claim=f"dllm-{short}-long", value=values[-1], obtained=view.obtained, how=f"{how} {lengths[-1].value} tokens"),
-            Finding(claim=f"dllm-{short}-trend", value=values[-1] - values[0], obtained=view.obtained,
-                    how=f"gain at {lengths[-1].value} less gain at {lengths[0].value} tokens",
-                    holds=values[-1] < values[0]),
-        ]  # fmt: skip
+            Finding(
+                claim=f"dllm-{short}-short",
+                value=values[0],
+                obtained=view.obtained,
+                how=f"{how} {lengths[0].value} tokens",
+            ),
+            Finding(
+                claim=f"dllm-{short}-long",
+                value=values[-1],
+                obtained=view.obtained,
+                how=f"{how} {lengths[-1].value} tokens",
+            ),
+            Finding(
+                claim=f"dllm-{short}-trend",
+                value=values[-1] - values[0],
+                obtained=view.obtained,
+                how=f"gain at {lengths[-1].value} less gain at {lengths[0].value} tokens",
+                holds=values[-1] < values[0],
+            ),
+        ]
     return results
 
 
@@ -192,7 +231,7 @@ def _scaled(view: View, length: int) -> int:
 
 def _draw(
     found: Found, printed: dict[tuple[str, int], float], view: View, caption: Sequence[str], out: Path, stem: str
-) -> tuple[Path, Path]:  # fmt: skip
+) -> tuple[Path, Path]:
     with style.drawing():
         figure, panels = style.row_of_panels(["(a) by input length", "(b) by output length"])
         for axes, (axis, lengths) in zip(panels, AXES, strict=True):
@@ -209,12 +248,27 @@ def _draw_panel(axes: Axes, found: Found, lengths: Sequence[Length], printed: di
     points = [(_scaled(view, length.value), relative(found, length)) for length in lengths]
     usable = [(x, interval) for x, interval in points if interval.mean is not None]
     spread = [interval.half_width or 0.0 for _, interval in usable]
-    axes.errorbar([x for x, _ in usable], [interval.mean or 0.0 for _, interval in usable], yerr=spread if any(spread) else None,
-                  marker=look.marker, color=look.color, capsize=2, label=f"{look.title} / Sparse-dLLM")  # fmt: skip
+    axes.errorbar(
+        [x for x, _ in usable],
+        [interval.mean or 0.0 for _, interval in usable],
+        yerr=spread if any(spread) else None,
+        marker=look.marker,
+        color=look.color,
+        capsize=2,
+        label=f"{look.title} / Sparse-dLLM",
+    )
     axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="Sparse-dLLM")
     if printed:
-        axes.plot(list(printed), list(printed.values()), linestyle="none", marker=look.marker, markersize=8, fillstyle="none",
-                  color=look.color, label="paper")  # fmt: skip
+        axes.plot(
+            list(printed),
+            list(printed.values()),
+            linestyle="none",
+            marker=look.marker,
+            markersize=8,
+            fillstyle="none",
+            color=look.color,
+            label="paper",
+        )
     axes.set_ylim(bottom=0)
     axes.margins(y=0.12)
 
@@ -222,21 +276,33 @@ def _draw_panel(axes: Axes, found: Found, lengths: Sequence[Length], printed: di
 def _csv_row(length: Length, run: StoredRun, view: View) -> tuple[object, ...]:
     knobs = run.cell.knob_values
     return (
-        view.platform.name, view.reading if run.cell.system == BASE else None, length.axis, knobs["fixed_prompt_len"],
-        knobs["gen_length"], run.cell.system, run.cell.seed, run.summary["throughput_tok_s"], run.summary["e2el_s"]["mean"],
-        run.record.manifest.get("facts", {}).get("batch_size"), run.record.num_requests, run.obtained,
-        run.validity.valid, run.cell.folder_name,
-    )  # fmt: skip
+        view.platform.name,
+        view.reading if run.cell.system == BASE else None,
+        length.axis,
+        knobs["fixed_prompt_len"],
+        knobs["gen_length"],
+        run.cell.system,
+        run.cell.seed,
+        run.summary["throughput_tok_s"],
+        run.summary["e2el_s"]["mean"],
+        run.record.manifest.get("facts", {}).get("batch_size"),
+        run.record.num_requests,
+        run.obtained,
+        run.validity.valid,
+        run.cell.folder_name,
+    )
 
 
-def _table_row(
-    length: Length, found: Found, printed: dict[tuple[str, int], float], view: View
-) -> tuple[str, ...]:  # fmt: skip
+def _table_row(length: Length, found: Found, printed: dict[tuple[str, int], float], view: View) -> tuple[str, ...]:
     own = [run for runs in found[length].values() for run in runs]
-    throughput = [over_repeats(found[length][s], "throughput_tok_s").mean
-                  for s in (OURS, BASE)]  # fmt: skip
+    throughput = [over_repeats(found[length][s], "throughput_tok_s").mean for s in (OURS, BASE)]
     gain, paper = relative(found, length).mean, printed.get((length.axis, length.value))
     return (
-        length.axis, str(_scaled(view, length.value)), *("-" if value is None else f"{value:.1f}" for value in throughput),
-        "-" if gain is None else f"{gain:.2f}x", "-" if paper is None else f"{paper:.2f}x", obtained_text(own), validity_text(own),
-    )  # fmt: skip
+        length.axis,
+        str(_scaled(view, length.value)),
+        *("-" if value is None else f"{value:.1f}" for value in throughput),
+        "-" if gain is None else f"{gain:.2f}x",
+        "-" if paper is None else f"{paper:.2f}x",
+        obtained_text(own),
+        validity_text(own),
+    )

@@ -45,8 +45,23 @@ PAPER_PLATFORMS = ("rtx4090",)
 
 COLORS = ("#D55E00", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73")
 BAR_WIDTH = 0.13
-CSV_COLUMNS = ("platform", "reading", "dataset", "rung", "ours", "relative_throughput", "half_width", "throughput_tok_s",
-               "mean_latency_s", "p99_latency_s", "mean_running", "kv_rows", "paper_relative_throughput", "obtained", "valid")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "reading",
+    "dataset",
+    "rung",
+    "ours",
+    "relative_throughput",
+    "half_width",
+    "throughput_tok_s",
+    "mean_latency_s",
+    "p99_latency_s",
+    "mean_running",
+    "kv_rows",
+    "paper_relative_throughput",
+    "obtained",
+    "valid",
+)
 TABLE_COLUMNS = ("dataset", "rung", "tok/s", "relative", "paper", "mean latency s", "running", "obtained", "valid")
 
 Runs = dict[tuple[str, Variant], tuple[StoredRun, ...]]
@@ -95,27 +110,42 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     if len(known) < len(gains):
         return []
     found = [
-        Finding(claim=f"dllm-abl-{name}-{dataset}", value=known[dataset, rung], obtained=view.obtained,
-                how="throughput over Sparse-dLLM's at the highest rate; the paper names no card",
-                holds=known[dataset, rung] > 1 if (dataset, name) == ("livebench", "scheduler") else None)
+        Finding(
+            claim=f"dllm-abl-{name}-{dataset}",
+            value=known[dataset, rung],
+            obtained=view.obtained,
+            how="throughput over Sparse-dLLM's at the highest rate; the paper names no card",
+            holds=known[dataset, rung] > 1 if (dataset, name) == ("livebench", "scheduler") else None,
+        )
         for dataset in DATASETS
         for name, rung in zip(("engine", "scheduler", "full"), LADDER[1:4], strict=True)
-    ]  # fmt: skip
+    ]
     steps = [
-        (known[dataset, LADDER[1]] - 1, known[dataset, LADDER[2]] - known[dataset, LADDER[1]],
-         known[dataset, LADDER[3]] - known[dataset, LADDER[2]])
+        (
+            known[dataset, LADDER[1]] - 1,
+            known[dataset, LADDER[2]] - known[dataset, LADDER[1]],
+            known[dataset, LADDER[3]] - known[dataset, LADDER[2]],
+        )
         for dataset in DATASETS
-    ]  # fmt: skip
+    ]
     found.append(
-        Finding(claim="dllm-abl-increments", value=tuple(100 * (known[d, LADDER[i + 1]] / known[d, LADDER[i]] - 1)
-                                                         for d in DATASETS for i in (1, 2)),
-                obtained=view.obtained, how="percent gained by the scheduler and by budgeting, per data set",
-                holds=all(step > 0 for engine, *later in steps for step in later))
-    )  # fmt: skip
+        Finding(
+            claim="dllm-abl-increments",
+            value=tuple(100 * (known[d, LADDER[i + 1]] / known[d, LADDER[i]] - 1) for d in DATASETS for i in (1, 2)),
+            obtained=view.obtained,
+            how="percent gained by the scheduler and by budgeting, per data set",
+            holds=all(step > 0 for engine, *later in steps for step in later),
+        )
+    )
     found.append(
-        Finding(claim="dllm-abl-engine-largest", value=tuple(engine for engine, *_ in steps), obtained=view.obtained,
-                how="gain of the engine alone, per data set", holds=all(engine > max(later) for engine, *later in steps))
-    )  # fmt: skip
+        Finding(
+            claim="dllm-abl-engine-largest",
+            value=tuple(engine for engine, *_ in steps),
+            obtained=view.obtained,
+            how="gain of the engine alone, per data set",
+            holds=all(engine > max(later) for engine, *later in steps),
+        )
+    )
     return found
 
 
@@ -161,8 +191,13 @@ def paper_ladder(platform: Platform) -> dict[tuple[str, Variant], float]:
 
 
 def _draw(
-    by_rung: Runs, printed: dict[tuple[str, Variant], float], runs: Sequence[StoredRun], view: View, out: Path, stem: str
-) -> tuple[Path, Path]:  # fmt: skip
+    by_rung: Runs,
+    printed: dict[tuple[str, Variant], float],
+    runs: Sequence[StoredRun],
+    view: View,
+    out: Path,
+    stem: str,
+) -> tuple[Path, Path]:
     with style.drawing():
         figure, (axes,) = style.row_of_panels([f"at {max(view.platform.rates):g} req/s"])
         for i, (rung, color) in enumerate(zip(LADDER, COLORS, strict=True)):
@@ -186,19 +221,43 @@ def _draw(
 
 def _draw_rung(
     axes: Axes, by_rung: Runs, printed: dict[tuple[str, Variant], float], rung: Variant, index: int, color: str
-) -> None:  # fmt: skip
+) -> None:
     gains = [relative(by_rung, dataset, rung) for dataset in DATASETS]
     places = [x + (index - (len(LADDER) - 1) / 2) * BAR_WIDTH for x in range(len(DATASETS))]
     spread = [gain.half_width or 0.0 for gain in gains]
-    axes.bar(places, [gain.mean or 0.0 for gain in gains], BAR_WIDTH, yerr=spread if any(spread) else None, capsize=2,
-             color=color, hatch="///" if rung.is_ours else None, edgecolor="white", label=rung.label)  # fmt: skip
+    axes.bar(
+        places,
+        [gain.mean or 0.0 for gain in gains],
+        BAR_WIDTH,
+        yerr=spread if any(spread) else None,
+        capsize=2,
+        color=color,
+        hatch="///" if rung.is_ours else None,
+        edgecolor="white",
+        label=rung.label,
+    )
     for place, gain, dataset in zip(places, gains, DATASETS, strict=True):
         if gain.mean is not None:
-            axes.annotate(f"{gain.mean:.2f}", (place, gain.mean), xytext=(0, 2), textcoords="offset points", ha="center",
-                          fontsize=6)  # fmt: skip
+            axes.annotate(
+                f"{gain.mean:.2f}",
+                (place, gain.mean),
+                xytext=(0, 2),
+                textcoords="offset points",
+                ha="center",
+                fontsize=6,
+            )
         if (value := printed.get((dataset, rung))) is not None:
-            axes.plot([place], [value], linestyle="none", marker="D", fillstyle="none", color="black", markersize=5,
-                      label="paper", zorder=4)  # fmt: skip
+            axes.plot(
+                [place],
+                [value],
+                linestyle="none",
+                marker="D",
+                fillstyle="none",
+                color="black",
+                markersize=5,
+                label="paper",
+                zorder=4,
+            )
 
 
 # -- CSV, table, notes ------------------------------------------------------------------------------------
@@ -209,11 +268,24 @@ def _csv_rows(by_rung: Runs, printed: dict[tuple[str, Variant], float], view: Vi
     for (dataset, rung), own in by_rung.items():
         gain = relative(by_rung, dataset, rung)
         rows.append(
-            (view.platform.name, view.reading if rung is LADDER[0] else None, dataset, rung.label, rung.is_ours, gain.mean,
-             gain.half_width, over_repeats(own, "throughput_tok_s").mean, over_repeats(own, "e2el_s", "mean").mean, over_repeats(own, "e2el_s", "p99").mean,
-             over_repeats(own, "mean_running").mean, own[0].record.manifest.get("facts", {}).get("kv_rows") if own else None,
-             printed.get((dataset, rung)), obtained_text(own), all(run.validity.valid for run in own))
-        )  # fmt: skip
+            (
+                view.platform.name,
+                view.reading if rung is LADDER[0] else None,
+                dataset,
+                rung.label,
+                rung.is_ours,
+                gain.mean,
+                gain.half_width,
+                over_repeats(own, "throughput_tok_s").mean,
+                over_repeats(own, "e2el_s", "mean").mean,
+                over_repeats(own, "e2el_s", "p99").mean,
+                over_repeats(own, "mean_running").mean,
+                own[0].record.manifest.get("facts", {}).get("kv_rows") if own else None,
+                printed.get((dataset, rung)),
+                obtained_text(own),
+                all(run.validity.valid for run in own),
+            )
+        )
     return rows
 
 
@@ -223,10 +295,16 @@ def _table_row(
     dataset, rung = key
     gain, paper = relative(by_rung, dataset, rung).mean, printed.get(key)
     return (
-        dataset_title(dataset), rung.label + (" (ours)" if rung.is_ours else ""), _text(over_repeats(own, "throughput_tok_s").mean),
-        "-" if gain is None else f"{gain:.2f}x", "-" if paper is None else f"{paper:.2f}x",
-        _text(over_repeats(own, "e2el_s", "mean").mean), _text(over_repeats(own, "mean_running").mean), obtained_text(own), validity_text(own),
-    )  # fmt: skip
+        dataset_title(dataset),
+        rung.label + (" (ours)" if rung.is_ours else ""),
+        _text(over_repeats(own, "throughput_tok_s").mean),
+        "-" if gain is None else f"{gain:.2f}x",
+        "-" if paper is None else f"{paper:.2f}x",
+        _text(over_repeats(own, "e2el_s", "mean").mean),
+        _text(over_repeats(own, "mean_running").mean),
+        obtained_text(own),
+        validity_text(own),
+    )
 
 
 def _monotone_notes(by_rung: Runs) -> list[str]:

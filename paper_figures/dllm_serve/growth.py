@@ -52,11 +52,42 @@ LARGE = {"total_len": 8, "retention_ratio": 64, "max_num_logits": 64}
 RETENTION_LEN = 1024
 """Long enough for retained rows to weigh."""
 
-CSV_COLUMNS = ("platform", "axis", "value", "seed", "num_requests", "input_len", "gen_length", "throughput_tok_s", "cost_s_per_token",
-               "mean_latency_s", "mean_running", "num_steps", "kv_rows", "weights_bytes", "activation_bytes", "logits_bytes",
-               "kv_bytes", "obtained", "valid", "run_folder")  # fmt: skip
-TABLE_COLUMNS = ("axis", "value", "tok/s", "s per token", "exponent", "mean s", "running", "logits MB", "logits exponent",
-                 "KV rows", "obtained", "valid")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "axis",
+    "value",
+    "seed",
+    "num_requests",
+    "input_len",
+    "gen_length",
+    "throughput_tok_s",
+    "cost_s_per_token",
+    "mean_latency_s",
+    "mean_running",
+    "num_steps",
+    "kv_rows",
+    "weights_bytes",
+    "activation_bytes",
+    "logits_bytes",
+    "kv_bytes",
+    "obtained",
+    "valid",
+    "run_folder",
+)
+TABLE_COLUMNS = (
+    "axis",
+    "value",
+    "tok/s",
+    "s per token",
+    "exponent",
+    "mean s",
+    "running",
+    "logits MB",
+    "logits exponent",
+    "KV rows",
+    "obtained",
+    "valid",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +202,16 @@ def cells(view: View) -> list[Cell]:
 
 def _cell(view: View, axis: Axis, value: float, seed: int) -> Cell:
     where = view.platform
-    return Cell(figure=NAME, system=OURS, dataset=DATASET, platform=where.name, executor=where.executor, rate=None, seed=seed,
-                knobs=tuple(axis.knobs(where, value).items()))  # fmt: skip
+    return Cell(
+        figure=NAME,
+        system=OURS,
+        dataset=DATASET,
+        platform=where.name,
+        executor=where.executor,
+        rate=None,
+        seed=seed,
+        knobs=tuple(axis.knobs(where, value).items()),
+    )
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -248,9 +287,7 @@ def exponent(first: tuple[float, float | None], last: tuple[float, float | None]
 # -- drawing ----------------------------------------------------------------------------------------------
 
 
-def _draw(
-    points: Sequence[Point], view: View, caption: Sequence[str], out: Path, stem: str
-) -> tuple[Path, Path]:  # fmt: skip
+def _draw(points: Sequence[Point], view: View, caption: Sequence[str], out: Path, stem: str) -> tuple[Path, Path]:
     with style.drawing():
         figure, panels = style.row_of_panels(
             [f"({letter}) {axis.name}" for letter, axis in zip("abcd", AXES, strict=True)]
@@ -285,8 +322,15 @@ def _draw_panel(axes: Axes, axis: Axis, points: Sequence[Point]) -> None:
         axes.set_ylabel("MB")
         return
     spread = [interval.half_width or 0.0 for _, interval in usable]
-    axes.errorbar([value for value, _ in usable], [interval.mean or 0.0 for _, interval in usable],
-                  yerr=spread if any(spread) else None, marker=look.marker, color=look.color, capsize=2, label=look.title)  # fmt: skip
+    axes.errorbar(
+        [value for value, _ in usable],
+        [interval.mean or 0.0 for _, interval in usable],
+        yerr=spread if any(spread) else None,
+        marker=look.marker,
+        color=look.color,
+        capsize=2,
+        label=look.title,
+    )
     axes.set_ylim(0, 1.15 * max(interval.mean or 0.0 for _, interval in usable))
 
 
@@ -308,10 +352,21 @@ def _table(points: Sequence[Point]) -> list[tuple[str, ...]]:
             cost, latency = point.cost, over_repeats(point.runs, "e2el_s", "mean").mean
             running, kv_rows = over_repeats(point.runs, "mean_running").mean, _fact(point.runs[0], "kv_rows")
             rows.append(
-                (axis.name, f"{point.value:g}", _text(point.throughput.mean), _text(cost), _slope(slopes[0]), _text(latency),
-                 _text(running), "-" if logits is None else f"{logits / 1e6:.4g}", _slope(slopes[1]),
-                 "-" if kv_rows is None else str(kv_rows), obtained_text(point.runs), validity_text(point.runs))
-            )  # fmt: skip
+                (
+                    axis.name,
+                    f"{point.value:g}",
+                    _text(point.throughput.mean),
+                    _text(cost),
+                    _slope(slopes[0]),
+                    _text(latency),
+                    _text(running),
+                    "-" if logits is None else f"{logits / 1e6:.4g}",
+                    _slope(slopes[1]),
+                    "-" if kv_rows is None else str(kv_rows),
+                    obtained_text(point.runs),
+                    validity_text(point.runs),
+                )
+            )
     return rows
 
 
@@ -320,10 +375,24 @@ def _csv_row(point: Point, run: StoredRun, view: View) -> tuple[object, ...]:
     parts = (None,) * 4 if memory is None else (memory.weights, memory.activations, memory.logits, memory.kv)
     throughput = summary["throughput_tok_s"]
     return (
-        view.platform.name, point.axis.name, point.value, run.cell.seed, run.record.num_requests, knobs["fixed_prompt_len"],
-        knobs["gen_length"], throughput, 1 / throughput if throughput else None, summary["e2el_s"]["mean"], summary["mean_running"],
-        summary["num_steps"], _fact(run, "kv_rows"), *parts, run.obtained, run.validity.valid, run.cell.folder_name,
-    )  # fmt: skip
+        view.platform.name,
+        point.axis.name,
+        point.value,
+        run.cell.seed,
+        run.record.num_requests,
+        knobs["fixed_prompt_len"],
+        knobs["gen_length"],
+        throughput,
+        1 / throughput if throughput else None,
+        summary["e2el_s"]["mean"],
+        summary["mean_running"],
+        summary["num_steps"],
+        _fact(run, "kv_rows"),
+        *parts,
+        run.obtained,
+        run.validity.valid,
+        run.cell.folder_name,
+    )
 
 
 def _fact(run: StoredRun, name: str) -> Any:

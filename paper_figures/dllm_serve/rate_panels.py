@@ -37,10 +37,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CSV_COLUMNS = (
-    "platform", "reading", "dataset", "system", "batch_size", "rate_req_s", "seed", "throughput_tok_s", "mean_latency_s",
-    "p50_latency_s", "p99_latency_s", "std_latency_s", "span_latency_s", "outside_forward_share", "num_requests",
-    "obtained", "valid", "run_folder",
-)  # fmt: skip
+    "platform",
+    "reading",
+    "dataset",
+    "system",
+    "batch_size",
+    "rate_req_s",
+    "seed",
+    "throughput_tok_s",
+    "mean_latency_s",
+    "p50_latency_s",
+    "p99_latency_s",
+    "std_latency_s",
+    "span_latency_s",
+    "outside_forward_share",
+    "num_requests",
+    "obtained",
+    "valid",
+    "run_folder",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +75,16 @@ def curves_of(name: str, runs: Sequence[StoredRun], platform: Platform) -> list[
 
 
 def draw(
-    curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], out: Path, *,
-    name: str, title: str, caption: Sequence[str], finish: Callable[[Axes, Sequence[Curve]], None] = lambda axes, curves: None,
-) -> tuple[Path, Path]:  # fmt: skip
+    curves: Sequence[Curve],
+    measure: Measure,
+    paper: Sequence[PaperValue],
+    out: Path,
+    *,
+    name: str,
+    title: str,
+    caption: Sequence[str],
+    finish: Callable[[Axes, Sequence[Curve]], None] = lambda axes, curves: None,
+) -> tuple[Path, Path]:
     """PNG and PDF. ``finish`` adds what only one figure has to a panel."""
     with style.drawing():
         figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in DATASETS])
@@ -92,13 +114,36 @@ def _draw_panel(axes: Axes, curves: Sequence[Curve], measure: Measure, paper: Se
     for value in paper:
         look = style.system_look(value.system)
         if value.is_bound:
-            axes.axhline(value.value, linestyle=(0, (1, 3)), linewidth=1, color=look.color, zorder=1,
-                         label=f"{look.title} (paper, above)")  # fmt: skip
+            axes.axhline(
+                value.value,
+                linestyle=(0, (1, 3)),
+                linewidth=1,
+                color=look.color,
+                zorder=1,
+                label=f"{look.title} (paper, above)",
+            )
             continue
-        axes.plot([value.rate], [value.value], linestyle="none", marker=look.marker, markersize=8, fillstyle="none",
-                  markeredgewidth=1.4, color=look.color, label=f"{look.title} (paper)", zorder=4)  # fmt: skip
-        axes.annotate(f"paper {value.value:g}", (value.rate, value.value), xytext=(0, 7), textcoords="offset points",
-                      ha="center", fontsize=7, color=look.color)  # fmt: skip
+        axes.plot(
+            [value.rate],
+            [value.value],
+            linestyle="none",
+            marker=look.marker,
+            markersize=8,
+            fillstyle="none",
+            markeredgewidth=1.4,
+            color=look.color,
+            label=f"{look.title} (paper)",
+            zorder=4,
+        )
+        axes.annotate(
+            f"paper {value.value:g}",
+            (value.rate, value.value),
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7,
+            color=look.color,
+        )
 
 
 def _draw_curve(axes: Axes, curve: Curve, measure: Measure) -> None:
@@ -106,8 +151,16 @@ def _draw_curve(axes: Axes, curve: Curve, measure: Measure) -> None:
     usable = curve.usable(measure)
     spread = [interval.half_width or 0.0 for _, interval in usable]
     means = [interval.mean or 0.0 for _, interval in usable]
-    axes.errorbar([rate for rate, _ in usable], means, yerr=spread if any(spread) else None, marker=look.marker, capsize=2,
-                  color=look.color, label=curve.label, zorder=3)  # fmt: skip
+    axes.errorbar(
+        [rate for rate, _ in usable],
+        means,
+        yerr=spread if any(spread) else None,
+        marker=look.marker,
+        capsize=2,
+        color=look.color,
+        label=curve.label,
+        zorder=3,
+    )
     invalid = [
         (point.rate, value)
         for point in curve.points
@@ -115,8 +168,16 @@ def _draw_curve(axes: Axes, curve: Curve, measure: Measure) -> None:
         if not run.validity.valid and (value := measure.of(run)) is not None
     ]
     if invalid:
-        axes.plot(*zip(*invalid, strict=True), linestyle="none", marker="x", markersize=7, markeredgewidth=1.8,
-                  color=look.color, label=f"{curve.label}, INVALID run", zorder=5)  # fmt: skip
+        axes.plot(
+            *zip(*invalid, strict=True),
+            linestyle="none",
+            marker="x",
+            markersize=7,
+            markeredgewidth=1.8,
+            color=look.color,
+            label=f"{curve.label}, INVALID run",
+            zorder=5,
+        )
 
 
 def caption(curves: Sequence[Curve], view: View, *sentences: str) -> list[str]:
@@ -142,8 +203,13 @@ def save_csv(
 ) -> Path:
     rows = [_csv_row(run, view) for curve in curves for point in curve.points for run in point.runs]
     for value in paper:
-        known: dict[str, object] = {"platform": view.platform.name, "dataset": value.dataset, "system": value.system,
-                                    measure.column: value.value, "obtained": "paper"}  # fmt: skip
+        known: dict[str, object] = {
+            "platform": view.platform.name,
+            "dataset": value.dataset,
+            "system": value.system,
+            measure.column: value.value,
+            "obtained": "paper",
+        }
         rows.append(tuple(known.get(column) for column in CSV_COLUMNS))
     return style.save_csv(out / f"{name}.csv", CSV_COLUMNS, rows)
 
@@ -151,12 +217,25 @@ def save_csv(
 def _csv_row(run: StoredRun, view: View) -> tuple[object, ...]:
     cell, latency = run.cell, run.summary["e2el_s"]
     return (
-        view.platform.name, None if cell.system == OURS else view.reading, cell.dataset, cell.system,
-        run.record.manifest.get("facts", {}).get("batch_size"), cell.rate, cell.seed, run.summary["throughput_tok_s"],
-        latency["mean"], latency["p50"], latency["p99"], latency["std"], latency["span"],
-        run.summary["outside_forward_share"], run.record.num_requests, run.obtained, run.validity.valid,
+        view.platform.name,
+        None if cell.system == OURS else view.reading,
+        cell.dataset,
+        cell.system,
+        run.record.manifest.get("facts", {}).get("batch_size"),
+        cell.rate,
+        cell.seed,
+        run.summary["throughput_tok_s"],
+        latency["mean"],
+        latency["p50"],
+        latency["p99"],
+        latency["std"],
+        latency["span"],
+        run.summary["outside_forward_share"],
+        run.record.num_requests,
+        run.obtained,
+        run.validity.valid,
         cell.folder_name,
-    )  # fmt: skip
+    )
 
 
 def notes(curves: Sequence[Curve], view: View, rates: Sequence[float]) -> list[str]:

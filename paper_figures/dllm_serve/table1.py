@@ -48,8 +48,17 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         work = str(row["work"]).replace(" (Ours)", "")
         name, footprint = IMPLEMENTED.get(work, ("not implemented", None))
         size = "-" if footprint is None else f"{footprint(shape, request) / 1e6:.1f}"
-        rows.append((str(row["work"]), str(row["system_scope"]), str(row["batching_strategy"]), str(row["kv_cache_scope"]),
-                     str(row["cache_footprint_per_layer"]), name, size))  # fmt: skip
+        rows.append(
+            (
+                str(row["work"]),
+                str(row["system_scope"]),
+                str(row["batching_strategy"]),
+                str(row["kv_cache_scope"]),
+                str(row["cache_footprint_per_layer"]),
+                name,
+                size,
+            )
+        )
     notes = [
         f"Footprint of one request of {request.total_len} tokens on {shape.name}, all layers, 2 bytes per value: computed from "
         "the implementations' own row counts.",
@@ -66,11 +75,15 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     generation = request.generation
     retained = rows - generation.block_length
     return [
-        Finding(claim="dllm-kv-footprint", value=float(rows), obtained="computed",
-                how=f"rows per head of a request of {request.total_len} tokens at r = {sparsity.retention_ratio}: "
-                f"{retained} retained, floor(r (L - block)), and {generation.block_length} of the block",
-                holds=retained == int((request.total_len - generation.block_length) * sparsity.retention_ratio))
-    ]  # fmt: skip
+        Finding(
+            claim="dllm-kv-footprint",
+            value=float(rows),
+            obtained="computed",
+            how=f"rows per head of a request of {request.total_len} tokens at r = {sparsity.retention_ratio}: "
+            f"{retained} retained, floor(r (L - block)), and {generation.block_length} of the block",
+            holds=retained == int((request.total_len - generation.block_length) * sparsity.retention_ratio),
+        )
+    ]
 
 
 def _dense(shape: ModelShape, request: Request) -> int:

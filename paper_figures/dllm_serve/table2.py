@@ -22,8 +22,18 @@ TITLE = "dLLM-Serve Table 2: hardware settings"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 2, §6.1"
 PLATFORMS = ("rtx4090",)
 
-COLUMNS = ("GPU (paper)", "CPU (paper)", "RAM GB (paper)", "memory GB", "weights GB", "left GB", "left (paper)", "BF16 TFLOP/s",
-           "GB/s", "simulated as")  # fmt: skip
+COLUMNS = (
+    "GPU (paper)",
+    "CPU (paper)",
+    "RAM GB (paper)",
+    "memory GB",
+    "weights GB",
+    "left GB",
+    "left (paper)",
+    "BF16 TFLOP/s",
+    "GB/s",
+    "simulated as",
+)
 
 
 def cells(view: View) -> list[Cell]:
@@ -36,12 +46,20 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         where = ALL[str(row["platform"])]
         assert where.gpu is not None
         card, shape = gpu(where.gpu), ModelShape.from_config(config_of(where.model), name=where.model)
-        rows.append((
-            str(row["gpu"]), f"{row['cpu']} x {row['cpu_sockets']}", str(row["ram_gb"]), f"{card.memory_bytes / GB:g}",
-            f"{shape.weight_bytes / GB:.2f}", f"{(card.memory_bytes - shape.weight_bytes) / GB:.2f}",
-            str(row["headroom_after_weights_gb_from_text"]), f"{card.bf16_tflops:g}", f"{card.memory_bandwidth_gb_s:g}",
-            describe_calibration(where.gpu),
-        ))  # fmt: skip
+        rows.append(
+            (
+                str(row["gpu"]),
+                f"{row['cpu']} x {row['cpu_sockets']}",
+                str(row["ram_gb"]),
+                f"{card.memory_bytes / GB:g}",
+                f"{shape.weight_bytes / GB:.2f}",
+                f"{(card.memory_bytes - shape.weight_bytes) / GB:.2f}",
+                str(row["headroom_after_weights_gb_from_text"]),
+                f"{card.bf16_tflops:g}",
+                f"{card.memory_bandwidth_gb_s:g}",
+                describe_calibration(where.gpu),
+            )
+        )
     notes = [
         "Columns marked (paper) are printed there; peaks are vendor data sheets', weights are computed from the model's shape."
     ]

@@ -48,8 +48,21 @@ BASE = "sparse-dllm"
 ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", "dllm-serve")
 """Rows per data set, as the paper's."""
 
-CSV_COLUMNS = ("platform", "reading", "dataset", "system", "mean_latency_s", "throughput_tok_s", "speedup",
-               "paper_mean_latency_s", "paper_throughput_tok_s", "paper_speedup", "num_runs", "obtained", "valid")  # fmt: skip
+CSV_COLUMNS = (
+    "platform",
+    "reading",
+    "dataset",
+    "system",
+    "mean_latency_s",
+    "throughput_tok_s",
+    "speedup",
+    "paper_mean_latency_s",
+    "paper_throughput_tok_s",
+    "paper_speedup",
+    "num_runs",
+    "obtained",
+    "valid",
+)
 TABLE_COLUMNS = (
     "dataset",
     "system",
@@ -84,14 +97,33 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             paper = (stated.get("avg_latency_s"), stated.get("throughput_tok_s"), stated.get("speedup_vs_base_printed"))
             valid = all(run.validity.valid for run in own)
             rows.append(
-                (dataset_title(dataset), curve.label, _text(latency), _number(paper[0]), _text(throughput), _number(paper[1]),
-                 "-" if speedup is None else f"{speedup:.2f}x", "-" if paper[2] is None else f"{paper[2]:g}x",
-                 validity_text(own))
-            )  # fmt: skip
+                (
+                    dataset_title(dataset),
+                    curve.label,
+                    _text(latency),
+                    _number(paper[0]),
+                    _text(throughput),
+                    _number(paper[1]),
+                    "-" if speedup is None else f"{speedup:.2f}x",
+                    "-" if paper[2] is None else f"{paper[2]:g}x",
+                    validity_text(own),
+                )
+            )
             csv_rows.append(
-                (view.platform.name, None if system == OURS else view.reading, dataset, system, latency.mean, throughput.mean,
-                 speedup, *paper, len(own), obtained_text(own), valid)
-            )  # fmt: skip
+                (
+                    view.platform.name,
+                    None if system == OURS else view.reading,
+                    dataset,
+                    system,
+                    latency.mean,
+                    throughput.mean,
+                    speedup,
+                    *paper,
+                    len(own),
+                    obtained_text(own),
+                    valid,
+                )
+            )
     all_runs = [run for curve in curves for point in curve.points for run in point.runs]
     notes = [
         *rate_panels.notes(curves, view, (max(view.platform.rates),)),
@@ -144,7 +176,11 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         add("dllm-l40s-osc-lat-ratio", base / ours, "Sparse-dLLM's mean latency over dLLM-Serve's on OSC")
     tails = {s: _interval(curves, "osc", s, _P99).mean for s in (OURS, BASE)}
     if tails[OURS] and tails[BASE]:
-        add("dllm-abs-tail-latency", (tails[BASE] or 0.0) / (tails[OURS] or 1.0), "Sparse-dLLM's p99 latency over dLLM-Serve's on OSC")  # fmt: skip
+        add(
+            "dllm-abs-tail-latency",
+            (tails[BASE] or 0.0) / (tails[OURS] or 1.0),
+            "Sparse-dLLM's p99 latency over dLLM-Serve's on OSC",
+        )
     sizes = tuple(
         float(curve.points[-1].runs[0].record.num_requests)
         for dataset in ("burst", "osc", "livebench")

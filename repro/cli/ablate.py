@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 
 
 def ablate(
-    component: Annotated[str, typer.Option(help="engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one.")],
+    component: Annotated[
+        str, typer.Option(help="engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one.")
+    ],
     dataset: Annotated[list[str] | None, typer.Option(help="Several times [default: livebench, burst, osc].")] = None,
     platform: Annotated[str, typer.Option(help="Where ('repro list' shows platforms).")] = "cpu-tiny",
     reading: Annotated[str | None, typer.Option(help="Of Sparse-dLLM: published, efficient or policy.")] = None,
-    request_rate: Annotated[str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest].")] = None,
+    request_rate: Annotated[
+        str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest].")
+    ] = None,
     num_runs: Annotated[int, typer.Option(help="Repeats with seeds 0, 1, ...")] = 1,
-    limit: Annotated[int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")] = 200,
+    limit: Annotated[
+        int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")
+    ] = 200,
     result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
     force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
     json: opt.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
     from engines.dllm.config import require
     from repro.ablation import LADDER, component as component_of  # isort: skip
@@ -69,9 +75,21 @@ def ablate(
     else:
         print_table(
             f"Ablation of {component} on {where.title}, {'all at once' if rate is None else f'{rate:g} req/s'}",
-            ("dataset", "variant", "tok/s", "relative", "mean s", "p99 s", "running", "KV rows", "accuracy", "obtained", "valid"),
+            (
+                "dataset",
+                "variant",
+                "tok/s",
+                "relative",
+                "mean s",
+                "p99 s",
+                "running",
+                "KV rows",
+                "accuracy",
+                "obtained",
+                "valid",
+            ),
             [_as_text(row) for row in rows],
-        )  # fmt: skip
+        )
     say_what_ran(outcomes, store.root)
 
 
@@ -87,14 +105,23 @@ def _row(name: str, variant: Variant, runs: Sequence[StoredRun]) -> dict[str, An
 
     throughput = over_repeats(runs, "throughput_tok_s")
     return {
-        "dataset": name, "variant": variant.label, "system": variant.system, "ours": variant.is_ours,
-        "throughput_tok_s": throughput.mean, "throughput_half_width": throughput.half_width, "relative": None,
-        "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean, "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
-        "std_latency_s": over_repeats(runs, "e2el_s", "std").mean, "mean_running": over_repeats(runs, "mean_running").mean,
+        "dataset": name,
+        "variant": variant.label,
+        "system": variant.system,
+        "ours": variant.is_ours,
+        "throughput_tok_s": throughput.mean,
+        "throughput_half_width": throughput.half_width,
+        "relative": None,
+        "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean,
+        "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
+        "std_latency_s": over_repeats(runs, "e2el_s", "std").mean,
+        "mean_running": over_repeats(runs, "mean_running").mean,
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
-        "accuracy": over_repeats(runs, "accuracy", "value").mean, "obtained": runs[0].obtained,
-        "valid": all(run.validity.valid for run in runs), "run_folders": [run.cell.folder_name for run in runs],
-    }  # fmt: skip
+        "accuracy": over_repeats(runs, "accuracy", "value").mean,
+        "obtained": runs[0].obtained,
+        "valid": all(run.validity.valid for run in runs),
+        "run_folders": [run.cell.folder_name for run in runs],
+    }
 
 
 def _relate(rows: Sequence[dict[str, Any]]) -> None:
@@ -108,8 +135,15 @@ def _relate(rows: Sequence[dict[str, Any]]) -> None:
 def _as_text(row: dict[str, Any]) -> tuple[str, ...]:
     relative, accuracy = row["relative"], row["accuracy"]
     return (
-        row["dataset"], row["variant"] + (" (ours)" if row["ours"] else ""), number(row["throughput_tok_s"]),
-        "-" if relative is None else f"{relative:.2f}x", number(row["mean_latency_s"], 2), number(row["p99_latency_s"], 2),
-        number(row["mean_running"]), "-" if row["kv_rows"] is None else f"{row['kv_rows']:,}",
-        "-" if accuracy is None else f"{100 * accuracy:.1f} %", row["obtained"], "VALID" if row["valid"] else "INVALID",
-    )  # fmt: skip
+        row["dataset"],
+        row["variant"] + (" (ours)" if row["ours"] else ""),
+        number(row["throughput_tok_s"]),
+        "-" if relative is None else f"{relative:.2f}x",
+        number(row["mean_latency_s"], 2),
+        number(row["p99_latency_s"], 2),
+        number(row["mean_running"]),
+        "-" if row["kv_rows"] is None else f"{row['kv_rows']:,}",
+        "-" if accuracy is None else f"{100 * accuracy:.1f} %",
+        row["obtained"],
+        "VALID" if row["valid"] else "INVALID",
+    )

@@ -92,20 +92,39 @@ def bench(
     from repro.store import Store
 
     where = platform_of(platform)
-    require(profile or profile_every is None,
-            f"profile_every={profile_every} has no effect without --profile: add it, or leave this out")  # fmt: skip
+    require(
+        profile or profile_every is None,
+        f"profile_every={profile_every} has no effect without --profile: add it, or leave this out",
+    )
     require(profile_every is None or profile_every >= 1, f"profile_every={profile_every} must be at least 1")
-    require(not profile or (executor or where.executor) == "torch",
-            "profile: a simulated step has no parts to take apart: leave --profile out, or use --executor torch")  # fmt: skip
+    require(
+        not profile or (executor or where.executor) == "torch",
+        "profile: a simulated step has no parts to take apart: leave --profile out, or use --executor torch",
+    )
     knobs = opt.given(
-        num_requests=num_prompts, burstiness=burstiness, dataset_path=None if dataset_path is None else str(dataset_path),
-        source=dataset_source, fixed_prompt_len=input_len, scheduler=scheduler,
-        max_num_batched_tokens=max_num_batched_tokens, max_num_logits=max_num_logits, max_num_seqs=max_num_seqs, reading=reading,
-        attention_backend=attention_backend, cuda_graphs=cuda_graphs, fused_kernels=fused_kernels,
+        num_requests=num_prompts,
+        burstiness=burstiness,
+        dataset_path=None if dataset_path is None else str(dataset_path),
+        source=dataset_source,
+        fixed_prompt_len=input_len,
+        scheduler=scheduler,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_logits=max_num_logits,
+        max_num_seqs=max_num_seqs,
+        reading=reading,
+        attention_backend=attention_backend,
+        cuda_graphs=cuda_graphs,
+        fused_kernels=fused_kernels,
         tensor_parallel=tensor_parallel,
-        batch_size=batch_size, memory_bytes=opt.parse_memory_limit(memory_limit), logit_rows=logit_rows, model=model,
-        weights=weights, dtype=dtype, device=device, **decoding.given(),
-    )  # fmt: skip
+        batch_size=batch_size,
+        memory_bytes=opt.parse_memory_limit(memory_limit),
+        logit_rows=logit_rows,
+        model=model,
+        weights=weights,
+        dtype=dtype,
+        device=device,
+        **decoding.given(),
+    )
     if input_len is not None:
         knobs["length_scale"] = 1.0
     if dataset_path is not None and dataset_source is None:
@@ -115,12 +134,19 @@ def bench(
     if profile:
         knobs["profile_every"] = profile_every or default_profile_every(device or where.device)
     cells = [
-        Cell(system=name, dataset=dataset, platform=platform, executor=executor or where.executor,
-             rate=opt.parse_rate(rate), seed=seed, knobs=tuple(knobs.items()))
+        Cell(
+            system=name,
+            dataset=dataset,
+            platform=platform,
+            executor=executor or where.executor,
+            rate=opt.parse_rate(rate),
+            seed=seed,
+            knobs=tuple(knobs.items()),
+        )
         for dataset in dataset_name or ["osc"]
         for rate in request_rate or ["inf"]
         for name in system or ["dllm-serve"]
-    ]  # fmt: skip
+    ]
     store = Store(result_dir or LOCAL)
     experiments = prepare_all(cells)
     if dry_run:
@@ -134,9 +160,20 @@ def bench(
     outcomes = run_sweep(experiments, store, force=force, continue_on_error=continue_on_error)
     runs = load_all(experiments, store)
     if json:
-        print_json([{"cell": run.cell.to_dict(), "obtained": run.obtained, "valid": run.validity.valid,
-                     "reasons": list(run.validity.reasons), "facts": run.record.manifest["facts"],
-                     "folder": str(store.folder(run.cell)), "summary": run.summary} for run in runs])  # fmt: skip
+        print_json(
+            [
+                {
+                    "cell": run.cell.to_dict(),
+                    "obtained": run.obtained,
+                    "valid": run.validity.valid,
+                    "reasons": list(run.validity.reasons),
+                    "facts": run.record.manifest["facts"],
+                    "folder": str(store.folder(run.cell)),
+                    "summary": run.summary,
+                }
+                for run in runs
+            ]
+        )
     else:
         print_table("Runs", _COLUMNS, [_row(run) for run in runs])
         if profile:
@@ -147,8 +184,20 @@ def bench(
         raise typer.Exit(1)
 
 
-_COLUMNS = ("system", "dataset", "platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s", "running", "outside fwd",
-            "obtained", "verdict")  # fmt: skip
+_COLUMNS = (
+    "system",
+    "dataset",
+    "platform",
+    "rate req/s",
+    "tok/s",
+    "mean s",
+    "p50 s",
+    "p90 s",
+    "running",
+    "outside fwd",
+    "obtained",
+    "verdict",
+)
 
 
 def _row(run) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
@@ -156,8 +205,16 @@ def _row(run) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
     latency = summary["e2el_s"]
     outside = summary["outside_forward_share"]
     return (
-        run.record.manifest["system"], cell.dataset, cell.platform, "inf" if cell.rate is None else f"{cell.rate:g}",
-        number(summary["throughput_tok_s"]), number(latency["mean"], 2), number(latency["p50"], 2), number(latency["p90"], 2),
-        number(summary["mean_running"]), "-" if outside is None else f"{100 * outside:.1f} %",
-        run.obtained, "VALID" if run.validity.valid else "INVALID",
-    )  # fmt: skip
+        run.record.manifest["system"],
+        cell.dataset,
+        cell.platform,
+        "inf" if cell.rate is None else f"{cell.rate:g}",
+        number(summary["throughput_tok_s"]),
+        number(latency["mean"], 2),
+        number(latency["p50"], 2),
+        number(latency["p90"], 2),
+        number(summary["mean_running"]),
+        "-" if outside is None else f"{100 * outside:.1f} %",
+        run.obtained,
+        "VALID" if run.validity.valid else "INVALID",
+    )

@@ -45,12 +45,18 @@ def claims(
         f"Claims of {paper}",
         ("claim", "section", "states", "ours", "error", "obtained", "verdict"),
         [
-            (each.claim.id, each.claim.section, _value(each.claim.expected.value, each.claim.expected.unit), _ours(each),
-             "-" if each.error_percent is None else f"{each.error_percent:+.1f} %",
-             "-" if each.finding is None else each.finding.obtained, each.verdict)
+            (
+                each.claim.id,
+                each.claim.section,
+                _value(each.claim.expected.value, each.claim.expected.unit),
+                _ours(each),
+                "-" if each.error_percent is None else f"{each.error_percent:+.1f} %",
+                "-" if each.finding is None else each.finding.obtained,
+                each.verdict,
+            )
             for each in shown
         ],
-    )  # fmt: skip
+    )
     print_table(
         "The paper's own inconsistencies",
         ("claim", "what does not agree", "recomputed"),
@@ -89,14 +95,24 @@ def _findings(entry: FigureEntry, root: Path) -> Sequence[Finding]:
 def _as_dict(each: Judged) -> dict[str, Any]:
     claim, finding = each.claim, each.finding
     return {
-        "claim": claim.id, "kind": claim.kind, "section": claim.section, "statement": claim.statement,
-        "expected": claim.expected.value, "unit": claim.expected.unit, "direction": claim.direction,
-        "tolerance": claim.tolerance.value, "tolerance_type": claim.tolerance.type, "figure": claim.figure,
-        "ours": None if finding is None else finding.value, "holds": None if finding is None else finding.holds,
-        "obtained": None if finding is None else finding.obtained, "how": None if finding is None else finding.how,
-        "error_percent": each.error_percent, "verdict": each.verdict,
+        "claim": claim.id,
+        "kind": claim.kind,
+        "section": claim.section,
+        "statement": claim.statement,
+        "expected": claim.expected.value,
+        "unit": claim.expected.unit,
+        "direction": claim.direction,
+        "tolerance": claim.tolerance.value,
+        "tolerance_type": claim.tolerance.type,
+        "figure": claim.figure,
+        "ours": None if finding is None else finding.value,
+        "holds": None if finding is None else finding.holds,
+        "obtained": None if finding is None else finding.obtained,
+        "how": None if finding is None else finding.how,
+        "error_percent": each.error_percent,
+        "verdict": each.verdict,
         "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
-    }  # fmt: skip
+    }
 
 
 def _save(path: Path, judged: Sequence[Judged]) -> Path:

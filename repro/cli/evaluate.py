@@ -52,15 +52,29 @@ def evaluate(
 
     task_entry(task)
     knobs = opt.given(
-        num_requests=limit, num_fewshot=num_fewshot, chat=chat or None,
-        dataset_path=None if dataset_path is None else str(dataset_path), source=dataset_source, batch_size=batch_size,
-        memory_bytes=opt.parse_memory_limit(memory_limit), model=model, dtype=dtype, device=device,
+        num_requests=limit,
+        num_fewshot=num_fewshot,
+        chat=chat or None,
+        dataset_path=None if dataset_path is None else str(dataset_path),
+        source=dataset_source,
+        batch_size=batch_size,
+        memory_bytes=opt.parse_memory_limit(memory_limit),
+        model=model,
+        dtype=dtype,
+        device=device,
         **decoding.given(),
-    )  # fmt: skip
+    )
     if dataset_path is not None and dataset_source is None:
         knobs["source"] = "local"
-    cell = Cell(system=system, dataset=task, platform=platform, executor="torch", rate=None, seed=seed,
-                knobs=tuple(knobs.items()))  # fmt: skip
+    cell = Cell(
+        system=system,
+        dataset=task,
+        platform=platform,
+        executor="torch",
+        rate=None,
+        seed=seed,
+        knobs=tuple(knobs.items()),
+    )
     experiments = prepare_all([cell])
     require_task(experiments[0].task, cell)
     store = Store(result_dir or LOCAL)

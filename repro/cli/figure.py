@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 Figure = Annotated[str, typer.Argument(help="Name of the figure ('repro list' shows them).")]
 Platforms = Annotated[list[str] | None, typer.Option("--platform", help="Several times [default: the figure's own].")]
 ResultDir = Annotated[Path | None, typer.Option(help="Where run folders are [default: results/local].")]
-Reading = Annotated[list[str] | None, typer.Option("--reading", help="Of the baselines: published, efficient or policy; several times [default: published where simulated, else efficient].")]  # fmt: skip
+Reading = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--reading",
+        help="Of the baselines: published, efficient or policy; several times [default: published where simulated, else efficient].",
+    ),
+]
 NumRuns = Annotated[int, typer.Option(help="Repeats with seeds 0, 1, ...; figures show 95 % intervals.")]
 Executor = Annotated[
     str | None, typer.Option(help="torch (measured) or roofline (simulated) [default: the platform's].")
 ]
-Rates = Annotated[list[str] | None, typer.Option("--request-rate", help="Instead of the platform's rates, requests/s; several times.")]  # fmt: skip
+Rates = Annotated[
+    list[str] | None, typer.Option("--request-rate", help="Instead of the platform's rates, requests/s; several times.")
+]
 NumPrompts = Annotated[int | None, typer.Option(help="Requests per run, where the figure does not fix them.")]
 OutDir = Annotated[Path | None, typer.Option(help="Where figures go [default: results/figures].")]
 
@@ -68,9 +76,15 @@ def figure(
 
 
 def _views(
-    name: str, platforms: list[str] | None, readings: list[str] | None, num_runs: int, executor: str | None,
-    rates: list[str] | None, num_prompts: int | None, weights: str | None,
-) -> list[View]:  # fmt: skip
+    name: str,
+    platforms: list[str] | None,
+    readings: list[str] | None,
+    num_runs: int,
+    executor: str | None,
+    rates: list[str] | None,
+    num_prompts: int | None,
+    weights: str | None,
+) -> list[View]:
     from repro.figures import View, default_reading
     from repro.figures import figure as figure_of
     from repro.platforms import platform as platform_of
@@ -91,9 +105,15 @@ def _views(
 
 
 def _make(
-    name: str, views: Sequence[View], result_dir: Path | None, out_dir: Path | None, *,
-    force: bool, json: bool, draw_only: bool,
-) -> None:  # fmt: skip
+    name: str,
+    views: Sequence[View],
+    result_dir: Path | None,
+    out_dir: Path | None,
+    *,
+    force: bool,
+    json: bool,
+    draw_only: bool,
+) -> None:
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
     from repro.figures import figure as figure_of
     from repro.folders import readable_folder, writable_folder
@@ -126,12 +146,17 @@ def _make(
         print_json(
             [
                 {
-                    "figure": entry.name, "platform": view.platform.name, "reading": view.reading, "files": [str(path) for path in rendered.files],
-                    "columns": rendered.columns, "rows": rendered.rows, "notes": rendered.notes,
+                    "figure": entry.name,
+                    "platform": view.platform.name,
+                    "reading": view.reading,
+                    "files": [str(path) for path in rendered.files],
+                    "columns": rendered.columns,
+                    "rows": rendered.rows,
+                    "notes": rendered.notes,
                 }
                 for view, rendered in drawn
             ]
-        )  # fmt: skip
+        )
     if outcomes:
         say_what_ran(outcomes, store.root)
         if all(outcome.status == "reused" for outcome in outcomes):

@@ -45,8 +45,10 @@ def calibrate(
     if json:
         print_json(report)
         return
-    print(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, published baselines "
-          f"{1e3 * calibration.upstream_step_overhead_s:.2f} ms per step; {calibration.note}")  # fmt: skip
+    print(
+        f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, published baselines "
+        f"{1e3 * calibration.upstream_step_overhead_s:.2f} ms per step; {calibration.note}"
+    )
     print(f"fitted on {'; '.join(calibration.fitted_on)}")
     if dry_run:
         return
@@ -54,11 +56,18 @@ def calibrate(
         "Stated numbers and their simulated prediction",
         ("claim", "what", "stated", "predicted", "error", "role", "verdict"),
         [
-            (c["claim"], c["what"], _text(c["stated"]), _text(c["predicted"]),
-             "-" if c["error_percent"] is None else f"{c['error_percent']:+.1f} %", c["role"], c["verdict"])
+            (
+                c["claim"],
+                c["what"],
+                _text(c["stated"]),
+                _text(c["predicted"]),
+                "-" if c["error_percent"] is None else f"{c['error_percent']:+.1f} %",
+                c["role"],
+                c["verdict"],
+            )
             for c in report["comparisons"]
         ],
-    )  # fmt: skip
+    )
     print(
         f"median absolute error over {report['held_out_count']} throughputs and latencies it was not fitted on: "
         f"{number(report['held_out_median_percent'])} %"
@@ -105,12 +114,19 @@ def _report(judged: Sequence[Judged], protocol: CardProtocol) -> dict[str, Any]:
         assert each.finding is not None
         comparisons.append(
             {
-                "claim": each.claim.id, "what": each.claim.statement, "metric": each.claim.metric,
-                "stated": each.claim.expected.value, "unit": each.claim.expected.unit, "predicted": each.finding.value,
-                "error_percent": each.error_percent, "role": "fitted" if each.claim.id in protocol.claims else "held out",
-                "verdict": each.verdict, "how": each.finding.how, "obtained": each.finding.obtained,
+                "claim": each.claim.id,
+                "what": each.claim.statement,
+                "metric": each.claim.metric,
+                "stated": each.claim.expected.value,
+                "unit": each.claim.expected.unit,
+                "predicted": each.finding.value,
+                "error_percent": each.error_percent,
+                "role": "fitted" if each.claim.id in protocol.claims else "held out",
+                "verdict": each.verdict,
+                "how": each.finding.how,
+                "obtained": each.finding.obtained,
             }
-        )  # fmt: skip
+        )
     errors = [abs(c["error_percent"]) for c in comparisons if _counts(c)]
     return {
         "comparisons": comparisons,

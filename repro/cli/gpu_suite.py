@@ -17,11 +17,13 @@ from repro.cli.output import print_json, print_table
 def gpu_suite(
     budget: Annotated[float, typer.Option(help="Seconds this call may take; the next job has to fit.")] = 520.0,
     result_dir: Annotated[Path | None, typer.Option(help="Where results go [default: results/PLATFORM].")] = None,
-    platform: Annotated[str, typer.Option(help="h200, l40s or rtx4090; cpu-tiny runs the stages small, on this CPU.")] = "h200",
+    platform: Annotated[
+        str, typer.Option(help="h200, l40s or rtx4090; cpu-tiny runs the stages small, on this CPU.")
+    ] = "h200",
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None,
     dry_run: Annotated[bool, typer.Option(help="List the jobs with their estimates, on any machine.")] = False,
     json: opt.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Tests, goldens, agreement, throughput, growth, benchmarks and figures on a card; goes on where the last call stopped."""
     began = time.monotonic()
     from repro.gpu_jobs import all_jobs, scale_of
@@ -32,10 +34,12 @@ def gpu_suite(
         raise UserError(f"budget={budget:g} must be a positive number of seconds")
     scale = scale_of(platform)
     if scale.device == "cuda" and not dry_run and (missing := _missing_cuda()):
-        print(f"gpu-suite: not run, {missing}. It needs\n"
-              "  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B\n"
-              "  a CUDA build of torch: make clean, then make setup TORCH=torch\n"
-              "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says what they are.")  # fmt: skip
+        print(
+            f"gpu-suite: not run, {missing}. It needs\n"
+            "  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B\n"
+            "  a CUDA build of torch: make clean, then make setup TORCH=torch\n"
+            "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says what they are."
+        )
         return
     root = result_dir or RESULTS / platform
     jobs = all_jobs(scale, root)
@@ -50,8 +54,15 @@ def gpu_suite(
         ]
     # As it was given: a machine's own path would be of use nowhere else.
     shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
-    command = " ".join(["python3 -m repro gpu-suite", f"--budget {budget:g}", f"--platform {platform}", f"--result-dir {shown}",
-                        *(f"--stage {name}" for name in stage or ())])  # fmt: skip
+    command = " ".join(
+        [
+            "python3 -m repro gpu-suite",
+            f"--budget {budget:g}",
+            f"--platform {platform}",
+            f"--result-dir {shown}",
+            *(f"--stage {name}" for name in stage or ()),
+        ]
+    )
     suite = Suite(
         jobs=jobs, root=root, platform=platform, command=command, on_line=lambda line: print(line, file=sys.stderr)
     )
@@ -71,11 +82,21 @@ def gpu_suite(
         return
     outcome = suite.run(budget, began=began)
     if json:
-        print_json({"ran": outcome.ran, "failed": outcome.failed, "left": outcome.left, "left_s": outcome.left_s,
-                    "stopped": outcome.stopped, "command": command})  # fmt: skip
+        print_json(
+            {
+                "ran": outcome.ran,
+                "failed": outcome.failed,
+                "left": outcome.left,
+                "left_s": outcome.left_s,
+                "stopped": outcome.stopped,
+                "command": command,
+            }
+        )
     else:
-        print(f"{outcome.ran} jobs ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about {outcome.left_s:.0f} s): "
-              f"{outcome.stopped}")  # fmt: skip
+        print(
+            f"{outcome.ran} jobs ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about {outcome.left_s:.0f} s): "
+            f"{outcome.stopped}"
+        )
         for name in outcome.failed:
             print(f"failed {name}: {suite.entries[name].note}")
         if outcome.left or outcome.failed:

@@ -22,8 +22,10 @@ def list_command(json: opt.Json = False) -> None:
     rows = [("system", s.name, s.summary) for s in SYSTEMS.values()]
     rows += [("dataset", name, load_card(name).title) for name in known_datasets()]
     rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
-    rows += [("platform", p.name, f"{p.title} ({'measured' if p.executor == 'torch' else 'simulated'} by default)")
-             for p in PLATFORMS.values()]  # fmt: skip
+    rows += [
+        ("platform", p.name, f"{p.title} ({'measured' if p.executor == 'torch' else 'simulated'} by default)")
+        for p in PLATFORMS.values()
+    ]
     rows += [("figure", f.name, f.title) for f in FIGURES.values()]
     if json:
         print_json([{"kind": kind, "name": name, "what": what} for kind, name, what in rows])
@@ -89,11 +91,38 @@ def plan(
         return
     print_table(
         f"Memory plan of LLaDA-8B, requests of {input_len} + {where.gen_length} tokens (simulated: from shapes)",
-        ("card", "logits", "rows at once", "weights GB", "activations GB", "logits GB", "guard GB", "KV GB", "KV rows", "requests", "verdict"),
+        (
+            "card",
+            "logits",
+            "rows at once",
+            "weights GB",
+            "activations GB",
+            "logits GB",
+            "guard GB",
+            "KV GB",
+            "KV rows",
+            "requests",
+            "verdict",
+        ),
         [
-            (row.label, row.logits, str(row.logit_rows), *(number(part / 1e9, 2) for part in (
-                row.plan.weights_bytes, row.plan.activation_bytes, row.plan.logits_bytes, row.plan.guard_bytes,
-                row.plan.kv_bytes)), f"{row.plan.kv_rows:,}", str(row.requests), row.verdict)
+            (
+                row.label,
+                row.logits,
+                str(row.logit_rows),
+                *(
+                    number(part / 1e9, 2)
+                    for part in (
+                        row.plan.weights_bytes,
+                        row.plan.activation_bytes,
+                        row.plan.logits_bytes,
+                        row.plan.guard_bytes,
+                        row.plan.kv_bytes,
+                    )
+                ),
+                f"{row.plan.kv_rows:,}",
+                str(row.requests),
+                row.verdict,
+            )
             for row in rows
         ],
-    )  # fmt: skip
+    )

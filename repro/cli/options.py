@@ -13,7 +13,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Model = Annotated[str | None, typer.Option(help="Checkpoint directory, hub id, 'tiny', or a shape (llada-8b, dream-7b) with --weights random.")]  # fmt: skip
+Model = Annotated[
+    str | None,
+    typer.Option(help="Checkpoint directory, hub id, 'tiny', or a shape (llada-8b, dream-7b) with --weights random."),
+]
 Weights = Annotated[str | None, typer.Option(help="checkpoint, or random for a shape without a download.")]
 GenLength = Annotated[int | None, typer.Option(help="Tokens to generate.")]
 BlockLength = Annotated[int | None, typer.Option(help="Tokens per diffusion block.")]
@@ -25,20 +28,34 @@ Threshold = Annotated[float | None, typer.Option(help="Parallel decoding: commit
 RetentionRatio = Annotated[float | None, typer.Option(help="Share of context rows kept, in (0, 1].")]
 PoolKernel = Annotated[int | None, typer.Option(help="Width of the max-pool over scores; odd, 1 is none.")]
 Selection = Annotated[str | None, typer.Option(help="head, uniform or dense.")]
-RefreshDelay = Annotated[int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")]  # fmt: skip
-Reading = Annotated[str | None, typer.Option(help="Of a baseline: published, efficient or policy [default: efficient].")]  # fmt: skip
+RefreshDelay = Annotated[
+    int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")
+]
+Reading = Annotated[
+    str | None, typer.Option(help="Of a baseline: published, efficient or policy [default: efficient].")
+]
 Compat = Annotated[str | None, typer.Option(help="paper, or upstream for its first-token rule.")]
 Cache = Annotated[str | None, typer.Option(help="Fast-dLLM: none, prefix or dual.")]
 Factor = Annotated[float | None, typer.Option(help="Fast-dLLM's factor rule of parallel decoding.")]
-Alg = Annotated[str | None, typer.Option(help="Dream: origin, maskgit_plus, topk_margin, entropy or confidence_threshold.")]  # fmt: skip
-AlgTemp = Annotated[float | None, typer.Option(help="Dream: draw the positions to commit by confidence / this; 0 takes the best.")]  # fmt: skip
+Alg = Annotated[
+    str | None, typer.Option(help="Dream: origin, maskgit_plus, topk_margin, entropy or confidence_threshold.")
+]
+AlgTemp = Annotated[
+    float | None, typer.Option(help="Dream: draw the positions to commit by confidence / this; 0 takes the best.")
+]
 PromptInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between refreshes of the prompt.")]
 GenInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between refreshes of the response.")]
-TransferRatio = Annotated[float | None, typer.Option(help="dLLM-Cache: share of response rows updated between refreshes.")]  # fmt: skip
+TransferRatio = Annotated[
+    float | None, typer.Option(help="dLLM-Cache: share of response rows updated between refreshes.")
+]
 Remasking = Annotated[str | None, typer.Option(help="LLaDA: low_confidence or random.")]
 CfgScale = Annotated[float | None, typer.Option(help="LLaDA: classifier-free guidance, 0 is none.")]
-CfgInterval = Annotated[int | None, typer.Option(help="dLLM-Cache: steps between forwards without the prompt, for --cfg-scale.")]  # fmt: skip
-StopAtEos = Annotated[bool | None, typer.Option("--stop-at-eos", help="End at a finished block that holds an end-of-text token.")]  # fmt: skip
+CfgInterval = Annotated[
+    int | None, typer.Option(help="dLLM-Cache: steps between forwards without the prompt, for --cfg-scale.")
+]
+StopAtEos = Annotated[
+    bool | None, typer.Option("--stop-at-eos", help="End at a finished block that holds an end-of-text token.")
+]
 TiePolicy = Annotated[str | None, typer.Option(help="stable, or parity (the library's order of ties).")]
 
 

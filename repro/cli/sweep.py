@@ -78,12 +78,20 @@ def run_sweep(
     cores = os.cpu_count() or 1
     with sweep_progress(len(simulated)) as on_event:
         new = [cell for cell in simulated if force or not store.is_done(cell)]
-        for outcome in run_cells(simulated, run_cell, store, force=force, continue_on_error=continue_on_error,
-                                 on_event=on_event, jobs=min(cores, max(1, len(new) // 4))):  # fmt: skip
+        for outcome in run_cells(
+            simulated,
+            run_cell,
+            store,
+            force=force,
+            continue_on_error=continue_on_error,
+            on_event=on_event,
+            jobs=min(cores, max(1, len(new) // 4)),
+        ):
             outcomes[outcome.cell.key] = outcome
     with sweep_progress(len(measured)) as on_event:
-        for outcome in run_cells(measured, run_cell, store, force=force, continue_on_error=continue_on_error,
-                                 on_event=on_event):  # fmt: skip
+        for outcome in run_cells(
+            measured, run_cell, store, force=force, continue_on_error=continue_on_error, on_event=on_event
+        ):
             outcomes[outcome.cell.key] = outcome
     return [outcomes[e.cell.key] for e in experiments]
 
@@ -107,6 +115,8 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
 def load_all(experiments: Sequence[Experiment], store: Store, *, only_stored: bool = False) -> list[StoredRun]:
     missing = [e for e in experiments if not store.is_done(e.cell)]
     if missing and only_stored:
-        raise UserError(f"{len(missing)} of {len(experiments)} runs behind this figure are missing "
-                        f"(first: {missing[0].cell.folder_name}): run 'repro reproduce' first")  # fmt: skip
+        raise UserError(
+            f"{len(missing)} of {len(experiments)} runs behind this figure are missing "
+            f"(first: {missing[0].cell.folder_name}): run 'repro reproduce' first"
+        )
     return [store.load(e.cell, with_steps=False) for e in experiments if store.is_done(e.cell)]

@@ -46,11 +46,15 @@ def verify_baselines(
             f"Golden cases of {folder}",
             ("method", "verdict", "passed", "tie-sensitive passed"),
             [
-                (row["method"], row["verdict"], f"{row['passed']} of {row['cases']}",
-                 f"{row['tie_sensitive_passed']} of {row['tie_sensitive_cases']}")
+                (
+                    row["method"],
+                    row["verdict"],
+                    f"{row['passed']} of {row['cases']}",
+                    f"{row['tie_sensitive_passed']} of {row['tie_sensitive_cases']}",
+                )
                 for row in rows
             ],
-        )  # fmt: skip
+        )
         _print_notes(results)
     if any(row["failed"] for row in rows):
         raise typer.Exit(1)

@@ -60,9 +60,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> int:
         handled |= right if version >= since else 0
     attributes = _Ruleset(handled, _TCP if version >= _TCP_SINCE else 0, _SCOPES if version >= _SCOPES_SINCE else 0)
     size = 24 if version >= _SCOPES_SINCE else 16 if version >= _TCP_SINCE else 8
-    ruleset = kernel.system_call(
-        _CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), ctypes.c_uint32(0)
-    )  # fmt: skip
+    ruleset = kernel.system_call(_CREATE_RULESET, ctypes.byref(attributes), ctypes.c_size_t(size), ctypes.c_uint32(0))
     try:
         for rights, paths in ((_READ, readable), (_WRITE, writable)):
             for path in paths:

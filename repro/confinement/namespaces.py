@@ -13,8 +13,13 @@ from collections.abc import Iterable
 from repro.confinement import kernel
 
 _NEW_USER, _NEW_PID, _NEW_NET, _NEW_IPC, _NEW_UTS, _NEW_MOUNT = (
-    0x10000000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x00020000,
-)  # fmt: skip
+    0x10000000,
+    0x20000000,
+    0x40000000,
+    0x08000000,
+    0x04000000,
+    0x00020000,
+)
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 _DETACH = 2
 _KEPT_FLAGS = ((8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))

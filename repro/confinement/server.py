@@ -35,8 +35,22 @@ _VERDICT_FD = 3
 _PASSED, _FAILED, _NOT_CONFINED = b"1", b"0", b"!"
 
 # What graded programs import most: loaded once, and its libraries opened, before any right is gone.
-_PRELOADED = ("collections", "copy", "datetime", "functools", "hashlib", "heapq", "itertools", "math", "operator",
-              "random", "re", "statistics", "string", "typing")  # fmt: skip
+_PRELOADED = (
+    "collections",
+    "copy",
+    "datetime",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "random",
+    "re",
+    "statistics",
+    "string",
+    "typing",
+)
 
 
 class Verdict(NamedTuple):

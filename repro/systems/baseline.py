@@ -64,11 +64,13 @@ class Baseline(System):
         shape = model_shape(settings)
         copies = chosen.reduction_bytes_per_value(shape.dtype_bytes)
         return static_footprint(
-            shape, settings.memory_bytes, longest,
+            shape,
+            settings.memory_bytes,
+            longest,
             kv_rows=rows_of_request(longest, settings.generation, chosen),
             logit_bytes_per_value=shape.dtype_bytes + (copies if is_upstream else 0),
             reduction_bytes=0 if is_upstream else copies * REDUCTION_ROWS * shape.vocab_rows,
-        )  # fmt: skip
+        )
 
     def static_roofline(
         self, roofline: Roofline, config: EngineConfig, chosen: Method, *, is_upstream: bool
@@ -100,9 +102,13 @@ class DllmCache(Baseline):
         self, settings: Settings, chosen: Method, longest: int, *, is_upstream: bool = False
     ) -> StaticFootprint:
         return feature_cache_footprint(
-            model_shape(settings), settings.memory_bytes, longest, settings.generation,
-            copied_bytes=chosen.reduction_bytes_per_value(model_shape(settings).dtype_bytes), is_upstream=is_upstream,
-        )  # fmt: skip
+            model_shape(settings),
+            settings.memory_bytes,
+            longest,
+            settings.generation,
+            copied_bytes=chosen.reduction_bytes_per_value(model_shape(settings).dtype_bytes),
+            is_upstream=is_upstream,
+        )
 
     def static_roofline(
         self, roofline: Roofline, config: EngineConfig, chosen: Method, *, is_upstream: bool

@@ -18,15 +18,7 @@ from engines.dllm.plan import Executor
 from engines.dllm.schedulers import SCHEDULERS
 from repro.settings import Settings
 from repro.systems import backend
-from repro.systems.base import (
-    CONTINUOUS_KNOBS,
-    Assembled,
-    Resources,
-    Serving,
-    System,
-    engine_config,
-    rows_of_request,
-)
+from repro.systems.base import CONTINUOUS_KNOBS, Assembled, Resources, Serving, System, engine_config, rows_of_request
 
 if TYPE_CHECKING:
     from engines.dllm.memory_profile import MeasuredPeak
@@ -73,9 +65,13 @@ class ContinuousBatching(Serving):
             beyond = max(0, peak.logits_bytes - resources.facts["logits_bytes"])
             graphs = _graph_bytes(config, settings, peak)
             kv_rows, plan = _pool(
-                system, settings, config, chosen, resources.longest,
+                system,
+                settings,
+                config,
+                chosen,
+                resources.longest,
                 activations_measured_bytes=peak.activation_bytes + beyond + graphs,
-            )  # fmt: skip
+            )
             facts = {
                 "kv_rows": kv_rows,
                 "measured_activation_bytes": peak.activation_bytes,
@@ -84,9 +80,13 @@ class ContinuousBatching(Serving):
                 **backend.set_memory_limit(settings),
             }
             packed = system.packed_torch(
-                model, config, kv_rows, stop_ids=backend.stop_ids(settings),
-                block_length=settings.generation.block_length, profile_every=settings.profile_every,
-            )  # fmt: skip
+                model,
+                config,
+                kv_rows,
+                stop_ids=backend.stop_ids(settings),
+                block_length=settings.generation.block_length,
+                profile_every=settings.profile_every,
+            )
             facts |= packed.paths()
             executor = packed
             if bound is not None:
@@ -110,13 +110,15 @@ def _pool(
     per_request = rows_of_request(longest, settings.generation, chosen)
     row_bytes = system.cache_row_bytes(shape)
     plan = plan_memory(
-        shape, settings.memory_bytes, config,
+        shape,
+        settings.memory_bytes,
+        config,
         logit_rows=config.logit_rows,
         logit_copies=_logit_copies(config, chosen, shape.dtype_bytes),
         # Counted in KV rows; a method without a cache still needs its worst step to fit.
         rows_of_one_request=max(1, -(-per_request * row_bytes // shape.kv_bytes_per_token)),
         activations_measured_bytes=activations_measured_bytes,
-    )  # fmt: skip
+    )
     # More rows than all slots together can use would only cost memory.
     return min(plan.kv_bytes // row_bytes, config.max_num_seqs * per_request), plan
 

@@ -16,19 +16,22 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
         for s in (
             DllmServe(),
             Baseline(
-                "fast-dllm", "Fast-dLLM",
+                "fast-dllm",
+                "Fast-dLLM",
                 "prefix or dual cache, one Refresh per block, parallel decoding",
                 batches_upstream=True,
             ),
             # Its process-wide cache takes a batch of one prompt length and one generation length.
             DllmCache(
-                "dllm-cache", "dLLM-Cache",
+                "dllm-cache",
+                "dLLM-Cache",
                 "feature caches of prompt and response, partial updates",
                 batches_upstream=True,
             ),
             # Published code indexes its cache as a batch of one.
             Baseline(
-                "sparse-dllm", "Sparse-dLLM",
+                "sparse-dllm",
+                "Sparse-dLLM",
                 "delayed sparse cache, one selection for all heads",
                 batches_upstream=False,
             ),
@@ -39,7 +42,7 @@ SYSTEMS: Mapping[str, System] = MappingProxyType(
             Baseline("dream", "Dream", "the plain Dream sampler: no cache, no blocks", batches_upstream=False),
         )
     }
-)  # fmt: skip
+)
 
 
 def system(name: str) -> System:

@@ -45,8 +45,10 @@ class LargestBatches(Serving):
         asked, longest = settings.batch_size, max(lengths)
         require(asked is None or asked >= 1, f"batch_size={asked} must be at least 1")
         limit = settings.engine.max_num_seqs
-        require(asked is None or asked <= limit,
-                f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs")  # fmt: skip
+        require(
+            asked is None or asked <= limit,
+            f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
+        )
         most = self._most(system, settings)
         _refuse_out_of_step(settings.generation, chosen, most)
         if asked is not None:
@@ -72,9 +74,14 @@ class LargestBatches(Serving):
         resources = replace(resources, facts={**resources.facts, **backend.set_memory_limit(settings)})
         assert resources.batch_size is not None
         padded = system.static_torch(
-            backend.load(*backend.model_key(settings)), resources.config, chosen, resources.kv_rows,
-            batch_size=resources.batch_size, stop_ids=backend.stop_ids(settings), profile_every=settings.profile_every,
-        )  # fmt: skip
+            backend.load(*backend.model_key(settings)),
+            resources.config,
+            chosen,
+            resources.kv_rows,
+            batch_size=resources.batch_size,
+            stop_ids=backend.stop_ids(settings),
+            profile_every=settings.profile_every,
+        )
         resources = replace(resources, facts={**resources.facts, **padded.paths()})
         executor = padded
         if bound is not None:
@@ -244,9 +251,15 @@ def _largest_measured(
     def peak(size: int) -> int:
         try:
             held = static_batch_bytes(
-                model, config, chosen, generation, longest=longest, rows_per_request=rows, batch_size=size,
+                model,
+                config,
+                chosen,
+                generation,
+                longest=longest,
+                rows_per_request=rows,
+                batch_size=size,
                 make_executor=lambda kv_rows: system.static_torch(model, config, chosen, kv_rows, batch_size=size),
-            )  # fmt: skip
+            )
         except ExecutorError:  # out of memory: more than any limit there can be
             return memory_bytes + 1
         return fixed_bytes + held

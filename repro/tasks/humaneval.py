@@ -30,7 +30,7 @@ def humaneval_task(
     """The first problems; None where only the embedded lengths are there."""
     records = open_records(
         load_card(NAME), source, COLUMNS, dataset_path=dataset_path, data_dir=data_dir, hub_loader=hub_loader
-    )  # fmt: skip
+    )
     if records is None:
         return None
     problems = tuple(_problem(row) for row in records.rows[:num_problems])
@@ -41,9 +41,14 @@ def humaneval_task(
         description=f"HumanEval, {len(problems)} of {len(records.rows)} problems in order",
     )
     return Task(
-        name=NAME, problems=problems, origin=origin, grader=_grade, until=CHAT_UNTIL if chat else UNTIL,
-        runs_code=True, chat=chat,
-    )  # fmt: skip
+        name=NAME,
+        problems=problems,
+        origin=origin,
+        grader=_grade,
+        until=CHAT_UNTIL if chat else UNTIL,
+        runs_code=True,
+        chat=chat,
+    )
 
 
 def _problem(row: Record) -> TaskProblem:
@@ -52,12 +57,12 @@ def _problem(row: Record) -> TaskProblem:
         problem_id=row["task_id"],
         prompt=prompt,
         user="Write a solution to the following problem and make sure that it passes the tests:\n"
-             f"```python\n{prompt}\n```\n",
+        f"```python\n{prompt}\n```\n",
         answer_start=f"Here is the completed function:\n```python\n{prompt}\n",
         reference=row["canonical_solution"],
         code=prompt,
         check=f"{row['test']}\ncheck({row['entry_point']})",
-    )  # fmt: skip
+    )
 
 
 def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:

@@ -25,7 +25,7 @@ def mini_gsm_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
 
     return Task(
         name=mini_gsm.TASK, problems=_problems(problems, seed), origin=_origin(mini_gsm.TASK), grader=grader, chat=chat
-    )  # fmt: skip
+    )
 
 
 def mini_code_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
@@ -38,9 +38,13 @@ def mini_code_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
 
     problems = mini_code.generate(seed, num_problems, "heldout")
     return Task(
-        name=mini_code.TASK, problems=_problems(problems, seed), origin=_origin(mini_code.TASK), grader=grader,
-        runs_code=True, chat=chat,
-    )  # fmt: skip
+        name=mini_code.TASK,
+        problems=_problems(problems, seed),
+        origin=_origin(mini_code.TASK),
+        grader=grader,
+        runs_code=True,
+        chat=chat,
+    )
 
 
 def _problems(problems: Sequence[Problem], seed: int) -> tuple[TaskProblem, ...]:

@@ -9,10 +9,7 @@ from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate
 
 TASK = "mini-code"
 
-WORDS = (
-    "zib", "tor", "lum", "bex", "dap", "fen", "gol", "hux", "jat", "kep", "nim", "pov",
-    "quz", "rif", "sud", "tig",
-)  # fmt: skip
+WORDS = ("zib", "tor", "lum", "bex", "dap", "fen", "gol", "hux", "jat", "kep", "nim", "pov", "quz", "rif", "sud", "tig")
 OPERATORS = ("+=", "-=", "*=")
 _APPLIED = {"+=": operator.add, "-=": operator.sub, "*=": operator.mul}
 _VERBS = ("check", "keep", "clean", "test", "move", "read", "note", "fix")
@@ -64,8 +61,12 @@ def _make(
     answer = f"{body}\n    return x"
     header = "\n".join(lines)
     return Problem(
-        task=TASK, kind=f"compose-{len(used)}",
-        prompt=f'{header}\ndef f(x):\n    """Apply {", then ".join(used)}."""', answer=answer, final=answer,
-        facts=tuple((word, statements[word]) for word in words_in_order), used=tuple(used),
+        task=TASK,
+        kind=f"compose-{len(used)}",
+        prompt=f'{header}\ndef f(x):\n    """Apply {", then ".join(used)}."""',
+        answer=answer,
+        final=answer,
+        facts=tuple((word, statements[word]) for word in words_in_order),
+        used=tuple(used),
         num_distractors=len(distractors),
-    )  # fmt: skip
+    )

@@ -9,9 +9,23 @@ from repro.tasks.problem import Problem, Span, Split, check_span, draw, generate
 TASK = "mini-gsm"
 
 NAMES = (
-    "Mia", "Tom", "Zoe", "Ben", "Ann", "Sam", "Leo", "Eva", "Max", "Ida", "Kim", "Jon",
-    "Amy", "Dan", "Lily", "Omar",
-)  # fmt: skip
+    "Mia",
+    "Tom",
+    "Zoe",
+    "Ben",
+    "Ann",
+    "Sam",
+    "Leo",
+    "Eva",
+    "Max",
+    "Ida",
+    "Kim",
+    "Jon",
+    "Amy",
+    "Dan",
+    "Lily",
+    "Omar",
+)
 ITEMS = ("pens", "cups", "books", "coins", "hats", "maps", "keys", "cards")
 _NOUNS = ("sky", "room", "road", "tea", "shop", "cat", "door", "tree", "lake", "bus", "game", "wind")
 _ADJECTIVES = ("grey", "quiet", "long", "warm", "small", "old", "green", "cold", "late", "nice")
@@ -82,9 +96,15 @@ def _make(
     names_in_story = [sentence.split()[0] for sentence in story]
     facts = tuple((name, f"{counts[name]} {items[name]}") for name in names_in_story if name in counts)
     return Problem(
-        task=TASK, kind=kind, prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:", answer=answer,
-        final=final, facts=facts, used=tuple(used), num_distractors=len(distractors),
-    )  # fmt: skip
+        task=TASK,
+        kind=kind,
+        prompt=f"Story: {' '.join(story)} Question: {question}\nAnswer:",
+        answer=answer,
+        final=final,
+        facts=facts,
+        used=tuple(used),
+        num_distractors=len(distractors),
+    )
 
 
 def _total(used: list[str], counts: dict[str, int]) -> tuple[str, str, str]:

@@ -43,17 +43,42 @@ TASKS: Mapping[str, TaskEntry] = MappingProxyType(
     {
         entry.name: entry
         for entry in (
-            TaskEntry(name=mini_gsm.TASK, title="mini-gsm", num_problems=500, is_generated=True,
-                      criterion="last number", strict="number behind ####"),
-            TaskEntry(name=mini_code.TASK, title="mini-code", num_problems=500, is_generated=True,
-                      criterion="pass@1", strict="the reference's text"),
-            TaskEntry(name=gsm8k.NAME, title="GSM8K", num_problems=gsm8k.NUM_PROBLEMS, is_generated=False,
-                      num_fewshot=gsm8k.NUM_FEWSHOT, criterion="flexible extract", strict="strict match"),
-            TaskEntry(name=humaneval.NAME, title="HumanEval", num_problems=humaneval.NUM_PROBLEMS, is_generated=False,
-                      criterion="pass@1", strict=None),
+            TaskEntry(
+                name=mini_gsm.TASK,
+                title="mini-gsm",
+                num_problems=500,
+                is_generated=True,
+                criterion="last number",
+                strict="number behind ####",
+            ),
+            TaskEntry(
+                name=mini_code.TASK,
+                title="mini-code",
+                num_problems=500,
+                is_generated=True,
+                criterion="pass@1",
+                strict="the reference's text",
+            ),
+            TaskEntry(
+                name=gsm8k.NAME,
+                title="GSM8K",
+                num_problems=gsm8k.NUM_PROBLEMS,
+                is_generated=False,
+                num_fewshot=gsm8k.NUM_FEWSHOT,
+                criterion="flexible extract",
+                strict="strict match",
+            ),
+            TaskEntry(
+                name=humaneval.NAME,
+                title="HumanEval",
+                num_problems=humaneval.NUM_PROBLEMS,
+                is_generated=False,
+                criterion="pass@1",
+                strict=None,
+            ),
         )
     }
-)  # fmt: skip
+)
 
 
 def task_entry(name: str) -> TaskEntry:
@@ -76,9 +101,7 @@ def load_task(name: str, options: TaskOptions) -> Task | None:
         return gsm8k.gsm8k_task(
             wanted, num_fewshot=shots, chat=options.chat, source=options.source, dataset_path=options.dataset_path
         )
-    return humaneval.humaneval_task(
-        wanted, chat=options.chat, source=options.source, dataset_path=options.dataset_path
-    )  # fmt: skip
+    return humaneval.humaneval_task(wanted, chat=options.chat, source=options.source, dataset_path=options.dataset_path)
 
 
 def _check(entry: TaskEntry, options: TaskOptions, wanted: int) -> None:

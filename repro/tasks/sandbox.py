@@ -37,8 +37,10 @@ MAX_TIMEOUT_S = 3600.0
 _GRACE_S = 30.0
 """How much longer than its limit a program may keep the server busy (a machine under load) before that is an error."""
 
-_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from repro.confinement.server import serve; " \
-        "serve(sys.argv[2], frozenset(sys.argv[3:]))"  # fmt: skip
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from repro.confinement.server import serve; "
+    "serve(sys.argv[2], frozenset(sys.argv[3:]))"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,13 @@ class Sandbox:
             root = str(Path(__file__).resolve().parents[2])
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-s", "-S", "-B", "-c", _BOOT, root, folder, *self._without],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                env=environment, cwd=folder, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
             stack.callback(self._stop)
             self.support = _support(self._answer(_GRACE_S))
             if not self.support.is_isolated and not self._accept_gaps:

@@ -23,15 +23,20 @@ def render_card(report: dict[str, Any]) -> str:
         for entry in report["accuracy"]
     )
     whole, random_block, left = (f"{share:.0%}" for share in config["pattern_shares"])
-    figures = config | {
-        "steps": report["steps_done"],
-        "block_lengths": " or ".join(map(str, config["block_lengths"])),
-    }
+    figures = config | {"steps": report["steps_done"], "block_lengths": " or ".join(map(str, config["block_lengths"]))}
     return _CARD.format(
-        shape=shape, stages=stages, rows=rows, whole=whole, random_block=random_block, left=left,
-        minutes=f"{report['training_wall_s'] / 60:.1f}", evaluation=f"{report['evaluation_wall_s'] / 60:.1f}",
-        hardware=report["hardware"], torch=report["torch"], **figures,
-    )  # fmt: skip
+        shape=shape,
+        stages=stages,
+        rows=rows,
+        whole=whole,
+        random_block=random_block,
+        left=left,
+        minutes=f"{report['training_wall_s'] / 60:.1f}",
+        evaluation=f"{report['evaluation_wall_s'] / 60:.1f}",
+        hardware=report["hardware"],
+        torch=report["torch"],
+        **figures,
+    )
 
 
 def _span(span: Any) -> str:

@@ -64,13 +64,24 @@ def make_batch(config: TrainConfig, tokenizer: TextTokenizer, step: int) -> Batc
     count = max(1, config.tokens_per_batch // columns // 2)
     seed = config.seed * 1_000_003 + step
     problems = mini_gsm.generate(
-        seed, count, "train", num_facts=num_facts, num_distractors=num_distractors,
-        num_used=stage.num_used, listing_share=stage.listing_share,
-        drill_share=stage.drill_share, num_names=stage.num_names,
+        seed,
+        count,
+        "train",
+        num_facts=num_facts,
+        num_distractors=num_distractors,
+        num_used=stage.num_used,
+        listing_share=stage.listing_share,
+        drill_share=stage.drill_share,
+        num_names=stage.num_names,
     ) + mini_code.generate(
-        seed, count, "train", num_facts=num_facts, num_distractors=num_distractors, num_used=stage.num_operations,
+        seed,
+        count,
+        "train",
+        num_facts=num_facts,
+        num_distractors=num_distractors,
+        num_used=stage.num_operations,
         num_words=stage.num_names,
-    )  # fmt: skip
+    )
     return encode_problems(problems, tokenizer, config.gen_length)
 
 

@@ -98,6 +98,10 @@ def measure_accuracy(
     exact = sum(g.exact for g in grades)
     low, high = wilson_interval(exact, n)
     return Accuracy(
-        n=n, exact=exact / n, strict=sum(g.strict for g in grades) / n,
-        flexible=sum(g.flexible for g in grades) / n, low=low, high=high,
-    )  # fmt: skip
+        n=n,
+        exact=exact / n,
+        strict=sum(g.strict for g in grades) / n,
+        flexible=sum(g.flexible for g in grades) / n,
+        low=low,
+        high=high,
+    )

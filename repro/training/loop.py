@@ -84,9 +84,12 @@ class Trainer:
             problems = generate(QUICK_SEED, self.config.quick_problems, "heldout")
             with self.autocast():
                 accuracy = measure_accuracy(
-                    self.model, self.tokenizer, problems,
-                    gen_length=self.config.gen_length, block_length=max(self.config.block_lengths),
-                )  # fmt: skip
+                    self.model,
+                    self.tokenizer,
+                    problems,
+                    gen_length=self.config.gen_length,
+                    block_length=max(self.config.block_lengths),
+                )
             result[task] = accuracy.exact
         return result
 
@@ -95,9 +98,13 @@ class Trainer:
 
     def save(self, path: Path) -> None:
         state = {
-            "config": asdict(self.config), "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers], "step": self.step, "wall_s": self.wall_s, "history": self.history,
-        }  # fmt: skip
+            "config": asdict(self.config),
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "step": self.step,
+            "wall_s": self.wall_s,
+            "history": self.history,
+        }
         temporary = path.with_name(path.name + ".tmp")
         torch.save(state, temporary)
         os.replace(temporary, path)
@@ -114,12 +121,20 @@ class Trainer:
 
 def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
     return LLaDAConfig(
-        d_model=config.d_model, n_layers=config.n_layers, n_heads=config.n_heads, n_kv_heads=config.n_heads,
-        mlp_hidden_size=config.mlp_hidden_size, vocab_size=tokenizer.vocab_size,
-        max_sequence_length=config.max_sequence_length, rope_theta=config.rope_theta,
-        rms_norm_eps=config.rms_norm_eps, mask_token_id=tokenizer.mask_token_id,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.eos_token_id, weight_tying=config.weight_tying,
-    )  # fmt: skip
+        d_model=config.d_model,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        n_kv_heads=config.n_heads,
+        mlp_hidden_size=config.mlp_hidden_size,
+        vocab_size=tokenizer.vocab_size,
+        max_sequence_length=config.max_sequence_length,
+        rope_theta=config.rope_theta,
+        rms_norm_eps=config.rms_norm_eps,
+        mask_token_id=tokenizer.mask_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.eos_token_id,
+        weight_tying=config.weight_tying,
+    )
 
 
 def rate_share(config: TrainConfig, step: int) -> float:

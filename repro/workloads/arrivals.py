@@ -42,8 +42,10 @@ class ArrivalConfig:
         if self.kind not in get_args(ArrivalKind):
             raise UserError(f"arrivals={self.kind!r} is unknown: use one of {', '.join(get_args(ArrivalKind))}")
         if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
-            raise UserError(f"rate={self.rate} must be a finite number of requests/s above 0"
-                            f" (for everything at once use arrivals='burst')")  # fmt: skip
+            raise UserError(
+                f"rate={self.rate} must be a finite number of requests/s above 0"
+                f" (for everything at once use arrivals='burst')"
+            )
         if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
             raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
         if self.kind == "burst" and self.rate is not None:
@@ -94,8 +96,10 @@ def _replay(trace_s: NDArray[np.float64], num: int, rate: float | None) -> NDArr
     relative = trace_s - trace_s[0]
     span = float(relative[-1])
     if span == 0 and (rate is not None or num > len(relative)):
-        raise UserError(f"the trace's {len(relative)} timestamps are all equal: it has no rate to rescale or to repeat,"
-                        f" use arrivals='burst'")  # fmt: skip
+        raise UserError(
+            f"the trace's {len(relative)} timestamps are all equal: it has no rate to rescale or to repeat,"
+            f" use arrivals='burst'"
+        )
     mean_gap = span / (len(relative) - 1) if len(relative) > 1 else 0.0
     index = np.arange(num)
     times = relative[index % len(relative)] + (index // len(relative)) * (span + mean_gap)

@@ -74,8 +74,10 @@ def hub_records(
     for number, values in enumerate(zip(*(table[name] for name in columns), strict=True)):
         for name, value in zip(columns, values, strict=True):
             if not isinstance(value, str):
-                raise UserError(f"{hub.id} row {number}: column {name!r} is {value!r}, expected text: "
-                                f"pin another revision in datasets/{card.name}.yaml")  # fmt: skip
+                raise UserError(
+                    f"{hub.id} row {number}: column {name!r} is {value!r}, expected text: "
+                    f"pin another revision in datasets/{card.name}.yaml"
+                )
         rows.append(dict(zip(columns, values, strict=True)))
     return Records(used="hub", location=hub.id, revision=hub.revision, rows=tuple(rows))
 

@@ -17,13 +17,7 @@ from typing import Literal, Protocol, get_args
 from engines.errors import UserError
 from repro.workloads.card import DatasetCard, HubReference, LocalFile
 from repro.workloads.row import UNREADABLE, PromptRow, open_text
-from repro.workloads.trace import (
-    detect_format,
-    parse_lengths_csv,
-    parse_prompts_jsonl,
-    parse_trace,
-    prompt_at,
-)
+from repro.workloads.trace import detect_format, parse_lengths_csv, parse_prompts_jsonl, parse_trace, prompt_at
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 UsedSource = Literal["hub", "local", "embedded"]
@@ -91,9 +85,11 @@ def find_local_file(card: DatasetCard, kind: SourceKind, data_dir: Path | None) 
     if kind != "local":
         return None
     accepted = ", ".join(entry.path for entry in card.local) or "none"
-    raise UserError(f"source='local': no file for dataset {card.name!r} in "
-                    f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
-                    f"with one of {accepted}, or give dataset_path")  # fmt: skip
+    raise UserError(
+        f"source='local': no file for dataset {card.name!r} in "
+        f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
+        f"with one of {accepted}, or give dataset_path"
+    )
 
 
 def find_data_dir(data_dir: Path | None) -> Path | None:
@@ -116,15 +112,19 @@ def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str
     try:
         from datasets import load_dataset  # type: ignore[attr-defined,unused-ignore]
     except ImportError as error:
-        raise UserError(f"source='hub' for {hub.id}: the Hugging Face datasets library is not installed: "
-                        f"pip install 'datasets>=3.0', or use source='auto'") from error  # fmt: skip
+        raise UserError(
+            f"source='hub' for {hub.id}: the Hugging Face datasets library is not installed: "
+            f"pip install 'datasets>=3.0', or use source='auto'"
+        ) from error
     try:
         table = load_dataset(hub.id, hub.config, split=hub.split, revision=hub.revision)
         loaded: dict[str, Sequence[object]] = table.select_columns(list(columns)).to_dict()
     except (OSError, ValueError) as error:
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"source='hub': {hub.id} (config {hub.config}, split {hub.split}, revision {hub.revision}) could "
-                        f"not be loaded: {first_line}: check the network, or use source='auto'") from error  # fmt: skip
+        raise UserError(
+            f"source='hub': {hub.id} (config {hub.config}, split {hub.split}, revision {hub.revision}) could "
+            f"not be loaded: {first_line}: check the network, or use source='auto'"
+        ) from error
     return loaded
 
 
@@ -194,8 +194,10 @@ def _from_hub(card: DatasetCard, loader: HubLoader) -> PromptSource:
 
 def _hub_row(card: DatasetCard, record: Mapping[str, object], number: int) -> PromptRow:
     def bad(column: str, value: object, expected: str) -> UserError:
-        return UserError(f"{card.hub.id} row {number}: column {column!r} is {value!r}, expected {expected}: "
-                         f"pin another revision in datasets/{card.name}.yaml")  # fmt: skip
+        return UserError(
+            f"{card.hub.id} row {number}: column {column!r} is {value!r}, expected {expected}: "
+            f"pin another revision in datasets/{card.name}.yaml"
+        )
 
     names = card.columns
     stamp = None if names.timestamp_s is None else record[names.timestamp_s]
@@ -223,9 +225,7 @@ def _source_of_rows(used: UsedSource, location: str, revision: str | None, rows:
         raise UserError(
             f"{location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file"
         )
-    return PromptSource(
-        used=used, location=location, revision=revision, rows=kept, num_dropped=len(rows) - len(kept)
-    )  # fmt: skip
+    return PromptSource(used=used, location=location, revision=revision, rows=kept, num_dropped=len(rows) - len(kept))
 
 
 def file_digest(path: Path) -> str:

@@ -87,8 +87,13 @@ def parse_trace_jsonl(path: Path) -> tuple[PromptRow, ...]:
             if key not in _OWN_KEYS:
                 raise bad_line(path, line, key, record[key], f"unknown key, use only {', '.join(_OWN_KEYS)}")
         if ("prompt" in record) == ("prompt_len" in record):
-            raise bad_line(path, line, "prompt_len", record.get("prompt_len"),
-                           "give either prompt (text) or prompt_len (tokens), not both or neither")  # fmt: skip
+            raise bad_line(
+                path,
+                line,
+                "prompt_len",
+                record.get("prompt_len"),
+                "give either prompt (text) or prompt_len (tokens), not both or neither",
+            )
         rows.append(
             PromptRow(
                 prompt=_text(path, line, "prompt", record["prompt"]) if "prompt" in record else None,
@@ -158,8 +163,7 @@ def detect_format(path: Path) -> TraceFormat:
         return "burstgpt_csv"
     if "ContextTokens" in first:
         return "azure_csv"
-    raise bad_line(path, 1, "header", first,
-                   f"not a known trace, use one of {', '.join(_TRACE_PARSERS)}")  # fmt: skip
+    raise bad_line(path, 1, "header", first, f"not a known trace, use one of {', '.join(_TRACE_PARSERS)}")
 
 
 def prompt_at(record: Mapping[str, object], column: str) -> object:
@@ -187,8 +191,13 @@ def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple
                 if not cells:
                     continue
                 if len(cells) != len(header):
-                    raise bad_line(path, reader.line_num, header[min(len(cells), len(header) - 1)], ",".join(cells),
-                                   f"the line has {len(cells)} cells, the header {len(header)}")  # fmt: skip
+                    raise bad_line(
+                        path,
+                        reader.line_num,
+                        header[min(len(cells), len(header) - 1)],
+                        ",".join(cells),
+                        f"the line has {len(cells)} cells, the header {len(header)}",
+                    )
                 yield reader.line_num, tuple(cells[index] for index in picked)
         except (csv.Error, *UNREADABLE) as error:
             raise UserError(

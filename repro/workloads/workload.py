@@ -54,17 +54,22 @@ class WorkloadConfig:
         if self.seed < 0:
             raise UserError(f"seed={self.seed} must not be negative")
         if not 1 <= self.min_prompt_len <= self.max_prompt_len:
-            raise UserError(f"min_prompt_len={self.min_prompt_len}, max_prompt_len={self.max_prompt_len}:"
-                            f" need 1 <= min <= max")  # fmt: skip
+            raise UserError(
+                f"min_prompt_len={self.min_prompt_len}, max_prompt_len={self.max_prompt_len}: need 1 <= min <= max"
+            )
         if not 0 < self.length_scale < float("inf"):
             raise UserError(f"length_scale={self.length_scale} must be a finite number above 0")
         if self.fixed_prompt_len is not None:
             if not self.min_prompt_len <= self.fixed_prompt_len <= self.max_prompt_len:
-                raise UserError(f"fixed_prompt_len={self.fixed_prompt_len} must be between"
-                                f" min_prompt_len={self.min_prompt_len} and max_prompt_len={self.max_prompt_len}")  # fmt: skip
+                raise UserError(
+                    f"fixed_prompt_len={self.fixed_prompt_len} must be between"
+                    f" min_prompt_len={self.min_prompt_len} and max_prompt_len={self.max_prompt_len}"
+                )
             if self.length_scale != 1.0:
-                raise UserError(f"length_scale={self.length_scale} has no effect with"
-                                f" fixed_prompt_len={self.fixed_prompt_len}: drop one of them")  # fmt: skip
+                raise UserError(
+                    f"length_scale={self.length_scale} has no effect with"
+                    f" fixed_prompt_len={self.fixed_prompt_len}: drop one of them"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +123,7 @@ def build_workload(
     card = load_card(config.dataset)
     source = open_source(
         card, config.source, dataset_path=config.dataset_path, data_dir=data_dir, hub_loader=hub_loader
-    )  # fmt: skip
+    )
     source, trace_s = _with_trace_times(config.arrivals, source)
     rows = _pick_rows(config, source)
     texts: list[list[int] | None] = [encode(row.prompt) if encode and row.prompt else None for row in rows]
@@ -204,9 +209,7 @@ def fixed_workload(
     )
 
 
-def _with_trace_times(
-    arrivals: ArrivalConfig, source: PromptSource
-) -> tuple[PromptSource, NDArray[np.float64] | None]:  # fmt: skip
+def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, NDArray[np.float64] | None]:
     """The timestamps to replay, if any; a source replayed with its own ones comes back in their order."""
     if arrivals.kind != "trace":
         return source, None
@@ -215,12 +218,16 @@ def _with_trace_times(
     elif source.rows is not None:
         rows, name = source.rows, source.location
     else:
-        raise UserError("arrivals='trace' with embedded prompts, which have no timestamps: give the arrivals a path, or "
-                        "a dataset_path with timestamps")  # fmt: skip
+        raise UserError(
+            "arrivals='trace' with embedded prompts, which have no timestamps: give the arrivals a path, or "
+            "a dataset_path with timestamps"
+        )
     stamped = sorted(((row.arrival_s, index) for index, row in enumerate(rows) if row.arrival_s is not None))
     if len(stamped) < len(rows):
-        raise UserError(f"arrivals='trace': {name} has a timestamp for {len(stamped)} of {len(rows)} rows only: "
-                        f"use another file, or arrivals='poisson'")  # fmt: skip
+        raise UserError(
+            f"arrivals='trace': {name} has a timestamp for {len(stamped)} of {len(rows)} rows only: "
+            f"use another file, or arrivals='poisson'"
+        )
     if arrivals.path is None:
         source = replace(source, rows=tuple(rows[index] for _, index in stamped))
     return source, np.array([stamp for stamp, _ in stamped], dtype=np.float64)
@@ -331,8 +338,10 @@ def _describe(
     if config.length_scale != 1.0:
         parts.append(f"lengths x {config.length_scale:g}")
     if num_clipped:
-        parts.append(f"{num_clipped} of {config.num_requests} lengths clipped to"
-                     f" [{config.min_prompt_len}, {config.max_prompt_len}]")  # fmt: skip
+        parts.append(
+            f"{num_clipped} of {config.num_requests} lengths clipped to"
+            f" [{config.min_prompt_len}, {config.max_prompt_len}]"
+        )
     return "; ".join(parts)
 
 

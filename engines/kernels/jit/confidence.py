@@ -40,10 +40,19 @@ def reduce_tiles(
 
 @triton.jit(
     do_not_specialize=[
-        "out_best", "out_token", "out_maximum", "out_sumexp", "best", "token", "maximum", "sumexp", "count",
-        "row_stride", "part_stride",
+        "out_best",
+        "out_token",
+        "out_maximum",
+        "out_sumexp",
+        "best",
+        "token",
+        "maximum",
+        "sumexp",
+        "count",
+        "row_stride",
+        "part_stride",
     ]
-)  # fmt: skip
+)
 def merge_parts(
     out_best: tl.tensor,
     out_token: tl.tensor,

@@ -7,9 +7,16 @@ import triton.language as tl
 # What changes from step to step is not specialized on: no step waits for another compilation.
 @triton.jit(
     do_not_specialize=[
-        "chosen", "run_start", "block_start", "window_len", "kept", "kv_start", "chosen_request", "chosen_head",
+        "chosen",
+        "run_start",
+        "block_start",
+        "window_len",
+        "kept",
+        "kv_start",
+        "chosen_request",
+        "chosen_head",
     ]
-)  # fmt: skip
+)
 def pack_rows(
     pool_k: tl.tensor,
     pool_v: tl.tensor,
