@@ -26,7 +26,7 @@ from common import add_device, device_of, save
 from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
-from engines.peaks import measured_peaks, seconds_of
+from engines.hardware.peaks import measured_peaks, seconds_of
 
 
 @dataclass(frozen=True, kw_only=True)

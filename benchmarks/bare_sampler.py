@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from baselines.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from engines.dllm.config import GenerationConfig
 from engines.models.llada import LLaDAModelLM
 

@@ -35,18 +35,18 @@ import torch
 from bare_sampler import BareSampler, DllmCache, DllmServe, DualCache, FastDllm, PrefixCache, SparseDllm, StepKind
 from common import save
 
-from baselines.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
-from baselines.method import Method, method
-from baselines.static_batch import PaddedTorchExecutor
-from baselines.static_scheduler import StaticBatchScheduler
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.method import Method, method
+from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.kv_pool import KvPool
+from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, StepRecord
-from engines.dllm.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
-from engines.dllm.torch_executor import TorchExecutor
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.loader import load_model

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from engines.hardware import Gpu
+from engines.hardware.catalogue import Gpu
+from engines.hardware.peaks import datasheet_gpu, measured_gpu
 from engines.models.checkpoint import SHAPES
 from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
-from engines.peaks import datasheet_gpu, measured_gpu
 
 
 class Subject(NamedTuple):

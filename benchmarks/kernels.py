@@ -31,7 +31,7 @@ from common import save
 from peaks import measured_peaks
 from torch import Tensor
 
-from engines.dllm.sparsity import top_rows
+from engines.dllm.cache.sparsity import top_rows
 from engines.kernels import available
 from engines.kernels.building import Building
 from engines.kernels.confidence import confidence, confidence_reference

@@ -21,13 +21,13 @@ import torch
 from common import add_model, save, subject_facts, subject_of
 from torch import Tensor
 
-from engines.dllm.denoise import Reduced, Reduction, reduce_in_chunks
-from engines.dllm.memory_profile import peak_bytes
-from engines.hardware import Gpu
+from engines.dllm.decode.denoise import Reduced, Reduction, reduce_in_chunks
+from engines.dllm.memory.profile import peak_bytes
+from engines.hardware.catalogue import Gpu
+from engines.hardware.peaks import seconds_of
+from engines.hardware.roofline import Roofline, StepWork
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
-from engines.peaks import seconds_of
-from engines.roofline import Roofline, StepWork
 
 
 @dataclass(frozen=True, kw_only=True)

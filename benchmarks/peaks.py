@@ -6,7 +6,7 @@ import argparse
 
 from common import add_device, device_of
 
-from engines.peaks import Peaks, measured_peaks
+from engines.hardware.peaks import Peaks, measured_peaks
 
 __all__ = ["Peaks", "measured_peaks"]
 

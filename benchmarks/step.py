@@ -29,15 +29,16 @@ import numpy as np
 from common import add_model, save, subject_facts, subject_of
 
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.phase import Phase
-from engines.dllm.plan import PlanItem, StepOutcome, StepPlan, StepTimes
+from engines.dllm.executor.roofline import step_work
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request
-from engines.dllm.roofline_executor import step_work
-from engines.dllm.torch_executor import TorchExecutor
-from engines.hardware import Gpu
+from engines.dllm.scheduling.phase import Phase
+from engines.hardware.catalogue import Gpu
+from engines.hardware.roofline import Roofline
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
-from engines.roofline import Roofline
+from engines.runtime.step_timer import StepTimes
 
 KINDS = ("refresh", "reuse", "mixed")
 REFRESHES = 2

@@ -1,4 +1,4 @@
-"""The one exception a user can cause."""
+"""The one exception a user can cause, and the check that raises it."""
 
 from __future__ import annotations
 
@@ -8,3 +8,9 @@ class UserError(ValueError):
 
     The CLI prints the sentence and exits with code 2. Raise it before any work starts.
     """
+
+
+def require(ok: bool, message: str) -> None:
+    """Raise ``message`` as a UserError unless ``ok``."""
+    if not ok:
+        raise UserError(message)

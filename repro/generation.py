@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from baselines.method import Method, check_ties, generation_of, method
-from baselines.static_scheduler import StaticBatchScheduler
-from engines.dllm.config import EngineConfig, GenerationConfig, require
+from baselines.dllm.method import Method, check_ties, generation_of, method
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.kv_pool import KvPool
 from engines.dllm.request import Request, StepRecord, check_request
-from engines.dllm.scheduler import PhaseScheduler
+from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.errors import require
 from engines.models.checkpoint import checkpoint_dir, config_of
 
 
@@ -106,14 +107,14 @@ def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, requ
 
         stop_ids = stop_token_ids(checkpoint_dir(options.model, weights=False), config_of(options.model))
     if chosen.features is not None:
-        from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+        from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
 
         scheduler = StaticBatchScheduler(config, KvPool(0), chosen.rule, batch_size=1)
         return Engine(
             scheduler, FeatureCacheTorchExecutor(load(), config, chosen.features, batch_size=1, stop_ids=stop_ids)
         )
 
-    from engines.dllm.torch_executor import TorchExecutor
+    from engines.dllm.executor.torch import TorchExecutor
 
     rows = cache_rows(request, config.sparsity, chosen.rule.window) if chosen.rule.caches else 0
     phase_scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)

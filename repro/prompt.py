@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from engines.dllm.config import require
-from engines.errors import UserError
+from engines.errors import UserError, require
 from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_template
 from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of
 from engines.models.tokenizer import TextTokenizer, load_tokenizer

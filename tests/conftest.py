@@ -48,7 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures handed to ``style.save``, to look into them."""
-    from paper_figures import style
+    from paper_figures.common import style
 
     figures: list[Figure] = []
     save = style.save

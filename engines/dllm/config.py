@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engines.errors import UserError
+from engines.errors import require
 
 Selection = Literal["head", "uniform", "dense"]
 SchedulerName = Literal["phase", "request", "lookahead"]
@@ -18,11 +18,6 @@ ConfidenceDtype = Literal["native", "float64"]
 AttentionName = Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"]
 Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
-
-
-def require(ok: bool, message: str) -> None:
-    if not ok:
-        raise UserError(message)
 
 
 def _one_of(name: str, value: str, alias: object) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from engines.dllm.plan import Executor, ExecutorError, PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request, StepRecord
-from engines.dllm.scheduler import Completion, Scheduler
+from engines.dllm.scheduling.scheduler import Completion, Scheduler
 
 NOTHING_RUN = StepOutcome(committed=(), query_rows=0, logit_rows=0, forward_s=0.0, duration_s=None)
 

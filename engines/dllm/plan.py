@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from engines.dllm.phase import Phase
 from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import Phase
+from engines.runtime.step_timer import StepTimes
 
 
 class PlanItem(NamedTuple):
@@ -75,19 +76,6 @@ class StepOutcome(NamedTuple):
     stops: Mapping[int, int] = MappingProxyType({})
     """Request id -> position of the first stop token in its active block. Only of requests with
     ``stop_at_eos``, and only once their block has nothing left to commit."""
-
-
-STEP_PARTS = ("attention", "gemm", "logits", "selection", "commit", "metadata", "idle")
-"""What a profiled step is divided into, by the device's time where there is one: attention; the rest of the
-layers; the head and its reduction; choosing and packing retained rows; ranking and writing tokens; metadata
-that the device waited for; and what is left of the step, in which the device had nothing to do."""
-
-
-class StepTimes(NamedTuple):
-    """What a device took for one step, known once it is over."""
-
-    forward_s: float
-    parts: Mapping[str, float] | None = None
 
 
 class ExecutorError(RuntimeError):

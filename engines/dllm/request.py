@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from engines.dllm.config import GenerationConfig, require
+from engines.dllm.config import GenerationConfig
+from engines.errors import require
 
 if TYPE_CHECKING:
     from engines.models.config import ModelConfig

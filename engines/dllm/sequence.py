@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from copy import copy
 from itertools import pairwise
 
-from engines.dllm import timestep
 from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
-from engines.dllm.phase import Phase, RefreshRule, Window
+from engines.dllm.decode import timestep
 from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import Phase, RefreshRule, Window
 
 
 def steps_per_block(generation: GenerationConfig) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Importance scores of context rows, pooled (eq. 6), as ``engines.dllm.sparsity.importance`` defines them.
+"""Importance scores of context rows, pooled (dLLM-Serve eq. 6), as ``engines.kernels.importance`` defines them.
 
 Shapes: n building requests, N packed rows, H / Hkv heads of width D, C the longest context. Sums are
 float32 whatever the dtype of q and k, so 16-bit activations tie less often than in torch. The mean over
@@ -7,16 +7,12 @@ query rows comes first: a mean of dot products is the dot product with the mean.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from engines.dllm.sparsity import ContextRows, importance
 from engines.kernels.building import Building
+from engines.kernels.importance import ContextRows, Selection, importance
 from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
-
-Selection = Literal["head", "uniform"]
 
 QUERY_ROWS = 16
 HEAD_TILE = 64

@@ -1,6 +1,6 @@
 """The K most important context rows of every (request, head) without a sort.
 
-The set is that of ``engines.dllm.sparsity.top_rows``, ties to the lower index included, but listed by rising
+The set is that of ``engines.dllm.cache.sparsity.top_rows``, ties to the lower index included, but listed by rising
 index: attention sums the same rows in another order. Where that order matters, sort.
 """
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paper_figures.dllm_serve.caption import (
+from paper_figures.common.caption import (
     how_obtained,
     invalid_notes,
     missing_note,
@@ -14,11 +14,11 @@ from paper_figures.dllm_serve.caption import (
     require_runs,
     validity_text,
 )
-from paper_figures.table import save_table
-from repro.cell import Cell, Scalar
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.store import StoredRun, over_repeats
+from paper_figures.common.table import save_table
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.runs.cell import Cell, Scalar
+from repro.runs.store import StoredRun, over_repeats
 
 NAME = "baselines"
 TITLE = "dLLM-Serve baselines: every sampler alone and batched"

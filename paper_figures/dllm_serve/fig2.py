@@ -10,18 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.dllm.budget import MemoryPlan, concurrency, divide_memory, rows_for_request
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.hardware import GB
+from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory, rows_for_request
+from engines.hardware.catalogue import GB
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures import style
-from paper_figures.dllm_serve.caption import basis
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.platforms import Platform
-from repro.store import StoredRun
+from paper_figures.common import style
+from paper_figures.common.caption import basis
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
 
 NAME = "fig2"
 TITLE = "dLLM-Serve Figure 2: standard against logit-aware profiling"

@@ -6,26 +6,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paper_figures import style
-from paper_figures.dllm_serve import rate_panels
-from paper_figures.dllm_serve.caption import obtained_text, validity_text
-from paper_figures.dllm_serve.curve import (
-    BASELINES,
-    DATASETS,
-    OURS,
-    THROUGHPUT,
-    Curve,
-    curve_of,
-    dataset_title,
-    rate_cells,
-)
-from paper_figures.dllm_serve.rate_panels import PaperValue
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.paper import load_figures
-from repro.platforms import Platform
-from repro.store import StoredRun
+from paper_figures.common import rate_panels, style
+from paper_figures.common.caption import obtained_text, validity_text
+from paper_figures.common.curve import BASELINES, DATASETS, OURS, THROUGHPUT, Curve, curve_of, dataset_title, rate_cells
+from paper_figures.common.rate_panels import PaperValue
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_figures
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paper_figures.dllm_serve import rate_panels
-from paper_figures.dllm_serve.caption import obtained_text, validity_text
-from paper_figures.dllm_serve.curve import (
+from paper_figures.common import rate_panels
+from paper_figures.common.caption import obtained_text, validity_text
+from paper_figures.common.curve import (
     BASELINES,
     DATASETS,
     MEAN_LATENCY,
@@ -17,13 +17,13 @@ from paper_figures.dllm_serve.curve import (
     dataset_title,
     rate_cells,
 )
-from paper_figures.dllm_serve.rate_panels import PaperValue
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.paper import load_claims
-from repro.platforms import Platform
-from repro.store import StoredRun
+from paper_figures.common.rate_panels import PaperValue
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_claims
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
 
 NAME = "fig4"
 TITLE = "dLLM-Serve Figure 4: mean latency against arrival rate"

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paper_figures import style
-from paper_figures.dllm_serve import rate_panels
-from paper_figures.dllm_serve.caption import (
+from paper_figures.common import rate_panels, style
+from paper_figures.common.caption import (
     batch_sentence,
     curves_obtained,
     invalid_notes,
@@ -18,23 +17,14 @@ from paper_figures.dllm_serve.caption import (
     reading_sentence,
     seeds_sentence,
 )
-from paper_figures.dllm_serve.curve import (
-    BASELINES,
-    DATASETS,
-    OURS,
-    Curve,
-    Measure,
-    curve_of,
-    dataset_title,
-    rate_cells,
-)
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.metrics import Interval, mean_interval
-from repro.paper import load_figures
-from repro.platforms import Platform
-from repro.store import StoredRun
+from paper_figures.common.curve import BASELINES, DATASETS, OURS, Curve, Measure, curve_of, dataset_title, rate_cells
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_figures
+from repro.runs.cell import Cell
+from repro.runs.metrics import Interval, mean_interval
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engines.errors import UserError
-from paper_figures import style
-from paper_figures.dllm_serve.caption import (
+from paper_figures.common import style
+from paper_figures.common.caption import (
     how_obtained,
     invalid_notes,
     missing_note,
@@ -35,11 +35,11 @@ from paper_figures.dllm_serve.retention import (
     load_points,
     paper_values,
 )
-from repro.cell import Cell, Scalar
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.proportions import Discordance
-from repro.store import StoredRun
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.runs.cell import Cell, Scalar
+from repro.runs.proportions import Discordance
+from repro.runs.store import StoredRun
 from repro.tasks.registry import task_entry
 
 if TYPE_CHECKING:

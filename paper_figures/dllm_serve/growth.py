@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paper_figures import style
-from paper_figures.dllm_serve.caption import (
+from paper_figures.common import style
+from paper_figures.common.caption import (
     held_out_note,
     how_obtained,
     invalid_notes,
@@ -19,13 +19,13 @@ from paper_figures.dllm_serve.caption import (
     seeds_sentence,
     validity_text,
 )
-from paper_figures.dllm_serve.curve import OURS
-from repro.cell import Cell, Scalar
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.metrics import Interval
-from repro.platforms import Platform
-from repro.store import StoredRun, over_repeats
+from paper_figures.common.curve import OURS
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.runs.cell import Cell, Scalar
+from repro.runs.metrics import Interval
+from repro.runs.store import StoredRun, over_repeats
+from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro.paper import load_figures
-from repro.proportions import Discordance, discordance, wilson_interval
-from repro.store import StoredRun
+from repro.reports.paper import load_figures
+from repro.runs.proportions import Discordance, discordance, wilson_interval
+from repro.runs.store import StoredRun
 
 HEAD, UNIFORM, DENSE = "head", "uniform", "dense"
 SELECTIONS = (HEAD, UNIFORM)

@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from baselines.dllm_cache.memory import memory_bytes_per_token
+from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
 from engines.dllm.config import GenerationConfig, SparsityConfig
 from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.table import save_table
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.paper import load_table
-from repro.platforms import Platform
-from repro.store import StoredRun
+from paper_figures.common.table import save_table
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_table
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
 
 NAME = "table1"
 TITLE = "dLLM-Serve Table 1: what is cached, and its footprint"

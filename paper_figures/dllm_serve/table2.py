@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from engines.hardware import GB, gpu
+from engines.hardware.catalogue import GB, gpu
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.table import save_table
-from repro.calibration import describe_calibration
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.paper import load_table
-from repro.platforms import PLATFORMS as ALL
-from repro.store import StoredRun
+from paper_figures.common.table import save_table
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_table
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.calibration import describe_calibration
+from repro.systems.platforms import PLATFORMS as ALL
 
 NAME = "table2"
 TITLE = "dLLM-Serve Table 2: hardware settings"

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from baselines.dllm_cache.schedule import FeatureCacheConfig
-from baselines.method import method
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.method import method
 from engines.dllm.config import SparsityConfig
-from engines.dllm.phase import DelayedCache
-from paper_figures.table import save_table
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.paper import load_table
-from repro.platforms import L40S, RTX4090
-from repro.store import StoredRun
+from engines.dllm.scheduling.phase import DelayedCache
+from paper_figures.common.table import save_table
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_table
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.platforms import L40S, RTX4090
 
 NAME = "table3"
 TITLE = "dLLM-Serve Table 3: hyper-parameters"

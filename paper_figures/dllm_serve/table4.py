@@ -6,16 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paper_figures import style
-from paper_figures.dllm_serve import rate_panels
-from paper_figures.dllm_serve.caption import (
-    batch_sentence,
-    obtained_text,
-    prompt_sources,
-    seeds_sentence,
-    validity_text,
-)
-from paper_figures.dllm_serve.curve import (
+from paper_figures.common import rate_panels, style
+from paper_figures.common.caption import batch_sentence, obtained_text, prompt_sources, seeds_sentence, validity_text
+from paper_figures.common.curve import (
     BASELINES,
     COMPARED,
     DATASETS,
@@ -28,13 +21,13 @@ from paper_figures.dllm_serve.curve import (
     dataset_title,
     rate_cells,
 )
-from paper_figures.table import save_table
-from repro.cell import Cell
-from repro.claims import Finding
-from repro.figures import Rendered, View
-from repro.metrics import Interval
-from repro.paper import load_table
-from repro.store import StoredRun
+from paper_figures.common.table import save_table
+from repro.reports.claims import Finding
+from repro.reports.figures import Rendered, View
+from repro.reports.paper import load_table
+from repro.runs.cell import Cell
+from repro.runs.metrics import Interval
+from repro.runs.store import StoredRun
 
 NAME = "table4"
 TITLE = "dLLM-Serve Table 4: latency and throughput at a high rate"

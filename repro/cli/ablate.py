@@ -12,10 +12,10 @@ from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.ablation import Variant
-    from repro.cell import Cell
-    from repro.figures import View
-    from repro.store import StoredRun
+    from repro.reports.ablation import Variant
+    from repro.reports.figures import View
+    from repro.runs.cell import Cell
+    from repro.runs.store import StoredRun
 
 
 def ablate(
@@ -37,13 +37,14 @@ def ablate(
     json: opt.Json = False,
 ) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
-    from engines.dllm.config import require
-    from repro.ablation import LADDER, component as component_of  # isort: skip
+    from engines.errors import require
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
-    from repro.figures import View, default_reading
     from repro.paths import LOCAL
-    from repro.platforms import platform as platform_of
-    from repro.store import Store
+    from repro.reports.ablation import LADDER
+    from repro.reports.ablation import component as component_of
+    from repro.reports.figures import View, default_reading
+    from repro.runs.store import Store
+    from repro.systems.platforms import platform as platform_of
     from repro.tasks.registry import TASKS
 
     require(limit >= 0, f"limit={limit} must not be negative")
@@ -101,7 +102,7 @@ def _task_cell(variant: Variant, view: View, task: str, seed: int, limit: int) -
 
 
 def _row(name: str, variant: Variant, runs: Sequence[StoredRun]) -> dict[str, Any]:
-    from repro.store import over_repeats
+    from repro.runs.store import over_repeats
 
     throughput = over_repeats(runs, "throughput_tok_s")
     return {

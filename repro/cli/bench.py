@@ -82,14 +82,14 @@ def bench(
     json: opt.Json = False,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
-    from engines.dllm.config import require
-    from repro.cell import Cell
+    from engines.errors import require
     from repro.cli.profile import print_profile
     from repro.cli.sweep import check_devices, load_all, prepare_all, run_sweep, say_what_ran
     from repro.paths import LOCAL
-    from repro.platforms import platform as platform_of
-    from repro.settings import default_profile_every
-    from repro.store import Store
+    from repro.runs.cell import Cell
+    from repro.runs.store import Store
+    from repro.systems.platforms import platform as platform_of
+    from repro.systems.settings import default_profile_every
 
     where = platform_of(platform)
     require(

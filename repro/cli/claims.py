@@ -12,8 +12,8 @@ from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.claims import Finding, Judged
-    from repro.figures import FigureEntry
+    from repro.reports.claims import Finding, Judged
+    from repro.reports.figures import FigureEntry
 
 
 def claims(
@@ -23,12 +23,12 @@ def claims(
     json: opt.Json = False,
 ) -> None:
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does)."""
-    from repro.claims import count, judge_all
-    from repro.figures import FIGURES
     from repro.folders import readable_folder, writable_folder
-    from repro.paper import load_claims
     from repro.paths import FIGURES as FIGURES_DIR
     from repro.paths import LOCAL
+    from repro.reports.claims import count, judge_all
+    from repro.reports.figures import FIGURES
+    from repro.reports.paper import load_claims
 
     stated = load_claims(paper)
     root = readable_folder("result_dir", result_dir or LOCAL)
@@ -75,9 +75,9 @@ def claims(
 def _findings(entry: FigureEntry, root: Path) -> Sequence[Finding]:
     """Of every platform and in the usual reading, where all runs behind the figure are stored."""
     from repro.cli.sweep import prepare_all
-    from repro.figures import View, default_reading
-    from repro.platforms import platform as platform_of
-    from repro.store import Store
+    from repro.reports.figures import View, default_reading
+    from repro.runs.store import Store
+    from repro.systems.platforms import platform as platform_of
 
     module, store = entry.load(), Store(root)
     found: list[Finding] = []

@@ -12,8 +12,8 @@ from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.experiment import Experiment
-    from repro.store import StoredRun
+    from repro.runs.experiment import Experiment
+    from repro.runs.store import StoredRun
 
 
 @spread
@@ -43,11 +43,11 @@ def evaluate(
     json: opt.Json = False,
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
-    from repro.cell import Cell
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
-    from repro.evaluation import require_task
     from repro.paths import LOCAL
-    from repro.store import Store
+    from repro.runs.cell import Cell
+    from repro.runs.store import Store
+    from repro.tasks.evaluation import require_task
     from repro.tasks.registry import task_entry
 
     task_entry(task)

@@ -15,7 +15,7 @@ from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.figures import View
+    from repro.reports.figures import View
 
 Figure = Annotated[str, typer.Argument(help="Name of the figure ('repro list' shows them).")]
 Platforms = Annotated[list[str] | None, typer.Option("--platform", help="Several times [default: the figure's own].")]
@@ -85,9 +85,9 @@ def _views(
     num_prompts: int | None,
     weights: str | None,
 ) -> list[View]:
-    from repro.figures import View, default_reading
-    from repro.figures import figure as figure_of
-    from repro.platforms import platform as platform_of
+    from repro.reports.figures import View, default_reading
+    from repro.reports.figures import figure as figure_of
+    from repro.systems.platforms import platform as platform_of
 
     if executor not in (None, "torch", "roofline"):
         raise UserError(f"executor={executor!r} is unknown: use torch or roofline")
@@ -115,10 +115,10 @@ def _make(
     draw_only: bool,
 ) -> None:
     from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
-    from repro.figures import figure as figure_of
     from repro.folders import readable_folder, writable_folder
     from repro.paths import FIGURES, LOCAL
-    from repro.store import Store
+    from repro.reports.figures import figure as figure_of
+    from repro.runs.store import Store
 
     entry = figure_of(name)
     module = entry.load()

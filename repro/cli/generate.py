@@ -41,7 +41,7 @@ def generate(
     from engines.dllm.config import GenerationConfig
     from repro.generation import GenerateOptions, plan_generation, run_plan
     from repro.prompt import TextPrompt, answer_of, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
-    from repro.settings import GENERATION, METHOD
+    from repro.systems.settings import GENERATION, METHOD
 
     given = {"gen_length": 64, "steps": 64, **decoding.given()}
     options = GenerateOptions(

@@ -26,8 +26,8 @@ def gpu_suite(
 ) -> None:
     """Tests, goldens, agreement, throughput, growth, benchmarks and figures on a card; goes on where the last call stopped."""
     began = time.monotonic()
-    from repro.gpu_jobs import all_jobs, scale_of
-    from repro.gpu_suite import Suite
+    from repro.gpu_suite.jobs import all_jobs, scale_of
+    from repro.gpu_suite.suite import Suite
     from repro.paths import REPO, RESULTS
 
     if budget <= 0:

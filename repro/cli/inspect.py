@@ -13,9 +13,9 @@ from repro.cli.output import number, print_json, print_table
 
 def list_command(json: opt.Json = False) -> None:
     """Systems, datasets, tasks, platforms and figures."""
-    from repro.figures import FIGURES
-    from repro.platforms import PLATFORMS
+    from repro.reports.figures import FIGURES
     from repro.systems import SYSTEMS
+    from repro.systems.platforms import PLATFORMS
     from repro.tasks.registry import TASKS
     from repro.workloads import known_datasets, load_card
 
@@ -35,7 +35,7 @@ def list_command(json: opt.Json = False) -> None:
 
 def doctor(json: opt.Json = False) -> None:
     """What this machine can run, and why not."""
-    from repro.doctor import examine, to_json
+    from repro.checks.doctor import examine, to_json
 
     report = examine()
     if json:
@@ -56,10 +56,10 @@ def plan(
     """The memory plan (dLLM-Serve §4.2-4.3) with and without logit decomposition. Simulated: shapes only."""
     from dataclasses import asdict
 
-    from engines.dllm.budget import PlanCase, compare_logit_budgets
     from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+    from engines.dllm.memory.budget import PlanCase, compare_logit_budgets
     from engines.models.shape import LLADA_8B
-    from repro.platforms import platform as platform_of
+    from repro.systems.platforms import platform as platform_of
 
     places = [platform_of(name) for name in platform or ["rtx4090", "l40s"]]
     limit = opt.parse_memory_limit(memory_limit)

@@ -16,10 +16,10 @@ except ImportError:
 from engines.errors import UserError
 from repro.cli.ablate import ablate
 from repro.cli.bench import bench
+from repro.cli.calibrate import calibrate
 from repro.cli.claims import claims
 from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
-from repro.cli.fit import calibrate
 from repro.cli.generate import generate
 from repro.cli.gpu_suite import gpu_suite
 from repro.cli.inspect import doctor, list_command, plan

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engines.dllm.plan import STEP_PARTS
+from engines.runtime.step_timer import STEP_PARTS
 from repro.cli.output import number, print_table
 
 if TYPE_CHECKING:
-    from repro.store import StoredRun
+    from repro.runs.store import StoredRun
 
 _COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "all": ("all",)}
 """Title -> the kinds of step in it, as the metric ``profile`` has them."""

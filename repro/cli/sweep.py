@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from engines.errors import UserError
 
 if TYPE_CHECKING:
-    from repro.cell import Cell
-    from repro.experiment import Experiment
-    from repro.runner import CellOutcome
-    from repro.store import Store, StoredRun
+    from repro.runs.cell import Cell
+    from repro.runs.experiment import Experiment
+    from repro.runs.runner import CellOutcome
+    from repro.runs.store import Store, StoredRun
 
 
 def prepare_all(cells: Sequence[Cell]) -> list[Experiment]:
     """Check every cell before the first one runs."""
-    from repro.experiment import prepare
+    from repro.runs.experiment import prepare
 
     return [prepare(cell) for cell in cells]
 
@@ -61,10 +61,10 @@ def run_sweep(
     out_dir: Path | None = None,
 ) -> list[CellOutcome]:
     """Simulated cells use all cores, measured ones run alone and in order. ``out_dir``: where their figures will go."""
-    from repro.experiment import run_cell
     from repro.folders import writable_folder
-    from repro.progress import sweep_progress
-    from repro.runner import run_cells
+    from repro.runs.experiment import run_cell
+    from repro.runs.progress import sweep_progress
+    from repro.runs.runner import run_cells
 
     to_run = [e for e in experiments if force or not store.is_done(e.cell)]
     check_devices(to_run)

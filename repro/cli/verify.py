@@ -11,7 +11,7 @@ from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.verification import CaseResult
+    from repro.checks.goldens import CaseResult
 
 
 def verify_baselines(
@@ -23,7 +23,7 @@ def verify_baselines(
     json: opt.Json = False,
 ) -> None:
     """Replay recorded cases of every sampler, token by token. Exit code 1 if a case fails."""
-    from repro.verification import GOLDEN_DIR, read_cases, verify
+    from repro.checks.goldens import GOLDEN_DIR, read_cases, verify
 
     folder = GOLDEN_DIR if golden is None else golden
     cases = read_cases(folder)

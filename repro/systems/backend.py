@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from engines.hardware import Gpu, gpu
+from engines.hardware.catalogue import Gpu, gpu
+from engines.hardware.roofline import Roofline
 from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of
 from engines.models.shape import ModelShape
 from engines.parallel.division import rank_shape
-from engines.roofline import Roofline
-from repro.calibration import load_calibration
-from repro.settings import Settings
+from repro.systems.calibration import load_calibration
+from repro.systems.settings import Settings
 
 if TYPE_CHECKING:
     from engines.models.protocol import DiffusionModel
@@ -53,7 +53,7 @@ def measured_roofline(settings: Settings) -> Roofline | None:
 def _card(device: str) -> Gpu | None:
     import torch
 
-    from engines.peaks import datasheet_gpu
+    from engines.hardware.peaks import datasheet_gpu
 
     return datasheet_gpu(torch.device(device))
 
@@ -62,8 +62,8 @@ def _card(device: str) -> Gpu | None:
 def _card_by_measuring(device: str, dtype: str) -> Gpu:
     import torch
 
+    from engines.hardware.peaks import measured_gpu
     from engines.models.loader import parse_dtype
-    from engines.peaks import measured_gpu
 
     return measured_gpu(torch.device(device), parse_dtype(dtype))
 
@@ -108,8 +108,8 @@ def _limit_memory(settings: Settings, memory_bytes: int | None) -> int | None:
     """The first thing a run asks of its device: one that is not there is refused here."""
     import torch
 
-    from engines.dllm.memory_limit import limit_memory
     from engines.models.loader import check_device
+    from engines.runtime.memory_limit import limit_memory
 
     check_device(settings.device)
     return limit_memory(torch.device(settings.device), memory_bytes)

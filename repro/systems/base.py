@@ -7,19 +7,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from baselines.method import Method, method
-from engines.dllm.config import EngineConfig, GenerationConfig, require
+from baselines.dllm.method import Method, method
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.request import Request
-from engines.dllm.roofline_executor import RooflineExecutor
 from engines.dllm.sequence import cache_rows
-from engines.errors import UserError
+from engines.errors import UserError, require
+from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
-from engines.roofline import Roofline
-from repro.settings import Settings
+from repro.systems.settings import Settings
 
 if TYPE_CHECKING:
-    from engines.dllm.torch_executor import TorchExecutor
+    from engines.dllm.executor.torch import TorchExecutor
     from engines.models.protocol import DiffusionModel
     from engines.parallel.group import TensorParallel
 
@@ -116,7 +116,7 @@ class System(ABC):
         block_length: int,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        from engines.dllm.torch_executor import TorchExecutor
+        from engines.dllm.executor.torch import TorchExecutor
 
         executor = TorchExecutor(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)
         executor.prepare(block_length)

@@ -7,25 +7,25 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from baselines.dllm_cache.memory import FeatureCaches, feature_cache_footprint, memory_bytes_per_token
-from baselines.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm_cache.work import FeatureCacheRooflineExecutor, PackedFeatureCacheRooflineExecutor
-from baselines.method import Method
-from baselines.static_memory import StaticFootprint, static_footprint
-from engines.dllm.budget import REDUCTION_ROWS
+from baselines.dllm.dllm_cache.memory import FeatureCaches, feature_cache_footprint, memory_bytes_per_token
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, PackedFeatureCacheRooflineExecutor
+from baselines.dllm.method import Method
+from baselines.dllm.static.memory import StaticFootprint, static_footprint
 from engines.dllm.config import EngineConfig
-from engines.dllm.roofline_executor import RooflineExecutor
+from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.errors import UserError
+from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
-from engines.roofline import Roofline
-from repro.settings import Settings
 from repro.systems.backend import model_shape
 from repro.systems.base import PARTICULAR, Serving, System, rows_of_request
 from repro.systems.continuous import ContinuousBatching
+from repro.systems.settings import Settings
 from repro.systems.static import LargestBatches, PublishedBatches
 
 if TYPE_CHECKING:
-    from engines.dllm.torch_executor import TorchExecutor
+    from engines.dllm.executor.torch import TorchExecutor
     from engines.models.protocol import DiffusionModel
 
 READINGS: Mapping[str, Serving] = MappingProxyType(
@@ -88,7 +88,7 @@ class Baseline(System):
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        from baselines.static_batch import PaddedTorchExecutor
+        from baselines.dllm.static.executor import PaddedTorchExecutor
 
         return PaddedTorchExecutor(
             model, config, kv_rows, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
@@ -126,7 +126,7 @@ class DllmCache(Baseline):
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        from baselines.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+        from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
 
         return FeatureCacheTorchExecutor(
             model, config, _features(chosen), batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every

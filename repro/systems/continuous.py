@@ -8,20 +8,20 @@ from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from baselines.method import Method
-from engines.dllm.bounded import BoundedExecutor
-from engines.dllm.budget import REDUCTION_ROWS, MemoryPlan, logit_rows_at_once, plan_memory
+from baselines.dllm.method import Method
+from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.kv_pool import KvPool
+from engines.dllm.executor.bounded import BoundedExecutor
+from engines.dllm.memory.budget import REDUCTION_ROWS, MemoryPlan, logit_rows_at_once, plan_memory
 from engines.dllm.plan import Executor
-from engines.dllm.schedulers import SCHEDULERS
-from repro.settings import Settings
+from engines.dllm.scheduling.registry import SCHEDULERS
 from repro.systems import backend
 from repro.systems.base import CONTINUOUS_KNOBS, Assembled, Resources, Serving, System, engine_config, rows_of_request
+from repro.systems.settings import Settings
 
 if TYPE_CHECKING:
-    from engines.dllm.memory_profile import MeasuredPeak
+    from engines.dllm.memory.profile import MeasuredPeak
     from engines.models.protocol import DiffusionModel
     from engines.parallel.group import TensorParallel
 
@@ -134,7 +134,7 @@ def _graph_bytes(config: EngineConfig, settings: Settings, peak: MeasuredPeak) -
     """What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output."""
     if not (config.cuda_graphs and settings.device.startswith("cuda")):
         return 0
-    from engines.dllm.step_graphs import MAX_ROWS, ROWS
+    from engines.dllm.executor.graphs import MAX_ROWS, ROWS
 
     rows = MAX_ROWS + sum(ROWS) // 2
     return peak.activation_bytes * min(rows, config.max_num_batched_tokens) // config.max_num_batched_tokens
@@ -143,14 +143,14 @@ def _graph_bytes(config: EngineConfig, settings: Settings, peak: MeasuredPeak) -
 @lru_cache(maxsize=8)
 def _measured_peak(key: backend.ModelKey, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
     """Of the worst step, measured once per sweep."""
-    from engines.dllm.memory_profile import measure_worst_step
+    from engines.dllm.memory.profile import measure_worst_step
 
     return measure_worst_step(backend.load(*key), config, generation)
 
 
 def _worst_peak(model: DiffusionModel, config: EngineConfig, settings: Settings, group: TensorParallel) -> MeasuredPeak:
     """Of the rank that takes most: all must lay out the same pool."""
-    from engines.dllm.memory_profile import measure_worst_step
+    from engines.dllm.memory.profile import measure_worst_step
 
     peaks = group.gathered(measure_worst_step(model, config, settings.generation))
     return max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))

@@ -8,19 +8,19 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from baselines.batch_search import FoundBatch, largest_batch
-from baselines.method import Method
-from baselines.static_memory import base_bytes
-from baselines.static_scheduler import StaticBatchScheduler
-from engines.dllm.bounded import BoundedExecutor
-from engines.dllm.config import EngineConfig, GenerationConfig, require
+from baselines.dllm.method import Method
+from baselines.dllm.static.memory import base_bytes
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from baselines.dllm.static.search import FoundBatch, largest_batch
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.kv_pool import KvPool
+from engines.dllm.executor.bounded import BoundedExecutor
 from engines.dllm.plan import Executor, ExecutorError
-from engines.errors import UserError
-from repro.settings import Settings
+from engines.errors import UserError, require
 from repro.systems import backend
 from repro.systems.base import STATIC_KNOBS, Assembled, Resources, Serving, engine_config, rows_of_request
+from repro.systems.settings import Settings
 
 if TYPE_CHECKING:
     from engines.parallel.group import TensorParallel
@@ -243,7 +243,7 @@ def _largest_measured(
     most: int,
 ) -> FoundBatch:
     """Searched once per sweep."""
-    from baselines.batch_profile import static_batch_bytes
+    from baselines.dllm.static.profile import static_batch_bytes
 
     model = backend.load(*key)
     rows = rows_of_request(longest, generation, chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repro.tasks.sandbox import run_many
+from repro.tasks.sandbox.client import run_many
 from repro.tasks.task import TaskProblem
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.models.tokenizer import TextTokenizer
-from repro.tasks import Problem, mini_code, mini_gsm
+from repro.tasks import mini_code, mini_gsm
+from repro.tasks.problem import Problem
 from repro.training.config import Stage, TrainConfig
 
 

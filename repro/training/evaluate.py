@@ -11,8 +11,9 @@ from torch import Tensor
 
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer
-from repro.proportions import wilson_interval
-from repro.tasks import Problem, grade
+from repro.runs.proportions import wilson_interval
+from repro.tasks.grading import grade
+from repro.tasks.problem import Problem
 from repro.training.attention import batched_attention
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
-from repro.tasks import GENERATORS
+from repro.tasks.generators import GENERATORS
 from repro.training.card import render_card
 from repro.training.config import TrainConfig
 from repro.training.evaluate import measure_accuracy

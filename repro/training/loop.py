@@ -19,7 +19,7 @@ from engines.errors import UserError
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
-from repro.tasks import GENERATORS
+from repro.tasks.generators import GENERATORS
 from repro.training.attention import batched_attention
 from repro.training.config import TrainConfig
 from repro.training.data import make_batch

@@ -1,0 +1,1 @@
+"""The published diffusion-LLM methods dLLM-Serve is compared with, one module each."""

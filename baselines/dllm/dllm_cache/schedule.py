@@ -1,0 +1,120 @@
+"""Which rows a forward of dLLM-Cache recomputes; plain policy, no torch.
+
+Steps are counted per request from 1, one per forward, and never start over at a block. The members
+of a static batch start together, so they share one count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.dllm.plan import StepPlan
+from engines.dllm.request import Request
+from engines.errors import require
+
+GUIDED_STEPS = 5
+"""First steps of a request whose guidance is computed anew whatever ``cfg_interval`` says, as published."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheStep:
+    """What one forward refreshes in every layer but the first, which always recomputes all rows.
+
+    Counts are per member of a batch whose prompts are padded to ``prompt_width`` and whose responses
+    all have ``gen_length`` rows.
+    """
+
+    prompt_width: int
+    gen_length: int
+    prompt: bool
+    """All prompt rows are recomputed."""
+    response: bool
+    """All response rows are recomputed."""
+    compares: bool
+    """Every response row's value is computed anew and compared with the one before."""
+    num_selected: int
+    """Response rows recomputed because their value changed most."""
+
+    @property
+    def total_width(self) -> int:
+        return self.prompt_width + self.gen_length
+
+    @property
+    def fresh_rows(self) -> int:
+        """Rows refreshed as a whole, keys and values included."""
+        return self.prompt * self.prompt_width + self.response * self.gen_length
+
+    @property
+    def query_rows(self) -> int:
+        """Rows that get a new query, attention output and MLP output."""
+        return self.fresh_rows + self.num_selected
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureCacheConfig:
+    """The defaults are those of the published demo, which the paper's comparison names (100 and 7)."""
+
+    prompt_interval: int = 100
+    gen_interval: int = 7
+    transfer_ratio: float = 0.25
+    """Share of the response recomputed between its refreshes; 0 recomputes nothing there."""
+    cfg_interval: int = 1
+    """Steps between forwards without the prompt, under classifier-free guidance."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompt_interval", "gen_interval", "cfg_interval"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        require(0 <= self.transfer_ratio <= 1, f"transfer_ratio={self.transfer_ratio} must be in [0, 1]")
+
+    def refresh_prompt(self, t: int) -> bool:
+        return (t - 1) % self.prompt_interval == 0
+
+    def refresh_gen(self, t: int) -> bool:
+        return (t - 1) % self.gen_interval == 0
+
+    def refresh_guidance(self, t: int) -> bool:
+        return t <= GUIDED_STEPS or (t - 1) % self.cfg_interval == 0
+
+    def num_selected(self, gen_length: int) -> int:
+        """floor(G * ratio) of the whole response, finished blocks included; may be 0."""
+        return int(gen_length * self.transfer_ratio)
+
+    def step(self, t: int, prompt_width: int, gen_length: int) -> CacheStep:
+        response = self.refresh_gen(t)
+        compares = not response and self.transfer_ratio > 0
+        return CacheStep(
+            prompt_width=prompt_width,
+            gen_length=gen_length,
+            prompt=self.refresh_prompt(t),
+            response=response,
+            compares=compares,
+            num_selected=self.num_selected(gen_length) if compares else 0,
+        )
+
+
+class BatchClock:
+    """Counts the forwards of the static batch that is running; those without its prompts (guidance) have a
+    clock of their own."""
+
+    def __init__(self, config: FeatureCacheConfig) -> None:
+        self.config = config
+        self.t = 0
+        self._gen_length = 0
+
+    def tick(self, plan: StepPlan) -> CacheStep:
+        assert plan.pad_to is not None, "dLLM-Cache runs static batches only"
+        if plan.admitted:
+            assert len(plan.admitted) == len(plan.items), "a static batch starts as a whole"
+            lengths = {request.generation.gen_length for request in plan.admitted}
+            assert len(lengths) == 1, "members of a batch share gen_length"
+            self.t, self._gen_length = 0, lengths.pop()
+        self.t += 1
+        return self.config.step(self.t, plan.pad_to - self._gen_length, self._gen_length)
+
+
+def refuse_unsupported(request: Request) -> None:
+    generation = request.generation
+    require(
+        not generation.is_parallel,
+        f"threshold={generation.threshold} and factor={generation.factor} have no meaning for dLLM-Cache: leave them out",
+    )

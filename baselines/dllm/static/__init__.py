@@ -1,0 +1,1 @@
+"""Static batching, as published code serves: its scheduler, executor, memory and largest batch."""

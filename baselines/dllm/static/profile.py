@@ -1,0 +1,56 @@
+"""Measures what a static batch holds in its worst steps, on the model and device that will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from baselines.dllm.method import Method
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.memory.profile import peak_bytes
+from engines.dllm.plan import Executor, ExecutorError
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.models.protocol import DiffusionModel
+
+
+def static_batch_bytes(
+    model: DiffusionModel,
+    config: EngineConfig,
+    method: Method,
+    generation: GenerationConfig,
+    *,
+    longest: int,
+    rows_per_request: int,
+    batch_size: int,
+    make_executor: Callable[[int], Executor],
+) -> int:
+    """The most bytes that ``batch_size`` requests of ``longest`` tokens hold at once, model weights apart:
+    cache slabs, token ids, and the temporaries of a Refresh and of the step after it.
+
+    ``make_executor`` is given the rows of the cache. A method that caches builds its cache in the very
+    first step here, so that one step holds all temporaries. Raises ExecutorError where the device has not that much.
+    """
+    rule = replace(method.rule, delay=0) if isinstance(method.rule, DelayedCache) else method.rule
+    prompt_len = longest - generation.gen_length
+    token = 0 if model.config.mask_token_id else 1
+    kv_rows = batch_size * rows_per_request
+
+    def run() -> None:
+        scheduler = StaticBatchScheduler(
+            config, KvPool(kv_rows), rule, batch_size=batch_size, exact_steps=method.exact_steps
+        )
+        engine = Engine(scheduler, make_executor(kv_rows))
+        for i in range(batch_size):
+            engine.submit(
+                Request(request_id=i, prompt_len=prompt_len, prompt_ids=(token,) * prompt_len, generation=generation)
+            )
+        for _ in range(2):
+            record = engine.step()
+            if record is not None and record.failed:
+                raise ExecutorError(record.failed[0][1])
+
+    return peak_bytes(run, next(model.parameters()).device)

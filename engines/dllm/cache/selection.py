@@ -1,0 +1,119 @@
+"""Select-and-pack (dLLM-Serve §4.5): the retained rows of building requests go densely into the KV pool; the index
+map ends here. Two executions of one rule: torch operators, and Triton kernels that store no index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engines.dllm.cache.sparsity import top_rows, top_rows_parity
+from engines.dllm.config import EngineConfig
+from engines.dllm.executor.rows import BuildRows, Ints
+from engines.kernels.building import Building
+from engines.kernels.importance import ContextRows, importance
+from engines.models.protocol import Ranks
+
+Pack = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+"""(pool_k, pool_v [rows, Hkv, D] of a layer, rotated q [N, H, D], k and v [N, Hkv, D] of the packed rows)"""
+
+
+class SelectAndPack(Protocol):
+    def arrays(self, build: BuildRows) -> Sequence[Ints]:
+        """What a step's packing needs on the device."""
+        ...
+
+    def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        """For the layers of one step, from the arrays on the device."""
+        ...
+
+
+class TorchSelectAndPack:
+    """The reference, and the CPU's."""
+
+    def __init__(self, config: EngineConfig, ranks: Ranks | None) -> None:
+        self.sparsity, self.is_parity = config.sparsity, config.tie_policy == "parity"
+        self.ranks = ranks
+
+    def arrays(self, build: BuildRows) -> Sequence[Ints]:
+        """Rows of block and context padded to the longest, of every entry its request, rank, context row kept in order,
+        and row of the pool; then which rows of blocks and of contexts are theirs, where not all are."""
+        (block, is_block), (context, is_context) = build.block(), build.context()
+        flags = [_ints(inside) for inside in (is_block, is_context) if not inside.all()]
+        request = np.arange(len(build.kept)).repeat(build.kept)
+        rank = np.arange(len(request)) - (build.kept.cumsum() - build.kept).repeat(build.kept)
+        pool_row = build.kv_start.repeat(build.kept) + rank
+        return block, context, request, rank, context[request, rank], pool_row, *flags
+
+    def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        flags = iter(sent[6:])
+        is_block, is_context = (
+            next(flags) != 0 if length.min() < length.max() else None for length in (build.block_len, build.num_context)
+        )
+        rows = ContextRows(block_rows=sent[0], block_valid=is_block, context_rows=sent[1], context_valid=is_context)
+        write = _Write(rows, *sent[2:6])
+        kept, num_context = build.kept.tolist(), build.num_context.tolist()
+
+        def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+            if self.sparsity.selection == "dense":
+                pool_k.index_copy_(0, write.pool_row, k[write.in_order])
+                pool_v.index_copy_(0, write.pool_row, v[write.in_order])
+                return
+            score = importance(q, k, write.rows, self.sparsity.selection, self.sparsity.pool_kernel, self.ranks)
+            chosen = top_rows_parity(score, kept, num_context) if self.is_parity else top_rows(score, max(kept))
+            index = chosen[write.request, :, write.rank]
+            source = write.rows.context_rows[write.request.unsqueeze(1), index]
+            if source.shape[1] == 1:  # one set for all heads
+                source = source.squeeze(1)
+                pool_k.index_copy_(0, write.pool_row, k.index_select(0, source))
+                pool_v.index_copy_(0, write.pool_row, v.index_select(0, source))
+                return
+            # Row j of head h is head h's own j-th token.
+            head = torch.arange(k.shape[1], device=k.device).unsqueeze(0)
+            pool_k.index_copy_(0, write.pool_row, k[source, head])
+            pool_v.index_copy_(0, write.pool_row, v[source, head])
+
+        return pack
+
+
+class _Write(NamedTuple):
+    rows: ContextRows
+    request: Tensor
+    rank: Tensor
+    in_order: Tensor
+    pool_row: Tensor
+
+
+class TritonSelectAndPack:
+    """Scores and packing are a launch each, from a few numbers per request."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.sparsity = config.sparsity
+
+    def arrays(self, build: BuildRows) -> Sequence[Ints]:
+        return (np.stack([getattr(build, name) for name in Building._fields]),)
+
+    def pack(self, build: BuildRows, sent: Sequence[Tensor]) -> Pack:
+        from engines.kernels.pack import pack as pack_rows
+        from engines.kernels.scores import scores
+
+        selection, kernel = self.sparsity.selection, self.sparsity.pool_kernel
+        building = Building.of(sent[0])
+        max_block, max_context = int(build.block_len.max()), int(build.num_context.max())
+        max_kept = int(build.kept.max())
+
+        def pack(pool_k: Tensor, pool_v: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+            chosen = None
+            if selection != "dense":
+                chosen = top_rows(scores(q, k, building, selection, kernel, max_block, max_context), max_kept)
+            pack_rows(pool_k, pool_v, k, v, building, chosen, max_kept)
+
+        return pack
+
+
+def _ints(flags: NDArray[np.bool_]) -> Ints:
+    return flags.astype(np.int64)

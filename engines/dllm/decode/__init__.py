@@ -1,0 +1,1 @@
+"""From hidden states to committed tokens: logits in chunks, confidences, remasking."""

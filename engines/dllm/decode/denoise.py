@@ -1,0 +1,254 @@
+"""The decoding operator: logits in bounded chunks, each reduced at once to (token, confidence), then
+remasking (LLaDA's sampler and its relatives; dLLM-Serve §4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engines.dllm.config import Confidence, ConfidenceDtype, ConfidenceOf
+from engines.dllm.decode.noise import gumbel, gumbel_argmax, uniform
+from engines.dllm.memory.budget import REDUCTION_ROWS
+
+Reduced = tuple[Tensor, Tensor]
+"""token [rows] int64, confidence [rows]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Per-row randomness; only built when some request of the step needs it. A field is None when no
+    request does; rows whose request does not are left as they are, bit for bit."""
+
+    temperature: Tensor
+    keys: Tensor
+    random_remasking: Tensor
+    """Rows whose confidence is drawn at random instead of read from the model."""
+    top_p: Tensor | None = None
+    """1 keeps every token."""
+    top_k: Tensor | None = None
+    """The vocabulary's size keeps every token."""
+    alg_temp: Tensor | None = None
+    """0 ranks by confidence alone."""
+
+    def rows(self, index: slice | Tensor) -> Sampling:
+        def part(field: Tensor | None) -> Tensor | None:
+            return None if field is None else field[index]
+
+        return Sampling(
+            temperature=self.temperature[index],
+            keys=self.keys[index],
+            random_remasking=self.random_remasking[index],
+            top_p=part(self.top_p),
+            top_k=part(self.top_k),
+            alg_temp=part(self.alg_temp),
+        )
+
+    def kept(self, logits: Tensor, suppress_id: int | None) -> Tensor | None:
+        """[rows, V] the tokens that may be drawn, at least one a row; None if all may.
+
+        Of softmax(logits / temperature), in float64 and sorted downwards (the lower id of equals
+        first): the shortest prefix whose sum exceeds ``top_p``, and no more than ``top_k`` of it.
+        """
+        if self.top_p is None or self.top_k is None:
+            return None
+        logits = logits.to(torch.float64, copy=True)
+        if suppress_id is not None:
+            logits[:, suppress_id] = -torch.inf
+        ordered, token = _scaled(logits, self.temperature).sort(dim=-1, descending=True, stable=True)
+        sums = torch.softmax(ordered, dim=-1).cumsum(dim=-1)
+        place = torch.arange(logits.shape[1], device=logits.device)
+        top_p = self.top_p.unsqueeze(1)
+        # Rounded sums may exceed 1.
+        kept = (sums.roll(1, dims=-1) <= top_p) | (place == 0) | (top_p >= 1)
+        kept &= place < self.top_k.unsqueeze(1)
+        return torch.empty_like(kept).scatter_(1, token, kept)
+
+    def tempered(self, logits: Tensor, kept: Tensor | None) -> Tensor:
+        """Logits of the distribution tokens are drawn from, in the logits' dtype."""
+        scaled = _scaled(logits, self.temperature)
+        if kept is not None:
+            scaled.masked_fill_(~kept, -torch.inf)
+        return torch.where((self.temperature > 0).unsqueeze(1), scaled, logits)
+
+    def tokens(self, logits: Tensor, greedy: Tensor, kept: Tensor | None) -> Tensor:
+        drawn = gumbel_argmax(logits, self.temperature, self.keys, kept)
+        return torch.where(self.temperature > 0, drawn, greedy)
+
+    def remasked(self, confidence: Tensor) -> Tensor:
+        """What positions are ranked by, drawn from other streams than the tokens.
+
+        Random remasking draws it. ``alg_temp`` a adds a times Gumbel noise: the k largest are then k draws
+        without replacement from softmax(confidence / a).
+        """
+        drawn = uniform(~self.keys, 2)
+        ranked = torch.where(self.random_remasking, drawn[:, 0].to(confidence.dtype), confidence)
+        if self.alg_temp is None:
+            return ranked
+        return (ranked + self.alg_temp * gumbel(drawn[:, 1])).to(ranked.dtype)
+
+
+def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """Logits / temperature, less the largest, so that a tiny temperature does not overflow."""
+    divisor = torch.where(temperature > 0, temperature, 1.0).to(logits.dtype).clamp(min=torch.finfo(logits.dtype).tiny)
+    return (logits - logits.amax(dim=-1, keepdim=True)) / divisor.unsqueeze(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """What is kept of a row of logits. ``suppress_id`` is never chosen, but it stays in the softmax:
+    other tokens keep their confidence."""
+
+    confidence: Confidence = "max_prob"
+    confidence_of: ConfidenceOf = "model"
+    dtype: ConfidenceDtype = "native"
+    suppress_id: int | None = None
+
+    def __call__(self, logits: Tensor, sampling: Sampling | None) -> Reduced:
+        """x0 and, in float32 at least, the confidence it is ranked by; may overwrite ``logits``."""
+        is_plain = sampling is None and self.confidence == "max_prob"
+        if self.dtype == "float64" and not is_plain:
+            logits = logits.to(torch.float64)
+        kept = None if sampling is None else sampling.kept(logits, self.suppress_id)
+        source = logits
+        if sampling is not None and self.confidence_of == "sampler":
+            source = sampling.tempered(logits, kept)
+        if self.confidence == "max_prob":
+            token, confidence = self._most_probable(logits, source, kept, sampling)
+        else:
+            token, confidence = self._from_probabilities(logits, source, kept, sampling)
+        # Draws to rank by would tie in fewer bits.
+        confidence = confidence.to(torch.promote_types(confidence.dtype, torch.float32))
+        return token, confidence if sampling is None else sampling.remasked(confidence)
+
+    def _most_probable(self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None) -> Reduced:
+        """Confidences are read from ``source``, tokens are drawn from ``logits``.
+
+        The published operator, and not exp(logit - logsumexp): that rounds as large logits do, and swaps or levels
+        the confidences of a 16-bit model.
+        """
+        if self.suppress_id is not None:
+            suppressed = logits[:, self.suppress_id].clone()
+            logits[:, self.suppress_id] = -torch.inf
+        token = logits.argmax(dim=-1)
+        if sampling is not None:
+            token = sampling.tokens(logits, token, kept)
+        if self.suppress_id is not None:
+            logits[:, self.suppress_id] = suppressed
+        p = torch.softmax(source, dim=-1, dtype=torch.float64 if self.dtype == "float64" else None)
+        return token, p.gather(1, token.unsqueeze(1)).squeeze(1)
+
+    def _from_probabilities(
+        self, logits: Tensor, source: Tensor, kept: Tensor | None, sampling: Sampling | None
+    ) -> Reduced:
+        """Dream's confidences need the whole distribution: top-1 minus top-2, or negative entropy."""
+        p = torch.softmax(source, dim=-1)
+        if self.suppress_id is not None:
+            logits[:, self.suppress_id] = -torch.inf
+        token = (p if self.suppress_id is None else logits).argmax(dim=-1)
+        if sampling is not None:
+            token = sampling.tokens(logits, token, kept)
+        if self.confidence == "margin":
+            top = p.topk(2, dim=-1).values
+            return token, top[:, 0] - top[:, 1]
+        if p.dtype == torch.float16:
+            p = p.float()  # which holds no 1e-10
+        return token, (p * torch.log(p + 1e-10)).sum(dim=-1)
+
+
+def reduce_in_chunks(
+    project: Callable[[Tensor], Tensor],
+    rows: Tensor,
+    max_num_logits: int,
+    reduction: Reduction,
+    sampling: Sampling | None,
+) -> Reduced:
+    """Logit decomposition (§4.3): at most ``max_num_logits`` rows of logits exist at any time.
+
+    ``project`` gives the logits of a part of ``rows``; chunks are made and released one by one.
+    """
+    # Float64 copies are several times as wide as the chunk that the budget is for.
+    reduce = partial(reduce_in_parts, reduction) if reduction.dtype == "float64" else reduction
+    tokens, confidences = [], []
+    for start in range(0, rows.shape[0], max_num_logits):
+        part = slice(start, start + max_num_logits)
+        token, confidence = reduce(project(rows[part]), None if sampling is None else sampling.rows(part))
+        tokens.append(token)
+        confidences.append(confidence)
+    return torch.cat(tokens), torch.cat(confidences)
+
+
+def reduce_in_parts(
+    reduce: Callable[[Tensor, Sampling | None], Reduced], logits: Tensor, sampling: Sampling | None
+) -> Reduced:
+    """``reduce`` at most REDUCTION_ROWS rows at a time, so that only so many are copied at once. It is to treat
+    every row by itself: then this changes no number."""
+    num_parts = -(-logits.shape[0] // REDUCTION_ROWS)
+    if num_parts <= 1:
+        return reduce(logits, sampling)
+    tokens, confidences, start = [], [], 0
+    # Parts of nearly equal size: none is a single row, which some kernels would sum in another order.
+    for part in logits.tensor_split(num_parts):
+        own = None if sampling is None else sampling.rows(slice(start, start + part.shape[0]))
+        token, confidence = reduce(part, own)
+        tokens.append(token)
+        confidences.append(confidence)
+        start += part.shape[0]
+    return torch.cat(tokens), torch.cat(confidences)
+
+
+def choose(
+    confidence: Tensor, commit: Tensor | int, threshold: Tensor | None = None, factor: Tensor | None = None
+) -> Tensor:
+    """[n, B] bool: which positions to commit. Ties go to the lower position (``stable``).
+
+    confidence [n, B], -inf where nothing may be committed; commit [n] is the quota, or one for all. With a
+    threshold [n] (inf where a request has none) every position reaching it is taken as well; with a
+    factor [n] (0 where a request has none) Fast-dLLM's factor rule says how many.
+    """
+    if isinstance(commit, int) and commit == 1 and threshold is None and factor is None:
+        best = confidence.argmax(dim=-1, keepdim=True)  # of equals the first, as documented
+        return torch.zeros_like(confidence, dtype=torch.bool).scatter_(1, best, True) & (confidence > -torch.inf)
+    order = confidence.sort(dim=-1, descending=True, stable=True).indices
+    if isinstance(commit, int):
+        commit = torch.full_like(order[:, 0], commit)
+    places = torch.arange(confidence.shape[1], device=confidence.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(1, order, places)
+    if factor is not None:
+        commit = torch.where(factor > 0, _passing(confidence.gather(1, order), factor), commit)
+    chosen = rank < commit.unsqueeze(1)
+    if threshold is not None:
+        chosen |= confidence >= threshold.unsqueeze(1)
+    return chosen & (confidence > -torch.inf)
+
+
+def _passing(ranked: Tensor, factor: Tensor) -> Tensor:
+    """[n] tokens the factor rule commits of ``ranked`` [n, B], best first and -inf past the candidates.
+
+    The j-th (from 1) needs 1 - factor / (j + 1); the first always passes; the first to fail ends
+    the run. Upstream's quirk is kept: if only the very last candidate fails, it is committed too.
+    """
+    place = torch.arange(1, ranked.shape[1] + 1, device=ranked.device)
+    level = 1 - factor.unsqueeze(1) / (place + 1)
+    candidates = (ranked > -torch.inf).sum(dim=1)
+    passes = (ranked >= level) | (place == 1)
+    run = passes.long().cumprod(dim=1).sum(dim=1).minimum(candidates)
+    return torch.where(run == candidates - 1, candidates, run)
+
+
+def choose_parity(confidence: Tensor, commit: list[int], offsets: list[int], lengths: list[int]) -> Tensor:
+    """As ``choose`` by ``torch.topk`` on a 1-D tensor of the length the published sampler ranks
+    (all T positions on a Refresh, the window on a Reuse); its order of ties is the library's."""
+    chosen = torch.zeros_like(confidence, dtype=torch.bool)
+    for i, (count, offset, length) in enumerate(zip(commit, offsets, lengths, strict=True)):
+        if count == 0:
+            continue
+        ranked = confidence.new_full((length,), -torch.inf)
+        width = min(confidence.shape[1], length - offset)
+        ranked[offset : offset + width] = confidence[i, :width]
+        index = torch.topk(ranked, count).indices - offset
+        chosen[i, index[(index >= 0) & (index < width)]] = True
+    return chosen & (confidence > -torch.inf)

@@ -1,0 +1,1 @@
+"""What runs a step plan: a torch model, or a roofline."""

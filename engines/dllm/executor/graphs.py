@@ -1,0 +1,211 @@
+"""CUDA graphs of a step's forward, captured beforehand for a few sizes.
+
+A step of few rows takes a GPU less time than launching its kernels one by one takes the host. Its forward is then
+replayed: metadata is copied into a graph's own buffer, padded to the graph's size, and one launch does the rest. Steps
+that build a cache are not captured: what they retain shapes their work. Steps of more than MAX_ROWS rows run
+longer than their launches take, and run eagerly.
+
+Shapes: N rows and S sequences of a graph; what a step leaves of them is padding, which belongs to a slot and a
+row of the pool that are nobody's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.attention import SpanMetadata, Spans, VarlenAttention
+from engines.dllm.executor.rows import ItemTable, PackedRows
+from engines.models.protocol import DiffusionModel
+from engines.runtime.staging import Staging
+
+ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+MAX_ROWS = ROWS[-1]
+MIXED_SEQUENCES = 16
+QUERY_TILE = 128
+"""Query rows of a flash kernel's block: bounds on the longest window below it cost the same."""
+
+
+class GraphKey(NamedTuple):
+    rows: int
+    sequences: int
+    max_q: int
+    has_refresh: bool
+    """Full forwards among the rows, in front of those of Reuse requests."""
+
+    def holds(self, other: GraphKey) -> bool:
+        sizes = zip(self[:3], other[:3], strict=True)
+        return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
+
+
+class Recorder(Protocol):
+    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Something that does ``forward`` again, on the same memory."""
+        ...
+
+
+class CudaRecorder:
+    """All graphs share one pool of memory, which is right because they never run at once."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        # Once outside: libraries set up and kernels compile on first use, which a capture forbids.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            forward()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as NCCL's watchdog, go on asking the device.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = forward()
+
+        def replay() -> Tensor:
+            graph.replay()
+            return out
+
+        return replay
+
+
+class EagerRecorder:
+    """Runs the forward as it is; what replaying does to metadata, on any device."""
+
+    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        return forward
+
+
+class StepGraphs:
+    """``tokens`` [slots + 1, width]; ``pool_k`` and ``pool_v`` [layers, rows + 1, Hkv, D]: the last slot and the last
+    row are the padding's."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        attention: VarlenAttention,
+        tokens: Tensor,
+        pool_k: Tensor,
+        pool_v: Tensor,
+        staging: Staging,
+        recorder: Recorder,
+    ) -> None:
+        self._model, self._attention, self._recorder = model, attention, recorder
+        self._tokens, self._pool_k, self._pool_v = tokens, pool_k, pool_v
+        self._staging = staging
+        self._graphs: dict[GraphKey, tuple[Tensor, Callable[[], Tensor]]] = {}
+
+    @property
+    def keys(self) -> tuple[GraphKey, ...]:
+        return tuple(self._graphs)
+
+    def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
+        """Of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
+        if packed.num_rows > MAX_ROWS:
+            return None
+        longest = int(np.diff(packed.base).max())
+        least = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
+        return min((key for key in self._graphs if key.holds(least)), default=None)
+
+    def capture(self, key: GraphKey) -> None:
+        """Its memory and the compilation of its kernels are paid for here, not in a step."""
+        if key in self._graphs:
+            return
+        numbers = torch.zeros(sum(_sizes(key)), dtype=torch.int64, device=self._tokens.device)
+        nothing = ItemTable.of((), ())
+        self._staging.fill(numbers, self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0)))
+        self._graphs[key] = numbers, self._recorder.record(lambda: self._forward(key, numbers))
+
+    def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
+        """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
+        numbers, replay = self._graphs[key]
+        self._staging.fill(numbers, self._metadata(key, table, packed))
+        return replay()
+
+    def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
+        slots, width = self._tokens.shape
+        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool_k.shape[1] - 1)
+
+    def _forward(self, key: GraphKey, numbers: Tensor) -> Tensor:
+        sizes = _sizes(key)
+        position, flat, pool_row = numbers.split(sizes)[:3]
+        spans = numbers[sum(sizes[:3]) :].to(torch.int32).split(sizes[3:])
+        longest = self._tokens.shape[1] - 1
+        reuse = Spans(
+            cu_q=spans[3],
+            k_start=spans[4],
+            k_len=spans[5],
+            max_q=max(key.max_q, key.rows * key.has_refresh),
+            max_k=longest,
+        )
+        refresh = Spans(cu_q=spans[0], k_start=spans[1], k_len=spans[2], max_q=key.max_q, max_k=longest)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = torch.zeros_like(q)
+            pool_k, pool_v = self._pool_k[layer], self._pool_v[layer]
+            pool_k.index_copy_(0, pool_row, k)
+            pool_v.index_copy_(0, pool_row, v)
+            self._attention(q, pool_k, pool_v, reuse, out)
+            if key.has_refresh:
+                self._attention(q, k, v, refresh, out)
+            return out
+
+        return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
+
+
+def _sizes(key: GraphKey) -> list[int]:
+    """Of position, flat and pool_row, then of the spans of Refresh sequences and of Reuse ones."""
+    n = key.sequences
+    return [key.rows] * 3 + [n + 1, n + 1, n, n + 2, n + 2, n + 1]
+
+
+def _arrays(
+    key: GraphKey, table: ItemTable, packed: PackedRows, *, padding_flat: int, padding_row: int
+) -> tuple[np.ndarray, ...]:
+    """A step's metadata in a graph's sizes."""
+    m, first, n = table.num_refresh, packed.num_refresh_rows, packed.num_rows
+    position, flat, pool_row = np.zeros((3, key.rows), dtype=np.int64)
+    position[:n], flat[:n] = packed.position[:n], packed.flat[:n]
+    flat[n:] = padding_flat
+    pool_row[:] = padding_row
+    pool_row[first:n] = packed.pool_row
+    lengths = np.diff(packed.base)
+    refresh = SpanMetadata.of_lengths(lengths[:m], size=key.sequences)
+    # The first Reuse sequence stands for the rows of the Refresh ones, whose attention comes after.
+    reuse = SpanMetadata.of_lengths(
+        np.append(first, lengths[m:]),
+        np.append(padding_row, table.kv_start[m:]),
+        np.append(int(first > 0), packed.key_len),
+        size=key.sequences + 1,
+    )
+    return position, flat, pool_row, *refresh, *reuse
+
+
+def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> GraphKey:
+    """The smallest size that holds ``rows`` <= MAX_ROWS of ``sequences``, of which none has more than ``longest``."""
+    return GraphKey(
+        rows=ROWS[bisect_left(ROWS, rows)],
+        sequences=1 << (sequences - 1).bit_length(),
+        max_q=-(-longest // QUERY_TILE) * QUERY_TILE,
+        has_refresh=has_refresh,
+    )
+
+
+def mixed_keys(max_num_seqs: int) -> Iterator[GraphKey]:
+    """Of steps in which some requests are computed in full and none builds a cache. One size of sequences and windows
+    does for each number of rows: empty blocks of a launch cost little beside a full forward."""
+    for rows in ROWS:
+        yield graph_key(rows, min(max_num_seqs, MIXED_SEQUENCES), min(rows, MAX_ROWS), has_refresh=True)
+
+
+def reuse_keys(max_num_seqs: int, block_length: int) -> Iterator[GraphKey]:
+    """Of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length."""
+    for sequences in range(1, max_num_seqs + 1):
+        if sequences * block_length > MAX_ROWS:
+            return
+        yield graph_key(sequences * block_length, sequences, block_length, has_refresh=False)

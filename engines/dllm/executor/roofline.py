@@ -1,0 +1,116 @@
+"""Charges step plans to a hardware model instead of running them; same plans, no tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engines.dllm.config import EngineConfig
+from engines.dllm.plan import StepOutcome, StepPlan
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import Phase
+from engines.errors import require
+from engines.hardware.roofline import Roofline, StepWork
+from engines.runtime.step_timer import StepTimes
+
+
+class RooflineExecutor:
+    """Rows are counted as the torch executors compute them, padding and monolithic logits included.
+
+    ``is_upstream`` charges every step published code's overhead instead of our engine's.
+    """
+
+    def __init__(self, roofline: Roofline, config: EngineConfig, *, is_upstream: bool = False) -> None:
+        self.roofline = roofline
+        self.config = config
+        self.is_upstream = is_upstream
+        # Steps repeat: most of a simulation's time would go into pricing the same ones.
+        self._seconds: dict[StepWork, tuple[float, float]] = {}
+
+    def validate(self, request: Request) -> None:
+        require(
+            not request.generation.stop_at_eos,
+            "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch",
+        )
+        for name in ("threshold", "factor"):
+            level = getattr(request.generation, name)
+            require(
+                level is None,
+                f"{name}={level} cannot be simulated, how many tokens pass it depends on the model: use --executor torch",
+            )
+        guidance = request.generation.cfg_scale
+        require(
+            guidance == 0,
+            f"cfg_scale={guidance} cannot be simulated, its second forward has no cost here: use --executor torch",
+        )
+
+    def release(self, request_id: int) -> None:
+        return None
+
+    def wait(self) -> None:
+        return
+
+    def times(self) -> Mapping[int, StepTimes]:
+        return {}
+
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        work = self.work(plan)
+        duration, bound = self._priced(work)
+        return StepOutcome(
+            committed=tuple([item.commit for item in plan.items]),
+            query_rows=work.query_rows,
+            logit_rows=work.logit_rows,
+            forward_s=duration,
+            duration_s=duration,
+            bound_s=bound,
+        )
+
+    def work(self, plan: StepPlan) -> StepWork:
+        """Of one step; to be asked once for every step and in their order, as some methods count them."""
+        return step_work(plan, self.config)
+
+    def lower_bound_s(self, plan: StepPlan) -> float:
+        """Of one step, in place of executing it."""
+        return self._priced(self.work(plan))[1]
+
+    def _priced(self, work: StepWork) -> tuple[float, float]:
+        """Seconds charged, and the lower bound of them."""
+        priced = self._seconds.get(work)
+        if priced is None:
+            charged = self.roofline.step_time(work, is_upstream=self.is_upstream).total_s
+            priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
+        return priced
+
+
+def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
+    """What a plan asks of the hardware (dLLM-Serve §2.3): rows, attention pairs, logits, KV traffic."""
+    query_rows = pairs = read = written = wanted = 0
+    # A padded batch attends over as many keys for every member as the longest has.
+    padded_keys = 0 if plan.pad_to is None else max(item.key_tokens for item in plan.items)
+    for item in plan.items:
+        block = item.block_end - item.block_start
+        window = item.window_end - item.block_start
+        if item.phase is Phase.REUSE:
+            rows, keys = window, padded_keys or item.key_tokens
+            read += keys
+            written += window
+        else:
+            rows = keys = plan.pad_to or item.total_len
+            read += keys
+            if item.phase is Phase.BUILD:
+                written += item.kept_rows
+        query_rows += rows
+        pairs += rows * keys
+        wanted += item.masks_left if config.suppress_mask_token else block
+    if plan.pad_to is None and config.logit_rows == "decomposed":
+        logit_rows, chunks = wanted, max(1, -(-wanted // config.max_num_logits))
+    else:
+        logit_rows, chunks = query_rows, 1
+    return StepWork(
+        query_rows=query_rows,
+        attention_pairs=pairs,
+        logit_rows=logit_rows,
+        kv_read_rows=read,
+        kv_written_rows=written,
+        num_sequences=len(plan.items),
+        logit_chunks=chunks,
+    )

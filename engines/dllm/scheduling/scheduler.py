@@ -1,0 +1,193 @@
+"""Phase-multiplexed greedy scheduling at step granularity (dLLM-Serve §4.4).
+
+Every iteration is packed anew: running requests first, oldest first, each charged the query tokens
+of its current phase; then waiting requests, strictly in arrival order, as long as budget, slots and
+KV rows suffice. The invariant: charged tokens never exceed ``max_num_batched_tokens``.
+
+A running request that does not fit in this iteration is held, and nothing is admitted while one is.
+Younger running requests may use what is left, because the packing starts over from the oldest: a
+request's schedule never depends on requests that arrived after it, so nobody starves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from types import MappingProxyType
+from typing import NamedTuple
+
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.plan import PlanItem, StepPlan
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import RefreshRule
+from engines.dllm.sequence import Sequence
+from engines.errors import require
+
+
+class Completion(NamedTuple):
+    first_block: tuple[int, ...] = ()
+    finished: tuple[int, ...] = ()
+    stopped: tuple[tuple[int, int], ...] = ()
+    """Of the finished, those a stop token ended, each with its tokens up to and including it."""
+
+
+class Scheduler(ABC):
+    """Queues, admission and packing. Subclasses say what a request is charged and when one enters."""
+
+    def __init__(self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, exact_steps: bool = False) -> None:
+        self.config = config
+        self.pool = pool
+        self.rule = rule
+        self.exact_steps = exact_steps
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+        self._by_id: dict[int, Sequence] = {}
+
+    @classmethod
+    def check(cls, config: EngineConfig, generation: GenerationConfig) -> None:
+        """Refuse generation settings that this policy cannot schedule; to be known before anything is loaded."""
+        return
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that could never run is refused here, not discovered later."""
+        self.check(self.config, request.generation)
+        cap, longest = self.config.max_num_batched_tokens, self.config.max_model_len
+        total = request.total_len
+        require(request.prompt_len >= 1, f"prompt of request {request.request_id} is empty: give at least one token")
+        require(
+            request.request_id not in self._by_id,
+            f"request_id={request.request_id} is already in use: number requests uniquely",
+        )
+        require(
+            total <= longest,
+            f"prompt_len={request.prompt_len} + gen_length={request.generation.gen_length} exceeds "
+            f"max_model_len={longest}: shorten the prompt or the generation",
+        )
+        require(
+            total <= cap,
+            f"request of {total} tokens exceeds max_num_batched_tokens={cap}: raise the budget or shorten the request",
+        )
+        guidance = request.generation.cfg_scale
+        require(
+            guidance == 0 or not self.rule.caches,
+            f"cfg_scale={guidance} needs a second, uncached forward and this system caches: leave it out",
+        )
+        sequence = Sequence(
+            request, self.rule, self.config.sparsity, decode=self.config.decode, exact_steps=self.exact_steps
+        )
+        require(
+            sequence.kv_rows <= self.pool.num_rows,
+            f"request needs {sequence.kv_rows} KV rows and the pool has {self.pool.num_rows}: raise the memory "
+            f"limit or lower retention_ratio",
+        )
+        self._by_id[request.request_id] = sequence
+        self.waiting.append(sequence)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    @abstractmethod
+    def charge(self, sequence: Sequence) -> int:
+        """Tokens a request takes from the budget in its current step."""
+
+    def schedule(self) -> StepPlan | None:
+        budget = self.config.max_num_batched_tokens
+        chosen: list[Sequence] = []
+        for sequence in self.running:
+            charge = self.charge(sequence)
+            if charge <= budget:
+                budget -= charge
+                chosen.append(sequence)
+        admitted: list[Request] = []
+        if len(chosen) == len(self.running):
+            while self.waiting and len(self.running) < self.config.max_num_seqs:
+                sequence = self.waiting[0]
+                charge = self.charge(sequence)
+                if charge > budget or not self._reserve(sequence):
+                    break
+                budget -= charge
+                self.running.append(self.waiting.popleft())
+                chosen.append(sequence)
+                admitted.append(sequence.request)
+        if not chosen:
+            return None
+        return StepPlan(
+            items=tuple(plan_item(sequence) for sequence in chosen),
+            admitted=tuple(admitted),
+            scheduled_tokens=self.config.max_num_batched_tokens - budget,
+        )
+
+    def complete(
+        self, plan: StepPlan, committed: Seq[int], stops: Mapping[int, int] = MappingProxyType({})
+    ) -> Completion:
+        """Book an executed plan (``committed`` and ``stops`` are StepOutcome's); frees the rows of requests
+        it finished."""
+        first_block, finished, stopped = [], [], []
+        for item, count in zip(plan.items, committed, strict=True):
+            sequence = self._by_id[item.request_id]
+            was_first = sequence.block == 0
+            sequence.advance(count, stops.get(item.request_id))
+            if was_first and sequence.block > 0:
+                first_block.append(item.request_id)
+            if sequence.is_finished:
+                finished.append(item.request_id)
+                if sequence.stop is not None:
+                    stopped.append((item.request_id, sequence.output_len))
+                self._drop(sequence)
+        if finished:
+            self.running = [sequence for sequence in self.running if not sequence.is_finished]
+        return Completion(tuple(first_block), tuple(finished), tuple(stopped))
+
+    def fail(self, plan: StepPlan) -> tuple[int, ...]:
+        """Give up the requests of a plan that could not be executed, and free their rows; their ids."""
+        lost = tuple(item.request_id for item in plan.items)
+        for request_id in lost:
+            self._drop(self._by_id[request_id])
+        self.running = [sequence for sequence in self.running if sequence.request.request_id in self._by_id]
+        return lost
+
+    def _reserve(self, sequence: Sequence) -> bool:
+        start = self.pool.allocate(sequence.kv_rows)
+        if start is None:
+            return False
+        sequence.kv_start = start
+        return True
+
+    def _drop(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.kv_start, sequence.kv_rows)
+        del self._by_id[sequence.request.request_id]
+
+
+def plan_item(sequence: Sequence) -> PlanItem:
+    return PlanItem(
+        request_id=sequence.request.request_id,
+        phase=sequence.phase,
+        total_len=sequence.total_len,
+        block_start=sequence.block_start,
+        block_end=sequence.block_end,
+        window_end=sequence.window_end,
+        commit=sequence.quota,
+        masks_left=sequence.masks_left,
+        kept_rows=sequence.kept_rows,
+        kv_start=sequence.kv_start,
+        step_in_block=sequence.step_in_block,
+        commit_probability=sequence.commit_probability,
+    )
+
+
+class PhaseScheduler(Scheduler):
+    """The paper's scheduler: a Refresh is charged its whole length, a Reuse only its block."""
+
+    def charge(self, sequence: Sequence) -> int:
+        return sequence.query_tokens
+
+
+class RequestScheduler(Scheduler):
+    """Request-level provisioning (§3.1): the whole length for life, so Reuse headroom sits idle."""
+
+    def charge(self, sequence: Sequence) -> int:
+        return sequence.total_len

@@ -1,0 +1,108 @@
+"""What a device reaches in practice: the yardstick where there is no datasheet, and beside one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from engines.hardware.catalogue import Gpu, gpu_of_device
+
+REPEATS = 5
+MATRIX_SIZES = {"cpu": (256, 512, 1024), "cuda": (2048, 4096, 8192)}
+COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
+MOST_REPEATS = 200
+BUDGET_S = 0.3
+"""A larger matrix is left out where it would take longer."""
+
+
+class Peaks(NamedTuple):
+    flops_per_s: float
+    bytes_per_s: float
+    """Read and written together."""
+    how: str
+
+
+@torch.inference_mode()
+def measured_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
+    """The largest rate of square matrix products and of a copy, each the best of REPEATS or more after a warm-up: a peak is
+    what is reached undisturbed. Under 1 s on a CPU, with as many threads as torch has."""
+    sizes: list[int] = []
+    rates: list[float] = []
+    for size in MATRIX_SIZES[device.type]:
+        flops = 2 * size**3
+        if rates and (REPEATS + 1) * flops / max(rates) > BUDGET_S:
+            break
+        sizes.append(size)
+        rates.append(flops / _matmul_s(size, device, dtype))
+    num_bytes = COPY_BYTES[device.type]
+    bandwidth = 2 * num_bytes / _copy_s(num_bytes, device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what follows may need all of the memory
+    how = (
+        f"measured: rates of square {str(dtype).removeprefix('torch.')} matrix products of "
+        f"{', '.join(map(str, sizes))} and of a copy of {num_bytes // 2**20} MiB, read and written; "
+        f"best of {REPEATS} or more"
+    )
+    if device.type == "cpu":
+        how += f", threads: {torch.get_num_threads()}"
+    return Peaks(max(rates), bandwidth, how)
+
+
+def datasheet_gpu(device: torch.device) -> Gpu | None:
+    """The card in the catalogue; None for one that is not, and for a CPU."""
+    return gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+
+
+def measured_gpu(device: torch.device, dtype: torch.dtype) -> Gpu:
+    """A card with the peaks measured here, for bounds alone: it knows no memory and no links."""
+    peaks = measured_peaks(device, dtype)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this cpu"
+    return Gpu(
+        name=f"{name} (measured peaks)",
+        bf16_tflops=peaks.flops_per_s / 1e12,
+        memory_bandwidth_gb_s=peaks.bytes_per_s / 1e9,
+        memory_bytes=0,
+        nvlink_gb_s=None,
+        pcie_gb_s=0.0,
+        source=peaks.how,
+    )
+
+
+def _matmul_s(size: int, device: torch.device, dtype: torch.dtype) -> float:
+    # Zeros would draw less power than numbers do, and run faster for it.
+    generator = torch.Generator(device=device).manual_seed(0)
+    a, b = (torch.randn((size, size), generator=generator, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    first = min(seconds_of(lambda: torch.mm(a, b, out=out), device))
+    # Small products are disturbed easily: as many as take a third of the budget.
+    more = int(min(MOST_REPEATS, BUDGET_S / 3 / first))
+    return min(first, *seconds_of(lambda: torch.mm(a, b, out=out), device, more)) if more else first
+
+
+def _copy_s(num_bytes: int, device: torch.device) -> float:
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return min(seconds_of(lambda: target.copy_(source), device))
+
+
+def seconds_of(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> Sequence[float]:
+    """Of each of ``repeats`` runs after one to warm up, by the device's own time where it has one."""
+    run()
+    if device.type != "cuda":
+        seconds = []
+        for _ in range(repeats):
+            started = perf_counter()
+            run()
+            seconds.append(perf_counter() - started)
+        return seconds
+    with torch.cuda.device(device):
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        for start, end in events:
+            start.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / 1e3 for start, end in events]

@@ -1,0 +1,233 @@
+"""The cost of one packed forward on a GPU, from its FLOPs and its memory traffic.
+
+A step has three parts that run one after the other: the matrices of the layers, attention, and
+the LM head. Each takes the longer of its arithmetic and its traffic; the step is their sum plus a
+fixed overhead. Traffic counts weights (streamed once per forward, the head once per chunk of
+logits), K/V rows read and written, and logits. Activations between kernels are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.errors import UserError
+from engines.hardware.catalogue import Gpu
+from engines.models.shape import ModelShape
+
+Bound = Literal["compute", "memory"]
+
+LOGIT_PASSES = 2
+"""Logits are written by the head and read by the commit rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """One packed forward over ``num_sequences`` sequences."""
+
+    query_rows: int
+    attention_pairs: int
+    """Sum over sequences of query length times key length."""
+    logit_rows: int
+    kv_read_rows: int
+    """Cached or fresh K/V rows that attention reads back, per layer (all layers have the same)."""
+    kv_written_rows: int
+    num_sequences: int
+    logit_chunks: int = 1
+    """Serial passes over the LM head (dLLM-Serve §4.3); each streams the head's weights again."""
+    extra_linear_flops: int = 0
+    """Of rows that pass some layers or some matrices only; ``query_rows`` pass all. So the next three."""
+    extra_weight_bytes: int = 0
+    """Layer weights streamed for such rows alone."""
+    extra_attention_flops: int = 0
+    extra_cache_bytes: int = 0
+    """Cached state read or written beyond the K/V rows; charged together with them."""
+
+    def __post_init__(self) -> None:
+        if min(self.__dict__.values()) < 0:
+            name, value = next((name, value) for name, value in self.__dict__.items() if value < 0)
+            raise ValueError(f"{name}={value} must not be negative")
+        if self.logit_rows and not self.logit_chunks:
+            raise ValueError("logit_chunks=0 cannot produce logit rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """The constants of a GPU, at most four of them free: fits give matrix products and attention one share.
+    Efficiencies are fractions of the datasheet peaks."""
+
+    gpu: str
+    matmul_efficiency: float
+    attention_efficiency: float
+    bandwidth_efficiency: float
+    step_overhead_s: float
+    """Of every step of our engine."""
+    upstream_step_overhead_s: float = 0.0
+    """What a step of published baseline code takes besides what hardware explains (eager kernels, Python); charged in
+    place of the above where a run stands for published code."""
+    fitted_on: tuple[str, ...]
+    """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
+    note: str
+
+    def __post_init__(self) -> None:
+        for name in ("matmul_efficiency", "attention_efficiency", "bandwidth_efficiency"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise UserError(f"calibration of {self.gpu}: {name}={value} must be in (0, 1]")
+        for name in ("step_overhead_s", "upstream_step_overhead_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"calibration of {self.gpu}: {name}={value} must not be negative")
+
+    @property
+    def is_fitted(self) -> bool:
+        return bool(self.fitted_on)
+
+    @staticmethod
+    def datasheet(gpu: Gpu) -> Calibration:
+        return Calibration(
+            gpu=gpu.name,
+            matmul_efficiency=1.0,
+            attention_efficiency=1.0,
+            bandwidth_efficiency=1.0,
+            step_overhead_s=0.0,
+            fitted_on=(),
+            note="uncalibrated: datasheet peaks and no overhead; real steps are slower",
+        )
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> Calibration:
+        names = [field.name for field in fields(Calibration)]
+        needed = [field.name for field in fields(Calibration) if field.default is MISSING]
+        unknown, missing = sorted(set(raw) - set(names)), [name for name in needed if name not in raw]
+        if unknown or missing:
+            raise UserError(
+                f"calibration has unknown keys {unknown} and lacks {missing}: give exactly {', '.join(names)}"
+            )
+        for name, value in raw.items():
+            if name in ("gpu", "note"):
+                ok = isinstance(value, str)
+            elif name == "fitted_on":
+                ok = isinstance(value, (list, tuple)) and all(isinstance(cell, str) for cell in value)
+            else:
+                ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not ok:
+                raise UserError(f"calibration: {name}={value!r} has the wrong type: see a saved calibration")
+        return Calibration(**{**raw, "fitted_on": tuple(raw["fitted_on"])})
+
+    @staticmethod
+    def load(path: Path) -> Calibration:
+        try:
+            raw = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise UserError(f"calibration file {path} does not exist: give the path of a saved calibration") from error
+        except ValueError as error:
+            raise UserError(f"calibration file {path} is not JSON ({error}): save it again") from error
+        if not isinstance(raw, dict):
+            raise UserError(f"calibration file {path} holds a {type(raw).__name__}: it must be one JSON object")
+        return Calibration.from_dict(raw)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps(asdict(self), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Simulated seconds of one step, by part, and what it moved."""
+
+    total_s: float
+    linear_s: float
+    attention_s: float
+    logits_s: float
+    overhead_s: float
+    bound: Bound
+    """Whether arithmetic or traffic, each summed over the parts, would take longer alone."""
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    flops: int
+    bytes: int
+
+
+class Roofline:
+    def __init__(self, shape: ModelShape, gpu: Gpu, calibration: Calibration | None = None) -> None:
+        self.shape = shape
+        self.gpu = gpu
+        self.calibration = Calibration.datasheet(gpu) if calibration is None else calibration
+        if self.calibration.gpu != gpu.name:
+            raise UserError(
+                f"calibration is for gpu={self.calibration.gpu!r}, not {gpu.name!r}: give the one of that GPU"
+            )
+
+    def step_time(self, work: StepWork, *, is_upstream: bool = False) -> StepCost:
+        """Each part is max(FLOP / (efficiency x peak), bytes / (efficiency x bandwidth)).
+
+        ``is_upstream`` charges published code's overhead instead of our engine's.
+        """
+        calibration = self.calibration
+        linear, attention, logits = self._parts(work, logit_passes=LOGIT_PASSES)
+        matmul = calibration.matmul_efficiency * self.gpu.peak_flops
+        scores = calibration.attention_efficiency * self.gpu.peak_flops
+        bandwidth = calibration.bandwidth_efficiency * self.gpu.bandwidth
+        compute = (linear.flops / matmul, attention.flops / scores, logits.flops / matmul)
+        traffic = tuple(part.bytes / bandwidth for part in (linear, attention, logits))
+        linear_s, attention_s, logits_s = map(max, compute, traffic)
+        # A step without work launches nothing.
+        overhead_s = 0.0
+        if work.query_rows or work.extra_linear_flops:
+            overhead_s = calibration.upstream_step_overhead_s if is_upstream else calibration.step_overhead_s
+        return StepCost(
+            total_s=linear_s + attention_s + logits_s + overhead_s,
+            linear_s=linear_s,
+            attention_s=attention_s,
+            logits_s=logits_s,
+            overhead_s=overhead_s,
+            bound="compute" if sum(compute) >= sum(traffic) else "memory",
+            flops=linear.flops + attention.flops + logits.flops,
+            bytes=linear.bytes + attention.bytes + logits.bytes,
+        )
+
+    def lower_bound_s(self, work: StepWork) -> float:
+        """max(all FLOP / peak, all bytes / bandwidth) at the datasheet peaks, whatever the calibration.
+
+        No implementation of this forward on this card is faster. It is below ``step_time`` even
+        without calibration, because one part's arithmetic may not overlap another part's traffic
+        there, and because logits are charged one pass here (written once) and two there.
+        """
+        parts = self._parts(work, logit_passes=1)
+        return max(sum(p.flops for p in parts) / self.gpu.peak_flops, sum(p.bytes for p in parts) / self.gpu.bandwidth)
+
+    def lower_bound_bytes(self, work: StepWork) -> int:
+        """The traffic behind ``lower_bound_s``."""
+        return sum(part.bytes for part in self._parts(work, logit_passes=1))
+
+    def _parts(self, work: StepWork, *, logit_passes: int) -> tuple[_Part, _Part, _Part]:
+        shape = self.shape
+        linear = _Part(
+            flops=shape.linear_flops_per_token * work.query_rows + work.extra_linear_flops,
+            bytes=(shape.streamed_weight_bytes_layers(work.query_rows) if work.query_rows else 0)
+            + work.extra_weight_bytes,
+        )
+        attention = _Part(
+            flops=shape.attention_flops_per_pair * work.attention_pairs + work.extra_attention_flops,
+            bytes=shape.kv_bytes_per_token * (work.kv_read_rows + work.kv_written_rows) + work.extra_cache_bytes,
+        )
+        logits = _Part(
+            flops=shape.logits_flops_per_row * work.logit_rows,
+            bytes=shape.streamed_weight_bytes_head * work.logit_chunks
+            + shape.logits_bytes_per_row() * work.logit_rows * logit_passes
+            if work.logit_rows
+            else 0,
+        )
+        return linear, attention, logits

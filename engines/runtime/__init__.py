@@ -1,0 +1,1 @@
+"""What every real executor needs of a device: timers, transfers, a memory limit."""

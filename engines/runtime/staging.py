@@ -1,0 +1,72 @@
+"""Host arrays to the device, all of a step's in one transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class Transfer(Protocol):
+    """The part of ``torch.cuda.Event`` that is used."""
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool: ...
+
+
+class Staging:
+    """Arrays in a CPU's memory are used as they are."""
+
+    def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
+        """The arrays as int64 tensors of their shapes."""
+        return [torch.from_numpy(array) for array in arrays]
+
+    def fill(self, target: Tensor, arrays: Sequence[NDArray[np.int64]]) -> None:
+        """The arrays one behind the other, from the start of ``target`` [at least their sizes]."""
+        flat = np.concatenate([array.ravel() for array in arrays])
+        target[: len(flat)] = torch.from_numpy(flat)
+
+
+class PinnedStaging(Staging):
+    """Transfers leave from page-locked memory and are not waited for; tensors of one ``send`` share memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._buffers: list[tuple[Tensor, Transfer]] = []
+
+    def send(self, *arrays: NDArray[np.int64]) -> list[Tensor]:
+        sizes = [array.size for array in arrays]
+        target = torch.empty(sum(sizes), dtype=torch.int64, device=self.device)
+        self.fill(target, arrays)
+        return [part.view(array.shape) for part, array in zip(target.split(sizes), arrays, strict=True)]
+
+    def fill(self, target: Tensor, arrays: Sequence[NDArray[np.int64]]) -> None:
+        size = sum(array.size for array in arrays)
+        if size == 0:
+            return
+        buffer, transfer = self._free_buffer(size)
+        np.concatenate([array.ravel() for array in arrays], out=buffer[:size].numpy())
+        target[:size].copy_(buffer[:size], non_blocking=True)
+        transfer.record()
+
+    def _free_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+        """One whose transfer is over. There are as many as a device's lag ever needed (``step_timer.MAX_IN_FLIGHT``)."""
+        for i, (buffer, transfer) in enumerate(self._buffers):
+            if buffer.numel() >= size and transfer.query():
+                # The least recently used comes first.
+                self._buffers.append(self._buffers.pop(i))
+                return buffer, transfer
+        self._buffers.append(self._new_buffer(1 << max(12, (size - 1).bit_length())))
+        return self._buffers[-1]
+
+    def _new_buffer(self, size: int) -> tuple[Tensor, Transfer]:
+        return torch.empty(size, dtype=torch.int64, pin_memory=True), torch.cuda.Event()
+
+
+def staging_to(device: torch.device) -> Staging:
+    return PinnedStaging(device) if device.type == "cuda" else Staging()

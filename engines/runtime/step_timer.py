@@ -1,0 +1,188 @@
+"""How long the parts of a step take, by the clock of what runs them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+STEP_PARTS = ("attention", "gemm", "logits", "selection", "commit", "metadata", "idle")
+"""What a profiled step is divided into, by the device's time where there is one: attention; the rest of the
+layers; the head and its reduction; choosing and packing retained rows; ranking and writing tokens; metadata
+that the device waited for; and what is left of the step, in which the device had nothing to do."""
+
+MAX_IN_FLIGHT = 2
+"""Steps the host may have handed to a device: one that runs, and the next."""
+
+_FORWARD = ("attention", "gemm", "logits", "selection")
+
+
+class StepTimes(NamedTuple):
+    """What a device took for one step, known once it is over."""
+
+    forward_s: float
+    parts: Mapping[str, float] | None = None
+
+
+class StepTimer(ABC):
+    """One step is ``begin``, ``lap`` after each part, ``end``."""
+
+    detailed = False
+    """Whether laps are taken inside the model, too."""
+
+    def lap_inside(self, part: str) -> None:
+        """``lap`` at a place inside the model."""
+        if self.detailed:
+            self.lap(part)
+
+    @abstractmethod
+    def begin(self, *, detailed: bool) -> None: ...
+
+    @abstractmethod
+    def lap(self, part: str) -> None:
+        """What was done since the last lap was ``part``, one of STEP_PARTS."""
+        ...
+
+    @abstractmethod
+    def end(self) -> StepTimes | None:
+        """None where the device has not got there yet."""
+        ...
+
+    @abstractmethod
+    def rest(self) -> None:
+        """Idle time from here to the next step is attributed to no part."""
+        ...
+
+    @abstractmethod
+    def wait(self) -> None: ...
+
+    @abstractmethod
+    def times(self) -> Mapping[int, StepTimes]:
+        """By number of step, from 0: what ``end`` left open since the last call. Waits."""
+        ...
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """The step that began has failed."""
+        ...
+
+
+class HostTimer(StepTimer):
+    """Every operation is over when it returns."""
+
+    def begin(self, *, detailed: bool) -> None:
+        self.detailed = detailed
+        self._parts = dict.fromkeys(STEP_PARTS, 0.0)
+        self._last = perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = perf_counter()
+        self._parts[part] += now - self._last
+        self._last = now
+
+    def end(self) -> StepTimes:
+        return _times(self._parts, self.detailed)
+
+    def rest(self) -> None:
+        return
+
+    def wait(self) -> None:
+        return
+
+    def times(self) -> Mapping[int, StepTimes]:
+        return {}
+
+    def abandon(self) -> None:
+        return
+
+
+class Mark(Protocol):
+    """The part of ``torch.cuda.Event`` that is used; recorded in the current stream."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds."""
+        ...
+
+
+class CudaTimer(StepTimer):
+    """Events in the stream; ``begin`` waits until at most one step is under way, and reads those that are over."""
+
+    def __init__(self, new_event: Callable[[], Mark]) -> None:
+        self._new_event = new_event
+        self._num_ended = 0
+        self._under_way: deque[tuple[int, bool, list[tuple[str, Mark]]]] = deque()
+        self._marks: list[tuple[str, Mark]] = []
+        self._free: list[Mark] = []
+        self._previous_end: Mark | None = None
+        self._times: dict[int, StepTimes] = {}
+
+    def begin(self, *, detailed: bool) -> None:
+        while len(self._under_way) >= MAX_IN_FLIGHT:
+            self._finish_oldest()
+        self.detailed = detailed
+        self._marks = []
+        self.lap("idle")
+
+    def lap(self, part: str) -> None:
+        event = self._free.pop() if self._free else self._new_event()
+        event.record()
+        self._marks.append((part, event))
+
+    def end(self) -> None:
+        self._under_way.append((self._num_ended, self.detailed, self._marks))
+        self._num_ended += 1
+        self._marks = []
+
+    def rest(self) -> None:
+        self.wait()
+        if self._previous_end is not None:
+            self._free.append(self._previous_end)
+            self._previous_end = None
+
+    def wait(self) -> None:
+        while self._under_way:
+            self._finish_oldest()
+
+    def times(self) -> Mapping[int, StepTimes]:
+        self.wait()
+        times, self._times = self._times, {}
+        return times
+
+    def abandon(self) -> None:
+        self._free += [event for _, event in self._marks]
+        self._marks = []
+
+    def _finish_oldest(self) -> None:
+        number, detailed, marks = self._under_way.popleft()
+        marks[-1][1].synchronize()
+        parts = dict.fromkeys(STEP_PARTS, 0.0)
+        last = self._previous_end
+        for part, event in marks:
+            if last is not None:
+                parts[part] += last.elapsed_time(event) / 1e3
+            last = event
+        self._times[number] = _times(parts, detailed)
+        if self._previous_end is not None:
+            self._free.append(self._previous_end)
+        self._free += [event for _, event in marks[:-1]]
+        self._previous_end = last
+
+
+def timer_of(device: torch.device) -> StepTimer:
+    import torch
+
+    return CudaTimer(partial(torch.cuda.Event, enable_timing=True)) if device.type == "cuda" else HostTimer()
+
+
+def _times(parts: Mapping[str, float], detailed: bool) -> StepTimes:
+    return StepTimes(forward_s=sum(parts[part] for part in _FORWARD), parts=dict(parts) if detailed else None)

@@ -1,0 +1,1 @@
+"""What figures of all papers share: their look, tables, captions, curves over a rate."""

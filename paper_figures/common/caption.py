@@ -1,0 +1,163 @@
+"""How stored runs were obtained, where their prompts came from and what is wrong with them, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engines.errors import UserError
+from paper_figures.common.curve import BASELINES, DATASETS, Curve, dataset_title
+from repro import paths
+from repro.reports.figures import READINGS, View
+from repro.runs.store import StoredRun
+from repro.systems.calibration import load_calibration
+from repro.systems.platforms import Platform
+from repro.workloads import load_card
+
+
+def require_runs(name: str, runs: Sequence[StoredRun], platform: Platform) -> None:
+    if not runs:
+        raise UserError(f"figure {name} on platform={platform.name!r} has no runs: run 'repro reproduce {name}' first")
+
+
+def validity_text(runs: Sequence[StoredRun]) -> str:
+    invalid = sum(not run.validity.valid for run in runs)
+    return "yes" if not invalid else f"{invalid} of {len(runs)} runs INVALID"
+
+
+def obtained_text(runs: Sequence[StoredRun]) -> str:
+    return ", ".join(sorted({run.obtained for run in runs}))
+
+
+def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:
+    """Labels (one per run) by what they rest on, a sentence each."""
+    by_basis: dict[str, list[str]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        names = by_basis.setdefault(basis(run), [])
+        if label not in names:
+            names.append(label)
+    if len(by_basis) == 1:
+        return [f"All runs {next(iter(by_basis))}."]
+    return [f"{', '.join(names)}: {text}." for text, names in by_basis.items()]
+
+
+def curves_obtained(curves: Sequence[Curve]) -> list[str]:
+    pairs = [(run, curve.label) for curve in curves for point in curve.points for run in point.runs]
+    return how_obtained([run for run, _ in pairs], [label for _, label in pairs])
+
+
+def basis(run: StoredRun) -> str:
+    if run.record.obtained == "simulated":
+        calibration = run.record.manifest.get("calibration")
+        return f"simulated, each step charged to the roofline of {calibration or 'a card without calibration'}"
+    graphics, manifest = run.provenance.get("gpu"), run.record.manifest
+    device = manifest.get("device") or run.cell.knob_values.get("device", "cpu")
+    weights = ", random weights" if run.cell.knob_values.get("weights") == "random" else ""
+    if str(device).startswith("cuda") and graphics:
+        limit = manifest.get("facts", {}).get("enforced_memory_bytes")
+        return f"measured on {graphics['name']}{'' if limit is None else f' held to {limit / 1e9:g} GB'}{weights}"
+    cpu = run.provenance.get("cpu", {})
+    return (
+        f"measured on {cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores{weights}"
+    )
+
+
+def reading_sentence(view: View) -> str:
+    """What the baselines stand for; upstream's overheads can only be simulated."""
+    text = READINGS[view.reading].capitalize()
+    if view.reading == "published" and view.platform.executor != "roofline":
+        text += " (here its batch limits only: our code has no such overhead)"
+    return f"{text}."
+
+
+def prompt_sources(runs: Sequence[StoredRun]) -> str:
+    """Per data set: source and number of requests; several where its runs differ."""
+    texts = []
+    for dataset in DATASETS:
+        sources = sorted({_prompt_source(run) for run in runs if run.cell.dataset == dataset})
+        if sources:
+            texts.append(f"{dataset_title(dataset)} {' and '.join(sources)}")
+    return f"Prompts: {'; '.join(texts)}."
+
+
+def _prompt_source(run: StoredRun) -> str:
+    dataset: dict[str, Any] = run.record.manifest.get("dataset") or {}
+    source = dataset.get("source")
+    if source == "embedded":
+        parts = [f"embedded generator, lengths {load_card(run.cell.dataset).embedded.basis}"]
+    else:
+        parts = [f"{source} {dataset.get('location')}" if source else "source not recorded"]
+    if (scale := dataset.get("length_scale", 1.0)) != 1.0:
+        parts.append(f"lengths x {scale:g}")
+    return f"({', '.join([*parts, f'n = {run.record.num_requests}'])})"
+
+
+def seeds_sentence(runs: Sequence[StoredRun]) -> str:
+    seeds = sorted({run.cell.seed for run in runs})
+    if len(seeds) == 1:
+        return f"Seed {seeds[0]}."
+    return f"Seeds {', '.join(map(str, seeds))}: mean, and bars for its 95 % interval (Student's t)."
+
+
+def batch_sentence(curves: Sequence[Curve]) -> str | None:
+    """Static batch sizes, by system; where the panels agree they are said once."""
+    texts = []
+    for system in BASELINES:
+        own = [curve for curve in curves if curve.system == system and curve.batch_sizes]
+        if not own:
+            continue
+        sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in own]
+        text = (
+            sizes[0]
+            if len(set(sizes)) == 1
+            else ", ".join(f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True))
+        )
+        texts.append(f"{own[0].label} {text}")
+    return f"Static batches: {'; '.join(texts)}." if texts else None
+
+
+def invalid_notes(runs: Iterable[StoredRun]) -> list[str]:
+    return [
+        f"INVALID: {run.cell.folder_name}: {'; '.join(run.validity.reasons)}" for run in runs if not run.validity.valid
+    ]
+
+
+def missing_note(missing: Sequence[str], asked: int) -> list[str]:
+    if not missing:
+        return []
+    return [
+        f"{len(missing)} of {asked} points are missing: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    ]
+
+
+def held_out_note(platform: Platform) -> list[str]:
+    """Errors on the stated numbers that the card's calibration was not fitted on, from ``repro calibrate``'s report."""
+    card = platform.gpu
+    if card is None or platform.executor != "roofline":
+        return []
+    if not load_calibration(card).is_fitted:
+        return [
+            f"Uncalibrated: {card} is simulated from datasheet peaks without overhead. Real steps are slower; compare shapes, not values."
+        ]
+    path = paths.CALIBRATION / f"{card}-report.json"
+    if not path.is_file():
+        return [
+            f"No comparison of the {card} calibration with values it was not fitted on is stored: run 'repro calibrate'."
+        ]
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        count, middle = int(report["held_out_count"]), report["held_out_median_percent"]
+        errors = {c["claim"]: c["error_percent"] for c in report["comparisons"] if c["role"] == "held out"}
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path.name} cannot be used ({type(error).__name__}: {error}): run 'repro calibrate' again"
+        ) from error
+    if middle is None:
+        return [f"No stated value but those that {card} was fitted on has a number to compare with."]
+    known = {claim: error for claim, error in errors.items() if error is not None}
+    worst = max(known, key=lambda claim: abs(known[claim]))
+    return [
+        f"Simulated against {count} stated throughputs and latencies that {card} was not fitted on: median absolute error "
+        f"{middle:.1f} %; worst of all stated values {worst} {known[worst]:+.0f} % (results/calibration/{path.name})."
+    ]

@@ -1,0 +1,361 @@
+"""What this machine can run, and why not the rest. Looks only: installs, downloads and runs nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from engines.errors import UserError
+from engines.models.checkpoint import TINY_DIR
+from repro import paths
+from repro.runs.provenance import Timing, collect, utc_now
+from repro.systems.calibration import describe_calibration
+from repro.systems.platforms import PLATFORMS, Platform
+from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
+from repro.workloads import known_datasets, load_card
+from repro.workloads.source import DATA_DIR_VARIABLE, find_data_dir
+
+Status = Literal["ok", "no", "info"]
+
+_UNUSED = "nothing here uses it yet"
+OPTIONAL: Mapping[str, str] = {
+    "huggingface_hub": "models by hub id",
+    "jinja2": "chat templates of checkpoints",
+    "datasets": "data sets from the hub (source=hub)",
+    "transformers": _UNUSED,
+    "lm_eval": "evaluation by the LM Evaluation Harness (repro.lm_eval.run)",
+    "flash_attn": "an attention backend on a GPU (extra cuda); torch's own serves otherwise",
+    "triton": "fused kernels on a GPU; their tests on a CPU",
+    "vllm": _UNUSED,
+    "ray": _UNUSED,
+}
+"""Packages that are never required -> what they add."""
+
+OLDEST_PYTHON = (3, 11)
+MIN_DISK_BYTES = 10**9
+"""Runs and figures take less; below it a sweep may stop half-way."""
+CARD_TOLERANCE = 0.93
+"""A card reports up to 7 % less memory than it is sold with (ECC, driver)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What there is, without judgement. None and empty mean absent, or not to be found out here."""
+
+    python: tuple[int, int, int]
+    torch: str | None
+    torch_error: str | None
+    """Why an installed torch cannot be loaded."""
+    cuda: str | None
+    """The CUDA version torch was built for."""
+    gpus: tuple[Gpu, ...]
+    has_nvidia_driver: bool
+    cpu: str | None
+    cores: int | None
+    memory_bytes: int | None
+    disk_free_bytes: int
+    packages: tuple[tuple[str, str | None], ...]
+    data_dir: Path | None
+    data_dir_error: str | None
+    missing_weights: tuple[str, ...]
+    """Files the embedded checkpoint lacks."""
+    has_git: bool
+    commit: str | None
+    sandbox: SandboxSupport | None = None
+    sandbox_error: str | None = None
+    """Why generated code is not run at all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """``ok`` and ``no`` answer whether it can be used; ``info`` is neither here nor there."""
+
+    item: str
+    status: Status
+    detail: str
+
+
+def examine() -> tuple[Row, ...]:
+    return rows_for(look())
+
+
+def to_json(rows: Sequence[Row]) -> list[dict[str, str]]:
+    return [asdict(row) for row in rows]
+
+
+def look() -> Machine:
+    """Loads torch, if there is one: only torch knows which GPUs it can use."""
+    torch, torch_error = _load_torch()
+    data_dir, data_dir_error = _data_dir()
+    sandbox, sandbox_error = _sandbox()
+    now = utc_now()
+    # What a run that started now would say of itself.
+    recorded = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
+    return Machine(
+        python=sys.version_info[:3],
+        torch=_version("torch"),
+        torch_error=torch_error,
+        cuda=torch.version.cuda if torch is not None else None,
+        gpus=_gpus(torch) if torch is not None else (),
+        has_nvidia_driver=shutil.which("nvidia-smi") is not None,
+        cpu=recorded["cpu"]["model"],
+        cores=recorded["cpu"]["usable"],
+        memory_bytes=recorded["memory_bytes"],
+        disk_free_bytes=shutil.disk_usage(paths.REPO).free,
+        packages=tuple((name, _version(name)) for name in OPTIONAL),
+        data_dir=data_dir,
+        data_dir_error=data_dir_error,
+        missing_weights=tuple(
+            name for name in ("config.json", "model.safetensors", "tokenizer.json") if not (TINY_DIR / name).is_file()
+        ),
+        has_git=shutil.which("git") is not None,
+        commit=recorded["git"]["commit"],
+        sandbox=sandbox,
+        sandbox_error=sandbox_error,
+    )
+
+
+def rows_for(machine: Machine) -> tuple[Row, ...]:
+    """Software, hardware, data, then one row per platform and executor."""
+    return (
+        _python_row(machine),
+        _torch_row(machine),
+        _gpu_row(machine),
+        Row(
+            item="CPU",
+            status="info",
+            detail=f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable",
+        ),
+        Row(
+            item="memory",
+            status="info",
+            detail="unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes),
+        ),
+        _disk_row(machine),
+        _git_row(machine),
+        _checkpoint_row(machine),
+        _data_dir_row(machine),
+        *(_dataset_row(machine, name) for name in known_datasets()),
+        _sandbox_row(machine),
+        *(_package_row(name, version) for name, version in machine.packages),
+        *(
+            row
+            for platform in PLATFORMS.values()
+            for row in (_measured_row(machine, platform), _simulated_row(platform))
+        ),
+    )
+
+
+# -- rows -------------------------------------------------------------------------------------------------
+
+
+def _python_row(machine: Machine) -> Row:
+    version = ".".join(map(str, machine.python))
+    if machine.python[:2] < OLDEST_PYTHON:
+        return Row(
+            item="python",
+            status="no",
+            detail=f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer",
+        )
+    return Row(item="python", status="ok", detail=version)
+
+
+def _torch_row(machine: Machine) -> Row:
+    if (reason := _torch_reason(machine)) is not None:
+        return Row(item="torch", status="no", detail=reason)
+    return Row(
+        item="torch",
+        status="ok",
+        detail=f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}",
+    )
+
+
+def _torch_reason(machine: Machine) -> str | None:
+    if machine.torch is None:
+        return "torch is not installed: run 'make setup'"
+    if machine.torch_error is not None:
+        return f"torch {machine.torch} cannot be loaded ({machine.torch_error}): install it again"
+    return None
+
+
+def _gpu_row(machine: Machine) -> Row:
+    if machine.gpus:
+        return Row(
+            item="GPU",
+            status="ok",
+            detail="; ".join(f"{gpu.name}, {_gigabytes(gpu.memory_bytes)}" for gpu in machine.gpus),
+        )
+    return Row(item="GPU", status="info", detail=f"none: {_no_gpu_reason(machine)}")
+
+
+def _no_gpu_reason(machine: Machine) -> str:
+    if machine.has_nvidia_driver and machine.cuda is None:
+        return "no CUDA device, an NVIDIA driver is there but torch is a CPU build: 'make clean', then 'make setup TORCH=torch'"
+    return "no CUDA device"
+
+
+def _disk_row(machine: Machine) -> Row:
+    free = f"{_gigabytes(machine.disk_free_bytes)} free"
+    if machine.disk_free_bytes < MIN_DISK_BYTES:
+        return Row(
+            item="disk",
+            status="no",
+            detail=f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures",
+        )
+    return Row(item="disk", status="ok", detail=free)
+
+
+def _git_row(machine: Machine) -> Row:
+    if not machine.has_git:
+        return Row(item="git", status="info", detail="not installed: runs are stored without a commit")
+    if machine.commit is None:
+        return Row(item="git", status="info", detail="not a checkout with commits: runs are stored without a commit")
+    return Row(item="git", status="ok", detail=f"commit {machine.commit[:12]}")
+
+
+def _checkpoint_row(machine: Machine) -> Row:
+    if machine.missing_weights:
+        return Row(item="embedded model", status="no", detail=_no_checkpoint_reason(machine))
+    return Row(item="embedded model", status="ok", detail="present")
+
+
+def _no_checkpoint_reason(machine: Machine) -> str:
+    return f"the embedded checkpoint lacks {', '.join(machine.missing_weights)}: restore it, or run 'repro train-tiny'"
+
+
+def _data_dir_row(machine: Machine) -> Row:
+    if machine.data_dir_error is not None:
+        return Row(item=DATA_DIR_VARIABLE, status="no", detail=machine.data_dir_error)
+    if machine.data_dir is None:
+        return Row(item=DATA_DIR_VARIABLE, status="info", detail="not set: prompts come from the embedded generators")
+    return Row(item=DATA_DIR_VARIABLE, status="ok", detail=str(machine.data_dir))
+
+
+def _dataset_row(machine: Machine, name: str) -> Row:
+    """Where source=auto takes the prompts from."""
+    directory = machine.data_dir
+    found = next(
+        (f.path for f in load_card(name).local if directory is not None and (directory / f.path).is_file()), None
+    )
+    return Row(
+        item=f"dataset {name}", status="ok", detail="embedded generator" if found is None else f"local file {found}"
+    )
+
+
+def _sandbox_row(machine: Machine) -> Row:
+    item, support = "generated code", machine.sandbox
+    if support is None:
+        return Row(item=item, status="no", detail=machine.sandbox_error or "not looked at")
+    if support.is_isolated:
+        return Row(item=item, status="ok", detail=f"isolated by {', '.join(support.layers)}")
+    return Row(
+        item=item,
+        status="no",
+        detail=f"not run, it could {' and '.join(support.gaps)}, unless accepted with {ACCEPT_VARIABLE}=1",
+    )
+
+
+def _package_row(name: str, version: str | None) -> Row:
+    use = OPTIONAL[name]
+    if version is None:
+        return Row(item=name, status="info", detail=f"not installed, optional: {use}")
+    return Row(item=name, status="ok", detail=f"{version}: {use}")
+
+
+def _measured_row(machine: Machine, platform: Platform) -> Row:
+    reason = _not_measurable(machine, platform)
+    if reason is not None:
+        return Row(item=f"{platform.name} measured", status="no", detail=reason)
+    if platform.gpu is None:
+        return Row(item=f"{platform.name} measured", status="ok", detail=f"yes, on {machine.cpu or 'this CPU'}")
+    return Row(
+        item=f"{platform.name} measured", status="ok", detail=f"yes, numbers are those of {_largest(machine).name}"
+    )
+
+
+def _not_measurable(machine: Machine, platform: Platform) -> str | None:
+    if (reason := _torch_reason(machine)) is not None:
+        return reason
+    if platform.gpu is None:
+        return _no_checkpoint_reason(machine) if machine.missing_weights else None
+    if not machine.gpus:
+        return _no_gpu_reason(machine)
+    largest = _largest(machine)
+    if largest.memory_bytes < CARD_TOLERANCE * platform.memory_bytes:
+        return (
+            f"{largest.name} has {_gigabytes(largest.memory_bytes)} and the platform plans with "
+            f"{_gigabytes(platform.memory_bytes)}: use a larger card or a smaller memory limit"
+        )
+    return None
+
+
+def _simulated_row(platform: Platform) -> Row:
+    if platform.gpu is None:
+        return Row(
+            item=f"{platform.name} simulated",
+            status="no",
+            detail="the platform names no GPU to simulate: measure instead",
+        )
+    return Row(
+        item=f"{platform.name} simulated", status="ok", detail=f"yes, roofline of {describe_calibration(platform.gpu)}"
+    )
+
+
+def _largest(machine: Machine) -> Gpu:
+    return max(machine.gpus, key=lambda gpu: gpu.memory_bytes)
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
+
+
+# -- looking ----------------------------------------------------------------------------------------------
+
+
+def _load_torch() -> tuple[Any, str | None]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a shared library of it is missing
+        return None, f"{type(error).__name__}: {error}"
+    return torch, None
+
+
+def _gpus(torch: Any) -> tuple[Gpu, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(Gpu(name=device.name, memory_bytes=device.total_memory) for device in devices)
+
+
+def _version(package: str) -> str | None:
+    """Asked of the installed packages, not imported: a folder of the same name is not the library."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sandbox() -> tuple[SandboxSupport | None, str | None]:
+    """Starts the confined server, and runs nothing in it: what a kernel grants is known only by asking."""
+    try:
+        return sandbox_support(), None
+    except (UserError, RuntimeError) as error:
+        return None, str(error).splitlines()[0]
+
+
+def _data_dir() -> tuple[Path | None, str | None]:
+    try:
+        return find_data_dir(None), None
+    except UserError as error:
+        return None, str(error)

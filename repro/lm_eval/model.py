@@ -1,0 +1,218 @@
+"""The systems as a model of the LM Evaluation Harness: ``dllm-serve`` for lm-eval.
+
+Importing this module registers the model, and needs the extra ``eval``. All requests of a task go to
+the engine's scheduler at once, which batches them as it does under load.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from baselines.dllm.method import check_options, generation_of
+from engines.dllm.engine import Engine
+from engines.dllm.request import Request, check_request
+from engines.errors import UserError, require
+from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
+from engines.models.checkpoint import checkpoint_dir, config_of
+from repro.prompt import answer_of, tokenizer_of
+from repro.runs.cell import Cell
+from repro.systems import system as system_named
+from repro.systems.settings import Settings, resolve
+from repro.tasks.task import cut_at
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
+    from lm_eval.utils import simple_parse_args_string
+except ImportError as error:
+    raise UserError(f"lm-eval cannot be imported ({error}): pip install 'dllm-serve-repro[eval]'") from error
+
+MODEL_NAME = "dllm-serve"
+"""For ``lm_eval --model``; which of the systems answers is its argument ``system``."""
+
+_OF_A_WORKLOAD = (
+    "num_requests",
+    "length_scale",
+    "source",
+    "dataset_path",
+    "fixed_prompt_len",
+    "arrivals",
+    "burstiness",
+    "num_fewshot",
+    "chat",
+    "basis",
+)
+"""Knobs of a cell about what is asked, which is the harness's part."""
+
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
+_SAMPLING = ("temperature", "top_p", "top_k")
+_HARNESS_DEFAULTS: Mapping[str, tuple[object, ...]] = {
+    "batch_size": (None, 1, "1", "auto"),
+    "max_batch_size": (None,),
+    "device": (None, "cuda:0"),
+}
+"""What lm-eval passes to every model, asked for or not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a task wants of a request, from its generation_kwargs."""
+
+    until: tuple[str, ...]
+    knobs: tuple[tuple[str, int | float], ...]
+
+    @classmethod
+    def of(cls, kwargs: Mapping[str, Any]) -> Self:
+        left = dict(kwargs)
+        until = left.pop("until", None) or ()
+        lengths = [value for name in _LENGTHS if (value := left.pop(name, None)) is not None]
+        knobs = {"gen_length": lengths[0]} if lengths else {}
+        sampling = {name: value for name in _SAMPLING if (value := left.pop(name, None)) is not None}
+        if left.pop("do_sample", bool(sampling.get("temperature"))):
+            knobs |= sampling
+        for name, value in left.items():
+            raise UserError(f"generation_kwargs: {name}={value!r} has no effect here: leave it out")
+        stops = (until,) if isinstance(until, str) else tuple(until)
+        return cls(until=tuple(filter(None, stops)), knobs=tuple(sorted(knobs.items())))
+
+
+@register_model(MODEL_NAME)
+class DiffusionLM(LM):
+    """``options`` are a cell's knobs (``repro.systems.settings``), under the names of ``repro bench`` and ``repro generate``.
+
+    What is given here holds for every task; a task's own ``max_gen_toks`` and sampling count where
+    nothing is. ``steps`` defaults to ``gen_length``, one token per step.
+    """
+
+    def __init__(
+        self, *, system: str = "dllm-serve", platform: str = "cpu-tiny", seed: int = 0, **options: Any
+    ) -> None:
+        super().__init__()
+        for name in _OF_A_WORKLOAD:
+            require(name not in options, f"{name}={options.get(name)!r} has no effect on a task: leave it out")
+        self._system = system_named(system)
+        self._cell = Cell(
+            system=system,
+            dataset="lm-eval",
+            platform=platform,
+            executor="torch",
+            rate=None,
+            seed=seed,
+            knobs=tuple(options.items()),
+        )
+        settings = self._settings(Asked(until=(), knobs=()), num_requests=1)
+        self._model = settings.model
+        self._tokenizer = tokenizer_of(settings.model)
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: Mapping[str, Any] | None = None) -> Self:
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> Self:
+        for name, value in (additional_config or {}).items():
+            require(
+                value in _HARNESS_DEFAULTS.get(name, (None,)),
+                f"{name}={value!r} is not lm-eval's to set here: give it among model_args",
+            )
+        return cls(**arg_dict)
+
+    # -- what a task asks of a model -----------------------------------------------------------------------
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        asked = [Asked.of(request.args[1]) for request in requests]
+        texts: dict[int, str] = {}
+        for knobs in dict.fromkeys(a.knobs for a in asked):
+            members = [index for index, a in enumerate(asked) if a.knobs == knobs]
+            answers = self._answer(
+                [requests[index].args[0] for index in members], asked[members[0]], show_progress=not disable_tqdm
+            )
+            texts |= {index: cut_at(text, asked[index].until) for index, text in zip(members, answers, strict=True)}
+        for index, request in enumerate(requests):
+            self.cache_hook.add_partial("generate_until", request.args, texts[index])
+        return [texts[index] for index in range(len(requests))]
+
+    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
+        raise UserError(_NO_LIKELIHOOD)
+
+    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
+        raise UserError(_NO_LIKELIHOOD)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """An assistant's message at the end opens the answer, which the model continues."""
+        messages = parse_messages(chat_history)
+        if add_generation_prompt:
+            return self._template.render(messages)
+        return self._template.render(messages[:-1]) + messages[-1].content
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        return self._template.source or f"built-in format of {self._template.family}" if chat_template else None
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self._model
+
+    # -- through the engine --------------------------------------------------------------------------------
+
+    @property
+    def _template(self) -> ChatTemplate:
+        return load_chat_template(checkpoint_dir(self._model, weights=False), config_of(self._model).family)
+
+    def _settings(self, asked: Asked, num_requests: int) -> Settings:
+        given = self._cell.knob_values
+        knobs = {**dict(asked.knobs), **given, "num_requests": num_requests}
+        if "gen_length" in knobs and "steps" not in given:
+            knobs["steps"] = knobs["gen_length"]
+        settings = resolve(replace(self._cell, knobs=tuple(knobs.items())))
+        self._system.refuse_ignored(given)
+        check_options(self._cell.system, settings.family, settings.method)
+        generation = generation_of(self._cell.system, settings.family, settings.method, settings.generation)
+        return replace(settings, generation=generation)
+
+    def _answer(self, prompts: Sequence[str], asked: Asked, *, show_progress: bool) -> list[str]:
+        settings = self._settings(asked, len(prompts))
+        requests = self._requests(prompts, settings)
+        resources = self._system.plan(settings, [request.total_len for request in requests])
+        engine = self._system.assemble(settings, resources).engine
+        for request in requests:
+            engine.submit(request)
+        _run(engine, len(requests), show_progress=show_progress)
+        return [self._text(engine.take_output(request.request_id)) for request in requests]
+
+    def _text(self, token_ids: tuple[int, ...] | None) -> str:
+        assert token_ids is not None, "only a simulated executor has no tokens"
+        return answer_of(token_ids, self._model, self._tokenizer).text
+
+    def _requests(self, prompts: Sequence[str], settings: Settings) -> list[Request]:
+        """A prompt that comes again (lm-eval's repeats) gets the next seed, or it would get the same answer."""
+        requests, copies = [], Counter[str]()
+        for index, (prompt, ids) in enumerate(zip(prompts, self._tokenizer.encode_batch(prompts), strict=True)):
+            generation = replace(settings.generation, seed=settings.generation.seed + copies[prompt])
+            copies[prompt] += 1
+            request = Request(request_id=index, prompt_len=len(ids), prompt_ids=tuple(ids), generation=generation)
+            check_request(request, config_of(settings.model))
+            requests.append(request)
+        return requests
+
+
+_NO_LIKELIHOOD = (
+    "loglikelihood of a diffusion model is a Monte-Carlo estimate, which is not implemented: use tasks that generate "
+    "(output_type generate_until)"
+)
+
+
+def _run(engine: Engine, num_requests: int, *, show_progress: bool) -> None:
+    from tqdm import tqdm
+
+    # disable=None: only on a terminal.
+    with tqdm(total=num_requests, desc="requests", disable=None if show_progress else True) as bar:
+        for record in iter(engine.step, None):
+            for request_id, reason in record.failed:
+                raise RuntimeError(f"request {request_id} failed: {reason}")
+            bar.update(len(record.finished))

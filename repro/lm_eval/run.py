@@ -1,0 +1,62 @@
+"""Evaluating a system with the LM Evaluation Harness, offline, on the tasks of ``repro.tasks``.
+
+``python -m repro.lm_eval.run`` is lm-eval's own command line with the model registered:
+
+    python -m repro.lm_eval.run --model dllm-serve --model_args system=sparse-dllm,gen_length=64 --tasks gsm8k
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from engines.errors import UserError
+from repro.tasks.registry import TaskOptions, load_task
+from repro.workloads.source import DATA_DIR_VARIABLE
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+
+def evaluate(task: str, model: LM | Mapping[str, Any], *, options: TaskOptions | None = None) -> dict[str, Any]:
+    """lm-eval's results, with every prompt and answer under ``samples``; ``model`` is one, or its ``--model_args``.
+
+    The problems are those of ``repro eval`` with the same options. A conversation (``options.chat``) goes through the
+    checkpoint's chat template.
+    """
+    from repro.lm_eval.model import DiffusionLM
+    from repro.lm_eval.tasks import LocalTask
+
+    chosen = options or TaskOptions()
+    loaded = load_task(task, chosen)
+    if loaded is None:
+        raise UserError(f"task={task!r} has no problems here: set {DATA_DIR_VARIABLE} to a folder that holds its file")
+
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    results: dict[str, Any] = simple_evaluate(
+        model=DiffusionLM(**model) if isinstance(model, Mapping) else model,
+        tasks=[LocalTask(loaded)],
+        apply_chat_template=chosen.chat,
+        fewshot_as_multiturn=False,
+        bootstrap_iters=0,
+        task_manager=TaskManager(include_defaults=False),
+    )
+    return results
+
+
+def main() -> None:
+    """lm-eval's command line with the model registered."""
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        cli_evaluate()
+    except UserError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

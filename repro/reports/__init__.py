@@ -1,0 +1,1 @@
+"""What is said about runs: figures, ablations, claims, fits, and the papers' own numbers."""

@@ -1,0 +1,238 @@
+"""The papers' own numbers (results/paper): claims, figure entries and tables, read strictly."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from engines.errors import UserError
+from repro.paths import PAPER
+
+FOLDERS: Mapping[str, str] = {"dllm-serve": "dllm_serve", "ampd": "ampd", "laps": "laps"}
+"""Paper's short name -> its folder."""
+
+Kind = Literal["stated", "derived", "inconsistency"]
+Direction = Literal["higher", "lower", "equal"]
+ToleranceType = Literal["relative", "absolute", "exact", "ordering", "one_sided"]
+Severity = Literal["high", "medium", "low"]
+Cell: TypeAlias = str | int | float | None
+"""Of a table: empty is None, a plain number is a number, anything else stays text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    value: float | tuple[float, ...] | None
+    """A number; two numbers are a (low, high) range and more are one value each, as the statement
+    names them; None where only the ordering is claimed."""
+    unit: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """A suggestion for a run on the paper's hardware; elsewhere compare orderings and ratios."""
+
+    type: ToleranceType
+    value: float | None = None
+    unit: str | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recomputed:
+    """The claim redone from the paper's other numbers; ``expr`` is plain Python arithmetic."""
+
+    expr: str | None
+    value: bool | float | tuple[float, ...] | None
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    id: str
+    paper: str
+    kind: Kind
+    section: str
+    statement: str
+    metric: str | None
+    expected: Expected
+    direction: Direction
+    tolerance: Tolerance
+    figure: str | None
+    """Id of the figure or table it belongs to, as in figures.yaml."""
+    conditions: str | None
+    recomputed: Recomputed | None = None
+    note: str | None = None
+    severity: Severity | None = None
+    advice: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure or table of a paper; ``values`` are the numbers its text or labels print."""
+
+    id: str
+    paper: str
+    title: str
+    kind: str
+    section: str
+    axes: Mapping[str, str]
+    series: tuple[str, ...]
+    units: Mapping[str, str]
+    workload: tuple[str, ...]
+    hardware: str | None
+    model: tuple[str, ...]
+    values: Mapping[str, Any]
+    values_file: str | None
+    generated_by: Mapping[str, Any]
+    missing_in_text: str | None
+    note: str | None
+
+
+def load_claims(paper: str | None = None, root: Path = PAPER) -> tuple[Claim, ...]:
+    """Claims of one paper, or of all."""
+    papers = tuple(FOLDERS) if paper is None else (paper,)
+    return tuple(claim for name in papers for claim in _load_paper(name, root))
+
+
+def load_figures(paper: str | None = None, root: Path = PAPER) -> tuple[Figure, ...]:
+    """Figure and table entries of one paper, or of all."""
+    if paper is not None:
+        _folder(paper)
+    figures = tuple(_figure(raw, root / "figures.yaml") for raw in _entries(root / "figures.yaml"))
+    return tuple(figure for figure in figures if paper in (None, figure.paper))
+
+
+def load_protocol(paper: str, root: Path = PAPER) -> dict[str, Any]:
+    """The set-up as stated; its ``not_stated`` list is what a reproduction has to choose."""
+    raw = _yaml(root / _folder(paper) / "protocol.yaml")
+    if not isinstance(raw, dict):
+        raise UserError(
+            f"{root / _folder(paper) / 'protocol.yaml'} holds a {type(raw).__name__}: it must be one mapping"
+        )
+    return raw
+
+
+def load_table(name: str, root: Path = PAPER) -> list[dict[str, Cell]]:
+    """Rows of a CSV by column, e.g. ``dllm_serve/table4.csv``."""
+    path = root / name
+    if not path.is_file():
+        known = sorted(str(file.relative_to(root)) for file in root.glob("*/*.csv"))
+        raise UserError(f"table {name!r} does not exist in {root}: use one of {', '.join(known)}")
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *lines = list(csv.reader(file))
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        if len(line) != len(header):
+            raise UserError(f"{path}:{number} has {len(line)} cells, its header {len(header)}: fix the row")
+        rows.append({column: _cell(text) for column, text in zip(header, line, strict=True)})
+    return rows
+
+
+def _load_paper(paper: str, root: Path) -> Iterable[Claim]:
+    path = root / _folder(paper) / "claims.yaml"
+    seen: set[str] = set()
+    for raw in _entries(path):
+        claim = _claim(raw, path)
+        if claim.paper != paper or claim.id in seen:
+            raise UserError(f"{path}: claim {claim.id!r} is doubled or belongs to {claim.paper!r}: fix its id or paper")
+        seen.add(claim.id)
+        yield claim
+
+
+def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
+    where = f"{path}: claim {raw.get('id')!r}"
+    recomputed: dict[str, Any] | None = raw.get("recomputed")
+    try:
+        expected: dict[str, Any] = raw["expected"]
+        claim = Claim(
+            **{
+                **raw,
+                "expected": Expected(**{**expected, "value": _frozen(expected["value"])}),
+                "tolerance": Tolerance(**raw["tolerance"]),
+                "recomputed": Recomputed(**{**recomputed, "value": _frozen(recomputed["value"])})
+                if recomputed
+                else None,
+            }
+        )
+    except (TypeError, KeyError) as error:
+        raise UserError(
+            f"{where} has a missing or unknown key ({error}): use the keys of repro.reports.paper.Claim"
+        ) from error
+    for name, value, allowed in (
+        ("kind", claim.kind, Kind),
+        ("direction", claim.direction, Direction),
+        ("tolerance.type", claim.tolerance.type, ToleranceType),
+        ("severity", claim.severity or "low", Severity),
+    ):
+        if value not in get_args(allowed):
+            raise UserError(f"{where} has {name}={value!r}: use one of {', '.join(get_args(allowed))}")
+    return claim
+
+
+def _figure(raw: Mapping[str, Any], path: Path) -> Figure:
+    defaults: dict[str, Any] = {
+        "axes": {},
+        "units": {},
+        "values": {},
+        "generated_by": {},
+        "hardware": None,
+        "values_file": None,
+        "missing_in_text": None,
+        "note": None,
+    }
+    lists = {name: _names(raw.get(name)) for name in ("series", "workload", "model")}
+    try:
+        figure = Figure(**{**defaults, **raw, **lists})
+    except TypeError as error:
+        raise UserError(f"{path}: figure {raw.get('id')!r} has a missing or unknown key ({error})") from error
+    if figure.paper not in FOLDERS:
+        raise UserError(f"{path}: figure {figure.id!r} has paper={figure.paper!r}: use one of {', '.join(FOLDERS)}")
+    return figure
+
+
+def _names(value: str | list[str] | None) -> tuple[str, ...]:
+    return () if value is None else (value,) if isinstance(value, str) else tuple(value)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _cell(text: str) -> Cell:
+    if not text:
+        return None
+    for kind in (int, float):
+        # float() also reads "inf", "nan" and digits grouped by "_", which no table means as numbers.
+        if text.lstrip("+-")[:1].isdigit() and "_" not in text:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text
+
+
+def _folder(paper: str) -> str:
+    if paper not in FOLDERS:
+        raise UserError(f"paper={paper!r} is unknown: use one of {', '.join(FOLDERS)}")
+    return FOLDERS[paper]
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    raw = _yaml(path)
+    if not isinstance(raw, list) or not all(isinstance(entry, dict) for entry in raw):
+        raise UserError(f"{path} must be a list of mappings")
+    return raw
+
+
+def _yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist: run from a complete checkout") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {error}") from error

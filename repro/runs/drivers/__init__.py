@@ -1,0 +1,1 @@
+"""What feeds requests to an engine and stamps their times."""

@@ -1,0 +1,196 @@
+"""Where a run came from: code, machine, libraries, times. No user names, host names or absolute paths."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from repro.paths import REPO
+from repro.runs.record import Obtained
+
+LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
+REDACTED = "***"
+COMMIT_VARIABLE = "REPRO_COMMIT"
+
+_SECRET_NAME = re.compile(r"(^|[-_])(key|token|secret|password|passwd|credentials?|auth|authorization)$", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"(?i)\b(bearer|basic)\s+\S+|\b(hf|sk|ghp|gho|github_pat)[-_][A-Za-z0-9_-]{8,}")
+_URL_USER = re.compile(r"(?<=://)[^/\s@]+@")
+_ABSOLUTE_PATH = re.compile(r"(?<![\w./~])/(?!/)[^\s:,;\"']+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GitState:
+    """Both None outside a checkout of this repository; commit None before its first commit."""
+
+    commit: str | None
+    dirty: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    started_utc: str
+    finished_utc: str
+    elapsed_s: float
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def collect(
+    *,
+    obtained: Obtained,
+    timing: Timing,
+    git: GitState | None = None,
+    calibration: str | None = None,
+    dataset: Any = None,
+    argv: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """``calibration`` is the id of what a simulated run rests on; None there means it has none."""
+    state = git or git_state()
+    return {
+        "obtained": obtained,
+        **({"calibration": calibration} if obtained == "simulated" else {}),
+        "dataset": dataset,
+        "command": clean_command(sys.argv if argv is None else argv),
+        "git": {"commit": state.commit, "dirty": state.dirty},
+        "started_utc": timing.started_utc,
+        "finished_utc": timing.finished_utc,
+        "elapsed_s": timing.elapsed_s,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "libraries": {name: _version(name) for name in LIBRARIES},
+        "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
+        "memory_bytes": _memory_bytes(),
+        "gpu": _gpu(),
+    }
+
+
+def git_state(root: Path = REPO) -> GitState:
+    top = _git(root, "rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root.resolve():
+        # Installed as a package inside some other project's checkout: that commit says nothing about us.
+        return GitState(commit=_told_commit(), dirty=None)
+    changes = _git(root, "status", "--porcelain")
+    return GitState(
+        commit=_git(root, "rev-parse", "--verify", "HEAD"), dirty=None if changes is None else bool(changes)
+    )
+
+
+def _told_commit() -> str | None:
+    """For a copy of a checkout on a machine without it."""
+    told = os.environ.get(COMMIT_VARIABLE, "")
+    return told if re.fullmatch(r"[0-9a-f]{7,40}", told) else None
+
+
+def clean_command(argv: Sequence[str]) -> list[str]:
+    """The command line without secrets, users and machine paths; the program is its bare name."""
+    if not argv:
+        return []
+    cleaned = [os.path.basename(argv[0])]
+    hide_next = False
+    for argument in argv[1:]:
+        name, equals, _ = argument.partition("=")
+        is_secret = bool(_SECRET_NAME.search(name)) and " " not in name
+        if hide_next and not argument.startswith("--"):
+            cleaned.append(REDACTED)
+            hide_next = False
+        elif is_secret and equals:
+            cleaned.append(f"{name}={REDACTED}")
+            hide_next = False
+        else:
+            cleaned.append(clean_text(argument))
+            hide_next = is_secret and name.startswith("-")
+    return cleaned
+
+
+def clean_text(text: str) -> str:
+    """Paths become relative to the repository, ``~/...`` under the home folder, else ``.../name``."""
+    text = _SECRET_VALUE.sub(REDACTED, text)
+    text = _URL_USER.sub(f"{REDACTED}@", text)
+    text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group()), text)
+    # What is left of a user's folder in a relative path, ../../home/name/x.
+    return re.sub(re.escape(str(Path.home())) + r"(?![\w.-])", "~", text) if Path.home() != Path("/") else text
+
+
+def _clean_path(text: str) -> str:
+    path = Path(os.path.normpath(text))
+    if path.is_relative_to(REPO):
+        return str(path.relative_to(REPO))
+    home = Path.home()
+    if home != Path("/") and path.is_relative_to(home):
+        return str("~" / path.relative_to(home))
+    return f".../{path.name}"
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # no git on this machine
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str | None:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.lower().startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or None
+
+
+def _usable_cpus() -> int | None:
+    """CPUs this process may run on, which a container often limits."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory_bytes() -> int | None:
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PAGE_SIZE" not in names or "SC_PHYS_PAGES" not in names:
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _gpu() -> dict[str, Any] | None:
+    """Only what a run that loaded torch already knows: looking must not import it."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": properties.name,
+        "count": torch.cuda.device_count(),
+        "memory_bytes": properties.total_memory,
+        "capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda,
+        "driver": _driver(),
+    }
+
+
+@lru_cache(maxsize=1)
+def _driver() -> str | None:
+    """Version of the NVIDIA driver."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.splitlines()[0].strip() if done.returncode == 0 and done.stdout.strip() else None

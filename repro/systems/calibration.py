@@ -1,0 +1,24 @@
+"""Fitted constants of each simulated card, stored with the cells they were fitted on."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from engines.hardware.catalogue import gpu
+from engines.hardware.roofline import Calibration
+from repro.paths import CALIBRATION
+
+
+@lru_cache
+def load_calibration(card: str) -> Calibration:
+    """The stored fit, or datasheet peaks (which say that they are not fitted)."""
+    path = CALIBRATION / f"{card}.json"
+    return Calibration.load(path) if path.is_file() else Calibration.datasheet(gpu(card))
+
+
+def describe_calibration(card: str) -> str:
+    """One sentence for manifests and captions."""
+    calibration = load_calibration(card)
+    if not calibration.is_fitted:
+        return f"{card}, {calibration.note}"
+    return f"{card}, fitted on {'; '.join(calibration.fitted_on)}"

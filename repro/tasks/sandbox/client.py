@@ -1,0 +1,230 @@
+"""Running generated Python for pass@1, isolated by what the kernel offers (``repro.confinement``).
+
+A program runs in a process of its own without network, without files but the Python installation
+(read-only) and an empty folder, without the right to start processes, and within limits of time, memory
+and disk. Where the kernel cannot promise that, nothing is run unless the user accepts it by name.
+
+A verdict is as honest as the tests: they run in the program's own interpreter, as in every published
+pass@1, and a program that sets out to fool them can. It cannot reach past its own verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from engines.errors import UserError
+from repro.tasks.sandbox.layers import LANDLOCK, LAYERS, NAMESPACES, PRIVATE_ROOT, SECCOMP
+
+ACCEPT_VARIABLE = "REPRO_ALLOW_UNSAFE_CODE"
+TIMEOUT_S = 5.0
+MEMORY_BYTES = 512 << 20
+MIN_MEMORY_BYTES = 64 << 20
+"""Less does not start an interpreter."""
+MAX_TIMEOUT_S = 3600.0
+_GRACE_S = 30.0
+"""How much longer than its limit a program may keep the server busy (a machine under load) before that is an error."""
+
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from repro.tasks.sandbox.server import serve; "
+    "serve(sys.argv[2], frozenset(sys.argv[3:]))"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxResult:
+    passed: bool
+    reason: str
+    """``ok``, or why not in one sentence: the exception, ``timed out after 5 s``, ``forbidden: ...``, a signal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxSupport:
+    """``layers``: what is in force here; ``gaps``: what a program could still do, empty when it is isolated."""
+
+    layers: tuple[str, ...]
+    gaps: tuple[str, ...]
+
+    @property
+    def is_isolated(self) -> bool:
+        return not self.gaps
+
+
+class Sandbox:
+    """A confined server that runs programs one at a time; use it in a ``with`` statement."""
+
+    def __init__(self, *, accept_gaps: bool = False, without: Sequence[str] = ()) -> None:
+        """``accept_gaps`` is the variable's 1, in code. ``without`` leaves layers out, so that tests can try the others."""
+        _check_platform()
+        self._accept_gaps = is_unsafe_accepted() or accept_gaps
+        self._without = tuple(without)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="repro-sandbox-"))
+            # All of the environment: isolated as -I would make it, but with one order of sets for every run.
+            environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+            if "LD_LIBRARY_PATH" in os.environ:
+                environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+            root = str(Path(__file__).resolve().parents[3])
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", "-s", "-S", "-B", "-c", _BOOT, root, folder, *self._without],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
+            stack.callback(self._stop)
+            self.support = _support(self._answer(_GRACE_S))
+            if not self.support.is_isolated and not self._accept_gaps:
+                raise UserError(
+                    f"generated code is not run: on this machine it could {' and '.join(self.support.gaps)}: use Linux "
+                    f"5.13 or newer with Landlock, or allow user namespaces, or, on a machine made for it, accept the "
+                    f"risk with {ACCEPT_VARIABLE}=1"
+                )
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def run(self, program: str, *, timeout_s: float, memory_bytes: int) -> SandboxResult:
+        _check_limits(timeout_s, memory_bytes)
+        request = {"program": program, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
+        assert self._server.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which _answer reports
+            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            self._server.stdin.flush()
+        answer = self._answer(timeout_s + _GRACE_S)
+        return SandboxResult(passed=answer["passed"], reason=answer["reason"])
+
+    def _answer(self, timeout_s: float) -> dict[str, Any]:
+        """The server's next line. Its failure is never a program's failure, so it is raised."""
+        stdout, stderr = self._server.stdout, self._server.stderr
+        assert stdout is not None
+        assert stderr is not None
+        ready, _, _ = select.select([stdout], [], [], timeout_s)
+        line = stdout.readline() if ready else b""
+        if not line:
+            self._server.kill()
+            said = stderr.read().decode(errors="replace").strip()
+            raise RuntimeError(f"the sandbox's server {'ended' if ready else 'hangs'}: {said or 'it said nothing'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _stop(self) -> None:
+        # Killing it ends whatever runs inside: the kernel kills with it the namespace, or its child.
+        self._server.kill()
+        self._server.communicate()
+
+
+def run_python(
+    program: str, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES, accept_gaps: bool = False
+) -> SandboxResult:
+    """Run one program; it passes if it reaches its end without an exception."""
+    return run_many([program], timeout_s=timeout_s, memory_bytes=memory_bytes, accept_gaps=accept_gaps)[0]
+
+
+def run_many(
+    programs: Sequence[str],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = MEMORY_BYTES,
+    num_workers: int | None = None,
+    accept_gaps: bool = False,
+) -> tuple[SandboxResult, ...]:
+    """Run independent programs, ``num_workers`` (default: one per usable core) at a time; results in their order."""
+    _check_limits(timeout_s, memory_bytes)
+    if num_workers is not None and num_workers < 1:
+        raise UserError(f"num_workers={num_workers} must be at least 1")
+    if not programs:
+        return ()
+    workers = min(len(programs), num_workers or _usable_cores())
+    results: dict[int, SandboxResult] = {}
+    waiting: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    for item in enumerate(programs):
+        waiting.put(item)
+
+    def drain() -> None:
+        with Sandbox(accept_gaps=accept_gaps) as sandbox:
+            while True:
+                try:
+                    index, program = waiting.get_nowait()
+                except queue.Empty:
+                    return
+                results[index] = sandbox.run(program, timeout_s=timeout_s, memory_bytes=memory_bytes)
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(drain) for _ in range(workers)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            while not waiting.empty():
+                waiting.get()  # nothing more to do for the other workers
+            raise
+    return tuple(results[index] for index in range(len(programs)))
+
+
+def sandbox_support() -> SandboxSupport:
+    """What isolation this machine gives; starts and ends one server."""
+    with Sandbox(accept_gaps=True) as sandbox:
+        return sandbox.support
+
+
+def is_unsafe_accepted() -> bool:
+    value = os.environ.get(ACCEPT_VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise UserError(f"{ACCEPT_VARIABLE}={value!r} is unknown: set it to 1 to accept the risk, or unset it")
+    return value == "1"
+
+
+def _support(hello: Mapping[str, Any]) -> SandboxSupport:
+    active = frozenset(hello["layers"])
+    gaps = []
+    # Landlock leaves modes, times and truncation of files open, which seccomp closes.
+    if PRIVATE_ROOT not in active and not {LANDLOCK, SECCOMP} <= active:
+        gaps.append("read and change your files")
+    if not active & {NAMESPACES, SECCOMP}:
+        gaps.append("use the network")
+        gaps.append("leave processes behind")
+    if sys.platform != "linux":
+        gaps.append("take all memory")
+    shown = {LANDLOCK: f"{LANDLOCK} (ABI {hello['landlock_abi']})"}
+    return SandboxSupport(layers=tuple(shown.get(name, name) for name in LAYERS if name in active), gaps=tuple(gaps))
+
+
+def _check_platform() -> None:
+    if not hasattr(os, "fork"):
+        raise UserError(
+            f"generated code is not run on {sys.platform}: it takes a system that can fork: use Linux, WSL 2 or a container"
+        )
+
+
+def _check_limits(timeout_s: float, memory_bytes: int) -> None:
+    if not 0 < timeout_s <= MAX_TIMEOUT_S:
+        raise UserError(f"timeout_s={timeout_s} must be above 0 and at most {MAX_TIMEOUT_S:g}")
+    if memory_bytes < MIN_MEMORY_BYTES:
+        raise UserError(
+            f"memory_bytes={memory_bytes} must be at least {MIN_MEMORY_BYTES}: an interpreter needs as much"
+        )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

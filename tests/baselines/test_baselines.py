@@ -1,0 +1,331 @@
+"""Every published sampler, as a user calls it, against a plain reading of its rules on random checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.reference_samplers import Dims, Sampled, Weights, dream, dream_blocks, fast_dllm, llada_options
+from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
+
+from engines.dllm.config import GenerationConfig
+from engines.dllm.decode import timestep
+from engines.dllm.decode.noise import row_keys, uniform
+from engines.errors import UserError
+from repro.generation import Generated, GenerateOptions, generate
+
+MIN_CONFIDENCE, MIN_TOKEN, MIN_SELECTION = 1e-5, 1e-3, 1e-4
+"""What is decided by less is a matter of rounding and proves nothing."""
+
+DREAM_DIMS = Dims(
+    heads=DREAM.heads,
+    kv_heads=DREAM.kv_heads,
+    layers=DREAM.layers,
+    mask_id=DREAM.mask_id,
+    theta=DREAM.config.rope_theta,
+    eps=DREAM.config.rms_norm_eps,
+)
+# (prompt, gen, block, steps)
+EVEN = ((5, 16, 8, 16), (13, 24, 8, 12), (1, 12, 12, 12), (9, 16, 4, 8), (20, 16, 16, 24))
+
+
+Folder = Callable[[str], Path]
+DREAM_WEIGHTS = DREAM.weights()
+LLADA: Mapping[str, TinyModel] = {model.name: model for model in (MHA, GQA, MQA)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    root = tmp_path_factory.mktemp("checkpoints")
+    for name, model in LLADA.items():
+        model.write(root / name)
+    DREAM.write(root / "dream")
+    return lambda name: root / name
+
+
+def source(name: str) -> tuple[Weights, Dims, Callable[[int, int], tuple[int, ...]]]:
+    if name == "dream":
+        return DREAM_WEIGHTS, DREAM_DIMS, lambda seed, length: prompt_of(MHA, seed, length)
+    model = LLADA[name]
+    dims = Dims(heads=model.heads, kv_heads=model.kv_heads, layers=model.layers, mask_id=model.mask_id)
+    return model.weights(), dims, lambda seed, length: prompt_of(model, seed, length)
+
+
+def ask(
+    path: Path,
+    system: str,
+    prompt: tuple[int, ...],
+    knobs: Mapping[str, Any],
+    *,
+    tie_policy: str | None = "stable",
+    **generation: Any,
+) -> Generated:
+    """As the command line does it: options of generation that a method knows are in both."""
+    shared = {name: knobs[name] for name in ("threshold", "factor", "remasking", "cfg_scale") if name in knobs}
+    options = GenerateOptions(
+        system=system,
+        model=str(path),
+        generation=GenerationConfig(**generation, **shared),
+        knobs=knobs,
+        tie_policy=tie_policy,
+    )
+    return generate(options, prompt)
+
+
+def is_decided(sampled: Sampled) -> bool:
+    margins = sampled.margins
+    return margins.confidence >= MIN_CONFIDENCE and margins.token >= MIN_TOKEN and margins.selection >= MIN_SELECTION
+
+
+class Tally:
+    """Compares, and says at the end whether enough was compared for the comparison to mean something."""
+
+    def __init__(self) -> None:
+        self.compared, self.undecided, self.outputs = 0, 0, set[tuple[int, ...]]()
+
+    def check(self, expected: Sampled, found: Generated, label: object) -> None:
+        if not is_decided(expected):
+            self.undecided += 1
+            return
+        self.compared += 1
+        self.outputs.add(expected.token_ids)
+        assert found.token_ids == expected.token_ids, label
+        assert found.forward_passes == expected.forwards, label
+
+    def finish(self) -> None:
+        assert self.compared >= 2 * self.undecided, (self.compared, self.undecided)
+        assert self.compared >= 3
+        assert len(self.outputs) >= self.compared / 4
+
+
+# ---- Fast-dLLM ----------------------------------------------------------------------------------
+
+COMMITS: tuple[dict[str, float], ...] = (
+    {},
+    {"threshold": 0.9},
+    {"threshold": 0.4},
+    {"threshold": 0.05},
+    {"factor": 0.5},
+    {"factor": 1.2},
+    {"factor": 2.5},
+)
+
+
+@pytest.mark.parametrize("model", LLADA)
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+def test_fast_dllm_on_llada(folder: Folder, model: str, cache: str) -> None:
+    weights, dims, prompt_for = source(model)
+    tally = Tally()
+    cases = list(product(EVEN, COMMITS))[list(LLADA).index(model) :: 3]
+    for n, ((p, g, b, steps), commit) in enumerate(cases):
+        prompt, shape = prompt_for(100 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
+        expected = fast_dllm(weights, dims, prompt, cache=cache, **shape, **commit)  # type: ignore[arg-type]
+        found = ask(folder(model), "fast-dllm", prompt, {"cache": cache, **commit}, **shape)
+        tally.check(expected, found, (model, p, shape, commit))
+        assert commit or found.forward_passes <= steps
+    tally.finish()
+
+
+def test_the_caches_of_fast_dllm_give_different_ids(folder: Folder) -> None:
+    """The control of the test above; and parallel decoding takes fewer forwards."""
+    different, fewer = 0, 0
+    for seed in range(8):
+        prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 24, "block_length": 12, "steps": 24}
+        found = [
+            ask(folder("mha"), "fast-dllm", prompt, {"cache": cache}, **shape) for cache in ("none", "prefix", "dual")
+        ]
+        different += len({one.token_ids for one in found}) == 3
+        for commit in ({"threshold": 0.4}, {"factor": 1.5}):
+            fewer += ask(folder("mha"), "fast-dllm", prompt, {"cache": "dual", **commit}, **shape).forward_passes < 24
+    assert different >= 4
+    assert fewer >= 12
+
+
+# ---- LLaDA's own options ------------------------------------------------------------------------
+
+
+def remasking_draw(seed: int) -> Callable[[int, int], float]:
+    def draw(step: int, position: int) -> float:
+        keys = row_keys(*(torch.tensor([value]) for value in (seed, step, position)))
+        return float(uniform(~keys, 1))
+
+    return draw
+
+
+@pytest.mark.parametrize("model", LLADA)
+@pytest.mark.parametrize(
+    "knobs",
+    [{"remasking": "random"}, {"cfg_scale": 0.5}, {"cfg_scale": 2.0}, {"cfg_scale": 1.0, "remasking": "random"}],
+    ids=str,
+)
+def test_random_remasking_and_guidance(folder: Folder, model: str, knobs: dict[str, Any]) -> None:
+    weights, dims, prompt_for = source(model)
+    tally = Tally()
+    for n, (p, g, b, steps) in enumerate((*EVEN, *EVEN)):
+        prompt, shape = prompt_for(200 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
+        draw = remasking_draw(n) if "remasking" in knobs else None
+        expected = llada_options(weights, dims, prompt, cfg_scale=knobs.get("cfg_scale", 0.0), draw=draw, **shape)
+        found = ask(folder(model), "llada", prompt, knobs, seed=n, **shape)
+        tally.check(expected, found, (model, p, shape, knobs))
+        assert found.token_ids != ask(folder(model), "llada", prompt, {}, **shape).token_ids or g < 16 or p < 6
+    tally.finish()
+
+
+# ---- Dream --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alg", ["maskgit_plus", "topk_margin", "entropy", "origin"])
+@pytest.mark.parametrize(("system", "cache"), [("dream", None), ("fast-dllm", "none")])
+def test_dream_without_a_cache(folder: Folder, alg: str, system: str, cache: str | None) -> None:
+    weights, dims, prompt_for = source("dream")
+    tally = Tally()
+    knobs = {"alg": alg} if cache is None else {"alg": alg, "cache": cache}
+    for n, (p, g, _, steps) in enumerate((*EVEN, (7, 20, 0, 5), (3, 9, 0, 30))):
+        prompt = prompt_for(300 + n, p)
+        expected = dream(weights, dims, prompt, gen_length=g, steps=steps, alg=alg, draw=remasking_draw(n))  # type: ignore[arg-type]
+        found = ask(folder("dream"), system, prompt, knobs, gen_length=g, steps=steps, seed=n)
+        tally.check(expected, found, (p, g, steps, alg))
+    tally.finish()
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"alg": "entropy"},
+        {"alg": "maskgit_plus"},
+        {"threshold": 0.3},
+        {"threshold": 0.7, "alg": "confidence_threshold"},
+        {"alg": "confidence_threshold"},
+    ],
+    ids=str,
+)
+def test_fast_dllm_on_dream(folder: Folder, cache: str, knobs: dict[str, Any]) -> None:
+    weights, dims, prompt_for = source("dream")
+    tally = Tally()
+    rule = {"alg": "confidence_threshold", **knobs} if "threshold" in knobs else knobs
+    for n, (p, g, b, steps) in enumerate((*EVEN, *EVEN)):
+        prompt, shape = prompt_for(400 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
+        expected = dream_blocks(weights, dims, prompt, cache=cache, **rule, **shape)  # type: ignore[arg-type]
+        found = ask(folder("dream"), "fast-dllm", prompt, {"cache": cache, **knobs}, **shape)
+        tally.check(expected, found, (p, shape, knobs))
+    tally.finish()
+
+
+@pytest.mark.parametrize("alg", ["entropy", "maskgit_plus", "topk_margin"])
+def test_sparse_dllm_on_dream(folder: Folder, alg: str) -> None:
+    weights, dims, prompt_for = source("dream")
+    tally = Tally()
+    for n, ((p, g, steps), (ratio, kernel)) in enumerate(
+        product(((9, 32, 32), (20, 64, 32), (4, 64, 64)), ((0.5, 1), (0.3, 3), (1.0, 3), (0.2, 1)))
+    ):
+        prompt, shape = prompt_for(500 + n, p), {"gen_length": g, "block_length": 32, "steps": steps}
+        expected = dream_blocks(
+            weights,
+            dims,
+            prompt,
+            cache="sparse",
+            alg=alg,
+            keep_ratio=ratio,
+            kernel_size=kernel,
+            **shape,  # type: ignore[arg-type]
+        )
+        knobs = {"alg": alg, "retention_ratio": ratio, "pool_kernel": kernel}
+        tally.check(expected, ask(folder("dream"), "sparse-dllm", prompt, knobs, **shape), (p, shape, knobs))
+    tally.finish()
+
+
+def test_dream_methods_differ(folder: Folder) -> None:
+    """The control of the tests above."""
+    asked = [
+        ("dream", {"alg": "entropy"}),
+        ("fast-dllm", {"cache": "prefix"}),
+        ("fast-dllm", {"cache": "dual"}),
+        ("sparse-dllm", {}),
+    ]
+    different = 0
+    for seed in range(6):
+        prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 64, "block_length": 32, "steps": 64}
+        different += (
+            len({ask(folder("dream"), system, prompt, knobs, **shape).token_ids for system, knobs in asked}) == 4
+        )
+    assert different >= 3
+
+
+@pytest.mark.parametrize(
+    ("model", "system", "knobs", "says"),
+    [
+        ("dream", "llada", {}, "system='llada' has no method for a dream model"),
+        ("mha", "dream", {}, "system='dream' has no method for a llada model"),
+        ("mha", "fast-dllm", {"cache": "all"}, "cache='all' is unknown: use one of none, prefix, dual"),
+        (
+            "mha",
+            "fast-dllm",
+            {"alg": "entropy"},
+            "alg='entropy' has no effect with system='fast-dllm' on a llada model",
+        ),
+        ("dream", "fast-dllm", {"factor": 1.0}, "factor=1.0 has no effect with system='fast-dllm' on a dream model"),
+        ("dream", "fast-dllm", {"cache": "none", "threshold": 0.5}, "threshold=0.5 has no effect with cache='none'"),
+        ("dream", "fast-dllm", {"alg": "entropy", "threshold": 0.5}, "threshold=0.5 has no effect with alg='entropy'"),
+        ("dream", "fast-dllm", {"alg": "origin"}, "alg='origin' is unknown with cache='dual': use one of"),
+        ("dream", "dream", {"alg": "best"}, "alg='best' is unknown: use one of origin, maskgit_plus"),
+        ("dream", "sparse-dllm", {"alg": "origin"}, "alg='origin' is unknown with sparse-dllm"),
+        ("dream", "sparse-dllm", {}, "block_length=8 must be 32 for sparse-dllm on a dream model"),
+        ("mha", "sparse-dllm", {"cfg_scale": 1.0}, "cfg_scale=1.0 has no effect with system='sparse-dllm'"),
+        ("mha", "dllm-serve", {"remasking": "random"}, "remasking='random' has no effect with system='dllm-serve'"),
+        (
+            "mha",
+            "dllm-serve",
+            {"compat": "upstream", "refresh_delay": 0},
+            "compat='upstream' has no effect with refresh_delay=0",
+        ),
+        (
+            "dream",
+            "dllm-serve",
+            {"compat": "upstream"},
+            "compat='upstream' has no effect with system='dllm-serve' on a dream model",
+        ),
+    ],
+)
+def test_what_a_method_does_not_have_is_refused(
+    folder: Folder, model: str, system: str, knobs: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        ask(folder(model), system, (1, 2, 3), knobs, gen_length=16, block_length=8, steps=16)
+    assert says in str(refused.value)
+
+
+# ---- Dream's schedule ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [*range(1, 130), 255, 256, 511, 512, 1000, 1024, 4096, 8192])
+def test_timesteps_are_torchs_bit_for_bit(steps: int) -> None:
+    exact = np.array(timestep.timesteps(steps))
+    times = exact.astype(np.float32)
+    assert np.array_equal(times, exact), "every value is a float32 already"
+    assert np.array_equal(times.view(np.int32), torch.linspace(1, 1e-3, steps + 1).numpy().view(np.int32))
+
+
+@given(st.integers(1, 2048), st.integers(0, 1023), st.integers(1, 1024))
+def test_quota_is_the_float32_expression(masks: int, step: int, steps: int) -> None:
+    step %= steps
+    times = torch.linspace(1, 1e-3, steps + 1)
+    count = torch.tensor(masks)
+    expected = masks if step == steps - 1 else int(count * (1 - times[step + 1] / times[step]))
+    assert timestep.quota(masks, step, steps) == expected
+
+
+def test_quota_over_a_grid() -> None:
+    for steps in (2, 3, 8, 24, 31, 32, 33, 64, 256, 512):
+        times = torch.linspace(1, 1e-3, steps + 1)
+        for step in range(steps - 1):
+            masks = torch.arange(1, 520)
+            expected = (masks * (1 - times[step + 1] / times[step])).to(torch.int64).tolist()
+            assert [timestep.quota(n, step, steps) for n in range(1, 520)] == expected

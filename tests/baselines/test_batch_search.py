@@ -1,0 +1,343 @@
+"""The largest static batch: searched without running one that does not fit, by model and by measurement."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from baselines.dllm.static import profile as batch_profile
+from baselines.dllm.static.memory import base_bytes
+from baselines.dllm.static.search import FoundBatch, largest_batch
+from engines.dllm.memory.profile import peak_bytes
+from engines.errors import UserError
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import Experiment, prepare
+from repro.systems import backend, static
+from repro.systems.baseline import Baseline
+
+Peak = Callable[[int], int]
+SYSTEMS = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
+
+
+def search(peak: Peak, limit: int, most: int) -> FoundBatch:
+    found = largest_batch(peak, limit, fixed_bytes=peak(0), most=most)
+    sizes = [size for size, _ in found.probes]
+    assert len(set(sizes)) == len(sizes)
+    assert all(1 <= size <= most and held == peak(size) for size, held in found.probes)
+    # Doubling, then at most two strides of each power of two.
+    assert len(sizes) <= 3 * most.bit_length() + 1
+    assert (found.size, found.peak_bytes) in found.probes
+    assert found.peak_bytes <= limit
+    return found
+
+
+def true_largest(peak: Peak, limit: int, most: int) -> int:
+    return next(size for size in range(most, 0, -1) if peak(size) <= limit)
+
+
+# ---- any probe ----------------------------------------------------------------------------------
+
+
+@given(fixed=st.integers(0, 10**10), each=st.integers(1, 10**9), spare=st.integers(0, 10**11), most=st.integers(1, 400))
+def test_straight_lines_are_followed_exactly(fixed: int, each: int, spare: int, most: int) -> None:
+    limit = fixed + each + spare
+    found = search(lambda size: fixed + each * size, limit, most)
+    assert found.size == min(most, (limit - fixed) // each)
+    assert all(held <= limit for _, held in found.probes)
+
+
+@given(
+    fixed=st.integers(0, 10**6),
+    each=st.integers(8, 10**4),
+    spare=st.integers(0, 10**6),
+    most=st.integers(1, 300),
+    wobbles=st.lists(st.floats(0, 0.5), min_size=301, max_size=301),
+)
+def test_uneven_members_cost_one_of_them_and_at_most_the_guard_band(
+    fixed: int, each: int, spare: int, most: int, wobbles: list[float]
+) -> None:
+    """Peaks up to half a member above the line, as unevenly as can be."""
+
+    def peak(size: int) -> int:
+        return fixed + each * size + (int(wobbles[size] * each) if size else 0)
+
+    limit = peak(1) + spare
+    found = search(peak, limit, most)
+    assert true_largest(peak, limit, most) - 1 <= found.size <= true_largest(peak, limit, most)
+    # Off the line by one wobble at the probe and by two where the line was drawn.
+    assert all(held <= limit + 3 * each / 2 for _, held in found.probes)
+
+
+@given(
+    fixed=st.integers(0, 10**6),
+    each=st.integers(16, 10**4),
+    spare=st.integers(0, 10**6),
+    most=st.integers(1, 300),
+    granule=st.integers(1, 8),
+)
+def test_allocations_in_granules(fixed: int, each: int, spare: int, most: int, granule: int) -> None:
+    step = each // 16 * granule
+
+    def peak(size: int) -> int:
+        return -(-(fixed + each * size) // step) * step
+
+    limit = peak(1) + spare
+    found = search(peak, limit, most)
+    assert true_largest(peak, limit, most) - 1 <= found.size <= true_largest(peak, limit, most)
+    assert all(held <= limit + 3 * step for _, held in found.probes)
+
+
+@example(each=3209, share=0.9531, most=144, bend=-0.1559)  # the line is flatter where a stride was given up
+@given(each=st.integers(1000, 10**4), share=st.floats(0, 1), most=st.integers(1, 300), bend=st.floats(-0.3, 0.3))
+def test_bent_lines(each: int, share: float, most: int, bend: float) -> None:
+    """The last members cost up to three tenths more, or less, than the first ones."""
+
+    def peak(size: int) -> int:
+        return 10**5 + int(each * size * (1 + bend * size / most))
+
+    limit = peak(1) + int(share * (peak(most) - peak(1)))
+    found = search(peak, limit, most)
+    assert true_largest(peak, limit, most) - 1 <= found.size <= true_largest(peak, limit, most)
+
+
+def test_what_does_not_fit_alone_is_refused_after_one_probe() -> None:
+    run: list[int] = []
+
+    def peak(size: int) -> int:
+        run.append(size)
+        return 70 + 40 * size
+
+    with pytest.raises(
+        UserError, match=r"memory_bytes=100: budget too small for one request in a static batch, which takes 110"
+    ):
+        largest_batch(peak, 100, fixed_bytes=70, most=9)
+    assert run == [1]
+    assert largest_batch(peak, 110, fixed_bytes=70, most=9).probes == ((1, 110),)
+    assert largest_batch(peak, 10**6, fixed_bytes=70, most=1).probes == ((1, 110),)
+
+
+# ---- the memory model of a simulated card -------------------------------------------------------
+
+
+def cell_of(system: str, platform: str, **knobs: Scalar) -> Cell:
+    simulated = platform != "cpu-tiny"
+    return Cell(
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor="roofline" if simulated else "torch",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+
+
+@pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
+def test_on_a_card_the_search_is_exact_and_stays_inside(
+    monkeypatch: pytest.MonkeyPatch, platform: str, system: str
+) -> None:
+    probes: list[tuple[int, int]] = []
+
+    def recording(*arguments: object, **named: object) -> FoundBatch:
+        found = largest_batch(*arguments, **named)  # type: ignore[arg-type]
+        probes.extend(found.probes)
+        return found
+
+    monkeypatch.setattr(static, "largest_batch", recording)
+    for input_len in (100, 300, 1000, 3744):
+        probes.clear()
+        experiment = prepare(cell_of(system, platform, fixed_prompt_len=input_len, length_scale=1.0))
+        settings, resources = experiment.settings, experiment.resources
+        assert resources.longest == input_len + 256
+        assert isinstance(experiment.system, Baseline)
+        footprint = experiment.system.footprint(settings, resources.method, resources.longest)
+        true = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
+        assert resources.batch_size == min(true, 256)
+        assert probes
+        assert all(held <= settings.memory_bytes for _, held in probes)
+        assert resources.facts["batch_peak_bytes"] == footprint.peak_bytes(resources.batch_size)
+
+
+@pytest.mark.parametrize("reading", ["efficient", "published"])
+@pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
+def test_a_batch_that_was_asked_for_must_fit_a_card(platform: str, system: str, reading: str) -> None:
+    """In published code's memory where that is simulated, though it is run with one request whatever that takes."""
+
+    def facts_of(size: int) -> object:
+        cell = cell_of(system, platform, fixed_prompt_len=744, length_scale=1.0, reading=reading, batch_size=size)
+        return prepare(cell).resources.facts
+
+    experiment = prepare(cell_of(system, platform, fixed_prompt_len=744, length_scale=1.0, reading=reading))
+    settings = experiment.settings
+    assert isinstance(experiment.system, Baseline)
+    footprint = experiment.system.footprint(
+        settings, experiment.resources.method, 1000, is_upstream=reading == "published"
+    )
+    fitting = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
+    size = max(1, fitting)
+    peak = footprint.peak_bytes(size)
+    assert facts_of(size) == {"batch_size": size, "batch_obtained": "asked for", "batch_peak_bytes": peak} | (
+        {"oom_requests": 0 if fitting else 256} if reading == "published" else {}
+    )
+    with pytest.raises(
+        UserError, match=rf"batch_size={size + 1} does not fit .* which holds {fitting}: ask for no more"
+    ):
+        facts_of(size + 1)
+
+
+def test_a_card_too_small_for_one_request() -> None:
+    with pytest.raises(UserError, match="budget too small for one request"):
+        prepare(cell_of("llada", "rtx4090", memory_bytes=16 * 10**9))
+
+
+def test_fast_dllm_fits_its_longest_request_on_24_gb() -> None:
+    """4000 tokens: float64 copies of all their logits would take 8 GB more."""
+    experiment = prepare(cell_of("fast-dllm", "rtx4090", fixed_prompt_len=3744, length_scale=1.0))
+    assert experiment.resources.longest == 4000
+    assert experiment.resources.batch_size == 1
+    assert isinstance(experiment.system, Baseline)
+    settings, chosen = experiment.settings, experiment.resources.method
+    ours, theirs = (experiment.system.footprint(settings, chosen, 4000, is_upstream=flag) for flag in (False, True))
+    vocabulary = 126464
+    assert theirs.per_request_bytes - ours.per_request_bytes == 4000 * vocabulary * 16
+    assert ours.fixed_bytes - theirs.fixed_bytes == 128 * vocabulary * 16
+    assert ours.peak_bytes(1) < settings.memory_bytes < theirs.peak_bytes(1)
+
+
+# ---- measured -----------------------------------------------------------------------------------
+
+SHORT = {
+    "num_requests": 8,
+    "gen_length": 16,
+    "block_length": 8,
+    "steps": 16,
+    "fixed_prompt_len": 106,
+    "length_scale": 1.0,
+}
+MIB = 2**20
+
+
+def tiny(system: str, **knobs: Scalar) -> Experiment:
+    return prepare(cell_of(system, "cpu-tiny", **{**SHORT, "memory_bytes": 12 * MIB, **knobs}))
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_model_and_the_measurement_agree(system: str) -> None:
+    """The model keeps all temporaries of a layer alive together, and leaves out attention's scores: a member
+    takes 60 to 100 % of what it says, and no batch more."""
+    held: dict[int, int] = {}
+    for size in (4, 8):
+        experiment = tiny(system, max_num_seqs=size, memory_bytes=60 * MIB)
+        facts = experiment.system.assemble(experiment.settings, experiment.resources).facts
+        assert facts["batch_size"] == size
+        held[size] = facts["batch_peak_bytes"]
+    assert isinstance(experiment.system, Baseline)
+    footprint = experiment.system.footprint(experiment.settings, experiment.resources.method, 122)
+    assert 0.6 < (held[8] - held[4]) / 4 / footprint.per_request_bytes < 1
+    for size, found in held.items():
+        assert 0.75 < found / footprint.peak_bytes(size) < 1
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
+    """The whole workload, not just the steps that were probed; and one member more would not have fitted."""
+    experiment = tiny(system)
+    settings = experiment.settings
+    device = torch.device("cpu")
+    backend.load(*backend.model_key(settings))
+
+    def run(size: int | None = None) -> int:
+        cell = experiment if size is None else tiny(system, batch_size=size, memory_bytes=24 * MIB)
+        # The search measures too, which cannot be done while this does; what it found is kept.
+        cell.system.assemble(cell.settings, cell.resources)
+
+        def serve() -> None:
+            assembled = cell.system.assemble(cell.settings, cell.resources)
+            for request in cell.workload.requests:
+                assembled.engine.submit(request)
+            assembled.engine.run()
+
+        return base_bytes(backend.model_shape(settings), settings.memory_bytes) + peak_bytes(serve, device)
+
+    facts = experiment.system.assemble(settings, experiment.resources).facts
+    assert facts["batch_obtained"] == "largest whose measured peak fits"
+    assert 1 < facts["batch_size"] < 8
+    held = run()
+    assert 0.9 * facts["batch_peak_bytes"] < held <= settings.memory_bytes
+    assert run(facts["batch_size"] + 1) > settings.memory_bytes
+
+
+def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
+    def facts_of(**knobs: Scalar) -> Mapping[str, Any]:
+        experiment = tiny("sparse-dllm", **knobs)
+        return experiment.system.assemble(experiment.settings, experiment.resources).facts
+
+    largest = facts_of()
+    size = largest["batch_size"]
+    assert facts_of(batch_size=size) == {**largest, "batch_obtained": "asked for"}
+    with pytest.raises(UserError, match=rf"batch_size={size + 1} does not fit .* which holds {size}: ask for no more"):
+        facts_of(batch_size=size + 1)
+    # No more than there are requests are ever together.
+    all_of_them = facts_of(batch_size=50, memory_bytes=24 * MIB)
+    assert all_of_them["batch_size"] == SHORT["num_requests"] == 8
+    assert all_of_them["batch_obtained"] == "asked for 50, all 8 requests"
+    with pytest.raises(UserError, match="batch_size=9 is more than max_num_seqs=4 allows"):
+        facts_of(batch_size=9, max_num_seqs=4)
+
+
+def test_what_earlier_runs_left_is_not_counted() -> None:
+    left = SimpleNamespace(memory=torch.zeros(10**6))
+    left.itself = left
+    del left
+
+    def run() -> None:
+        gc.collect()
+        torch.zeros(10**5)
+
+    assert peak_bytes(run, torch.device("cpu")) == 4 * 10**5
+
+
+def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = batch_profile.static_batch_bytes
+
+    def counting(*arguments: object, **named: object) -> int:
+        sizes.append(named["batch_size"])  # type: ignore[arg-type]
+        return original(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(batch_profile, "static_batch_bytes", counting)
+    static._largest_measured.cache_clear()
+    facts = []
+    for rate in (None, 4.0, 8.0):
+        cell = Cell(
+            system="sparse-dllm",
+            dataset="osc",
+            platform="cpu-tiny",
+            executor="torch",
+            rate=rate,
+            seed=0,
+            knobs=(*SHORT.items(), ("memory_bytes", 12 * MIB)),
+        )
+        experiment = prepare(cell)
+        facts.append(experiment.system.assemble(experiment.settings, experiment.resources).facts)
+    assert facts[0] == facts[1] == facts[2]
+    once = list(sizes)
+    static._largest_measured.cache_clear()
+    again = experiment.system.assemble(experiment.settings, experiment.resources).facts
+    assert again == facts[0]
+    assert sizes == once * 2
+
+
+def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_profile, "static_batch_bytes", None)
+    assert tiny("sparse-dllm").resources.facts["batch_obtained"] == "largest that fits the memory model"
+    asked = tiny("sparse-dllm", batch_size=3).resources.facts
+    assert asked == {"batch_size": 3, "batch_obtained": "asked for"}

@@ -1,0 +1,487 @@
+"""dLLM-Cache against a plain reading of its rules, ids recorded from published code, and closed forms of its cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.dllm_cache_cases import dims_of, engine_config, is_decided, run, sample, weights_of
+from support.reference_dllm_cache import dllm_cache
+from support.reference_samplers import llada
+from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, network, prompt_of
+
+from baselines.dllm.dllm_cache.memory import feature_cache_footprint, memory_bytes_per_token
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor, reduce_exponentials
+from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
+from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import DecodeConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import NoCache
+from engines.errors import UserError
+from engines.hardware.catalogue import L40S, RTX4090
+from engines.hardware.roofline import Calibration, Roofline, StepWork
+from engines.models.dream import DreamModel
+from engines.models.dream_config import DreamConfig
+from engines.models.loader import load_model
+from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B, ModelShape
+
+DEMO = FeatureCacheConfig()
+NO_REUSE = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=0.0)
+FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
+
+
+# ---- running the executors ----------------------------------------------------------------------
+
+
+# ---- schedule -----------------------------------------------------------------------------------
+
+
+def test_refreshes_are_counted_from_the_first_forward():
+    assert [t for t in range(1, 257) if DEMO.refresh_prompt(t)] == [1, 101, 201]
+    assert [t for t in range(1, 30) if DEMO.refresh_gen(t)] == [1, 8, 15, 22, 29]
+    assert [DEMO.num_selected(g) for g in (256, 7, 3)] == [64, 1, 0]
+    assert all(NO_REUSE.refresh_prompt(t) and NO_REUSE.refresh_gen(t) for t in range(1, 9))
+
+
+def test_a_step_says_which_rows():
+    first, plain, prompt_only = DEMO.step(1, 10, 32), DEMO.step(2, 10, 32), DEMO.step(101, 10, 32)
+    assert (first.fresh_rows, first.query_rows, first.compares) == (42, 42, False)
+    assert (plain.fresh_rows, plain.query_rows, plain.compares) == (0, 8, True)
+    # The response keeps its selective path while the prompt is refreshed.
+    assert (prompt_only.fresh_rows, prompt_only.query_rows, prompt_only.compares) == (10, 18, True)
+    # Values are compared and replaced even when the share rounds down to no row at all.
+    few = replace(DEMO, transfer_ratio=0.01).step(2, 10, 32)
+    assert (few.query_rows, few.compares) == (0, True)
+    assert not replace(DEMO, transfer_ratio=0.0).step(2, 10, 32).compares
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt_interval": 0}, "prompt_interval=0 must be at least 1"),
+        ({"gen_interval": -7}, "gen_interval=-7 must be at least 1"),
+        ({"cfg_interval": 0}, "cfg_interval=0 must be at least 1"),
+        ({"transfer_ratio": 1.1}, r"transfer_ratio=1.1 must be in \[0, 1\]"),
+        ({"transfer_ratio": -0.1}, "transfer_ratio=-0.1"),
+        ({"transfer_ratio": float("nan")}, "transfer_ratio=nan"),
+    ],
+)
+def test_bad_settings_are_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        FeatureCacheConfig(**change)
+
+
+def test_requests_it_cannot_run_are_refused():
+    config = engine_config(1)
+    torch_executor = FeatureCacheTorchExecutor(network(MHA), config, DEMO, batch_size=1)
+    simulated = FeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), config, DEMO)
+    for change, message in (({"threshold": 0.9}, "threshold=0.9"), ({"factor": 1.0}, "factor=1.0")):
+        generation = replace(GenerationConfig(gen_length=8, block_length=8, steps=8), **change)
+        request = Request(request_id=0, prompt_len=1, prompt_ids=(1,), generation=generation)
+        for executor in (torch_executor, simulated):
+            with pytest.raises(UserError, match=message):
+                executor.validate(request)
+    for change, message in (
+        ({"first_step": "first_and_ranked"}, "first_step='first_and_ranked'"),
+        ({"confidence_dtype": "float64"}, "confidence='max_prob' in 'float64'"),
+        ({"confidence": "margin"}, "confidence='margin'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            FeatureCacheTorchExecutor(network(MHA), engine_config(1, decode=DecodeConfig(**change)), DEMO, batch_size=1)
+
+
+# ---- tokens -------------------------------------------------------------------------------------
+
+SHAPES = [(5, 16, 8, 16), (1, 12, 4, 6), (19, 24, 24, 24), (7, 16, 4, 24), (11, 18, 6, 15)]
+SETTINGS = [
+    (100, 7, 0.25),
+    (3, 2, 0.5),
+    (5, 100, 0.3),
+    (4, 6, 0.0),
+    (100, 100, 0.0),
+    (100, 5, 1.0),
+    (2, 5, 0.02),
+    (1, 3, 0.25),
+    (3, 1, 0.25),
+]
+
+
+@pytest.mark.parametrize(("model", "stride"), [(MHA, 1), (GQA, 2), (MQA, 4), (ONE_LAYER, 4)])
+def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
+    """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
+    cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
+    undecided, shapes, outputs = 0, set(), set()
+    for i, ((n, (p, g, b, steps)), (kp, kg, rho)) in enumerate(cases):
+        prompt = prompt_of(model, 40 + n, p)
+        expected = dllm_cache(
+            weights_of(model),
+            dims_of(model),
+            prompt,
+            gen_length=g,
+            block_length=b,
+            steps=steps,
+            prompt_interval=kp,
+            gen_interval=kg,
+            transfer_ratio=rho,
+        )
+        if not is_decided(expected.margins):
+            undecided += 1
+            continue
+        cache = FeatureCacheConfig(prompt_interval=kp, gen_interval=kg, transfer_ratio=rho)
+        generation = GenerationConfig(gen_length=g, block_length=b, steps=steps)
+        policy = ("parity", "stable")[i % 2]
+        found = sample(network(model), [prompt], generation, cache, tie_policy=policy)
+        assert found == [expected.token_ids], f"{model.name} {(p, g, b, steps, kp, kg, rho)} {policy}"
+        shapes.add(n)
+        outputs.add((n, expected.token_ids))
+    assert undecided <= len(cases) // 3
+    # The settings matter, except where there is only the layer that is never cached.
+    assert len(outputs) == len(shapes) if model is ONE_LAYER else len(outputs) >= 1.5 * len(shapes)
+
+
+@pytest.mark.parametrize("model", [MHA, GQA, LOUD], ids=lambda model: model.name)
+@pytest.mark.parametrize("rho", [0.0, 0.25, 1.0])
+def test_refreshing_every_step_is_the_plain_sampler(model: TinyModel, rho: float):
+    cache = FeatureCacheConfig(prompt_interval=1, gen_interval=1, transfer_ratio=rho)
+    for n, (p, g, b, steps) in enumerate(SHAPES[:2] + SHAPES[4:]):
+        generation = GenerationConfig(gen_length=g, block_length=b, steps=steps)
+        prompt = prompt_of(model, 60 + n, p)
+        config = engine_config(1)
+        plain, _ = run(
+            PaddedTorchExecutor(network(model), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
+        )
+        assert sample(network(model), [prompt], generation, cache) == plain
+        expected = llada(weights_of(model), dims_of(model), prompt, gen_length=g, block_length=b, steps=steps)
+        assert plain == [expected.token_ids]
+
+
+@pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
+@pytest.mark.parametrize("policy", ["stable", "parity"])
+def test_members_of_a_batch_get_the_ids_they_get_alone(model: TinyModel, policy: str):
+    """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1, 90, 8))]
+    for cache in (replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)):
+        for temperature in (0.0, 0.7):
+            setting = replace(generation, temperature=temperature, seed=3)
+            alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
+            for size in (len(prompts), 3):
+                assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
+
+
+def test_one_masked_call_attends_as_one_call_per_member():
+    """Its rounding differs, so where nothing is selected the ids must still agree."""
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    for model in (MHA, GQA):
+        prompts = [prompt_of(model, 20 + n, p) for n, p in enumerate((3, 41, 17, 1))]
+        for cache in (NO_REUSE, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.0)):
+            apart = sample(network(model), prompts, generation, cache, masked_attention=False)
+            assert sample(network(model), prompts, generation, cache, masked_attention=True) == apart
+
+
+def test_features_of_padding_never_reach_a_token(monkeypatch):
+    """Whatever the padded columns hold; a not-a-number would spread to whatever touches it."""
+    prompts = [prompt_of(MHA, n, p) for n, p in enumerate((2, 30))]
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    cache = FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.25)
+    clean = sample(network(MHA), prompts, generation, cache)
+    refresh = FeatureCacheTorchExecutor._refresh
+
+    def poisoned(self, layer, cache, batch, x, columns):
+        for i, first in enumerate(batch.padding):
+            x[i, :first] = math.nan
+        return refresh(self, layer, cache, batch, x, columns)
+
+    monkeypatch.setattr(FeatureCacheTorchExecutor, "_refresh", poisoned)
+    assert sample(network(MHA), prompts, generation, cache) == clean
+
+
+def test_greedy_token_is_the_argmax_of_exponentials():
+    logits = torch.tensor([[1.0, 90.0, 95.0], [1.0, 2.0, 3.0], [-200.0, -199.0, -150.0]])
+    token, confidence = reduce_exponentials(logits.clone(), suppress_id=None)
+    # Overflow and underflow make ties, which the lowest id wins; its own probability is its confidence.
+    assert token.tolist() == [1, 2, 0]
+    assert torch.equal(confidence, torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0])
+    close = torch.tensor([[1.0, 5.0, 5.03125]], dtype=torch.bfloat16)
+    assert close[0, 2] > close[0, 1]
+    token, confidence = reduce_exponentials(close, suppress_id=None)
+    assert token.item() == (1 if close.exp()[0, 1] == close.exp()[0, 2] else 2)
+    assert confidence.dtype == torch.bfloat16
+    token, confidence = reduce_exponentials(logits.clone(), suppress_id=2)
+    assert token.tolist() == [1, 1, 0]
+    assert torch.equal(confidence, torch.softmax(logits, dim=1).gather(1, token[:, None])[:, 0])
+
+
+def test_a_suppressed_mask_id_is_never_committed():
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(LOUD, n, 9) for n in range(6)]
+    free = sample(network(LOUD), prompts, generation, DEMO)
+    assert any(LOUD.mask_id in ids for ids in free)
+    kept_out = sample(network(LOUD), prompts, generation, DEMO, suppress_mask_token=True)
+    assert not any(LOUD.mask_id in ids for ids in kept_out)
+
+
+@lru_cache
+def dream() -> DreamModel:
+    config = DreamConfig(
+        d_model=32,
+        n_layers=3,
+        n_heads=4,
+        n_kv_heads=2,
+        mlp_hidden_size=48,
+        vocab_size=96,
+        max_sequence_length=128,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        mask_token_id=94,
+        eos_token_id=95,
+        pad_token_id=95,
+    )
+    generator = torch.Generator().manual_seed(5)
+    model = DreamModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 2 / math.sqrt(parameter.shape[-1]), generator=generator)
+    return model.requires_grad_(False).eval()
+
+
+def test_dream_is_taken_apart_rightly():
+    """Biases, rotation, names and the shift: without reuse it is the plain sampler on the same model."""
+    config, generation = engine_config(1), GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(MHA, n, p) for n, p in enumerate((4, 11, 1))]
+    for prompt in prompts:
+        plain, _ = run(
+            PaddedTorchExecutor(dream(), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
+        )
+        assert sample(dream(), [prompt], generation, NO_REUSE) == plain
+    for decode in (
+        DecodeConfig(),
+        DecodeConfig(quota="timestep", confidence="neg_entropy"),
+        DecodeConfig(quota="origin"),
+    ):
+        alone = [sample(dream(), [prompt], generation, DEMO, decode=decode)[0] for prompt in prompts]
+        size = 1 if decode.quota == "origin" else len(prompts)  # chance keeps no batch in step
+        assert sample(dream(), prompts, generation, DEMO, decode=decode, batch_size=size) == alone
+    alone = [sample(dream(), [prompt], generation, DEMO)[0] for prompt in prompts]
+    assert alone != [sample(dream(), [prompt], generation, NO_REUSE)[0] for prompt in prompts]
+
+
+def test_ids_recorded_from_published_code(record_property):
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        pytest.skip(f"{FOLDER_VARIABLE} is not set: no ids recorded from published code to compare with")
+    content = json.loads((Path(folder) / "cases.json").read_text())
+    cases = [case for case in content["cases"] if case["method"] == "dllm_cache"]
+    if not cases:
+        pytest.skip(f"{folder}/cases.json has no dllm_cache cases")
+    wrong: dict[str, list[str]] = {"parity": [], "stable": []}
+    for case in cases:
+        params = case["params"]
+        model = load_model(str(Path(folder) / content["checkpoints"][case["checkpoint"]]["path"]))
+        generation = GenerationConfig(**{name: params[name] for name in ("gen_length", "block_length", "steps")})
+        cache = FeatureCacheConfig(
+            **{name: params[name] for name in ("prompt_interval", "gen_interval", "transfer_ratio")}
+        )
+        for policy, misses in wrong.items():
+            found = sample(model, [tuple(case["prompt_ids"])], generation, cache, tie_policy=policy)
+            if found != [tuple(case["expected_ids"])]:
+                misses.append(case["id"])
+    for policy, misses in wrong.items():
+        record_property(policy, f"{len(cases) - len(misses)} of {len(cases)} equal")
+        print(f"dllm_cache, {policy}: {len(cases) - len(misses)} of {len(cases)} equal")
+    assert not wrong["parity"]
+
+
+# ---- cost ---------------------------------------------------------------------------------------
+
+
+def total_flops(
+    shape: ModelShape, cache: FeatureCacheConfig, prompt: int, gen: int, steps: int, members: int = 1
+) -> int:
+    roofline = Roofline(shape, L40S)
+    return sum(
+        roofline.step_time(step_work(cache.step(t, prompt, gen), members, shape)).flops for t in range(1, steps + 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("cache", "steps"),
+    [(DEMO, 256), (DEMO, 40), (FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5), 31)],
+)
+def test_flops_of_a_generation(cache, steps):
+    """Closed form for LLaDA-8B: how often each part runs, times what one run of it takes."""
+    d, ff, layers, rows_of_head = 4096, 12288, 32, 126464
+    p, g, members = 300, 256, 3
+    prompts, responses = -(-steps // cache.prompt_interval), -(-steps // cache.gen_interval)
+    selected = int(g * cache.transfer_ratio)
+    rows = prompts * p + responses * g + (steps - responses) * selected
+    unselected = (steps - responses) * (g - selected)
+    per_row, pair = 2 * (4 * d * d + 3 * d * ff), 4 * d
+    first_layer = steps * (p + g) * (per_row + pair * (p + g))
+    later_layers = (layers - 1) * (rows * (per_row + pair * (p + g)) + unselected * 2 * d * d)
+    head = steps * g * 2 * d * rows_of_head
+    assert total_flops(LLADA_8B, cache, p, g, steps, members) == members * (first_layer + later_layers + head)
+
+
+@pytest.mark.parametrize(("length", "tera"), [(512, 2.24), (1024, 3.11)])
+def test_flops_per_token_of_the_demo_with_logits_of_every_row(length, tera):
+    prompt_logits = 256 * (length - 256) * LLADA_8B.logits_flops_per_row
+    flops = total_flops(LLADA_8B, DEMO, length - 256, 256, 256) + prompt_logits
+    assert flops / 256 / 1e12 == pytest.approx(tera, abs=0.006)
+
+
+def test_a_full_refresh_costs_a_plain_forward_and_the_writing_of_its_outputs():
+    work = step_work(DEMO.step(1, 256, 256), 4, LLADA_8B)
+    assert work == StepWork(
+        query_rows=2048,
+        attention_pairs=4 * 512 * 512,
+        logit_rows=1024,
+        kv_read_rows=2048,
+        kv_written_rows=2048,
+        num_sequences=4,
+        extra_cache_bytes=2048 * 32 * 2 * 4096 * 2,
+    )
+
+
+def test_the_plain_steps_of_the_demo():
+    """64 of 256 response rows; the rest of the response is value projections, of the prompt nothing."""
+    members, p, g, d = 2, 100, 256, 4096
+    work = step_work(DEMO.step(2, p, g), members, LLADA_8B)
+    row = d * 2
+    assert (work.query_rows, work.attention_pairs, work.logit_rows) == (128, 128 * 356, 512)
+    assert (work.kv_read_rows, work.kv_written_rows, work.extra_weight_bytes) == (712, 0, 0)
+    first_layer_writes = 4 * 712 * row
+    later = 31 * row * (2 * (712 - 128) + 2 * 128 + 512 + 512 + 128)  # outputs read and written, V read and written, K
+    assert work.extra_cache_bytes == first_layer_writes + later
+
+
+def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():
+    frozen = replace(DEMO, transfer_ratio=0.0)
+    work = step_work(frozen.step(2, 100, 156), 1, LLADA_8B)
+    assert (work.query_rows, work.attention_pairs, work.kv_read_rows, work.kv_written_rows) == (0, 0, 0, 0)
+    assert work.extra_linear_flops * 32 == LLADA_8B.linear_flops_per_token * 256
+    assert work.extra_attention_flops * 32 == LLADA_8B.attention_flops(256, 256)
+    assert work.extra_weight_bytes == LLADA_8B.streamed_weight_bytes_layers() // 32
+    # A share that rounds down to no row still projects values.
+    few = step_work(replace(DEMO, transfer_ratio=0.001).step(2, 100, 156), 1, LLADA_8B)
+    assert few.query_rows == 0
+    assert few.extra_weight_bytes - work.extra_weight_bytes == 31 * 4096 * 4096 * 2
+    assert few.extra_linear_flops - work.extra_linear_flops == 31 * 156 * 2 * 4096 * 4096
+    calibration = replace(Calibration.datasheet(RTX4090), step_overhead_s=0.02)
+    assert Roofline(LLADA_8B, RTX4090, calibration).step_time(work).overhead_s == 0.02
+
+
+@given(
+    t=st.integers(1, 300),
+    prompt=st.integers(1, 900),
+    gen=st.integers(1, 300),
+    members=st.integers(1, 40),
+    ratio=st.floats(0, 1),
+    shape=st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]),
+)
+def test_reuse_never_costs_more_arithmetic_than_a_full_refresh(t, prompt, gen, members, ratio, shape):
+    cache = replace(DEMO, transfer_ratio=ratio)
+    roofline = Roofline(shape, L40S)
+    full = roofline.step_time(step_work(cache.step(1, prompt, gen), members, shape))
+    found = roofline.step_time(step_work(cache.step(t, prompt, gen), members, shape))
+    assert 0 < found.flops <= full.flops
+    assert (found.flops == full.flops) == (cache.step(t, prompt, gen).query_rows == prompt + gen)
+
+
+def test_extra_work_is_charged_to_its_part():
+    base = step_work(DEMO.step(1, 256, 256), 1, LLADA_8B)
+    roofline = Roofline(LLADA_8B, L40S)
+    before = roofline.step_time(base)
+    for name, part in (
+        ("extra_linear_flops", "linear_s"),
+        ("extra_weight_bytes", "linear_s"),
+        ("extra_attention_flops", "attention_s"),
+        ("extra_cache_bytes", "attention_s"),
+    ):
+        huge = 10**15
+        after = roofline.step_time(replace(base, **{name: huge}))
+        rate = L40S.peak_flops if name.endswith("flops") else L40S.bandwidth
+        assert getattr(after, part) >= huge / rate
+        others = {"linear_s", "attention_s", "logits_s"} - {part}
+        assert all(getattr(after, other) == getattr(before, other) for other in others)
+    with pytest.raises(ValueError, match="extra_linear_flops=-1"):
+        replace(base, extra_linear_flops=-1)
+
+
+def test_simulation_counts_the_rows_that_are_computed():
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    prompts = [prompt_of(MHA, n, p) for n, p in enumerate((3, 41, 17, 5, 6))]
+    shape = ModelShape.from_llada(MHA.config, name="tiny", dtype_bytes=4)
+    for cache in (DEMO, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5)):
+        config = engine_config(3)
+        real = run(
+            FeatureCacheTorchExecutor(network(MHA), config, cache, batch_size=3),
+            config,
+            prompts,
+            generation,
+            batch_size=3,
+        )[1]
+        charged = run(
+            FeatureCacheRooflineExecutor(Roofline(shape, L40S), config, cache),
+            config,
+            prompts,
+            generation,
+            batch_size=3,
+        )[1]
+        counts = [
+            [(r.query_tokens, r.logit_rows, r.committed_tokens, r.finished) for r in records]
+            for records in (real, charged)
+        ]
+        assert counts[0] == counts[1]
+        assert [count[0] for count in counts[0]][:2] == [3 * 57, 3 * cache.step(2, 41, 16).query_rows]
+        assert len(real) == 32
+        assert all(r.duration_s > 0 for r in charged)
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+
+def test_four_tensors_per_token():
+    assert memory_bytes_per_token(LLADA_8B) == 2 * LLADA_8B.kv_bytes_per_token == 2**20
+    assert memory_bytes_per_token(DREAM_7B) == 28 * 2 * (2 * 4 * 128 + 2 * 3584)
+
+
+def test_the_caches_take_what_the_plan_says():
+    executor = FeatureCacheTorchExecutor(network(GQA), engine_config(2), DEMO, batch_size=2)
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    engine = Engine(StaticBatchScheduler(executor.config, KvPool(0), NoCache(), batch_size=2), executor)
+    for i, p in enumerate((5, 9)):
+        engine.submit(Request(request_id=i, prompt_len=p, prompt_ids=prompt_of(GQA, i, p), generation=generation))
+    engine.step()
+    tensors = [t for c in executor._batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
+    shape = ModelShape.from_llada(GQA.config, name="tiny", dtype_bytes=4)
+    assert sum(t.nbytes for t in tensors) == 2 * 25 * memory_bytes_per_token(shape)
+    engine.run()
+    assert executor._batch is None
+
+
+def test_a_static_batch_takes():
+    """Every row has its features, the response rows logits; upstream copies these all at once."""
+    plan = partial(
+        feature_cache_footprint, LLADA_8B, L40S.memory_bytes, 512, GenerationConfig(gen_length=256), copied_bytes=2
+    )
+    footprint, upstream = plan(), plan(is_upstream=True)
+    rows = 512 * (2**20 + LLADA_8B.activation_bytes_per_query_token)
+    assert footprint.per_request_bytes == rows + 256 * 126464 * 2
+    assert upstream.per_request_bytes == rows + 256 * 2 * 126464 * 2
+    assert footprint.fixed_bytes - upstream.fixed_bytes == REDUCTION_ROWS * 126464 * 2
+    assert footprint.peak_bytes(3) == footprint.fixed_bytes + 3 * footprint.per_request_bytes

@@ -1,0 +1,225 @@
+"""Token by token: the engine, the reference samplers and committed ids agree; and, where a folder of ids recorded
+from published code is given, the engine reproduces those."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.make_golden import CHECKPOINTS, GOLDEN, SAMPLERS, sample
+
+from engines.errors import UserError
+from engines.models.checkpoint import read_config
+from repro.checks.goldens import GOLDEN_DIR, METHODS, CaseResult, GoldenCase, read_cases, replay
+
+CASES = read_cases(GOLDEN_DIR)
+
+
+def of_method(method: str, cases: Sequence[GoldenCase] = CASES) -> list[GoldenCase]:
+    return [case for case in cases if case.method == method]
+
+
+def checkpoint_name(case: GoldenCase) -> str:
+    return Path(case.options.model).name
+
+
+def replay_under(case: GoldenCase, tie_policy: str | None) -> CaseResult:
+    return replay(replace(case, options=replace(case.options, tie_policy=tie_policy)))
+
+
+def is_ranked(case: GoldenCase) -> bool:
+    """Whether ranks decide; parallel decoding commits by level, and takes no order of ties."""
+    return not case.options.generation.is_parallel
+
+
+# ---- what is committed --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_the_checkpoints_are_those_of_the_seeds(name: str) -> None:
+    folder, model = GOLDEN / "checkpoints" / name, CHECKPOINTS[name]
+    stored, made = load_file(folder / "model.safetensors"), model.weights()
+    assert stored.keys() == made.keys()
+    assert all(torch.equal(stored[key], made[key]) for key in made)
+    assert read_config(folder) == model.config
+
+
+def test_nothing_else_is_shipped() -> None:
+    files = {path.relative_to(GOLDEN_DIR).as_posix(): path for path in GOLDEN_DIR.rglob("*") if path.is_file()}
+    of_checkpoints = {f"checkpoints/{c}/{file}" for c in CHECKPOINTS for file in ("config.json", "model.safetensors")}
+    assert files.keys() == {"README.md", "cases.json"} | of_checkpoints
+    assert sum(path.stat().st_size for path in files.values()) < 1.5e6
+    assert GOLDEN == GOLDEN_DIR
+
+
+def test_every_method_has_cases() -> None:
+    """Those recorded from dLLM-Serve's own code have the same rules as dllm_serve_*, and are in other folders."""
+    counts = Counter(case.method for case in CASES)
+    assert (
+        counts.keys() == SAMPLERS.keys() == set(METHODS) - {"dllm_serve_upstream_head", "dllm_serve_upstream_uniform"}
+    )
+    assert min(counts.values()) >= 6
+    assert all(case.required and case.nfe is not None for case in CASES)
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert f"{len(CASES)} cases, {len(counts)} methods" in (GOLDEN_DIR / "README.md").read_text()
+
+
+def values(methods: str, key: str) -> set[object]:
+    return {case.params.get(key) for case in CASES if case.method.startswith(methods)}
+
+
+def test_the_goldens_cover_the_grid() -> None:
+    for methods, key, expected in (
+        ("llada", "cfg_scale", {None, 0.5, 1.0, 2.0}),
+        *(
+            (f"fast_dllm_{cache}", key, expected)
+            for cache in ("nocache", "prefix_cache", "dual_cache")
+            for key, expected in (("threshold", {None, 0.9, 0.4, 0.05}), ("factor", {None, 0.5, 1.2, 2.5}))
+        ),
+        ("sparse_dllm", "keep_ratio", {0.2, 0.3, 0.5, 1.0}),
+        ("sparse_dllm", "kernel_size", {1, 3, 5}),
+        ("dllm_cache", "prompt_interval", {1, 2, 3, 4, 5, 100}),
+        ("dllm_cache", "gen_interval", {1, 2, 3, 5, 6, 7, 100}),
+        ("dllm_cache", "transfer_ratio", {0.0, 0.02, 0.25, 0.3, 0.5, 1.0}),
+        *(
+            (f"{family}dllm_serve_{selection}", "delay_step", {0, 1})
+            for family in ("", "dream_")
+            for selection in ("head", "uniform", "dense")
+        ),
+        *((f"dllm_serve_{selection}", "threshold", {None, 0.25, 0.6}) for selection in ("head", "uniform", "dense")),
+        *((f"dllm_serve_{selection}", "first_token_rule", {False, True}) for selection in ("head", "uniform", "dense")),
+        ("dllm_serve", "factor", {None, 0.5, 1.2, 2.5}),
+        *(
+            (f"{family}dllm_serve_{selection}", "keep_ratio", {0.2, 0.3, 0.5, 1.0})
+            for family in ("", "dream_")
+            for selection in ("head", "uniform")
+        ),
+        *(
+            (f"{family}dllm_serve_{selection}", "kernel_size", {1, 3, 5})
+            for family in ("", "dream_")
+            for selection in ("head", "uniform")
+        ),
+        ("dream_vanilla", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
+        ("dream_sparse", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
+        ("dream_dllm_cache", "alg", {"entropy", "maskgit_plus", "topk_margin"}),
+        ("dream_prefix", "alg", {"entropy", "maskgit_plus", "confidence_threshold"}),
+        ("dream_dual", "threshold", {None, 0.3, 0.7, 0.9}),
+        ("dream_dllm_serve", "threshold", {None, 0.25, 0.6}),
+    ):
+        assert values(methods, key) == expected, (methods, key)
+    combined = {
+        (case.method, case.params["delay_step"], case.params.get("threshold"), case.params["first_token_rule"])
+        for case in CASES
+        if case.method.startswith("dllm_serve")
+    }
+    assert len(combined & set(product(METHODS, (0, 1), (None, 0.25, 0.6), (False, True)))) == 3 * 3 * 3
+    serve = [case.options.generation for case in CASES if case.method.startswith("dllm_serve")]
+    assert any(generation.gen_length % generation.block_length for generation in serve)
+    assert any(generation.steps > generation.gen_length for generation in serve)
+    assert any(generation.steps < generation.gen_length for generation in serve)
+    on = defaultdict(set)
+    for case in CASES:
+        on[case.method.split("_")[0]].add(checkpoint_name(case))
+    assert on["dream"] == {"dream"}
+    assert on["dllm"] == CHECKPOINTS.keys() - {"dream"}
+    assert sum(case.tie_sensitive for case in CASES) > 10
+
+
+def test_only_published_samplers_commit_a_mask_id() -> None:
+    """One that stays in the text is how they behave; ours never commits it."""
+    with_mask = {case.method for case in CASES if CHECKPOINTS[checkpoint_name(case)].mask_id in case.expected_ids}
+    assert with_mask == {"llada", "sparse_dllm", "dllm_cache"}
+
+
+def test_the_methods_give_different_ids() -> None:
+    """A comparison that could not fail would prove nothing."""
+    outputs: dict[object, dict[str, set[tuple[int, ...]]]] = defaultdict(lambda: defaultdict(set))
+    for case in CASES:
+        shape = case.options.generation
+        key = (checkpoint_name(case), case.prompt_ids, shape.gen_length, shape.block_length, shape.steps)
+        outputs[key][case.method].add(case.expected_ids)
+    differ, pairs = Counter[frozenset[str]](), Counter[frozenset[str]]()
+    for found in outputs.values():
+        for a in found:
+            for b in found:
+                if a < b:
+                    pairs[frozenset((a, b))] += 1
+                    differ[frozenset((a, b))] += found[a].isdisjoint(found[b])
+    # Two names for one loop.
+    same = frozenset(("dream_vanilla", "dream_nocache"))
+    assert pairs[same]
+    assert not differ[same]
+    assert len(pairs) > 40
+    assert not [sorted(pair) for pair, count in pairs.items() if count >= 3 and pair != same and not differ[pair]]
+    assert differ.total() > pairs.total() / 2
+
+
+# ---- who agrees ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", SAMPLERS)
+def test_reference_samplers(method: str) -> None:
+    for case in of_method(method)[::4]:
+        name = checkpoint_name(case)
+        sampled = sample(name, method, CHECKPOINTS[name].weights(), case.prompt_ids, case.params)
+        assert sampled.token_ids == case.expected_ids, case.id
+        assert sampled.forwards == case.nfe, case.id
+
+
+@pytest.mark.parametrize("method", SAMPLERS)
+def test_engine(method: str) -> None:
+    """Under the stable rule every case; in the library's order those that no tie decides."""
+    for case in of_method(method):
+        policies = ("stable", "parity") if is_ranked(case) and not case.tie_sensitive else ("stable",)
+        for policy in policies:
+            assert replay_under(case, policy).difference is None, f"{case.id} {policy}"
+
+
+def test_the_librarys_order_is_refused_where_levels_decide() -> None:
+    case = next(case for case in of_method("dllm_serve_head") if case.params.get("threshold") is not None)
+    with pytest.raises(UserError, match=r"tie_policy='parity' has no effect with parallel decoding.*: leave it out"):
+        replay_under(case, "parity")
+
+
+# ---- ids recorded from published code -----------------------------------------------------------
+
+FOLDER_VARIABLE = "REPRO_GOLDEN_DIR"
+
+
+@pytest.fixture(scope="module")
+def recorded() -> tuple[GoldenCase, ...]:
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        pytest.skip(f"{FOLDER_VARIABLE} is not set: no ids recorded from published code to compare with")
+    assert json.loads((Path(folder) / "cases.json").read_text()).get("ties", "library") == "library"
+    return read_cases(Path(folder))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recorded_ids(
+    method: str, recorded: tuple[GoldenCase, ...], record_property: Callable[[str, object], None]
+) -> None:
+    """By default, under the stable rule and, where a rank decides, in the library's order."""
+    cases = of_method(method, recorded)
+    if not cases:
+        pytest.skip(f"no {method} cases there")
+    wrong, tally = [], Counter[str]()
+    for case in cases:
+        library = "parity" if is_ranked(case) else None
+        for policy in (None, "stable", library) if case.required else (library,):
+            found = replay_under(case, policy)
+            label = (policy or "default") if case.required else "not required"
+            tally[f"{label} {'equal' if found.passed else 'different'}"] += 1
+            if case.required and not found.passed:
+                wrong.append(f"{case.id} ({policy}): {found.difference}")
+    record_property(method, dict(tally))
+    print(f"{method}: {', '.join(f'{count} {what}' for what, count in sorted(tally.items()))}")
+    assert not wrong

@@ -1,0 +1,101 @@
+"""The plain samplers that baselines are timed against: they give the ids our engine gives, so the times compare
+equal work; and what every executor counts as its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import baseline_steps
+import pytest
+import torch
+from baseline_steps import BASELINES, Baseline, prompts_of, time_baseline
+from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
+
+from engines.dllm.config import GenerationConfig
+from engines.dllm.executor.torch import TorchExecutor
+from engines.models.llada import LLaDABlock, LLaDAModelLM
+from engines.runtime import step_timer as timer
+
+GENERATIONS = (
+    GenerationConfig(gen_length=16, block_length=8, steps=16),
+    GenerationConfig(gen_length=24, block_length=8, steps=9),
+)
+NAMES = [baseline.name for baseline in BASELINES]
+
+
+def ids_of(
+    baseline: Baseline, model: TinyModel, lengths: tuple[int, ...], generation: GenerationConfig, **how: Any
+) -> Any:
+    prompts = [prompt_of(model, 7 * i + sum(lengths), length) for i, length in enumerate(lengths)]
+    engine = baseline.engine(network(model), prompts, generation)
+    num_steps = len(engine.run())
+    sampler = baseline.sampler(network(model), prompts, generation, stable=True, **how)
+    with torch.inference_mode():
+        kinds = list(sampler.steps())
+    assert len(kinds) == num_steps
+    return [list(engine.take_output(i) or ()) for i in range(len(lengths))], sampler.token_ids
+
+
+@pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
+@pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
+@pytest.mark.parametrize("published", [False, True], ids=["bare", "published"])
+def test_the_plain_samplers_give_our_ids(baseline: Baseline, model: TinyModel, published: bool) -> None:
+    for generation in GENERATIONS:
+        for lengths in ((11,), (13, 13), (5, 19, 12)):
+            ours, plain = ids_of(baseline, model, lengths, generation, published=published)
+            assert ours == plain, (lengths, generation)
+
+
+def test_the_baselines_give_different_ids() -> None:
+    """The control of the test above."""
+    found = {}
+    for baseline in BASELINES:
+        ours, _ = ids_of(baseline, MHA, (5, 19, 12), GENERATIONS[0])
+        found[baseline.name] = str(ours)
+    # Without a cache Fast-dLLM is the plain sampler, but for its float64 confidence.
+    assert len(set(found.values())) == len(BASELINES) - (found["llada"] == found["fast-dllm-none"])
+
+
+def test_every_kind_of_step_is_timed() -> None:
+    kinds = {}
+    for baseline in BASELINES:
+        prompts = prompts_of(network(MHA), 2, 4, 6)
+        rows = time_baseline(baseline, "mha", network(MHA), prompts, GENERATIONS[0], repeats=1)
+        kinds[baseline.name] = {row.kind for row in rows}
+        assert all(row.ours_ms > 0 and row.bare_ms > 0 and row.published_ms > 0 for row in rows)
+        assert all(0 <= row.outside < 1 for row in rows)
+        assert sum(row.steps for row in rows if row.kind != "generation") == GENERATIONS[0].steps - 1
+    assert kinds == {
+        "llada": {"refresh"},
+        "fast-dllm-none": {"refresh"},
+        "fast-dllm-prefix": {"refresh", "reuse", "generation"},
+        "fast-dllm-dual": {"refresh", "reuse", "generation"},
+        "sparse-dllm": {"refresh", "build", "reuse", "generation"},
+        "dllm-cache": {"partial", "response", "generation"},
+        "dllm-serve": {"refresh", "build", "reuse", "generation"},
+    }
+    assert "to published" in baseline_steps.table(rows)
+
+
+@pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)
+def test_the_forward_is_counted_alike(baseline: Baseline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that only what is listed here moves: layers and output head are in, all else is not."""
+    now = 0.0
+
+    def takes(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return function(*args, **kwargs)
+
+        return slow
+
+    monkeypatch.setattr(timer, "perf_counter", lambda: now)
+    monkeypatch.setattr(LLaDABlock, "mlp", takes(1, LLaDABlock.mlp))
+    monkeypatch.setattr(LLaDAModelLM, "logits", takes(10, LLaDAModelLM.logits))
+    for name in ("_admit", "_layout_of", "_candidates", "_choose", "_sampling", "_read_back"):
+        monkeypatch.setattr(TorchExecutor, name, takes(1000, getattr(TorchExecutor, name)))
+    prompts = [prompt_of(MHA, i, 6) for i in range(2)]
+    records = baseline.engine(network(MHA), prompts, GENERATIONS[0]).run()
+    assert {record.forward_s for record in records} == {MHA.layers + 10}

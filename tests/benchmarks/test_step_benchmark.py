@@ -1,0 +1,106 @@
+"""The step and head benchmarks time what the engine runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import logits
+import pytest
+import step
+import torch
+from step import KINDS, Batch, run_round, time_steps
+from support.tiny_models import GQA, network
+
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig
+from engines.dllm.executor.roofline import step_work
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.plan import StepPlan
+from engines.dllm.scheduling.phase import DelayedCache, Phase
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.hardware.catalogue import L40S
+from engines.hardware.roofline import Roofline
+from engines.models.shape import ModelShape
+from engines.runtime.step_timer import STEP_PARTS
+
+BATCH = Batch(size=3, total_len=20, block_length=6, config=EngineConfig(max_num_batched_tokens=60, max_model_len=20))
+SHAPE = ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=4)
+
+
+def scheduled(batch: Batch) -> list[StepPlan]:
+    scheduler = PhaseScheduler(batch.config, KvPool(batch.kv_rows), DelayedCache())
+    for request in batch.requests(GQA.vocab, GQA.mask_id):
+        scheduler.submit(request)
+    plans = []
+    while (plan := scheduler.schedule()) is not None:
+        plans.append(plan)
+        scheduler.complete(plan, tuple(item.commit for item in plan.items), {})
+    return plans
+
+
+def test_a_block_is_what_the_scheduler_makes_of_it() -> None:
+    requests = BATCH.requests(GQA.vocab, GQA.mask_id)
+    assert BATCH.prologue(requests) + BATCH.timed("reuse") == scheduled(BATCH)
+
+
+def test_the_kinds_are_what_they_say() -> None:
+    batch = replace(BATCH, block_length=12)
+    phases = {kind: [tuple(item.phase for item in plan.items) for plan in batch.timed(kind)] for kind in KINDS}
+    assert set(phases["reuse"]) == {(Phase.REUSE,) * 3}
+    assert len(phases["reuse"]) == 10
+    assert all(phase.is_refresh for row in phases["refresh"] for phase in row)
+    assert all(len({phase.is_refresh for phase in row}) == 2 for row in phases["mixed"])
+    # No two steps in a row compute the same rows but of Reuse: their metadata is made anew, as when serving.
+    for kind in ("refresh", "mixed"):
+        assert len(phases[kind]) == step.NUM_REFRESH_STEPS
+        assert all(one != other for one, other in zip(phases[kind], phases[kind][1:], strict=False))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_round_is_the_same_work(kind: str) -> None:
+    requests = BATCH.requests(GQA.vocab, GQA.mask_id)
+    executor = TorchExecutor(network(GQA), BATCH.config, BATCH.kv_rows, num_slots=3, profile_every=1)
+    rounds = [run_round(executor, BATCH, kind, requests) for _ in range(2)]
+    for own in rounds:
+        assert [outcome.committed for outcome in own.outcomes] == [(1, 1, 1)] * len(BATCH.timed(kind))
+        assert len(own.parts) == len(own.outcomes)
+        assert own.seconds >= sum(parts[part] for parts in own.parts for part in STEP_PARTS) > own.forward_s > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_of_the_table(kind: str) -> None:
+    row = time_steps(GQA.name, network(GQA), BATCH, kind, L40S, repeats=2, warmup=0)
+    plans = BATCH.timed(kind)
+    bounds = [Roofline(SHAPE, L40S).lower_bound_s(step_work(plan, BATCH.config)) for plan in plans]
+    assert row.bound_ms == pytest.approx(1e3 * sum(bounds) / len(plans))
+    assert row.steps == 2 * len(plans)
+    assert row.tokens_s == pytest.approx(3e3 / row.ms)
+    assert 0 < row.host < 1
+    assert 0 < row.outside < 1
+    assert row.graph == 0
+    assert kind in step.table([row])
+
+
+def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
+    hidden = torch.randn((64, GQA.width), generator=torch.Generator().manual_seed(0))
+    rows = [logits.time_head(GQA.name, network(GQA), hidden, size, L40S, repeats=1) for size in (8, 64)]
+    assert [row.chunks for row in rows] == [8, 1]
+    assert all(row.peak_bytes >= row.max_num_logits * GQA.vocab * 4 for row in rows)
+    assert rows[0].peak_bytes < rows[1].peak_bytes
+    weights, whole = SHAPE.streamed_weight_bytes_head, 64 * SHAPE.logits_bytes_per_row()
+    assert [row.chunked_ms for row in rows] == pytest.approx(
+        [1e3 * (chunks * weights + whole) / L40S.bandwidth for chunks in (8, 1)]
+    )
+    assert [row.whole_ms for row in rows] == pytest.approx([1e3 * weights / L40S.bandwidth] * 2)
+    assert GQA.name in logits.table(rows)
+
+
+@pytest.mark.gpu
+def test_a_device_tells_its_own_share_of_the_host() -> None:
+    model = network(GQA).to("cuda")
+    try:
+        row = time_steps(GQA.name, model, BATCH, "reuse", L40S, repeats=2, warmup=1)
+        assert 0 < row.host < 1
+        assert 0 < row.outside < 1
+    finally:
+        model.to("cpu")

@@ -1,0 +1,206 @@
+"""Memory plans: exact numbers for the paper's two cards, and what must hold for any."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.memory.budget import (
+    PAPER_CASES,
+    PlanCase,
+    compare_logit_budgets,
+    concurrency,
+    divide_memory,
+    logit_rows_at_once,
+    plan_memory,
+    rows_for_request,
+)
+from engines.errors import UserError
+from engines.models.shape import DREAM_7B, LLADA_8B
+
+GB = 10**9
+CONFIG_4090 = EngineConfig(max_num_batched_tokens=4000, max_num_logits=2048)
+PAPER_REQUEST = GenerationConfig(gen_length=256, block_length=32)
+
+
+def test_decomposed_plan_of_24_gb_by_hand():
+    plan = plan_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
+    assert plan.weights_bytes == 16_031_162_368
+    assert plan.activation_bytes == 4000 * 112 * 1024
+    assert plan.logits_bytes == 2 * 2048 * 126_464 * 2
+    assert plan.guard_bytes == 1_200_000_000
+    assert plan.kv_bytes == 5_274_092_544
+    assert plan.kv_rows == 10_059
+
+
+def test_paper_cases():
+    rows = compare_logit_budgets(LLADA_8B, PAPER_CASES)
+    table = [(r.label, r.logits, r.logit_rows, r.plan.kv_rows, r.requests, r.verdict) for r in rows]
+    assert table == [
+        ("rtx4090", "decomposed", 2048, 10_059, 34, "fits"),
+        ("rtx4090", "monolithic", 4000, 8_176, 27, "fits"),
+        ("l40s", "decomposed", 2048, 50_838, 172, "fits"),
+        ("l40s", "monolithic", 16_384, 37_006, 125, "fits"),
+    ]
+    # The L40S batch in one piece is the paper's 8.3 GB: 16384 rows, logits and their softmax.
+    assert rows[3].plan.logits_bytes == 8_287_944_704
+    assert {r.obtained for r in rows} == {"simulated"}
+
+
+def test_logits_in_another_type_and_without_a_softmax_copy():
+    plan = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
+    double = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", logits_dtype_bytes=4)
+    fused = divide_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", logit_copies=1)
+    assert double.logits_bytes == 2 * plan.logits_bytes == 4 * fused.logits_bytes
+    assert plan.kv_bytes - double.kv_bytes == plan.logits_bytes
+
+
+def test_fewer_batched_tokens_than_max_num_logits_need_no_more_rows():
+    config = EngineConfig(max_num_batched_tokens=1000, max_num_logits=2048)
+    assert logit_rows_at_once(config, "decomposed") == logit_rows_at_once(config, "monolithic") == 1000
+
+
+def test_measured_activations_replace_the_formula():
+    plan = plan_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed", activations_measured_bytes=123)
+    assert plan.activation_bytes == 123
+    assert sum_of_parts(plan) == 24 * GB
+
+
+def sum_of_parts(plan):
+    return plan.weights_bytes + plan.activation_bytes + plan.logits_bytes + plan.guard_bytes + plan.kv_bytes
+
+
+CONFIGS = st.builds(EngineConfig, max_num_batched_tokens=st.integers(1, 40_000), max_num_logits=st.integers(1, 40_000))
+
+
+@given(CONFIGS, st.integers(1, 200 * GB), st.floats(0, 0.5), st.sampled_from([LLADA_8B, DREAM_7B]))
+def test_parts_are_the_whole_and_decomposition_never_costs_memory(config, memory, guard, shape):
+    plans = {
+        mode: divide_memory(shape, memory, config, logit_rows=mode, guard_fraction=guard)
+        for mode in ("decomposed", "monolithic")
+    }
+    for plan in plans.values():
+        assert sum_of_parts(plan) == memory
+        assert plan.fits == (plan.kv_bytes >= 0)
+        assert (
+            0 <= plan.kv_bytes - plan.kv_rows * shape.kv_bytes_per_token < shape.kv_bytes_per_token or plan.kv_rows == 0
+        )
+    freed = plans["decomposed"].kv_bytes - plans["monolithic"].kv_bytes
+    rows = max(0, config.max_num_batched_tokens - config.max_num_logits)
+    assert freed == rows * shape.logits_bytes_per_row() * 2
+
+
+def test_smallest_memory_that_is_accepted():
+    """The longest admitted request needs floor(r (L - 32)) + 32 rows, to the byte."""
+    config = EngineConfig(max_num_batched_tokens=16384, max_model_len=4096)
+    rows = 4064 // 2 + 32
+    needed = (
+        LLADA_8B.weight_bytes
+        + 16384 * LLADA_8B.activation_bytes_per_query_token
+        + 2 * 2048 * LLADA_8B.logits_bytes_per_row()
+        + rows * LLADA_8B.kv_bytes_per_token
+    )
+    plan = plan_memory(LLADA_8B, needed, config, logit_rows="decomposed", guard_fraction=0.0)
+    assert plan.kv_rows == rows
+    with pytest.raises(
+        UserError,
+        match=rf"memory_bytes={needed - 1}: budget too small for one request.*{rows} KV rows.*max_model_len=4096",
+    ):
+        plan_memory(LLADA_8B, needed - 1, config, logit_rows="decomposed", guard_fraction=0.0)
+    smaller = plan_memory(
+        LLADA_8B, needed - 1, config, logit_rows="decomposed", guard_fraction=0.0, rows_of_one_request=rows - 1
+    )
+    assert smaller.kv_rows == rows - 1
+
+
+def test_a_request_longer_than_a_step_is_not_planned_for():
+    config = EngineConfig(max_num_batched_tokens=1000, max_model_len=4096)
+    base = LLADA_8B.weight_bytes + 1000 * LLADA_8B.activation_bytes_per_query_token
+    memory = base + 2 * 1000 * LLADA_8B.logits_bytes_per_row() + 516 * LLADA_8B.kv_bytes_per_token
+    assert plan_memory(LLADA_8B, memory, config, logit_rows="decomposed", guard_fraction=0.0).kv_rows == 968 // 2 + 32
+
+
+def test_a_card_below_the_weights_is_refused_with_the_fix():
+    with pytest.raises(
+        UserError,
+        match=r"budget too small for one request.*-\d+ bytes.*lower max_num_batched_tokens=4000, max_num_logits=2048",
+    ):
+        plan_memory(LLADA_8B, 16 * GB, CONFIG_4090, logit_rows="decomposed")
+    with pytest.raises(UserError) as caught:
+        plan_memory(LLADA_8B, 16 * GB, CONFIG_4090, logit_rows="monolithic")
+    assert "max_num_logits" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logit_rows": "chunked"}, "logit_rows='chunked'"),
+        ({"guard_fraction": 1.0}, "guard_fraction=1.0"),
+        ({"logit_copies": 0}, "logit_copies=0"),
+        ({"logits_dtype_bytes": 0}, "logits_dtype_bytes=0"),
+        ({"activations_measured_bytes": -1}, "activations_measured_bytes=-1"),
+        ({"memory_bytes": 0}, "memory_bytes=0"),
+    ],
+)
+def test_bad_arguments_are_refused(change, message):
+    arguments = {"memory_bytes": 24 * GB, "logit_rows": "decomposed", **change}
+    with pytest.raises(UserError, match=re.escape(message)):
+        plan_memory(LLADA_8B, config=CONFIG_4090, **arguments)
+
+
+def test_comparison_says_what_does_not_fit():
+    config = EngineConfig(max_num_batched_tokens=16384)
+    rows = compare_logit_budgets(LLADA_8B, [PlanCase(label="small", memory_bytes=24 * GB, config=config)])
+    assert rows[0].verdict == "fits"
+    assert rows[1].verdict == "does not fit: 3398155264 bytes short before any KV"
+    assert (rows[1].plan.kv_bytes, rows[1].plan.kv_rows, rows[1].requests) == (-3_398_155_264, 0, 0)
+    tight = PlanCase(label="tight", memory_bytes=24 * GB - rows[0].plan.kv_bytes * 100 // 95, config=config)
+    assert compare_logit_budgets(LLADA_8B, [tight])[0].verdict == "KV too small for one request of 556 tokens"
+
+
+def test_rows_of_the_papers_request():
+    """556 tokens, block 32, r = 0.5: 262 of the 524 context rows and the block."""
+    assert rows_for_request(556, PAPER_REQUEST, SparsityConfig(retention_ratio=0.5)) == 262 + 32
+
+
+@pytest.mark.parametrize(
+    ("total", "generation", "sparsity", "rows"),
+    [
+        (100, GenerationConfig(gen_length=64), SparsityConfig(selection="dense"), 100),
+        (100, GenerationConfig(gen_length=64), SparsityConfig(retention_ratio=1.0), 100),
+        (100, GenerationConfig(gen_length=50), SparsityConfig(retention_ratio=0.1), 6 + 32),
+        # One block shorter than block_length: 12 of its own, half of the 88 others.
+        (100, GenerationConfig(gen_length=12), SparsityConfig(retention_ratio=0.5), 44 + 12),
+        (32, GenerationConfig(gen_length=32), SparsityConfig(retention_ratio=0.5), 32),
+        (33, GenerationConfig(gen_length=32), SparsityConfig(retention_ratio=0.01), 1 + 32),
+    ],
+)
+def test_rows_for_request(total, generation, sparsity, rows):
+    assert rows_for_request(total, generation, sparsity) == rows
+
+
+@given(st.integers(0, 500), st.integers(1, 300), st.integers(1, 64), st.floats(0.01, 1))
+def test_no_block_needs_more_rows_than_its_request_holds(prompt, gen, block, retention):
+    generation = GenerationConfig(gen_length=gen, block_length=block, steps=gen)
+    sparsity = SparsityConfig(retention_ratio=retention)
+    needs = []
+    for start in range(0, gen, block):
+        own = min(block, gen - start)
+        needs.append(sparsity.kept_rows(prompt + gen - own) + own)
+    assert rows_for_request(prompt + gen, generation, sparsity) == max(needs)
+
+
+def test_total_length_includes_the_generation():
+    with pytest.raises(UserError, match="total_len=100 is less than gen_length=256"):
+        rows_for_request(100, PAPER_REQUEST, SparsityConfig())
+
+
+def test_concurrency_is_capped_by_rows_and_by_slots():
+    plan = plan_memory(LLADA_8B, 24 * GB, CONFIG_4090, logit_rows="decomposed")
+    assert concurrency(plan, CONFIG_4090, 556, PAPER_REQUEST) == 10_059 // 294 == 34
+    assert concurrency(plan, replace(CONFIG_4090, max_num_seqs=8), 556, PAPER_REQUEST) == 8

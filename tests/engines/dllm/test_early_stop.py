@@ -1,0 +1,526 @@
+"""``stop_at_eos``: a request ends at its first finished block that holds a stop token, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
+from typer.testing import CliRunner
+
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.method import Method, method
+from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.plan import StepOutcome, StepPlan
+from engines.dllm.request import Request, StepRecord
+from engines.dllm.scheduling.phase import DelayedCache, NoCache
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.sequence import Sequence as LiveSequence
+from engines.dllm.sequence import cache_rows
+from engines.errors import UserError
+from engines.hardware.catalogue import gpu
+from engines.hardware.roofline import Roofline
+from engines.models.chat import stop_token_ids
+from engines.models.checkpoint import TINY_DIR, read_config
+from engines.models.shape import ModelShape
+from repro.cli.main import app
+from repro.runs.cell import Cell
+from repro.runs.clock import WallClock
+from repro.runs.drivers.steps import drive_steps
+from repro.runs.experiment import prepare
+from repro.runs.metrics import throughput_tok_s
+from repro.runs.validity import assess
+from repro.systems.calibration import load_calibration
+from repro.tasks.generators import GENERATORS
+
+Ids = tuple[int, ...]
+Stop = tuple[Ids, int | None]
+"""Generated ids, and how many of them up to and including the first stop token; None where none ended it."""
+MAX_TOTAL = 40
+
+
+def stopped_by_hand(ids: Ids, generation: GenerationConfig, stop_ids: frozenset[int], eos: int) -> Stop:
+    """What early stopping makes of the ids of the whole generation."""
+    for end in range(generation.block_length, generation.gen_length + generation.block_length, generation.block_length):
+        places = [place for place, token in enumerate(ids[:end]) if token in stop_ids]
+        if places:
+            return ids[:end] + (eos,) * (generation.gen_length - min(end, generation.gen_length)), places[0] + 1
+    return ids, None
+
+
+def drive(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> tuple[dict[int, Stop], list[StepRecord]]:
+    """``arrivals`` are (engine step, request). Rows and slots must all be free in the end."""
+    pending, outputs, records, index = sorted(arrivals, key=lambda arrival: arrival[0]), {}, [], 0
+    while pending or engine.has_work:
+        while pending and pending[0][0] <= index:
+            engine.submit(pending.pop(0)[1])
+        record = engine.step()
+        index += 1
+        assert index < 1000, "no request takes that many steps"
+        if record is None:
+            continue
+        records.append(record)
+        lengths = dict(record.stopped)
+        assert lengths.keys() <= set(record.finished)
+        for request_id in record.finished:
+            ids = engine.take_output(request_id)
+            assert ids is not None
+            outputs[request_id] = ids, lengths.get(request_id)
+    assert engine.scheduler.pool.used_rows == 0
+    return outputs, records
+
+
+class WatchedExecutor(TorchExecutor):
+    def execute(self, plan: StepPlan) -> StepOutcome:
+        """A stop is reported of blocks alone that have nothing left to commit, and lies in them."""
+        outcome = super().execute(plan)
+        done = {i.request_id: i for i, n in zip(plan.items, outcome.committed, strict=True) if n >= i.masks_left}
+        assert all(done[i].block_start <= place < done[i].block_end for i, place in outcome.stops.items())
+        return outcome
+
+
+def serve(model: TinyModel, config: EngineConfig, kv_rows: int, stop_ids: frozenset[int]) -> Engine:
+    scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), DelayedCache(delay=config.sparsity.refresh_delay))
+    return Engine(scheduler, WatchedExecutor(network(model), config, kv_rows, stop_ids=stop_ids))
+
+
+@lru_cache(maxsize=4096)
+def whole(model: TinyModel, request: Request, sparsity: SparsityConfig) -> Ids:
+    """The ids of the whole generation, alone."""
+    request = replace(request, request_id=0, generation=replace(request.generation, stop_at_eos=False))
+    config = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, sparsity=sparsity)
+    engine = serve(model, config, cache_rows(request, sparsity), frozenset({0}))
+    return drive(engine, [(0, request)])[0][0][0]
+
+
+@st.composite
+def stop_sets(draw: st.DrawFn, model: TinyModel) -> frozenset[int]:
+    """So many ids that about every third, tenth, ... request meets one early."""
+    return frozenset(range(draw(st.integers(0, 3)), model.mask_id, draw(st.sampled_from((4, 12, 40)))))
+
+
+@st.composite
+def requests(draw: st.DrawFn, model: TinyModel, request_id: int, *, is_parallel: bool = True) -> Request:
+    gen, block = draw(st.integers(1, 16)), draw(st.integers(1, 6))
+    num_blocks = -(-gen // block)
+    prompt_len = draw(st.integers(1, MAX_TOTAL - gen))
+    rules: list[dict[str, float]] = [{}, {}, {"threshold": 0.3}, {"threshold": 0.9}, {"factor": 1.0}]
+    generation = GenerationConfig(
+        gen_length=gen,
+        block_length=block,
+        steps=draw(st.integers(num_blocks, max(num_blocks, gen + 3))),
+        temperature=draw(st.sampled_from((0.0, 0.0, 1.0))),
+        seed=draw(st.integers(0, 3)),
+        stop_at_eos=draw(st.sampled_from((True, True, False))),
+        **(draw(st.sampled_from(rules)) if is_parallel else {}),  # type: ignore[arg-type]
+    )
+    prompt_ids = prompt_of(model, draw(st.integers(0, 99)), prompt_len)
+    return Request(request_id=request_id, prompt_len=prompt_len, prompt_ids=prompt_ids, generation=generation)
+
+
+# ---- dLLM-Serve ---------------------------------------------------------------------------------
+
+
+@st.composite
+def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, frozenset[int], list[tuple[int, Request]]]:
+    model = draw(st.sampled_from((MHA, GQA, LOUD)))
+    scheduler = draw(st.sampled_from(sorted(SCHEDULERS)))
+    sparsity = SparsityConfig(
+        selection=draw(st.sampled_from(("head", "head", "uniform", "dense"))),
+        retention_ratio=draw(st.sampled_from((0.2, 0.5, 1.0))),
+        refresh_delay=draw(st.sampled_from((0, 1))),
+    )
+    arrivals = [
+        (draw(st.integers(0, 10)), draw(requests(model, i, is_parallel=scheduler != "lookahead")))
+        for i in range(draw(st.integers(1, 6)))
+    ]
+    longest = max(request.total_len for _, request in arrivals)
+    largest = max(cache_rows(request, sparsity) for _, request in arrivals)
+    config = EngineConfig(
+        max_num_batched_tokens=longest + draw(st.sampled_from((0, 7, 40, 400))),
+        max_num_logits=draw(st.sampled_from((2, 5, 64))),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_model_len=MAX_TOTAL,
+        scheduler=scheduler,  # type: ignore[arg-type]
+        sparsity=sparsity,
+    )
+    return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), draw(stop_sets(model)), arrivals
+
+
+@settings(max_examples=60)
+@given(mixes())
+def test_stopping_only_cuts_and_company_changes_nothing(
+    mix: tuple[TinyModel, EngineConfig, int, frozenset[int], list[tuple[int, Request]]],
+) -> None:
+    """Every finished block is that of the whole generation, whoever else runs and stops or does not."""
+    model, config, kv_rows, stop_ids, arrivals = mix
+    outputs, _ = drive(serve(model, config, kv_rows, stop_ids), arrivals)
+    for _, request in arrivals:
+        expected: Stop = whole(model, replace(request, request_id=0), config.sparsity), None
+        if request.generation.stop_at_eos:
+            expected = stopped_by_hand(expected[0], request.generation, stop_ids, model.config.eos_token_id)
+            event("stopped" if expected[1] is not None else "ran to the end")
+        assert outputs[request.request_id] == expected, request
+
+
+def test_the_models_own_end_of_text_is_the_default() -> None:
+    """Found in the ids of some seed; no id is named to the executor."""
+    generation = GenerationConfig(gen_length=64, block_length=4, steps=64, temperature=3.0)
+    sparsity, eos, num_early = SparsityConfig(), LOUD.config.eos_token_id, 0
+    config = EngineConfig(max_num_seqs=1, max_model_len=96)
+    for seed in range(12):
+        plain = Request(
+            request_id=0, prompt_len=9, prompt_ids=prompt_of(LOUD, seed, 9), generation=replace(generation, seed=seed)
+        )
+        request = replace(plain, generation=replace(plain.generation, stop_at_eos=True))
+        found = []
+        for asked in (plain, request):
+            rows = cache_rows(asked, sparsity)
+            executor = TorchExecutor(network(LOUD), config, rows)
+            found.append(drive(Engine(PhaseScheduler(config, KvPool(rows), DelayedCache()), executor), [(0, asked)]))
+        (((ids, _),), records), ((stopped,), early) = ((list(out.values()), steps) for out, steps in found)
+        assert stopped == stopped_by_hand(ids, generation, frozenset({eos}), eos)
+        num_early += len(early) < len(records)
+    assert num_early >= 2
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+@pytest.mark.parametrize("rule", [{}, {"threshold": 0.5}, {"factor": 1.0}], ids=str)
+def test_a_stop_frees_rows_and_slot_in_its_step(delay: int, rule: dict[str, float]) -> None:
+    """The next request, for which there was no room, enters at the very next step."""
+    sparsity = SparsityConfig(selection="head", refresh_delay=delay)
+    generation = GenerationConfig(
+        gen_length=20,
+        block_length=4,
+        steps=20,
+        temperature=1.0,
+        stop_at_eos=True,
+        **rule,  # type: ignore[arg-type]
+    )
+    pair = [
+        Request(request_id=i, prompt_len=12, prompt_ids=prompt_of(GQA, i, 12), generation=generation) for i in (0, 1)
+    ]
+    first = whole(GQA, pair[0], sparsity)
+    start = next(start for start in (4, 8, 12) if set(first[start : start + 4]) - set(first[:start]))
+    stop_ids, end = frozenset(set(first[start : start + 4]) - set(first[:start])), start + 4
+    config = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, sparsity=sparsity)
+    outputs, records = drive(
+        serve(GQA, config, cache_rows(pair[0], sparsity), stop_ids), [(0, request) for request in pair]
+    )
+    assert outputs[0] == stopped_by_hand(first, generation, stop_ids, GQA.config.eos_token_id)
+    assert outputs[0][0] == first[:end] + (GQA.config.eos_token_id,) * (20 - end)
+    ends = [record.step for record in records if 0 in record.finished]
+    starts = [record.step for record in records if 1 in record.admitted]
+    assert starts == [ends[0] + 1]
+    assert sum(record.committed_tokens for record in records[: ends[0] + 1]) == end
+    assert [record.first_block for record in records[: ends[0] + 1] if record.first_block] == [(0,)]
+
+
+@pytest.mark.parametrize("rule", [{}, {"threshold": 0.5}], ids=str)
+def test_one_transfer_and_only_where_it_can_matter(rule: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a tensor is a transfer, and a wait for the device. On a fixed schedule only steps that complete a block
+    of a request that asked have one; parallel decoding has its one per step either way."""
+    transfers: list[int] = []
+    tolist = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> object:
+        transfers.append(1)
+        return tolist(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    config = EngineConfig(max_num_seqs=4, max_model_len=MAX_TOTAL)
+    for asked in ((), (1,), (0, 1)):
+        engine = serve(GQA, config, 200, frozenset({GQA.config.eos_token_id}))
+        for i in (0, 1):
+            generation = GenerationConfig(gen_length=12, block_length=6, steps=12, stop_at_eos=i in asked, **rule)  # type: ignore[arg-type]
+            engine.submit(Request(request_id=i, prompt_len=9, prompt_ids=prompt_of(GQA, i, 9), generation=generation))
+        num_steps = 0
+        while engine.has_work:
+            transfers.clear()
+            record = engine.step()
+            assert record is not None
+            completes = num_steps % 6 == 5 and bool(asked)
+            # A finished request's ids are read once more.
+            assert len(transfers) == (bool(rule) or completes) + len(record.finished)
+            num_steps += 1
+
+
+# ---- other samplers, one request at a time ------------------------------------------------------
+
+ALONE = (
+    ("llada", "llada", {}),
+    ("sparse-dllm", "llada", {}),
+    ("dllm-serve", "llada", {"compat": "upstream"}),
+    ("fast-dllm", "llada", {"cache": "none"}),
+    ("fast-dllm", "llada", {"cache": "prefix"}),
+    ("fast-dllm", "llada", {"cache": "dual"}),
+    ("fast-dllm", "dream", {"cache": "dual", "alg": "confidence_threshold"}),
+    ("fast-dllm", "dream", {"cache": "prefix", "alg": "entropy"}),
+    ("sparse-dllm", "dream", {"alg": "topk_margin"}),
+    ("dllm-cache", "dream", {"alg": "origin"}),
+)
+"""System, family of its decode rule, options."""
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["alone", "static"])
+@pytest.mark.parametrize("system", ALONE, ids=lambda system: "-".join((*system[:2], *system[2].values())))
+@settings(max_examples=12)
+@given(data=st.data())
+def test_every_sampler_stops_at_a_finished_block(
+    system: tuple[str, str, dict[str, str]], static: bool, data: st.DataObject
+) -> None:
+    """Also those that may commit the mask token, run idle steps or leave the number of tokens to chance."""
+    chosen = method(*system)
+    model = data.draw(st.sampled_from((GQA, LOUD)))
+    request = data.draw(requests(model, 0, is_parallel=chosen.decode.quota == "even" and not chosen.exact_steps))
+    generation = request.generation
+    if chosen.decode.first_step == "first_position":
+        # One position in a block's first step: a single step would leave masks, and no block would be finished.
+        generation = replace(generation, steps=max(generation.steps, 2 * generation.num_blocks))
+        if chosen.decode.quota == "even":
+            generation = replace(generation, threshold=generation.threshold or 0.9, factor=None)
+    request = replace(request, generation=generation)
+    stop_ids = data.draw(stop_sets(model))
+    rows = cache_rows(request, chosen.sparsity, chosen.rule.window) if chosen.rule.caches else 0
+    config = EngineConfig(
+        max_num_seqs=1,
+        max_model_len=MAX_TOTAL,
+        sparsity=chosen.sparsity,
+        decode=chosen.decode,
+        suppress_mask_token=chosen.suppress_mask_token,
+    )
+
+    def run(asked: bool) -> Stop:
+        scheduler, executor = _one_at_a_time(model, chosen, config, rows, stop_ids, static=static)
+        wanted = replace(request, generation=replace(generation, stop_at_eos=asked))
+        return drive(Engine(scheduler, executor), [(0, wanted), (0, replace(wanted, request_id=1))])[0][1]
+
+    expected = stopped_by_hand(run(False)[0], generation, stop_ids, model.config.eos_token_id)
+    assert run(True) == expected
+
+
+def _one_at_a_time(
+    model: TinyModel, chosen: Method, config: EngineConfig, rows: int, stop_ids: frozenset[int], *, static: bool
+) -> tuple[PhaseScheduler | StaticBatchScheduler, TorchExecutor]:
+    if not static:
+        scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
+        return scheduler, TorchExecutor(network(model), config, rows, stop_ids=stop_ids)
+    batches = StaticBatchScheduler(config, KvPool(rows), chosen.rule, batch_size=1, exact_steps=chosen.exact_steps)
+    return batches, PaddedTorchExecutor(network(model), config, rows, batch_size=1, stop_ids=stop_ids)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_dllm_cache_stops_and_starts_afresh(data: st.DataObject) -> None:
+    """Its caches and step count belong to the request that ended, not to the next."""
+    model = data.draw(st.sampled_from((GQA, LOUD)))
+    config = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, suppress_mask_token=False)
+    pair = [data.draw(requests(model, i, is_parallel=False)) for i in (0, 1)]
+    stop_ids = data.draw(stop_sets(model))
+
+    def run(batch: list[Request]) -> dict[int, Stop]:
+        cache = FeatureCacheConfig(prompt_interval=5, gen_interval=3)
+        executor = FeatureCacheTorchExecutor(network(model), config, cache, batch_size=1, stop_ids=stop_ids)
+        scheduler = StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=1)
+        return drive(Engine(scheduler, executor), [(0, request) for request in batch])[0]
+
+    outputs = run(pair)
+    for request in pair:
+        generation = request.generation
+        expected = run([replace(request, generation=replace(generation, stop_at_eos=False))])[request.request_id]
+        if generation.stop_at_eos:
+            expected = stopped_by_hand(expected[0], generation, stop_ids, model.config.eos_token_id)
+        assert outputs[request.request_id] == expected
+
+
+# ---- the state machine --------------------------------------------------------------------------
+
+
+def test_a_stop_counts_only_once_the_block_is_done() -> None:
+    """Published samplers run the idle steps of a block, which still ends with its last."""
+    generation = GenerationConfig(gen_length=8, block_length=4, steps=12, stop_at_eos=True)
+    request = Request(request_id=0, prompt_len=5, generation=generation)
+    idle = LiveSequence(request, NoCache(), SparsityConfig(), exact_steps=True)
+    for _ in range(5):
+        idle.advance(idle.quota, 6 if idle.quota == idle.masks_left else None)
+        assert not idle.is_finished
+    idle.advance(idle.quota, 6)
+    assert idle.is_finished
+    assert (idle.stop, idle.output_len) == (6, 2)
+
+    at_once = LiveSequence(request, NoCache(), SparsityConfig())
+    at_once.advance(4, 8)
+    assert at_once.is_finished
+    assert at_once.output_len == 4
+
+    to_the_end = LiveSequence(request, NoCache(), SparsityConfig())
+    to_the_end.advance(4)
+    assert (to_the_end.is_finished, to_the_end.block) == (False, 1)
+    to_the_end.advance(4)
+    assert to_the_end.is_finished
+    assert (to_the_end.stop, to_the_end.output_len) == (None, 8)
+
+
+# ---- records ------------------------------------------------------------------------------------
+
+
+def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
+    generation = GenerationConfig(gen_length=16, block_length=4, steps=16)
+    sparsity = SparsityConfig()
+    batch = [
+        Request(
+            request_id=i,
+            prompt_len=10,
+            prompt_ids=prompt_of(MHA, i, 10),
+            generation=replace(generation, stop_at_eos=i < 3),
+        )
+        for i in range(5)
+    ]
+    stop_ids = frozenset({whole(MHA, replace(batch[0], request_id=0), sparsity)[5]})
+    config = EngineConfig(max_num_seqs=2, max_model_len=MAX_TOTAL, sparsity=sparsity)
+    record = drive_steps(serve(MHA, config, 200, stop_ids), batch, WallClock())
+    expected = []
+    for request in batch:
+        ids = whole(MHA, replace(request, request_id=0), sparsity)
+        cut = stopped_by_hand(ids, generation, stop_ids, 0)[1] if request.generation.stop_at_eos else None
+        expected.append(cut or 16)
+    assert record.requests["output_len"] == expected
+    assert expected[0] <= 6
+    assert expected[3:] == [16, 16]
+    assert assess(record).valid
+    span = max(record.requests["finished_s"])
+    assert throughput_tok_s(record) == pytest.approx(sum(expected) / span)
+    # Whole blocks were committed, so fewer than output_len would be a fault.
+    assert sum(expected) <= sum(record.steps["committed_tokens"]) < 5 * 16
+
+
+# ---- stop tokens of a checkpoint ----------------------------------------------------------------
+
+
+def test_a_checkpoint_names_its_stop_tokens(tmp_path: Path) -> None:
+    config = read_config(TINY_DIR)
+    assert stop_token_ids(TINY_DIR, config) == {config.eos_token_id}
+    assert stop_token_ids(tmp_path, config) == {config.eos_token_id}
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_DIR / name, tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    turn_end = {**tokenizer["added_tokens"][0], "id": config.vocab_size - 1, "content": "<|eot_id|>"}
+    tokenizer["added_tokens"].append(turn_end)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    found = stop_token_ids(tmp_path, config)
+    assert len(found) == 2
+    assert config.eos_token_id in found
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -> Cell:
+    platform = "rtx4090" if executor == "roofline" else "cpu-tiny"
+    return Cell(
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor=executor,
+        rate=None,
+        seed=0,
+        knobs=tuple({"num_requests": 4, "stop_at_eos": True, **knobs}.items()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("refused", "says"),
+    [
+        (cell("dllm-serve", "roofline"), "stop_at_eos=True cannot be simulated: leave it out, or use --executor torch"),
+        (cell("llada", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
+        (cell("dllm-cache", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
+        (
+            cell("dllm-serve", "torch", block_length=64),
+            "stop_at_eos=True has no effect on a single block of gen_length=64",
+        ),
+        (cell("llada", "torch", block_length=64, batch_size=1), "stop_at_eos=True has no effect on a single block"),
+    ],
+)
+def test_refused_in_one_sentence(refused: Cell, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        prepare(refused)
+
+
+def test_accepted_where_it_has_an_effect() -> None:
+    for accepted in (
+        cell("dllm-serve", "torch"),
+        cell("dllm-serve", "torch", threshold=0.9),
+        cell("fast-dllm", "torch", batch_size=1, threshold=0.9),
+        cell("dllm-cache", "torch", batch_size=1),
+        cell("dllm-serve", "roofline", stop_at_eos=False),
+    ):
+        prepare(accepted)
+
+
+def test_a_static_batch_refuses_it_at_submission() -> None:
+    config = EngineConfig(max_model_len=MAX_TOTAL)
+    generation = GenerationConfig(gen_length=8, block_length=4, steps=8, stop_at_eos=True)
+    request = Request(request_id=7, prompt_len=4, prompt_ids=(0, 1, 2, 3), generation=generation)
+    with pytest.raises(UserError, match=r"stop_at_eos=True of request 7 .*use batch_size=1"):
+        StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=2).submit(request)
+    StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=1).submit(request)
+
+
+def test_a_cost_model_refuses_it_at_submission() -> None:
+    generation = GenerationConfig(gen_length=8, block_length=4, steps=8, stop_at_eos=True)
+    shape = ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=2)
+    executor = RooflineExecutor(Roofline(shape, gpu("l40s"), load_calibration("l40s")), EngineConfig())
+    with pytest.raises(UserError, match="stop_at_eos=True cannot be simulated"):
+        executor.validate(Request(request_id=0, prompt_len=4, generation=generation))
+
+
+# ---- the command line ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "extra", [(), ("--threshold", "0.9"), ("--system", "llada"), ("--system", "dllm-cache")], ids=str
+)
+def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> None:
+    problem = GENERATORS["mini-gsm"](3, 1, "heldout", num_facts=8, num_distractors=6)[0]
+    passes, texts = [], []
+    for flag in ((), ("--stop-at-eos",)):
+        arguments = [
+            "generate",
+            "--prompt",
+            problem.prompt,
+            "--gen-length",
+            "64",
+            "--block-length",
+            "16",
+            *extra,
+            *flag,
+        ]
+        texts.append(CliRunner().invoke(app, arguments).output)
+        passes.append(json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)["forward_passes"])
+    assert texts[0] == texts[1]
+    assert problem.final in texts[0]
+    assert passes[1] < passes[0]
+
+
+def test_generate_refuses_it_without_blocks() -> None:
+    done = CliRunner().invoke(
+        app, ["generate", "--prompt", "a", "--gen-length", "16", "--block-length", "16", "--stop-at-eos"]
+    )
+    assert isinstance(done.exception, UserError)
+    assert "stop_at_eos=True has no effect on a single block" in str(done.exception)

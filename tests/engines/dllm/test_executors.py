@@ -1,0 +1,288 @@
+"""The same requests on a model and on a cost model: the same plans, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.recorder import Recorder
+from support.tiny_models import GQA, network, prompt_of
+
+from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor, step_work
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.plan import Executor, PlanItem, StepPlan
+from engines.dllm.request import Request, StepRecord
+from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling.scheduler import Scheduler
+from engines.dllm.sequence import cache_rows
+from engines.errors import UserError
+from engines.hardware.catalogue import L40S
+from engines.hardware.roofline import Calibration, Roofline
+from engines.models.shape import ModelShape
+
+MAX_TOTAL = 40
+Arrivals = Sequence[tuple[int, Request]]
+CALIBRATION = Calibration(
+    gpu=L40S.name,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.4,
+    bandwidth_efficiency=0.6,
+    step_overhead_s=1e-3,
+    fitted_on=("test",),
+    note="made up",
+)
+ROOFLINE = Roofline(ModelShape.from_llada(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """``batch_size`` None is dLLM-Serve, else a static batch with or without a cache."""
+
+    config: EngineConfig
+    kv_rows: int
+    rule: RefreshRule
+    batch_size: int | None
+    arrivals: Arrivals
+
+    def scheduler(self) -> Scheduler:
+        if self.batch_size is None:
+            return SCHEDULERS[self.config.scheduler](self.config, KvPool(self.kv_rows), self.rule)
+        return StaticBatchScheduler(self.config, KvPool(self.kv_rows), self.rule, batch_size=self.batch_size)
+
+    def torch(self) -> TorchExecutor:
+        if self.batch_size is None:
+            return TorchExecutor(network(GQA), self.config, self.kv_rows)
+        return PaddedTorchExecutor(network(GQA), self.config, self.kv_rows, batch_size=self.batch_size)
+
+    def run(self, executor: Executor) -> tuple[list[StepPlan], list[StepRecord]]:
+        recorder = Recorder(executor)
+        engine = Engine(self.scheduler(), recorder)
+        pending, records, index = sorted(self.arrivals, key=lambda arrival: arrival[0]), [], 0
+        while pending or engine.has_work:
+            while pending and pending[0][0] <= index:
+                engine.submit(pending.pop(0)[1])
+            index += 1
+            if (record := engine.step()) is not None:
+                records.append(record)
+        return recorder.plans, records
+
+
+@st.composite
+def cases(draw: st.DrawFn, late: bool) -> Case:
+    is_static = draw(st.booleans())
+    cached = not is_static or draw(st.booleans())
+    sparsity = SparsityConfig(
+        selection=draw(st.sampled_from(("head", "uniform"))) if is_static else draw(st.sampled_from(("head", "dense"))),
+        retention_ratio=draw(st.sampled_from((0.2, 0.5, 1.0))),
+        refresh_delay=1 if is_static else draw(st.sampled_from((0, 1))),
+    )
+    block, num_blocks, per_block = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    arrivals = []
+    for i in range(draw(st.integers(1, 6))):
+        gen = block * num_blocks if is_static else draw(st.integers(1, 15))
+        steps = per_block * num_blocks if is_static else draw(st.integers(-(-gen // block), gen + 2 + -(-gen // block)))
+        prompt_len = draw(st.integers(1, MAX_TOTAL - gen))
+        generation = GenerationConfig(gen_length=gen, block_length=block, steps=steps)
+        request = Request(
+            request_id=i, prompt_len=prompt_len, prompt_ids=prompt_of(GQA, i, prompt_len), generation=generation
+        )
+        arrivals.append((draw(st.integers(0, 15)) if late else 0, request))
+    rows = max(cache_rows(request, sparsity) for _, request in arrivals)
+    config = EngineConfig(
+        max_num_batched_tokens=MAX_TOTAL + draw(st.integers(0, 80)),
+        max_num_logits=draw(st.sampled_from((1, 4, 100))),
+        max_num_seqs=draw(st.integers(1, 6)),
+        max_model_len=MAX_TOTAL,
+        scheduler=draw(st.sampled_from(("phase", "request", "lookahead"))),
+        sparsity=sparsity,
+        suppress_mask_token=not is_static,
+    )
+    return Case(
+        config=config,
+        kv_rows=rows + draw(st.integers(0, 150)) if cached else 0,
+        rule=DelayedCache(delay=sparsity.refresh_delay) if cached else NoCache(),
+        batch_size=draw(st.integers(1, 4)) if is_static else None,
+        arrivals=arrivals,
+    )
+
+
+def check_same(case: Case) -> None:
+    plans, records = case.run(case.torch())
+    simulated_plans, simulated = case.run(RooflineExecutor(ROOFLINE, case.config))
+    assert plans == simulated_plans
+    for real, charged in zip(records, simulated, strict=True):
+        assert real.query_tokens == charged.query_tokens
+        assert real.logit_rows == charged.logit_rows
+        for name in (
+            "step",
+            "num_refresh",
+            "num_reuse",
+            "scheduled_tokens",
+            "committed_tokens",
+            "kv_rows_used",
+            "kv_rows_total",
+            "num_running",
+            "num_waiting",
+            "admitted",
+            "first_block",
+            "finished",
+            "failed",
+        ):
+            assert getattr(real, name) == getattr(charged, name), name
+    assert sum(record.committed_tokens for record in records) == sum(r.generation.gen_length for _, r in case.arrivals)
+    assert sorted(i for record in records for i in record.finished) == sorted(r.request_id for _, r in case.arrivals)
+    assert sorted(i for record in records for i in record.first_block) == sorted(r.request_id for _, r in case.arrivals)
+
+
+@settings(max_examples=40)
+@given(cases(late=False))
+def test_both_executors_see_the_same_schedule(case: Case) -> None:
+    check_same(case)
+
+
+@settings(max_examples=40)
+@given(cases(late=True))
+def test_also_with_requests_that_arrive_later(case: Case) -> None:
+    check_same(case)
+
+
+@settings(max_examples=15)
+@given(cases(late=True))
+def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case: Case) -> None:
+    plans, records = case.run(RooflineExecutor(ROOFLINE, case.config))
+    assert (plans, records) == case.run(RooflineExecutor(ROOFLINE, case.config))
+    for plan, record in zip(plans, records, strict=True):
+        assert record.duration_s == record.forward_s == ROOFLINE.step_time(step_work(plan, case.config)).total_s
+
+
+# ---- what a step costs --------------------------------------------------------------------------
+
+
+def item(
+    phase: Phase,
+    *,
+    total: int = 100,
+    block: tuple[int, int] = (60, 68),
+    window_end: int | None = None,
+    left: int = 5,
+    kept: int = 46,
+) -> PlanItem:
+    return PlanItem(
+        request_id=0,
+        phase=phase,
+        total_len=total,
+        block_start=block[0],
+        block_end=block[1],
+        window_end=block[1] if window_end is None else window_end,
+        commit=1,
+        masks_left=left,
+        kept_rows=kept,
+        kv_start=0,
+        step_in_block=2 if phase is Phase.REUSE else 0,
+    )
+
+
+def plan_of(*items: PlanItem, pad_to: int | None = None) -> StepPlan:
+    return StepPlan(items=items, admitted=(), scheduled_tokens=0, pad_to=pad_to)
+
+
+def test_work_of_each_phase() -> None:
+    config = EngineConfig(max_num_logits=2)
+    full, build, reuse = (step_work(plan_of(item(phase)), config) for phase in (Phase.FULL, Phase.BUILD, Phase.REUSE))
+    for work in (full, build):
+        assert (work.query_rows, work.attention_pairs, work.kv_read_rows) == (100, 100 * 100, 100)
+    assert (full.kv_written_rows, build.kv_written_rows) == (0, 46)
+    assert (reuse.query_rows, reuse.attention_pairs, reuse.kv_read_rows, reuse.kv_written_rows) == (8, 8 * 54, 54, 8)
+    # A prefix cache computes everything from the block on, and needs logits of the block alone.
+    suffix = step_work(plan_of(item(Phase.REUSE, window_end=100, kept=60)), config)
+    assert (suffix.query_rows, suffix.attention_pairs, suffix.kv_read_rows, suffix.kv_written_rows) == (
+        40,
+        40 * 100,
+        100,
+        40,
+    )
+    for work in (full, build, reuse, suffix):
+        assert (work.logit_rows, work.logit_chunks, work.num_sequences) == (5, 3, 1)
+
+
+def test_work_of_a_packed_step_is_the_sum() -> None:
+    items = [
+        item(Phase.FULL, total=30, block=(20, 24)),
+        item(Phase.BUILD),
+        item(Phase.REUSE, left=3),
+        item(Phase.REUSE, kept=0),
+    ]
+    config = EngineConfig(max_num_logits=16)
+    parts = [step_work(plan_of(part), config) for part in items]
+    whole = step_work(plan_of(*items), config)
+    for name in ("query_rows", "attention_pairs", "logit_rows", "kv_read_rows", "kv_written_rows", "num_sequences"):
+        assert getattr(whole, name) == sum(getattr(part, name) for part in parts), name
+    # 5 + 5 + 3 + 5 rows in chunks of 16.
+    assert (whole.logit_rows, whole.logit_chunks) == (18, 2)
+
+
+def test_work_of_a_padded_step() -> None:
+    """Every member costs the longest, in keys too, and the head runs over every row at once."""
+    config = EngineConfig(max_num_logits=16, suppress_mask_token=False)
+    full = step_work(plan_of(item(Phase.FULL, total=100), item(Phase.FULL, total=70), pad_to=100), config)
+    assert (full.query_rows, full.attention_pairs, full.logit_rows, full.logit_chunks) == (200, 20_000, 200, 1)
+    reuse = step_work(plan_of(item(Phase.REUSE, kept=46), item(Phase.REUSE, kept=30), pad_to=100), config)
+    assert (reuse.query_rows, reuse.attention_pairs, reuse.logit_rows) == (16, 2 * 8 * 54, 16)
+
+
+@pytest.mark.parametrize(("suppress", "rows"), [(True, 5), (False, 8)])
+def test_rows_without_a_mask_need_no_logits_where_the_mask_is_suppressed(suppress: bool, rows: int) -> None:
+    assert step_work(plan_of(item(Phase.REUSE)), EngineConfig(suppress_mask_token=suppress)).logit_rows == rows
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+def submit(executor: Executor, request: Request) -> None:
+    config = EngineConfig(max_model_len=1000)
+    Engine(SCHEDULERS["phase"](config, KvPool(1000), DelayedCache()), executor).submit(request)
+
+
+def request_of(
+    ids: tuple[int, ...] | None, *, prompt_len: int | None = None, threshold: float | None = None
+) -> Request:
+    generation = GenerationConfig(gen_length=8, block_length=4, steps=8, threshold=threshold)
+    length = len(ids or ()) if prompt_len is None else prompt_len
+    return Request(request_id=3, prompt_len=length, prompt_ids=ids, generation=generation)
+
+
+@pytest.mark.parametrize(
+    ("request_", "says"),
+    [
+        (request_of(None, prompt_len=4), r"request 3 has no prompt_ids of length prompt_len=4: give the token ids"),
+        (request_of((1, 2), prompt_len=3), r"request 3 has no prompt_ids of length prompt_len=3"),
+        (
+            request_of((1,) * 250),
+            r"prompt of 250 tokens \+ gen_length=8 exceeds the model's max_sequence_length=256: shorten",
+        ),
+        (request_of((1, GQA.vocab)), rf"prompt_ids of request 3 hold ids outside \[0, {GQA.vocab}\)"),
+        (request_of((1, -1)), r"prompt_ids of request 3 hold ids outside"),
+        (request_of((1, GQA.mask_id)), rf"prompt_ids of request 3 hold the mask id {GQA.mask_id}: remove it"),
+        (request_of(()), r"prompt of request 3 is empty|no prompt_ids"),
+    ],
+)
+def test_a_model_refuses_what_it_cannot_run(request_: Request, says: str) -> None:
+    config = EngineConfig(max_model_len=1000, max_num_seqs=1)
+    executor = TorchExecutor(network(GQA), config, 10)
+    with pytest.raises(UserError, match=says) as refused:
+        submit(executor, request_)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_simulation_refuses_thresholds() -> None:
+    with pytest.raises(UserError, match=r"threshold=0\.5 cannot be simulated.*use --executor torch"):
+        submit(RooflineExecutor(ROOFLINE, EngineConfig()), request_of((1, 2), threshold=0.5))

@@ -1,0 +1,431 @@
+"""Look-ahead admission: who enters is never held, and enters at the first step that allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+from support.tiny_models import GQA, network, prompt_of
+
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.plan import StepPlan
+from engines.dllm.request import Request, StepRecord
+from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.sequence import Sequence as Machine
+from engines.dllm.sequence import cache_rows
+from engines.errors import UserError
+from engines.hardware.catalogue import L40S
+from engines.hardware.roofline import Calibration, Roofline
+from engines.models.shape import ModelShape
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+
+MAX_TOTAL = 60
+Arrivals = Sequence[tuple[int, Request]]
+Stops = Mapping[int, int]
+"""Request id -> the block that holds its stop token; others run to their end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    plan: StepPlan
+    running: frozenset[int]
+    """Admitted and not finished, whether or not they run."""
+    finished: tuple[int, ...]
+
+
+def drive(scheduler: Scheduler, arrivals: Arrivals, stops: Stops) -> dict[int, Step]:
+    """Every plan, by step; an arrival at step n is submitted before step n is scheduled."""
+    pending, steps, index = sorted(arrivals, key=lambda arrival: arrival[0]), dict[int, Step](), 0
+    requests = {request.request_id: request for _, request in arrivals}
+    while pending or scheduler.has_work:
+        while pending and pending[0][0] <= index:
+            scheduler.submit(pending.pop(0)[1])
+        plan = scheduler.schedule()
+        if plan is not None:
+            running = frozenset(sequence.request.request_id for sequence in scheduler.running)
+            seen = {}
+            for item in plan.items:
+                request = requests[item.request_id]
+                block = (item.block_start - request.prompt_len) // request.generation.block_length
+                if item.commit == item.masks_left and stops.get(item.request_id) == block:
+                    seen[item.request_id] = item.block_start
+            done = scheduler.complete(plan, [item.commit for item in plan.items], seen)
+            steps[index] = Step(plan=plan, running=running, finished=done.finished)
+        else:
+            assert not scheduler.has_work, "requests are waiting and nothing runs"
+        index += 1
+    return steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    config: EngineConfig
+    kv_rows: int
+    arrivals: Arrivals
+    stops: Stops
+    exact_steps: bool
+
+    def scheduler(self, kind: type[Scheduler] = LookaheadScheduler, kv_rows: int | None = None) -> Scheduler:
+        rule = DelayedCache(delay=self.config.sparsity.refresh_delay)
+        pool = KvPool(self.kv_rows if kv_rows is None else kv_rows)
+        return kind(self.config, pool, rule, exact_steps=self.exact_steps)
+
+    @cached_property
+    def steps(self) -> dict[int, Step]:
+        return drive(self.scheduler(), self.arrivals, self.stops)
+
+    @cached_property
+    def in_order(self) -> list[tuple[int, Request]]:
+        return sorted(self.arrivals, key=lambda arrival: arrival[0])
+
+    def alone(self, request: Request, stops: Stops) -> list[int]:
+        """Query tokens of every step the request takes with the paper's scheduler to itself."""
+        steps = drive(self.scheduler(PhaseScheduler, 10**6), [(0, request)], stops)
+        return [step.plan.scheduled_tokens for step in steps.values()]
+
+    @cached_property
+    def admitted_at(self) -> dict[int, int]:
+        return {request.request_id: index for index, step in self.steps.items() for request in step.plan.admitted}
+
+
+@st.composite
+def generations(draw: st.DrawFn) -> GenerationConfig:
+    gen, block = draw(st.integers(1, 24)), draw(st.integers(1, 10))
+    steps = draw(st.integers(-(-gen // block), gen + 4)) if gen + 4 >= -(-gen // block) else gen
+    return GenerationConfig(gen_length=gen, block_length=block, steps=steps, stop_at_eos=draw(st.booleans()))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Small budgets, so that Refreshes meet; in half of them rows and slots are plenty and only the budget counts."""
+    sparsity = SparsityConfig(
+        selection=draw(st.sampled_from(("head", "dense"))),
+        retention_ratio=draw(st.sampled_from((0.1, 0.5, 1.0))),
+        refresh_delay=draw(st.sampled_from((0, 1))),
+    )
+    is_plenty = draw(st.booleans())
+    shared = draw(generations()) if draw(st.booleans()) else None
+    arrivals, stops = [], {}
+    for i in range(draw(st.integers(1, 9))):
+        generation = shared or draw(generations())
+        prompt_len = draw(st.integers(1, MAX_TOTAL - generation.gen_length))
+        arrivals.append((draw(st.integers(0, 25)), Request(request_id=i, prompt_len=prompt_len, generation=generation)))
+        if generation.stop_at_eos and draw(st.booleans()):
+            stops[i] = draw(st.integers(0, generation.num_blocks - 1))
+    longest = max(request.total_len for _, request in arrivals)
+    largest = max(cache_rows(request, sparsity) for _, request in arrivals)
+    config = EngineConfig(
+        max_num_batched_tokens=longest + draw(st.integers(0, 2 * MAX_TOTAL)),
+        max_num_seqs=9 if is_plenty else draw(st.integers(1, 9)),
+        max_model_len=MAX_TOTAL,
+        scheduler="lookahead",
+        sparsity=sparsity,
+        decode=DecodeConfig(quota=draw(st.sampled_from(("even", "even", "timestep")))),
+    )
+    return Case(
+        config=config,
+        kv_rows=largest + (9 * MAX_TOTAL if is_plenty else draw(st.integers(0, 4 * MAX_TOTAL))),
+        arrivals=arrivals,
+        stops=stops,
+        exact_steps=draw(st.booleans()),
+    )
+
+
+# ---- what is promised ---------------------------------------------------------------------------
+
+
+@given(cases())
+def test_the_budget_holds_and_the_committed_demand_is_what_runs(case: Case) -> None:
+    for step in case.steps.values():
+        assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
+        assert step.plan.scheduled_tokens <= case.config.max_num_batched_tokens
+        assert len(step.running) <= case.config.max_num_seqs
+
+
+@given(cases())
+def test_nobody_who_was_admitted_is_ever_held(case: Case) -> None:
+    for step in case.steps.values():
+        assert {item.request_id for item in step.plan.items} == step.running
+
+
+@given(cases())
+def test_service_takes_exactly_as_many_steps_as_the_request_has(case: Case) -> None:
+    finished_at = {request_id: index for index, step in case.steps.items() for request_id in step.finished}
+    assert finished_at.keys() == {request.request_id for _, request in case.arrivals}
+    for _, request in case.arrivals:
+        service = finished_at[request.request_id] - case.admitted_at[request.request_id] + 1
+        assert service == len(case.alone(request, case.stops))
+
+
+@given(cases())
+def test_admission_is_in_arrival_order(case: Case) -> None:
+    admitted = [request for step in case.steps.values() for request in step.plan.admitted]
+    assert admitted == [request for _, request in case.in_order]
+
+
+def earliest(case: Case) -> dict[int, int]:
+    """Brute force: for each request in turn, the first step from which all it may run fits with all that may run."""
+    cap, pool = case.config.max_num_batched_tokens, KvPool(case.kv_rows)
+    may_run = {request.request_id: case.alone(request, {}) for _, request in case.arrivals}
+    will_run = {request.request_id: len(case.alone(request, case.stops)) for _, request in case.arrivals}
+    waiting, running, found, step = list(case.in_order), dict[int, tuple[int, int, int]](), dict[int, int](), 0
+    while waiting:
+        for request_id, (since, start, rows) in list(running.items()):
+            if step == since + will_run[request_id]:
+                pool.release(start, rows)
+                del running[request_id]
+        while waiting and waiting[0][0] <= step and len(running) < case.config.max_num_seqs:
+            request = waiting[0][1]
+            own = may_run[request.request_id]
+            fits = all(
+                own[ahead]
+                + sum(sum(may_run[other][step - since + ahead :][:1]) for other, (since, _, _) in running.items())
+                <= cap
+                for ahead in range(len(own))
+            )
+            rows = cache_rows(request, case.config.sparsity)
+            if not fits or (start := pool.allocate(rows)) is None:
+                break
+            running[request.request_id] = step, start, rows
+            found[request.request_id] = step
+            waiting.pop(0)
+        step += 1
+    return found
+
+
+@settings(max_examples=150)
+@given(cases())
+def test_the_head_enters_at_the_first_step_that_allows_it(case: Case) -> None:
+    assert case.admitted_at == earliest(case)
+
+
+@given(cases())
+def test_rows_and_demand_are_all_given_back(case: Case) -> None:
+    """After the last request one that needs the whole budget enters at once."""
+    scheduler = case.scheduler(kv_rows=case.kv_rows + MAX_TOTAL)
+    drive(scheduler, case.arrivals, case.stops)
+    assert scheduler.pool.free_runs == ((0, case.kv_rows + MAX_TOTAL),)
+    total = min(MAX_TOTAL, case.config.max_num_batched_tokens)
+    generation = GenerationConfig(gen_length=total - 1, block_length=1, steps=total - 1)
+    scheduler.submit(Request(request_id=99, prompt_len=1, generation=generation))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.scheduled_tokens == total
+
+
+def test_an_early_stop_makes_room_for_the_next() -> None:
+    """A block of one step each: T tokens at every step. Whoever waits does so until the first has stopped."""
+    config = EngineConfig(max_num_batched_tokens=15, max_model_len=10, scheduler="lookahead")
+    generation = GenerationConfig(gen_length=6, block_length=1, steps=6, stop_at_eos=True)
+    arrivals = [(0, Request(request_id=i, prompt_len=4, generation=generation)) for i in range(2)]
+    case = Case(config=config, kv_rows=100, arrivals=arrivals, stops={0: 2}, exact_steps=False)
+    assert case.admitted_at == {0: 0, 1: 3}
+    assert len(case.steps) == 3 + 6
+
+
+# ---- against the greedy scheduler ---------------------------------------------------------------
+
+
+def by_hand(kind: type[Scheduler], sizes: Sequence[tuple[int, int, int]]) -> list[list[int]]:
+    """Steps at which each (prompt, block, arrival) runs: two blocks, one Refresh each, a token a step, 50 tokens."""
+    config = EngineConfig(max_num_batched_tokens=50, max_model_len=40, sparsity=SparsityConfig(refresh_delay=0))
+    arrivals = []
+    for i, (prompt, block, arrival) in enumerate(sizes):
+        generation = GenerationConfig(gen_length=2 * block, block_length=block, steps=2 * block)
+        arrivals.append((arrival, Request(request_id=i, prompt_len=prompt, generation=generation)))
+    steps = drive(kind(config, KvPool(1000), DelayedCache(delay=0)), arrivals, {})
+    return [
+        [index for index, step in steps.items() if i in {item.request_id for item in step.plan.items}]
+        for i in range(len(sizes))
+    ]
+
+
+def test_where_two_refreshes_would_meet_the_younger_enters_later() -> None:
+    """Requests of 30, 28, 22 and 5 tokens. Greedily the second enters at step 1 and is held at step 4, where it and the
+    first refresh; looking ahead it enters at step 2, ends at the same step, and the fourth need not wait for it."""
+    sizes = [(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)]
+    greedy, ahead = by_hand(PhaseScheduler, sizes), by_hand(LookaheadScheduler, sizes)
+    assert greedy == [[*range(8)], [1, 2, 3, 5, 6, 7], [*range(2, 12)], [*range(5, 9)]]
+    assert ahead == [[*range(8)], [*range(2, 8)], [*range(3, 13)], [*range(4, 8)]]
+
+
+def test_nobody_overtakes_the_head_of_the_queue() -> None:
+    """The second, of 28 tokens, meets the first's Refresh at step 4; the third would fit at once."""
+    assert by_hand(LookaheadScheduler, [(22, 4, 0), (22, 3, 1), (1, 2, 1)]) == [
+        [*range(8)],
+        [*range(2, 8)],
+        [*range(2, 6)],
+    ]
+
+
+CALIBRATION = Calibration(
+    gpu=L40S.name,
+    matmul_efficiency=0.5,
+    attention_efficiency=0.4,
+    bandwidth_efficiency=0.6,
+    step_overhead_s=1e-3,
+    fitted_on=("test",),
+    note="made up",
+)
+ROOFLINE = Roofline(ModelShape.from_llada(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
+
+
+def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[int, tuple[int, ...] | None]]:
+    pending, records, outputs, index = sorted(arrivals, key=lambda arrival: arrival[0]), [], {}, 0
+    while pending or engine.has_work:
+        while pending and pending[0][0] <= index:
+            engine.submit(pending.pop(0)[1])
+        if (record := engine.step()) is not None:
+            records.append(record)
+            outputs.update({request_id: engine.take_output(request_id) for request_id in record.finished})
+        index += 1
+    return records, outputs
+
+
+def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
+    length, generation = min(request.prompt_len, 20), request.generation
+    return Request(
+        request_id=request.request_id,
+        prompt_len=length,
+        prompt_ids=prompt_of(GQA, request.request_id, length),
+        generation=GenerationConfig(
+            gen_length=generation.gen_length,
+            block_length=generation.block_length,
+            steps=generation.steps,
+            temperature=0.5,
+            stop_at_eos=stop_at_eos and generation.stop_at_eos,
+            seed=request.request_id,
+        ),
+    )
+
+
+@settings(max_examples=25)
+@given(cases(), st.booleans())
+def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) -> None:
+    """Also where requests stop early, at any of a third of the vocabulary."""
+    arrivals = [(step, with_prompt(request, stop_at_eos=may_stop)) for step, request in case.arrivals]
+    stop_ids = frozenset(range(0, GQA.vocab, 3)) - {GQA.mask_id}
+
+    def outputs(kind: type[Scheduler]) -> dict[int, tuple[int, ...] | None]:
+        executor = TorchExecutor(network(GQA), case.config, case.kv_rows, stop_ids=stop_ids)
+        return serve(Engine(case.scheduler(kind), executor), arrivals)[1]
+
+    ahead = outputs(LookaheadScheduler)
+    assert ahead == outputs(PhaseScheduler)
+    assert None not in ahead.values()
+
+
+@settings(max_examples=25)
+@given(cases())
+def test_both_executors_see_the_same_schedule(case: Case) -> None:
+    arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]
+    real, _ = serve(Engine(case.scheduler(), TorchExecutor(network(GQA), case.config, case.kv_rows)), arrivals)
+    charged, _ = serve(Engine(case.scheduler(), RooflineExecutor(ROOFLINE, case.config)), arrivals)
+    for name in ("admitted", "finished", "first_block", "scheduled_tokens", "num_refresh", "num_reuse", "num_waiting"):
+        assert [getattr(r, name) for r in real] == [getattr(r, name) for r in charged], name
+
+
+# ---- trajectories -------------------------------------------------------------------------------
+
+
+def machine(generation: GenerationConfig, delay: int, prompt_len: int) -> Machine:
+    request = Request(request_id=0, prompt_len=prompt_len, generation=generation)
+    return Machine(request, DelayedCache(delay=delay), SparsityConfig(refresh_delay=delay))
+
+
+@pytest.mark.parametrize(
+    ("gen", "block", "steps", "delay", "expected"),
+    [
+        (8, 4, 8, 0, [18, 4, 4, 4] * 2),
+        (8, 4, 8, 1, [18, 18, 4, 4] * 2),
+        (8, 4, 4, 1, [18, 18] * 2),
+        (8, 4, 2, 1, [18] * 2),
+        (8, 4, 12, 0, [18, 4, 4, 4] * 2),
+        (10, 4, 10, 0, [20, 4, 4, 4] * 2 + [20, 2]),
+    ],
+)
+def test_trajectories_by_hand(gen: int, block: int, steps: int, delay: int, expected: list[int]) -> None:
+    sequence = machine(GenerationConfig(gen_length=gen, block_length=block, steps=steps), delay, prompt_len=10)
+    assert [tokens for _, tokens in sequence.trajectory()] == expected
+    sequence.advance(sequence.quota)
+    assert [tokens for _, tokens in sequence.trajectory()] == expected[1:], "what remains, and looking moves nothing"
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 44), st.sampled_from((0, 1)))
+def test_one_period_bounds_all_that_follows(block: int, gen: int, steps: int, delay: int) -> None:
+    """The module's claim: no step costs more than the one a period before, however ragged the last block."""
+    assume(steps >= -(-gen // block))
+    sequence = machine(GenerationConfig(gen_length=gen, block_length=block, steps=steps), delay, prompt_len=3)
+    taken = [0] * (-(-gen // block))
+    ahead, tokens = machine(sequence.request.generation, delay, prompt_len=3), [t for _, t in sequence.trajectory()]
+    while not ahead.is_finished:
+        taken[ahead.block] += 1
+        ahead.advance(ahead.quota)
+    assume(len(taken) > 1 and len(set(taken[:-1])) == 1)
+    event("ragged" if gen % block else "even")
+    period = taken[0]
+    assert all(later <= now for now, later in zip(tokens, tokens[period:], strict=False))
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.lists(st.integers(1, 50), max_size=12)), max_size=30))
+def test_committed_demand_against_a_plain_list(orders: list[tuple[int, list[int]]]) -> None:
+    """Each order first passes some steps and then commits to the next few."""
+    demand, plain = CommittedDemand(), [0] * 1000
+    for num_passed, tokens in orders:
+        for _ in range(num_passed):
+            demand.advance()
+        for i, count in enumerate(tokens):
+            plain[demand.step + i] += count
+        ahead = demand.ahead(len(tokens))
+        ahead += np.array(tokens, dtype=np.int64)
+        assert demand.ahead(15).tolist() == plain[demand.step : demand.step + 15]
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("generation", "decode", "says"),
+    [
+        ({"threshold": 0.9}, {}, r"^threshold=0\.9 leaves open .*scheduler='lookahead' .*: use scheduler='phase'$"),
+        ({"factor": 1.0}, {}, r"^factor=1\.0 leaves open"),
+        ({}, {"quota": "origin"}, r"^quota='origin' leaves open"),
+    ],
+)
+def test_open_ended_decoding_is_refused(generation: dict[str, float], decode: dict[str, str], says: str) -> None:
+    config = EngineConfig(scheduler="lookahead", decode=DecodeConfig(**decode))  # type: ignore[arg-type]
+    scheduler = SCHEDULERS["lookahead"](config, KvPool(1000), DelayedCache())
+    request = Request(request_id=0, prompt_len=3, generation=GenerationConfig(**generation))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=says):
+        scheduler.submit(request)
+    assert not scheduler.has_work
+
+
+def test_it_is_refused_before_a_model_is_loaded() -> None:
+    knobs = (("scheduler", "lookahead"), ("threshold", 0.9), ("num_requests", 2))
+    cell = Cell(
+        system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
+    )
+    with pytest.raises(UserError, match="scheduler='lookahead'"):
+        prepare(cell)
+
+
+def test_every_name_of_the_knob_is_a_scheduler() -> None:
+    assert {name: kind.__name__ for name, kind in SCHEDULERS.items()} == {
+        "phase": "PhaseScheduler",
+        "request": "RequestScheduler",
+        "lookahead": "LookaheadScheduler",
+    }

@@ -1,0 +1,98 @@
+"""A step that runs out of memory costs its requests, not the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.tiny_models import GQA, network, prompt_of
+from torch import Tensor
+
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig, SchedulerName
+from engines.dllm.engine import Engine
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.dllm.scheduling.registry import SCHEDULERS
+from repro.runs.clock import WallClock
+from repro.runs.drivers.steps import drive_steps
+
+CONFIG = EngineConfig(max_num_batched_tokens=120, max_num_logits=16, max_num_seqs=4, max_model_len=60)
+KV_ROWS = 200
+MESSAGES = {
+    "cuda": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cpu": RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory: you tried to"),
+}
+
+
+class Starved(TorchExecutor):
+    """Fails at the head of the steps named."""
+
+    error: RuntimeError
+    fails_at: frozenset[int] = frozenset()
+
+    def _project(self, hidden: Tensor, guidance: object, part: Tensor | slice) -> Tensor:
+        if self._num_steps in self.fails_at:
+            raise self.error
+        return super()._project(hidden, guidance, part)  # type: ignore[arg-type]
+
+
+def requests(count: int) -> list[Request]:
+    generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
+    return [
+        Request(request_id=i, prompt_len=20 + i, prompt_ids=prompt_of(GQA, i, 20 + i), generation=generation)
+        for i in range(count)
+    ]
+
+
+def engine_of(scheduler: SchedulerName, *, fails_at: frozenset[int] = frozenset(), error: str = "cuda") -> Engine:
+    config = replace(CONFIG, scheduler=scheduler)
+    executor = Starved(network(GQA), config, KV_ROWS)
+    executor.fails_at, executor.error = fails_at, MESSAGES[error]
+    return Engine(SCHEDULERS[scheduler](config, KvPool(KV_ROWS), DelayedCache(delay=1)), executor)
+
+
+@pytest.mark.parametrize("error", MESSAGES)
+@pytest.mark.parametrize("scheduler", ["phase", "request", "lookahead"])
+def test_the_engine_lives_on(scheduler: SchedulerName, error: str) -> None:
+    wanted = requests(7)
+    calm = engine_of(scheduler)
+    for request in wanted:
+        calm.submit(request)
+    calm.run()
+    expected = {request.request_id: calm.take_output(request.request_id) for request in wanted}
+
+    # The first step of all, and one in the middle of others' generations.
+    engine = engine_of(scheduler, fails_at=frozenset({0, 9}), error=error)
+    record = drive_steps(engine, wanted, WallClock())
+    status = dict(zip(record.requests["request_id"], record.requests["status"], strict=True))
+    lost = {request_id for request_id, state in status.items() if state == "failed"}
+    assert 0 < len(lost) < len(wanted)
+    assert {engine.take_output(i) == expected[i] for i in status if i not in lost} == {True}
+    for request_id, reason in zip(record.requests["request_id"], record.requests["error"], strict=True):
+        assert (reason is not None) == (request_id in lost)
+        assert reason is None or ("out of memory" in reason and "max_num_batched_tokens=120" in reason)
+    assert engine.scheduler.pool.used_rows == 0
+    assert engine.scheduler.pool.free_runs == ((0, KV_ROWS),)
+    assert not engine.has_work
+    failed_steps = [i for i, count in enumerate(record.steps["num_failed"]) if count]
+    assert failed_steps == [0, 9]
+
+    # What failed can be asked for again.
+    for request in wanted:
+        if request.request_id in lost:
+            engine.submit(request)
+    engine.run()
+    assert all(engine.take_output(request_id) == expected[request_id] for request_id in lost)
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    engine = engine_of("phase", fails_at=frozenset({0}))
+    executor = engine.executor
+    assert isinstance(executor, Starved)
+    executor.error = RuntimeError("shape mismatch")
+    engine.submit(requests(1)[0])
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        engine.step()

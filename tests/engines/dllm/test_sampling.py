@@ -1,0 +1,409 @@
+"""Sampling above temperature 0: top_p, top_k and alg_temp draw what closed forms say, in any company."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.engine_runs import chi_square, engine_for, run_alone, run_together
+from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
+from torch import Tensor
+
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.method import Method, method
+from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import Confidence, EngineConfig, GenerationConfig
+from engines.dllm.decode.denoise import Reduction, Sampling, choose
+from engines.dllm.decode.noise import row_keys
+from engines.dllm.engine import Engine
+from engines.dllm.plan import Executor
+from engines.dllm.request import Request
+from engines.dllm.sequence import cache_rows
+from engines.errors import UserError
+
+LOGITS = (0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 0.25, 1.0)
+
+
+def sampling(rows: int, **fields: float) -> Sampling:
+    """The same settings in every row, with keys of their own; a setting left out is not asked for."""
+    asked: dict[str, Tensor] = {
+        name: torch.full((rows,), fields[name], dtype=torch.float64) for name in ("top_p", "alg_temp") if name in fields
+    }
+    if "top_p" in fields or "top_k" in fields:
+        asked.setdefault("top_p", torch.ones(rows, dtype=torch.float64))
+        asked["top_k"] = torch.full((rows,), int(fields.get("top_k", 10**6)))
+    counter, zero = torch.arange(rows), torch.zeros(rows, dtype=torch.int64)
+    return Sampling(
+        temperature=torch.full((rows,), fields.get("temperature", 1.0), dtype=torch.float64),
+        keys=row_keys(counter, zero, zero),
+        random_remasking=torch.zeros(rows, dtype=torch.bool),
+        **asked,
+    )
+
+
+def nucleus(logits: list[float], temperature: float, top_p: float, top_k: int) -> set[int]:
+    """One token after the other, most probable first and the lower id of equals, until their sum exceeds top_p."""
+    weights = [math.exp((z - max(logits)) / temperature) for z in logits]
+    kept: list[int] = []
+    for token in sorted(range(len(logits)), key=lambda token: (-logits[token], token)):
+        if kept and math.fsum(weights[i] for i in kept) / math.fsum(weights) > top_p:
+            break
+        kept.append(token)
+    return set(kept[:top_k])
+
+
+def test_a_nucleus_by_hand() -> None:
+    logits = torch.log(torch.tensor([[0.1, 0.4, 0.3, 0.2]], dtype=torch.float64))
+
+    def kept(top_p: float, top_k: int = 4) -> list[int]:
+        chosen = sampling(1, top_p=top_p, top_k=top_k).kept(logits, None)
+        assert chosen is not None
+        return chosen[0].nonzero()[:, 0].tolist()
+
+    assert kept(0.05) == [1]
+    assert kept(0.39) == [1]
+    assert kept(0.41) == [1, 2]
+    assert kept(0.69) == [1, 2]
+    assert kept(0.71) == [1, 2, 3]
+    assert kept(0.91) == [0, 1, 2, 3]
+    assert kept(1.0) == [0, 1, 2, 3]
+    assert kept(0.91, top_k=2) == [1, 2]
+    assert kept(0.05, top_k=2) == [1]
+    # A sum has to exceed top_p, and this one is exact.
+    pair = sampling(1, top_p=0.5).kept(torch.zeros(1, 2), None)
+    assert pair is not None
+    assert pair.all()
+
+
+@given(
+    st.lists(st.integers(-8, 8), min_size=1, max_size=12),
+    st.sampled_from((0.3, 1.0, 2.5)),
+    st.sampled_from((1e-6, 0.123, 0.317, 0.657, 0.903, 0.991, 1.0)),
+    st.integers(1, 14),
+)
+def test_the_kept_tokens_are_the_shortest_prefix(
+    halves: list[int], temperature: float, top_p: float, top_k: int
+) -> None:
+    logits = [half / 2 for half in halves]
+    kept = sampling(1, temperature=temperature, top_p=top_p, top_k=top_k).kept(torch.tensor([logits]), None)
+    assert kept is not None
+    assert set(kept[0].nonzero()[:, 0].tolist()) == nucleus(logits, temperature, top_p, top_k)
+
+
+def test_a_suppressed_token_takes_no_place_in_the_nucleus() -> None:
+    logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
+    for temperature in (1.0, 1e-310):
+        kept = sampling(1, temperature=temperature, top_p=0.5, top_k=2).kept(logits, 0)
+        assert kept is not None
+        assert kept.tolist() == [[False, True, False, False]]
+    assert logits[0, 0] == 3
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("cut", [{"top_p": 0.85}, {"top_k": 3}, {"top_p": 0.9, "top_k": 4}], ids=str)
+@pytest.mark.parametrize("confidence_of", ["model", "sampler"])
+def test_tokens_are_drawn_from_what_is_kept(cut: dict[str, float], temperature: float, confidence_of: str) -> None:
+    num = 20_000
+    asked = sampling(num, temperature=temperature, **cut)
+    token, confidence = Reduction(confidence_of=confidence_of)(torch.tensor([LOGITS]).repeat(num, 1), asked)  # type: ignore[arg-type]
+    kept = sorted(nucleus(list(LOGITS), temperature, cut.get("top_p", 1.0), int(cut.get("top_k", 8))))
+    assert 1 < len(kept) < len(LOGITS)
+    counts = torch.bincount(token, minlength=len(LOGITS)).numpy()
+    assert counts[kept].sum() == num
+
+    scaled = torch.tensor(LOGITS, dtype=torch.float64)[kept] / temperature
+    exact = torch.softmax(scaled, dim=0).numpy()
+    assert abs(chi_square(counts[kept], exact)) < 4
+    # The same statistic tells a neighbouring temperature apart, so it can fail.
+    assert chi_square(counts[kept], torch.softmax(scaled / 1.2, dim=0).numpy()) > 4
+
+    whole = torch.softmax(torch.tensor(LOGITS, dtype=torch.float64), dim=0)
+    expected = dict(zip(kept, exact, strict=True)) if confidence_of == "sampler" else dict(enumerate(whole.tolist()))
+    torch.testing.assert_close(
+        confidence.double(), torch.tensor([expected[i] for i in token.tolist()]).double(), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("confidence", ["margin", "neg_entropy"])
+def test_dreams_other_confidences_are_of_the_distribution_drawn_from(confidence: Confidence) -> None:
+    asked = sampling(1, temperature=0.5, top_k=3)
+    _, found = Reduction(confidence=confidence, confidence_of="sampler")(torch.tensor([LOGITS]), asked)
+    p = torch.softmax(torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64) / 0.5, dim=0)
+    expected = p[0] - p[1] if confidence == "margin" else (p * p.log()).sum()
+    torch.testing.assert_close(found.double()[0], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("top_p", [None, 0.9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tiny_temperature_overflows_nothing(dtype: torch.dtype, top_p: float | None) -> None:
+    logits = torch.tensor([[-60.0, 50.0, 49.0, 0.0]], dtype=dtype)
+    asked = sampling(1, temperature=1e-310, **({} if top_p is None else {"top_p": top_p}))
+    for confidence in ("max_prob", "margin", "neg_entropy"):
+        token, found = Reduction(confidence=confidence, confidence_of="sampler")(logits.clone(), asked)  # type: ignore[arg-type]
+        assert token.tolist() == [1]
+        assert found.dtype == torch.float32
+        assert abs(float(found[0]) - (confidence != "neg_entropy")) < 1e-6
+
+
+@pytest.mark.parametrize("confidence", ["max_prob", "margin", "neg_entropy"])
+@pytest.mark.parametrize("suppress", [None, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_greedy_row_is_the_same_bits_next_to_sampled_ones(
+    confidence: Confidence, suppress: int | None, dtype: torch.dtype
+) -> None:
+    logits = (4 * torch.randn(40, 96, generator=torch.Generator().manual_seed(2))).to(dtype)
+    hot = torch.arange(40) % 3 == 0
+    asked = sampling(40, top_p=0.8, top_k=5, alg_temp=0.5)
+    assert asked.alg_temp is not None
+    mixed = replace(
+        asked, temperature=torch.where(hot, 0.7, 0.0).double(), alg_temp=torch.where(hot, asked.alg_temp, 0)
+    )
+    for confidence_of in ("model", "sampler"):
+        reduction = Reduction(confidence=confidence, confidence_of=confidence_of, suppress_id=suppress)  # type: ignore[arg-type]
+        alone, together = reduction(logits.clone(), None), reduction(logits.clone(), mixed)
+        assert all(torch.equal(a[~hot], b[~hot]) for a, b in zip(alone, together, strict=True))
+        assert not torch.equal(alone[1][hot], together[1][hot])
+
+
+# ---- which positions are committed ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alg_temp", [0.2, 1.0])
+@pytest.mark.parametrize("count", [1, 2])
+def test_positions_are_draws_without_replacement(alg_temp: float, count: int) -> None:
+    """Of softmax(confidence / alg_temp), one after the other."""
+    num, confidence = 20_000, [0.9, 0.35, 0.6, 0.5]
+    asked = sampling(num * 4, alg_temp=alg_temp)
+    ranked = asked.remasked(torch.tensor(confidence).repeat(num))
+    chosen = choose(ranked.view(num, 4), torch.full((num,), count))
+    p = torch.softmax(torch.tensor(confidence, dtype=torch.float64) / alg_temp, dim=0).tolist()
+    sets = list(combinations(range(4), count))
+    if count == 1:
+        exact = np.array(p)
+    else:
+        exact = np.array([p[i] * p[j] / (1 - p[i]) + p[j] * p[i] / (1 - p[j]) for i, j in sets])
+    assert abs(exact.sum() - 1) < 1e-12
+    codes = (chosen.long() * torch.tensor([1, 2, 4, 8])).sum(dim=1)
+    counts = np.array([int((codes == sum(2**i for i in members)).sum()) for members in sets])
+    assert counts.sum() == num
+    assert abs(chi_square(counts, exact)) < 4
+    assert chi_square(counts, np.full(len(sets), 1 / len(sets))) > 4
+
+
+def test_positions_tokens_and_random_confidences_are_drawn_apart() -> None:
+    """One key serves all three; what one stream drew says nothing of the others."""
+    num = 20_000
+    asked = sampling(num, alg_temp=1.0)
+    flat = torch.zeros(num, 2)
+    token, noise = Reduction()(flat.clone(), asked)
+    _, drawn = Reduction()(
+        flat.clone(), replace(asked, alg_temp=None, random_remasking=torch.ones(num, dtype=torch.bool))
+    )
+    for a, b in ((token.double(), noise.double()), (token.double(), drawn.double()), (noise.double(), drawn.double())):
+        assert abs(float(torch.corrcoef(torch.stack((a, b)))[0, 1])) < 4 / math.sqrt(num)
+
+
+# ---- whole generations ---------------------------------------------------------------------------
+
+Ids = tuple[int, ...]
+METHODS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("llada", "llada", {}),
+    ("dllm-serve", "llada", {}),
+    ("dllm-serve", "dream", {}),
+    ("fast-dllm", "llada", {"cache": "dual"}),
+    ("dream", "dream", {"alg": "origin"}),
+    ("dream", "dream", {"alg": "maskgit_plus"}),
+    ("dream", "dream", {"alg": "entropy"}),
+    ("fast-dllm", "dream", {"cache": "prefix", "alg": "entropy"}),
+    ("fast-dllm", "dream", {"cache": "dual", "alg": "confidence_threshold"}),
+    ("sparse-dllm", "dream", {"alg": "topk_margin"}),
+)
+
+
+@st.composite
+def sampled_requests(draw: st.DrawFn, model: TinyModel, chosen: Method, request_id: int) -> Request:
+    temperature = draw(st.sampled_from((0.0, 0.0, 0.3, 1.0, 2.0)))
+    threshold = draw(st.sampled_from((None, None, 0.4)))
+    ranks = chosen.decode.quota == "timestep" and threshold is None
+    prompt_len = draw(st.integers(1, 20))
+    return Request(
+        request_id=request_id,
+        prompt_len=prompt_len,
+        prompt_ids=prompt_of(model, draw(st.integers(0, 99)), prompt_len),
+        generation=GenerationConfig(
+            gen_length=12,
+            block_length=draw(st.sampled_from((4, 6, 12))),
+            steps=draw(st.sampled_from((6, 12))),
+            temperature=temperature,
+            top_p=draw(st.sampled_from((1.0, 0.9, 0.5))) if temperature else 1.0,
+            top_k=draw(st.sampled_from((None, 1, 3, 500))) if temperature else None,
+            alg_temp=draw(st.sampled_from((0.0, 0.1, 1.0))) if ranks else 0.0,
+            threshold=threshold,
+            seed=draw(st.integers(0, 3)),
+        ),
+    )
+
+
+@st.composite
+def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]]:
+    model = draw(st.sampled_from((MHA, GQA, LOUD)))
+    chosen = method(*draw(st.sampled_from(METHODS)))
+    arrivals = [
+        (draw(st.integers(0, 8)), draw(sampled_requests(model, chosen, i))) for i in range(draw(st.integers(2, 5)))
+    ]
+    largest = max(cache_rows(request, chosen.sparsity, chosen.rule.window) for _, request in arrivals)
+    config = EngineConfig(
+        max_num_batched_tokens=32 + draw(st.sampled_from((0, 7, 400))),
+        max_num_logits=draw(st.sampled_from((1, 5, 8, 64))),
+        max_num_seqs=draw(st.integers(1, 5)),
+        max_model_len=32,
+        decode=chosen.decode,
+        sparsity=chosen.sparsity,
+    )
+    return model, chosen, config, largest + draw(st.sampled_from((0, 30, 300))), arrivals
+
+
+@settings(max_examples=30)
+@given(sampled_mixes())
+def test_sampled_requests_do_not_see_their_company(
+    mix: tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]],
+) -> None:
+    model, chosen, config, kv_rows, arrivals = mix
+    outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
+    for _, request in arrivals:
+        assert outputs[request.request_id] == run_alone(model, chosen, request), request
+
+
+Build = Callable[[EngineConfig, int], Executor]
+
+
+def padded(config: EngineConfig, batch_size: int) -> Executor:
+    return PaddedTorchExecutor(network(GQA), config, 0, batch_size=batch_size)
+
+
+def feature_cache(config: EngineConfig, batch_size: int) -> Executor:
+    return FeatureCacheTorchExecutor(network(GQA), config, FeatureCacheConfig(gen_interval=3), batch_size=batch_size)
+
+
+@pytest.mark.parametrize("build", [padded, feature_cache])
+def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) -> None:
+    chosen = method("llada", "llada", {})
+    shape = GenerationConfig(gen_length=12, block_length=6, steps=12)
+    asked = [
+        shape,
+        replace(shape, temperature=1.0, top_p=0.6, seed=3),
+        replace(shape, temperature=0.5, top_k=2, seed=1),
+        replace(shape, temperature=2.0, seed=2),
+    ]
+    members = [
+        Request(request_id=i, prompt_len=5 + 7 * i, prompt_ids=prompt_of(GQA, i, 5 + 7 * i), generation=generation)
+        for i, generation in enumerate(asked)
+    ]
+
+    def outputs_of(batch: list[Request]) -> dict[int, Ids]:
+        config = EngineConfig(
+            max_num_batched_tokens=10**6,
+            max_num_seqs=len(batch),
+            max_model_len=64,
+            decode=chosen.decode,
+            suppress_mask_token=False,
+        )
+        scheduler = StaticBatchScheduler(config, KvPool(0), chosen.rule, batch_size=len(batch))
+        return run_together(Engine(scheduler, build(config, len(batch))), [(0, member) for member in batch])
+
+    together = outputs_of(members)
+    assert len(set(together.values())) == len(members)
+    for member in members:
+        assert outputs_of([member])[member.request_id] == together[member.request_id], member
+
+
+def on(system: str, family: str, options: dict[str, object], seed: int = 0, **generation: object) -> Ids:
+    request = Request(
+        request_id=0,
+        prompt_len=9,
+        prompt_ids=prompt_of(MHA, seed, 9),
+        generation=GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation),
+    )  # type: ignore[arg-type]
+    return run_alone(MHA, method(system, family, options), request)
+
+
+@pytest.mark.parametrize("system", ["llada", "dllm-serve"])
+def test_a_nucleus_of_one_token_is_greedy_at_any_temperature(system: str) -> None:
+    for seed in range(4):
+        greedy = on(system, "llada", {}, seed=seed)
+        assert on(system, "llada", {}, seed=seed, temperature=3.0, top_k=1) == greedy
+        assert on(system, "llada", {}, seed=seed, temperature=3.0, top_p=1e-9) == greedy
+        assert on(system, "llada", {}, seed=seed, temperature=3.0) != greedy
+
+
+def test_alg_temp_changes_the_order_and_a_tiny_one_does_not() -> None:
+    dream = ("dream", "dream", {"alg": "entropy"})
+    for seed in range(4):
+        ranked = on(*dream, seed=seed)
+        assert on(*dream, seed=seed, alg_temp=1e-9) == ranked
+        assert on(*dream, seed=seed, alg_temp=5.0) != ranked
+
+
+def test_a_nucleus_of_every_token_is_no_nucleus() -> None:
+    plain = on("llada", "llada", {}, temperature=1.0)
+    assert on("llada", "llada", {}, temperature=1.0, top_p=1.0, top_k=MHA.vocab) == plain
+    assert on("llada", "llada", {}, temperature=1.0, top_k=10**18) == plain
+    assert on("llada", "llada", {}, temperature=1.0, top_p=0.3) != plain
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"top_p": 0.0, "temperature": 1.0}, r"top_p=0.0 must be in \(0, 1\]"),
+        ({"top_p": 1.1, "temperature": 1.0}, r"top_p=1.1 must be in \(0, 1\]"),
+        ({"top_p": math.nan, "temperature": 1.0}, "top_p=nan"),
+        ({"top_k": 0, "temperature": 1.0}, "top_k=0 must be at least 1"),
+        ({"top_p": 0.9}, "top_p=0.9 has no effect at temperature=0"),
+        ({"top_k": 5}, "top_k=5 has no effect at temperature=0"),
+        ({"alg_temp": -0.1}, "alg_temp=-0.1 must be a finite number, 0 or above"),
+        ({"alg_temp": math.inf}, "alg_temp=inf must be a finite number"),
+        ({"alg_temp": 0.1, "threshold": 0.9}, "alg_temp=0.1 has no effect with parallel decoding"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(asked: dict[str, float], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        GenerationConfig(**asked)  # type: ignore[arg-type]
+
+
+# ---- confidence ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("suppress", [False, True])
+@pytest.mark.parametrize("scale", [1, 8, 40])
+def test_confidence_is_the_softmax_in_the_logits_dtype(dtype: torch.dtype, suppress: bool, scale: float) -> None:
+    """To the bit, however large the logits: exp(logit - logsumexp) rounds as the largest logit does, which swaps and
+    levels confidences that published code tells apart."""
+    logits = (torch.randn(64, 97, generator=torch.Generator().manual_seed(scale)) * scale).to(dtype)
+    suppress_id = int(logits[0].argmax()) if suppress else None
+    token, confidence = Reduction(suppress_id=suppress_id)(logits.clone(), None)
+    allowed = logits.clone()
+    if suppress_id is not None:
+        allowed[:, suppress_id] = -torch.inf
+    assert torch.equal(token, allowed.argmax(dim=-1))
+    wanted = torch.softmax(logits, dim=-1)[torch.arange(64), token]
+    assert torch.equal(confidence, wanted.float())
+    _, wide = Reduction(suppress_id=suppress_id, dtype="float64")(logits.clone(), None)
+    assert torch.equal(wide, torch.softmax(logits.double(), dim=-1)[torch.arange(64), token])
+
+
+def test_close_confidences_of_large_logits_are_told_apart() -> None:
+    _, narrow = Reduction()(torch.tensor([[20.0, 17.5], [20.0, 16.5]], dtype=torch.bfloat16), None)
+    assert narrow.tolist() == [0.92578125, 0.96875]
+    _, single = Reduction()(torch.tensor([[48.0, 35.0], [48.0, 34.0]]), None)
+    assert single[0] < single[1] < 1

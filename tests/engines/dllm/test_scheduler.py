@@ -1,0 +1,405 @@
+"""Packing, admission and fairness of the schedulers, driven without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.plan import StepPlan
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
+from engines.dllm.sequence import cache_rows
+from engines.errors import UserError
+
+MAX_TOTAL = 60
+Arrivals = Sequence[tuple[int, Request]]
+Passing = Callable[[int, int], int]
+"""(request, its how-manieth step) -> tokens that pass its threshold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    config: EngineConfig
+    kv_rows: int
+    arrivals: Arrivals
+    salt: int
+
+    def scheduler(self) -> Scheduler:
+        config = self.config
+        return SCHEDULERS[config.scheduler](
+            config, KvPool(self.kv_rows), DelayedCache(delay=config.sparsity.refresh_delay)
+        )
+
+    def passing(self, request_id: int, step: int) -> int:
+        """Made up, but the same whatever else runs."""
+        return 1 + hash((self.salt, request_id, step)) % 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    index: int
+    plan: StepPlan
+    num_running_before: int
+    charges: dict[int, int]
+    """Of every running request, held or not."""
+    finished: tuple[int, ...]
+
+
+def drive(
+    scheduler: Scheduler, arrivals: Arrivals, passing: Passing, watch: Callable[[], None] = lambda: None
+) -> list[Step]:
+    """Every plan until nothing is left; an arrival at step n is submitted before step n is scheduled."""
+    pending, steps, index = sorted(arrivals, key=lambda arrival: arrival[0]), [], 0
+    generation, num_steps = {request.request_id: request.generation for _, request in arrivals}, dict[int, int]()
+    while pending or scheduler.has_work:
+        while pending and pending[0][0] <= index:
+            scheduler.submit(pending.pop(0)[1])
+        num_running = len(scheduler.running)
+        plan = scheduler.schedule()
+        if plan is not None:
+            watch()
+            charges = {sequence.request.request_id: scheduler.charge(sequence) for sequence in scheduler.running}
+            committed = []
+            for item in plan.items:
+                step = num_steps[item.request_id] = num_steps.get(item.request_id, 0) + 1
+                passed = passing(item.request_id, step)
+                is_open = generation[item.request_id].threshold is not None
+                committed.append(max(item.commit, min(item.masks_left, passed)) if is_open else item.commit)
+            done = scheduler.complete(plan, committed)
+            steps.append(
+                Step(index=index, plan=plan, num_running_before=num_running, charges=charges, finished=done.finished)
+            )
+        else:
+            assert not scheduler.has_work, "requests are waiting and nothing runs"
+        index += 1
+    return steps
+
+
+def in_order(arrivals: Arrivals) -> list[Request]:
+    return [request for _, request in sorted(arrivals, key=lambda arrival: arrival[0])]
+
+
+@st.composite
+def requests(draw: st.DrawFn, request_id: int, *, is_crowded: bool) -> Request:
+    gen = draw(st.integers(12, 24) if is_crowded else st.integers(1, 24))
+    block = draw(st.integers(2, 5) if is_crowded else st.integers(1, 10))
+    generation = GenerationConfig(
+        gen_length=gen,
+        block_length=block,
+        steps=draw(st.integers(-(-gen // block), gen + 4)),
+        threshold=draw(st.sampled_from((None, None, 0.5))),
+    )
+    return Request(request_id=request_id, prompt_len=draw(st.integers(1, MAX_TOTAL - gen)), generation=generation)
+
+
+@st.composite
+def cases(draw: st.DrawFn, scheduler: str | None = None) -> Case:
+    """Half of them crowded: rows and slots for all and many small blocks, so that Refreshes meet and some are held."""
+    is_crowded = draw(st.booleans())
+    sparsity = SparsityConfig(
+        selection=draw(st.sampled_from(("head", "dense"))),
+        retention_ratio=draw(st.sampled_from((0.1, 0.5, 1.0))),
+        refresh_delay=draw(st.sampled_from((0, 1))),
+    )
+    num_requests = draw(st.integers(4, 8) if is_crowded else st.integers(1, 9))
+    arrivals = [(draw(st.integers(0, 25)), draw(requests(i, is_crowded=is_crowded))) for i in range(num_requests)]
+    longest = max(request.total_len for _, request in arrivals)
+    config = EngineConfig(
+        max_num_batched_tokens=longest + draw(st.integers(0, MAX_TOTAL if is_crowded else 3 * MAX_TOTAL)),
+        max_num_seqs=9 if is_crowded else draw(st.integers(1, 9)),
+        max_model_len=MAX_TOTAL,
+        scheduler=scheduler or draw(st.sampled_from(("phase", "phase", "request"))),  # type: ignore[arg-type]
+        sparsity=sparsity,
+    )
+    kv_rows = max(cache_rows(request, sparsity) for _, request in arrivals)
+    kv_rows += 9 * MAX_TOTAL if is_crowded else draw(st.integers(0, 4 * MAX_TOTAL))
+    return Case(config=config, kv_rows=kv_rows, arrivals=arrivals, salt=draw(st.integers(0, 99)))
+
+
+@given(cases())
+def test_budget_and_slots_hold_at_every_step(case: Case) -> None:
+    scheduler = case.scheduler()
+    for step in drive(scheduler, case.arrivals, case.passing):
+        items = step.plan.items
+        assert step.plan.scheduled_tokens <= case.config.max_num_batched_tokens
+        assert sum(item.query_tokens for item in items) <= step.plan.scheduled_tokens
+        assert 0 < len(items) <= case.config.max_num_seqs
+        assert step.num_running_before + len(step.plan.admitted) <= case.config.max_num_seqs
+        assert len({item.request_id for item in items}) == len(items)
+
+
+@given(cases("phase"))
+def test_the_phase_policy_charges_the_rows_of_the_phase(case: Case) -> None:
+    for step in drive(case.scheduler(), case.arrivals, case.passing):
+        assert step.plan.scheduled_tokens == sum(item.query_tokens for item in step.plan.items)
+        for item in step.plan.items:
+            expected = item.block_end - item.block_start if item.phase is Phase.REUSE else item.total_len
+            assert item.query_tokens == expected
+
+
+@given(cases("request"))
+def test_the_request_policy_charges_the_whole_length_for_life(case: Case) -> None:
+    for step in drive(case.scheduler(), case.arrivals, case.passing):
+        assert step.plan.scheduled_tokens == sum(item.total_len for item in step.plan.items)
+        # Charges never change, so what was admitted is never held.
+        assert len(step.plan.items) == step.num_running_before + len(step.plan.admitted)
+
+
+@given(cases())
+def test_admission_is_in_arrival_order(case: Case) -> None:
+    steps = drive(case.scheduler(), case.arrivals, case.passing)
+    admitted = [request.request_id for step in steps for request in step.plan.admitted]
+    assert admitted == [request.request_id for request in in_order(case.arrivals)]
+
+
+@given(cases())
+def test_nothing_is_admitted_while_a_running_request_is_held(case: Case) -> None:
+    for step in drive(case.scheduler(), case.arrivals, case.passing):
+        num_old = len(step.plan.items) - len(step.plan.admitted)
+        assert num_old == step.num_running_before or not step.plan.admitted
+
+
+@given(cases())
+def test_a_held_request_gives_way_only_to_older_ones(case: Case) -> None:
+    """It did not fit behind the older requests that run; a younger one may use the room it could not."""
+    age = {request.request_id: i for i, request in enumerate(in_order(case.arrivals))}
+    for step in drive(case.scheduler(), case.arrivals, case.passing):
+        chosen = {item.request_id for item in step.plan.items}
+        for held in step.charges.keys() - chosen:
+            older = sum(step.charges[other] for other in chosen if age[other] < age[held])
+            assert older + step.charges[held] > case.config.max_num_batched_tokens
+
+
+@given(cases(), st.data())
+def test_later_requests_never_change_an_earlier_ones_schedule(case: Case, data: st.DataObject) -> None:
+    ordered = sorted(case.arrivals, key=lambda arrival: arrival[0])
+    first = ordered[: data.draw(st.integers(1, len(ordered)))]
+
+    def schedule_of(arrivals: Arrivals) -> dict[int, list[tuple[int, object]]]:
+        found: dict[int, list[tuple[int, object]]] = {}
+        for step in drive(case.scheduler(), arrivals, case.passing):
+            for item in step.plan.items:
+                found.setdefault(item.request_id, []).append((step.index, item))
+        return found
+
+    alone, together = schedule_of(first), schedule_of(ordered)
+    assert {request_id: together[request_id] for request_id in alone} == alone
+
+
+@given(cases())
+def test_every_request_finishes_within_its_bound(case: Case) -> None:
+    """At every step the oldest open request runs, so request i ends within its arrival plus the steps of all up to i."""
+    steps = drive(case.scheduler(), case.arrivals, case.passing)
+    end = {request_id: step.index for step in steps for request_id in step.finished}
+    num_steps = {}
+    for step in steps:
+        for item in step.plan.items:
+            num_steps[item.request_id] = num_steps.get(item.request_id, 0) + 1
+    before = 0
+    assert len(end) == len(case.arrivals)
+    for arrival, request in sorted(case.arrivals, key=lambda pair: pair[0]):
+        before += num_steps[request.request_id]
+        assert end[request.request_id] < arrival + before
+        if request.generation.threshold is None:
+            assert num_steps[request.request_id] <= request.generation.steps
+
+
+@given(cases())
+def test_rows_are_disjoint_and_inside_the_pool(case: Case) -> None:
+    scheduler = case.scheduler()
+
+    def watch() -> None:
+        runs = sorted((s.kv_start, s.kv_start + s.kv_rows) for s in scheduler.running)
+        assert all(before[1] <= after[0] for before, after in pairwise(runs))
+        assert not runs or (runs[0][0] >= 0 and runs[-1][1] <= case.kv_rows)
+        assert scheduler.pool.used_rows == sum(end - start for start, end in runs)
+
+    for step in drive(scheduler, case.arrivals, case.passing, watch):
+        for item in step.plan.items:
+            assert item.kv_start + item.kept_rows + item.block_len <= case.kv_rows
+    assert scheduler.pool.free_runs == ((0, case.kv_rows),)
+
+
+@given(cases())
+def test_a_block_and_its_kept_rows_fit_what_was_reserved(case: Case) -> None:
+    reserved = {r.request_id: cache_rows(r, case.config.sparsity) for _, r in case.arrivals}
+    most: dict[int, int] = {}
+    for step in drive(case.scheduler(), case.arrivals, case.passing):
+        for item in step.plan.items:
+            needed = item.kept_rows + item.block_len
+            assert needed <= reserved[item.request_id]
+            most[item.request_id] = max(most.get(item.request_id, 0), needed)
+    assert most == reserved, "rows are reserved that no block needs"
+
+
+def by_hand(requests_: Sequence[tuple[int, int, int]], cap: int) -> list[Step]:
+    """(prompt, block, arrival); two blocks each, one Refresh and then Reuse steps that commit a token each."""
+    config = EngineConfig(max_num_batched_tokens=cap, max_model_len=40, sparsity=SparsityConfig(refresh_delay=0))
+    arrivals = []
+    for i, (prompt, block, arrival) in enumerate(requests_):
+        generation = GenerationConfig(gen_length=2 * block, block_length=block, steps=2 * block)
+        arrivals.append((arrival, Request(request_id=i, prompt_len=prompt, generation=generation)))
+    return drive(PhaseScheduler(config, KvPool(1000), DelayedCache(delay=0)), arrivals, lambda i, n: 1)
+
+
+def steps_of(steps: Sequence[Step], request_id: int) -> list[int]:
+    return [step.index for step in steps for item in step.plan.items if item.request_id == request_id]
+
+
+def test_refreshes_that_do_not_meet_run_without_a_break() -> None:
+    steps = by_hand([(22, 4, 0)] * 3, cap=50)
+    assert [steps_of(steps, i) for i in range(3)] == [list(range(i, i + 8)) for i in range(3)]
+    assert [step.plan.scheduled_tokens for step in steps] == [30, 34, 38, 12, 30 + 8, 30 + 8, 30 + 8, 12, 8, 4]
+
+
+def test_where_two_refreshes_meet_the_younger_is_held() -> None:
+    """Requests of 30, 28 and 22 tokens. At step 4 the first two refresh and only one fits: the third uses what is
+    left, and the fourth, which would fit as well, may not enter before the held one has run."""
+    steps = by_hand([(22, 4, 0), (22, 3, 1), (12, 5, 2), (1, 2, 4)], cap=50)
+    assert [step.plan.scheduled_tokens for step in steps[:6]] == [
+        30,
+        4 + 28,
+        4 + 3 + 22,
+        4 + 3 + 5,
+        30 + 5,
+        4 + 28 + 5 + 5,
+    ]
+    assert steps_of(steps, 0) == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert steps_of(steps, 1) == [1, 2, 3, 5, 6, 7]
+    assert steps_of(steps, 2)[:4] == [2, 3, 4, 5]
+    assert steps_of(steps, 3)[0] == 5
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+SMALL = GenerationConfig(gen_length=8, block_length=4, steps=8)
+
+
+def request_of(prompt_len: int, request_id: int = 7, **generation: int) -> Request:
+    return Request(request_id=request_id, prompt_len=prompt_len, generation=replace(SMALL, **generation))  # type: ignore[arg-type]
+
+
+def scheduler_of(kind: type[Scheduler], **config: int) -> Scheduler:
+    limits = {"max_num_batched_tokens": 100, "max_model_len": 80, **config}
+    return kind(EngineConfig(**limits), KvPool(40), DelayedCache())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", list(SCHEDULERS.values()))
+@pytest.mark.parametrize(
+    ("limits", "request_", "says"),
+    [
+        ({}, request_of(73), r"prompt_len=73 .* exceeds max_model_len=80: shorten"),
+        ({"max_num_batched_tokens": 60}, request_of(53), r"61 tokens exceeds max_num_batched_tokens=60: raise"),
+        ({}, request_of(72), r"needs 42 KV rows and the pool has 40: raise .* or lower retention_ratio"),
+        ({}, request_of(0), r"prompt of request 7 is empty: give at least one token"),
+        ({}, request_of(3, request_id=1), r"request_id=1 is already in use: number requests uniquely"),
+        ({}, request_of(3, request_id=2), r"request_id=2 is already in use"),
+    ],
+)
+def test_what_could_never_run_is_refused_at_once(
+    kind: type[Scheduler], limits: dict[str, int], request_: Request, says: str
+) -> None:
+    scheduler = scheduler_of(kind, max_num_seqs=1, **limits)
+    running, waiting = request_of(10, request_id=1), request_of(10, request_id=2)
+    scheduler.submit(running)
+    scheduler.schedule()
+    scheduler.submit(waiting)
+    with pytest.raises(UserError, match=says) as refused:
+        scheduler.submit(request_)
+    assert "\n" not in str(refused.value)
+    assert [s.request for s in scheduler.running] == [running]
+    assert [s.request for s in scheduler.waiting] == [waiting]
+    assert scheduler.pool.used_rows == cache_rows(running, SparsityConfig())
+
+
+def test_the_largest_request_that_fits_is_taken() -> None:
+    scheduler = scheduler_of(PhaseScheduler, max_num_batched_tokens=76)
+    largest = request_of(68)
+    assert cache_rows(largest, SparsityConfig()) == 40
+    assert len(drive(scheduler, [(0, largest)], lambda i, n: 1)) == 8
+
+
+def test_an_id_is_free_again_after_its_end() -> None:
+    scheduler = scheduler_of(PhaseScheduler)
+    for _ in range(2):
+        drive(scheduler, [(0, request_of(5))], lambda i, n: 1)
+
+
+def test_without_a_cache_no_rows_are_needed() -> None:
+    config = EngineConfig(max_num_batched_tokens=100, max_model_len=80)
+    steps = drive(PhaseScheduler(config, KvPool(0), NoCache(), exact_steps=True), [(0, request_of(9))], lambda i, n: 1)
+    assert [(step.plan.items[0].phase, step.plan.scheduled_tokens) for step in steps] == [(Phase.FULL, 17)] * 8
+
+
+# ---- static batches -----------------------------------------------------------------------------
+
+
+def static(batch_size: int, kv_rows: int = 1000, **config: int) -> StaticBatchScheduler:
+    limits = {"max_num_batched_tokens": 10_000, "max_model_len": 100, **config}
+    return StaticBatchScheduler(EngineConfig(**limits), KvPool(kv_rows), DelayedCache(), batch_size=batch_size)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 5), st.integers(0, 200))
+def test_a_static_batch_starts_and_ends_together(prompts: list[int], batch_size: int, spare: int) -> None:
+    arrivals = [(i, request_of(n, request_id=i)) for i, n in enumerate(prompts)]
+    largest = max(cache_rows(request, SparsityConfig()) for _, request in arrivals)
+    scheduler = static(batch_size, kv_rows=largest + spare)
+    started = []
+    for step in drive(scheduler, arrivals, lambda i, n: 1):
+        items = step.plan.items
+        assert len(items) <= batch_size
+        assert step.plan.pad_to == max(item.total_len for item in items)
+        assert len({item.phase for item in items}) == 1
+        rows = step.plan.pad_to if items[0].phase.is_refresh else 4
+        assert step.plan.scheduled_tokens == rows * len(items)
+        if step.plan.admitted:
+            assert step.num_running_before == 0
+            assert len(step.plan.admitted) == len(items)
+        assert step.finished in ((), tuple(item.request_id for item in items))
+        started += [request.request_id for request in step.plan.admitted]
+    assert started == list(range(len(prompts)))
+    assert scheduler.pool.used_rows == 0
+
+
+def test_slabs_of_a_static_batch_are_equal_and_adjacent() -> None:
+    scheduler = static(3)
+    for i, n in enumerate((5, 40, 20)):
+        scheduler.submit(request_of(n, request_id=i))
+    plan = scheduler.schedule()
+    assert plan is not None
+    slab = cache_rows(request_of(40), SparsityConfig())
+    assert [item.kv_start for item in plan.items] == [0, slab, 2 * slab]
+
+
+def test_a_static_batch_has_one_generation_setting() -> None:
+    scheduler = static(4)
+    arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 8, 12, 8))]
+    sizes = [len(step.plan.admitted) for step in drive(scheduler, arrivals, lambda i, n: 1) if step.plan.admitted]
+    assert sizes == [2, 1, 1]
+
+
+def test_a_static_batch_refuses_thresholds() -> None:
+    scheduler = static(2)
+    request = replace(request_of(9), generation=replace(SMALL, threshold=0.9))
+    for parallel in (request, replace(request_of(9), generation=replace(SMALL, factor=1.0))):
+        # Of one request there is nothing to stay in step with.
+        says = r"request 7 commits as many tokens as chance or confidence say.*: use batch_size=1"
+        with pytest.raises(UserError, match=says):
+            scheduler.submit(parallel)
+        assert not scheduler.has_work
+        static(1).submit(parallel)
+    by_chance = EngineConfig(max_num_batched_tokens=100, max_model_len=80, decode=DecodeConfig(quota="origin"))
+    with pytest.raises(UserError, match=r"use batch_size=1"):
+        StaticBatchScheduler(by_chance, KvPool(100), NoCache(), batch_size=2).submit(request_of(9))
+    with pytest.raises(UserError, match=r"batch_size=0 must be at least 1"):
+        static(0)

@@ -1,0 +1,140 @@
+"""What replaying a captured forward does to a step's metadata, without a GPU: the forward runs as it is on a graph's
+padded buffers. And running steps through another attention backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
+
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.graphs import MAX_ROWS, ROWS, EagerRecorder, Recorder, graph_key, reuse_keys
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.request import Request, StepRecord
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.sequence import cache_rows
+
+CONFIG = EngineConfig(
+    max_num_batched_tokens=400, max_num_logits=64, max_num_seqs=6, max_model_len=100, attention_backend="sdpa-padded"
+)
+
+
+class Replaying(TorchExecutor):
+    """As on CUDA, but a graph is its forward."""
+
+    def _recorder(self) -> Recorder:
+        return EagerRecorder()
+
+
+def requests_of(model: TinyModel, sizes: Sequence[tuple[int, int]], block: int) -> list[Request]:
+    return [
+        Request(
+            request_id=i,
+            prompt_len=prompt,
+            prompt_ids=prompt_of(model, i, prompt),
+            generation=GenerationConfig(gen_length=gen, block_length=block, steps=gen),
+        )
+        for i, (prompt, gen) in enumerate(sizes)
+    ]
+
+
+def serve(executor: TorchExecutor, requests: Sequence[Request]) -> tuple[list[object], list[StepRecord]]:
+    rows = executor.pool_k.shape[1] - isinstance(executor, Replaying)
+    engine = Engine(PhaseScheduler(executor.config, KvPool(rows), DelayedCache(delay=1)), executor)
+    for request in requests:
+        engine.submit(request)
+    records = engine.run()
+    return [engine.take_output(request.request_id) for request in requests], records
+
+
+def pool_rows(requests: Sequence[Request], config: EngineConfig) -> int:
+    return sum(cache_rows(request, config.sparsity) for request in requests)
+
+
+@settings(max_examples=15)
+@given(
+    st.sampled_from((GQA, MHA)),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(1, 24)), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.sampled_from(("head", "uniform", "dense")),
+)
+def test_graphs_and_padded_attention_give_the_ids_of_plain_steps(
+    model: TinyModel, sizes: list[tuple[int, int]], block: int, selection: str
+) -> None:
+    config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))  # type: ignore[arg-type]
+    requests = requests_of(model, sizes, block)
+    rows = pool_rows(requests, config)
+    plain, records = serve(TorchExecutor(network(model), replace(config, attention_backend="sdpa"), rows), requests)
+    padded, _ = serve(TorchExecutor(network(model), config, rows), requests)
+    executor = Replaying(network(model), config, rows)
+    capture_all(executor)
+    replayed, replayed_records = serve(executor, requests)
+    assert padded == plain
+    assert replayed == plain
+    for before, after in zip(records, replayed_records, strict=True):
+        assert not before.graph
+        builds = after.num_refresh > 0 and after.query_tokens > 0 and not after.graph
+        assert after.graph or builds or after.query_tokens > MAX_ROWS
+    assert any(record.graph for record in replayed_records)
+
+
+def capture_all(executor: Replaying) -> None:
+    graphs = executor._graphs
+    assert graphs is not None
+    with torch.inference_mode():
+        for rows in ROWS:
+            for sequences in range(1, 7):
+                for has_refresh in (False, True):
+                    graphs.capture(graph_key(rows, sequences, min(rows, 100), has_refresh=has_refresh))
+
+
+def test_prepared_sizes_cover_every_step_that_builds_no_cache() -> None:
+    requests = requests_of(GQA, [(20, 16), (33, 13), (9, 16)], 8)  # the last block of one is shorter
+    executor = Replaying(network(GQA), CONFIG, pool_rows(requests, CONFIG))
+    executor.prepare(8)
+    _, records = serve(executor, requests)
+    builds = [record.step % 8 == 1 for record in records]
+    assert [record.graph for record in records] == [not build for build in builds]
+    assert sum(record.graph and record.num_refresh > 0 for record in records) == 2  # one full forward a block
+
+
+@given(st.integers(1, MAX_ROWS), st.integers(1, 256), st.integers(1, 256))
+def test_a_graph_holds_its_steps(rows: int, sequences: int, longest: int) -> None:
+    key = graph_key(rows, sequences, longest, has_refresh=False)
+    assert rows <= key.rows <= max(8, 1.5 * rows)
+    assert sequences <= key.sequences < 2 * sequences
+    assert longest <= key.max_q < longest + 128
+
+
+def test_reuse_keys_end_where_steps_run_eagerly() -> None:
+    keys = set(reuse_keys(256, 32))
+    assert {key.rows for key in keys} == {size for size in ROWS if size % 32 == 0}
+    assert all(key.rows <= MAX_ROWS for key in keys)
+
+
+def test_profiled_steps_are_divided_into_parts() -> None:
+    requests = requests_of(GQA, [(20, 16), (33, 16)], 8)
+    config = replace(CONFIG, attention_backend="sdpa")
+    executor = TorchExecutor(network(GQA), config, pool_rows(requests, config), profile_every=2)
+    _, records = serve(executor, requests)
+    assert [record.parts is not None for record in records] == [i % 2 == 0 for i in range(len(records))]
+    for record in records[::2]:
+        assert record.parts is not None
+        assert min(record.parts.values()) >= 0
+        assert sum(record.parts.values()) <= record.duration_s
+        assert record.forward_s == pytest.approx(
+            sum(record.parts[part] for part in ("attention", "gemm", "logits", "selection"))
+        )
+    # The second step of each block builds the cache.
+    every = TorchExecutor(network(GQA), config, pool_rows(requests, config), profile_every=1)
+    _, records = serve(every, requests)
+    packs = [record.parts is not None and record.parts["selection"] > 0 for record in records]
+    assert packs == [i % 8 == 1 for i in range(len(records))]

@@ -1,0 +1,287 @@
+"""The roofline against a hand-made table of lower bounds, and its own laws."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from engines.hardware.catalogue import H200, L40S, RTX4090
+from engines.hardware.roofline import LOGIT_PASSES, Calibration, Roofline, StepWork
+from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B
+
+CARDS = (RTX4090, L40S, H200)
+BLOCK = 32
+
+
+def refresh(length: int, logit_rows: int = BLOCK, n: int = 1, retention: float = 0.5) -> StepWork:
+    return StepWork(
+        query_rows=n * length,
+        attention_pairs=n * length * length,
+        logit_rows=n * logit_rows,
+        kv_read_rows=0,
+        kv_written_rows=n * int(retention * (length - BLOCK)),
+        num_sequences=n,
+    )
+
+
+def reuse(length: int, n: int = 1, retention: float = 0.5) -> StepWork:
+    keys = int(retention * (length - BLOCK)) + BLOCK
+    return StepWork(
+        query_rows=n * BLOCK,
+        attention_pairs=n * BLOCK * keys,
+        logit_rows=n * BLOCK,
+        kv_read_rows=n * keys,
+        kv_written_rows=n * BLOCK,
+        num_sequences=n,
+    )
+
+
+def printed(work: StepWork) -> list[tuple[str, str]]:
+    """Milliseconds and bound on each card, as a table prints them."""
+    cells = []
+    for card in CARDS:
+        roofline = Roofline(LLADA_8B, card)
+        seconds = roofline.lower_bound_s(work)
+        by_memory = seconds == roofline.lower_bound_bytes(work) / card.bandwidth
+        cells.append((f"{seconds * 1e3:.1f}", "M" if by_memory else "C"))
+    return cells
+
+
+def flops(work: StepWork) -> int:
+    return Roofline(LLADA_8B, L40S).step_time(work).flops
+
+
+@pytest.mark.parametrize(
+    ("length", "tera", "ms"),
+    [
+        (512, "7.32", ["44.3", "20.2", "7.4"]),
+        (1024, "14.88", ["90.1", "41.1", "15.0"]),
+        (2048, "30.82", ["186.6", "85.1", "31.1"]),
+        (4096, "66.00", ["399.5", "182.3", "66.7"]),
+    ],
+)
+def test_refresh_lower_bounds(length, tera, ms):
+    work = refresh(length)
+    assert f"{flops(work) / 1e12:.2f}" == tera
+    assert printed(work) == [(cell, "C") for cell in ms]
+
+
+@pytest.mark.parametrize(
+    ("length", "n", "tera", "giga", "cells"),
+    [
+        (512, 1, "0.48", "15.2", "15.0M 17.5M 3.2M"),
+        (512, 8, "3.88", "16.3", "23.5C 18.9M 3.9C"),
+        (512, 32, "15.5", "20.4", "93.8C 42.8C 15.7C"),
+        (1024, 1, "0.49", "15.3", "15.2M 17.7M 3.2M"),
+        (1024, 8, "3.91", "17.4", "23.7C 20.1M 4.0C"),
+        (1024, 32, "15.6", "24.6", "94.7C 43.2C 15.8C"),
+        (2048, 8, "3.98", "19.6", "24.1C 22.6M 4.1M"),
+        (2048, 32, "15.9", "33.2", "96.3C 44.0C 16.1C"),
+    ],
+)
+def test_reuse_lower_bounds(length, n, tera, giga, cells):
+    work = reuse(length, n)
+    digits = len(tera.split(".")[1])
+    assert f"{flops(work) / 1e12:.{digits}f}" == tera
+    assert f"{Roofline(LLADA_8B, L40S).lower_bound_bytes(work) / 1e9:.1f}" == giga
+    assert [(cell[:-1], cell[-1]) for cell in cells.split()] == printed(work)
+
+
+def test_weight_stream_floor():
+    weights = LLADA_8B.streamed_weight_bytes_layers() + LLADA_8B.streamed_weight_bytes_head
+    assert [f"{weights / card.bandwidth * 1e3:.1f}" for card in CARDS] == ["14.9", "17.4", "3.1"]
+
+
+def test_batch_at_which_reuse_becomes_compute_bound():
+    """Ranges over lengths 512 to 2048."""
+    crossings = []
+    for card in CARDS:
+        roofline = Roofline(LLADA_8B, card)
+        crossings.append(
+            tuple(
+                next(
+                    n
+                    for n in range(1, 100)
+                    if roofline.lower_bound_s(reuse(length, n))
+                    > roofline.lower_bound_bytes(reuse(length, n)) / card.bandwidth
+                )
+                for length in (512, 2048)
+            )
+        )
+    assert crossings == [(6, 7), (16, 25), (7, 9)]
+
+
+@pytest.mark.parametrize(
+    ("per_block", "length", "tera", "ceilings"),
+    [
+        # dLLM-Serve's schedule: two Refreshes and thirty Reuses per block, logits of the block only.
+        (lambda L: 2 * flops(refresh(L)) + 30 * flops(reuse(L)), 512, "0.91", [181, 397, 1086]),
+        (lambda L: 2 * flops(refresh(L)) + 30 * flops(reuse(L)), 1024, "1.39", [119, 261, 713]),
+        # Fast-dLLM dual cache: one Refresh with logits of every row, dense reuse.
+        (
+            lambda L: flops(refresh(L, logit_rows=L)) + 31 * flops(reuse(L, retention=1.0)),
+            512,
+            "0.72",
+            [230, 505, 1379],
+        ),
+        (
+            lambda L: flops(refresh(L, logit_rows=L)) + 31 * flops(reuse(L, retention=1.0)),
+            1024,
+            "0.98",
+            [169, 370, 1011],
+        ),
+        # The reference: everything every step.
+        (lambda L: 32 * flops(refresh(L, logit_rows=L)), 512, "7.81", [21, 46, 127]),
+    ],
+)
+def test_throughput_ceilings(per_block, length, tera, ceilings):
+    per_token = per_block(length) / BLOCK
+    assert f"{per_token / 1e12:.2f}" == tera
+    assert [round(card.peak_flops / per_token) for card in CARDS] == ceilings
+
+
+WORKS = st.builds(
+    StepWork,
+    query_rows=st.integers(1, 16384),
+    attention_pairs=st.integers(0, 10**8),
+    logit_rows=st.integers(0, 4096),
+    kv_read_rows=st.integers(0, 10**5),
+    kv_written_rows=st.integers(0, 10**4),
+    num_sequences=st.integers(1, 256),
+    logit_chunks=st.integers(1, 8),
+)
+ROOFLINES = st.builds(Roofline, st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]), st.sampled_from(CARDS))
+
+
+@given(ROOFLINES, WORKS)
+def test_no_step_beats_the_lower_bound(roofline, work):
+    cost = roofline.step_time(work)
+    assert cost.total_s >= roofline.lower_bound_s(work) * (1 - 1e-12)
+    assert cost.total_s == cost.linear_s + cost.attention_s + cost.logits_s + cost.overhead_s
+    assert cost.bytes >= roofline.lower_bound_bytes(work)
+
+
+@given(ROOFLINES, WORKS, st.floats(0.05, 1), st.floats(0.05, 1), st.floats(0.05, 1), st.floats(0, 0.1))
+def test_each_constant_slows_only_what_it_names(roofline, work, matmul, attention, bandwidth, overhead):
+    ideal = roofline.step_time(work)
+
+    def cost(**changes):
+        calibration = replace(roofline.calibration, **changes)
+        return Roofline(roofline.shape, roofline.gpu, calibration).step_time(work)
+
+    assert cost(step_overhead_s=overhead).total_s == pytest.approx(ideal.total_s + overhead)
+    by_matmul = cost(matmul_efficiency=matmul)
+    assert by_matmul.attention_s == ideal.attention_s
+    assert by_matmul.linear_s >= ideal.linear_s
+    assert by_matmul.logits_s >= ideal.logits_s
+    by_attention = cost(attention_efficiency=attention)
+    assert (by_attention.linear_s, by_attention.logits_s) == (ideal.linear_s, ideal.logits_s)
+    everything = cost(matmul_efficiency=bandwidth, attention_efficiency=bandwidth, bandwidth_efficiency=bandwidth)
+    assert everything.total_s == pytest.approx(ideal.total_s / bandwidth)
+    assert (everything.flops, everything.bytes) == (ideal.flops, ideal.bytes)
+
+
+def test_parts_of_a_known_step():
+    card, work = RTX4090, reuse(512, n=8)
+    cost = Roofline(LLADA_8B, card).step_time(work)
+    # 256 rows: layers are compute-bound (21.6 ms against 13.8 ms of streaming), the rest is traffic.
+    assert cost.linear_s == 256 * 13_958_643_712 / card.peak_flops
+    assert cost.attention_s == 524_288 * 8 * (240 + 64) / card.bandwidth
+    logit_traffic = 1_035_993_088 + LOGIT_PASSES * 256 * 252_928
+    assert cost.logits_s == max(256 * 1_035_993_088 / card.peak_flops, logit_traffic / card.bandwidth)
+    assert cost.bound == "compute"
+    assert cost.bytes == 13_959_176_192 + 524_288 * 8 * 304 + logit_traffic
+    assert Roofline(LLADA_8B, card).step_time(reuse(512)).bound == "memory"
+
+
+def test_each_chunk_of_logits_streams_the_head_again():
+    one = reuse(512, n=1)
+    roofline = Roofline(LLADA_8B, RTX4090)
+    extra = roofline.step_time(replace(one, logit_chunks=3)).bytes - roofline.step_time(one).bytes
+    assert extra == 2 * LLADA_8B.streamed_weight_bytes_head
+
+
+def test_a_step_without_logits_skips_the_head_and_an_empty_step_costs_nothing():
+    calibration = replace(Calibration.datasheet(L40S), step_overhead_s=0.02)
+    roofline = Roofline(LLADA_8B, L40S, calibration)
+    assert roofline.step_time(replace(reuse(512), logit_rows=0)).logits_s == 0
+    empty = StepWork(
+        query_rows=0,
+        attention_pairs=0,
+        logit_rows=0,
+        kv_read_rows=0,
+        kv_written_rows=0,
+        num_sequences=0,
+        logit_chunks=0,
+    )
+    assert roofline.step_time(empty).total_s == roofline.lower_bound_s(empty) == 0
+
+
+def test_impossible_work_is_a_bug():
+    with pytest.raises(ValueError, match="query_rows=-1"):
+        replace(reuse(512), query_rows=-1)
+    with pytest.raises(ValueError, match="logit_chunks=0"):
+        replace(reuse(512), logit_chunks=0)
+
+
+def test_calibration_round_trip(tmp_path):
+    calibration = Calibration(
+        gpu="l40s",
+        matmul_efficiency=0.5,
+        attention_efficiency=0.25,
+        bandwidth_efficiency=0.75,
+        step_overhead_s=0.02,
+        fitted_on=("table4/Burst/dLLM-Serve",),
+        note="one cell",
+    )
+    path = tmp_path / "fits" / "l40s.json"
+    calibration.save(path)
+    assert Calibration.load(path) == calibration
+    assert calibration.is_fitted
+    assert [file.name for file in path.parent.iterdir()] == ["l40s.json"]
+
+
+def test_datasheet_calibration_says_it_is_none():
+    calibration = Calibration.datasheet(L40S)
+    assert not calibration.is_fitted
+    assert "uncalibrated" in calibration.note
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"matmul_efficiency": 0.0}, "matmul_efficiency=0.0"),
+        ({"bandwidth_efficiency": 1.01}, "bandwidth_efficiency=1.01"),
+        ({"attention_efficiency": "fast"}, "attention_efficiency='fast'"),
+        ({"step_overhead_s": -0.1}, "step_overhead_s=-0.1"),
+        ({"step_overhead_s": float("inf")}, "step_overhead_s=inf"),
+        ({"fitted_on": "Burst"}, "fitted_on='Burst'"),
+        ({"speed": 1}, "unknown keys"),
+        ({"note": None}, "note=None"),
+    ],
+)
+def test_bad_calibrations_are_refused(tmp_path, change, message):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({**asdict(Calibration.datasheet(L40S)), **change}))
+    with pytest.raises(UserError, match=message):
+        Calibration.load(path)
+
+
+def test_calibration_files_that_are_none(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        Calibration.load(tmp_path / "none.json")
+    path = tmp_path / "bad.json"
+    for text, message in (("{", "is not JSON"), ("[]", "must be one JSON object"), ('{"gpu": "l40s"}', "lacks")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            Calibration.load(path)
+
+
+def test_calibration_of_another_gpu_is_refused():
+    with pytest.raises(UserError, match="gpu='l40s', not 'rtx4090'"):
+        Roofline(LLADA_8B, RTX4090, Calibration.datasheet(L40S))

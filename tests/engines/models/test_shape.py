@@ -1,0 +1,182 @@
+"""Shapes against published counts, against the torch modules, and against counted FLOPs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from engines.errors import UserError
+from engines.models.llada_config import LLaDAConfig
+from engines.models.shape import (
+    DREAM_7B,
+    LLADA_8B,
+    LLAMA_3_1_70B,
+    MIXTRAL_8X7B,
+    QWEN2_5_7B,
+    QWEN2_5_14B,
+    QWEN2_5_32B,
+    QWEN3_32B,
+    SHAPES,
+    ModelShape,
+    model_shape,
+)
+
+PUBLISHED_PARAMS = [
+    (LLADA_8B, 8_015_581_184),
+    (DREAM_7B, 7_615_616_512),
+    (QWEN2_5_7B, 7_615_616_512),
+    (QWEN2_5_14B, 14_770_033_664),
+    (QWEN2_5_32B, 32_763_876_352),
+    (QWEN3_32B, 32_762_123_264),
+    (LLAMA_3_1_70B, 70_553_706_496),
+    (MIXTRAL_8X7B, 46_702_792_704),
+]
+
+
+def llada_config(**changes: object) -> LLaDAConfig:
+    fields: dict[str, object] = {
+        "d_model": 64,
+        "n_layers": 3,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "mlp_hidden_size": 96,
+        "vocab_size": 101,
+        "max_sequence_length": 64,
+        "rope_theta": 1e4,
+        "rms_norm_eps": 1e-5,
+        "mask_token_id": 100,
+        "eos_token_id": 99,
+        "pad_token_id": 99,
+    }
+    return LLaDAConfig(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("shape", "params"), PUBLISHED_PARAMS, ids=lambda x: getattr(x, "name", None))
+def test_parameter_counts_are_the_published_ones(shape, params):
+    assert shape.num_params == params
+    assert shape.weight_bytes == 2 * params
+
+
+def test_every_catalogue_shape_has_a_published_count():
+    assert [shape for shape, _ in PUBLISHED_PARAMS] == list(SHAPES)
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES)
+
+
+def test_llada_8b_arithmetic():
+    s = LLADA_8B
+    assert s.weight_bytes == 16_031_162_368
+    assert s.linear_flops_per_token == 13_958_643_712
+    assert s.attention_flops(1, 1) == s.attention_flops_per_pair == 524_288
+    assert s.attention_flops(32, 272) == 524_288 * 32 * 272
+    assert s.logits_flops_per_row == 1_035_993_088
+    assert s.streamed_weight_bytes_layers() == 13_959_176_192
+    assert s.streamed_weight_bytes_head == 1_035_993_088
+    assert (s.kv_bytes_per_token_per_layer, s.kv_bytes_per_token) == (16_384, 524_288)
+    assert [s.logits_bytes_per_row(b) for b in (2, 4, 8)] == [252_928, 505_856, 1_011_712]
+    assert s.logits_bytes_per_row() == 252_928
+    assert s.logits_bytes_per_row() * 16 * 2048 == 8_287_944_704
+    assert s.activation_bytes_per_query_token == (8 + 32 + 72) * 1024
+
+
+def test_streamed_and_gathered_weights_are_all_the_weights():
+    for shape in SHAPES:
+        embedding = shape.vocab_rows * shape.d_model * shape.dtype_bytes
+        assert shape.streamed_weight_bytes_layers() + shape.streamed_weight_bytes_head + embedding == shape.weight_bytes
+
+
+def test_grouped_query_attention_shrinks_kv_not_flops():
+    assert DREAM_7B.kv_bytes_per_token_per_layer == 2048
+    assert DREAM_7B.kv_bytes_per_token == 56 * 1024
+    assert DREAM_7B.attention_flops_per_pair == 4 * 3584 * 28
+
+
+def test_experts_touched_grow_with_rows():
+    s = MIXTRAL_8X7B
+    one_expert = s.n_layers * 3 * s.d_model * s.mlp_hidden * s.dtype_bytes
+    everything = s.streamed_weight_bytes_layers()
+    # One row is routed to exactly 2 of 8; a large batch touches them all.
+    assert s.streamed_weight_bytes_layers(1) == everything - 6 * one_expert
+    assert s.streamed_weight_bytes_layers(1) < s.streamed_weight_bytes_layers(4) < everything
+    assert s.streamed_weight_bytes_layers(1000) == everything
+    assert LLADA_8B.streamed_weight_bytes_layers(1) == LLADA_8B.streamed_weight_bytes_layers()
+    dense = replace(s, num_experts=1, experts_per_token=1)
+    router = 2 * s.n_layers * s.d_model * s.num_experts
+    assert (
+        s.linear_flops_per_token - router - dense.linear_flops_per_token
+        == s.n_layers * 2 * 3 * s.d_model * s.mlp_hidden
+    )
+
+
+SMALL_CONFIGS = [
+    llada_config(),
+    llada_config(n_kv_heads=2),
+    llada_config(n_kv_heads=1, n_layers=5),
+    llada_config(weight_tying=True, mlp_hidden_size=130),
+]
+
+
+@pytest.mark.parametrize("config", SMALL_CONFIGS)
+def test_num_params_is_the_modules_own(config):
+    torch = pytest.importorskip("torch")
+    from engines.models.llada import LLaDAModelLM
+
+    with torch.device("meta"):
+        counted = sum(p.numel() for p in LLaDAModelLM(config).parameters())
+    assert ModelShape.from_llada(config, name="small").num_params == counted
+
+
+def test_num_params_of_the_full_model_is_the_modules_own():
+    torch = pytest.importorskip("torch")
+    from engines.models.llada import LLaDAModelLM
+    from engines.models.llada_config import LLADA_8B as config
+
+    with torch.device("meta"):
+        counted = sum(p.numel() for p in LLaDAModelLM(config).parameters())
+    assert counted == LLADA_8B.num_params
+
+
+@pytest.mark.parametrize("config", SMALL_CONFIGS)
+def test_flops_are_those_torch_counts(config):
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from engines.models.llada import LLaDAModelLM
+
+    rows, cached, logit_rows = 7, 5, 3
+    group = config.n_heads // config.n_kv_heads
+
+    def attend(layer, q, k, v):
+        k, v = (torch.cat((x.new_zeros(cached, *x.shape[1:]), x)).repeat_interleave(group, dim=1) for x in (k, v))
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+        return (torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)).transpose(0, 1)
+
+    model = LLaDAModelLM(config)
+    shape = ModelShape.from_llada(config, name="small", dtype_bytes=4)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        hidden = model(torch.zeros(rows, dtype=torch.long), torch.arange(rows), attend)
+    assert counter.get_total_flops() == rows * shape.linear_flops_per_token + shape.attention_flops(rows, rows + cached)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        logits = model.logits(hidden[:logit_rows])
+    assert counter.get_total_flops() == logit_rows * shape.logits_flops_per_row
+    assert logits.numel() * logits.element_size() == logit_rows * shape.logits_bytes_per_row()
+
+
+def test_lookup_and_bad_dimensions():
+    assert model_shape("llada-8b") is LLADA_8B
+    with pytest.raises(UserError, match=r"model='gpt-5'.*LLaDA-8B, Dream-7B"):
+        model_shape("gpt-5")
+    with pytest.raises(UserError, match="n_layers=0"):
+        replace(LLADA_8B, n_layers=0)
+    with pytest.raises(UserError, match="n_kv_heads=5"):
+        replace(LLADA_8B, n_kv_heads=5)
+    with pytest.raises(UserError, match="experts_per_token=9"):
+        replace(MIXTRAL_8X7B, experts_per_token=9)
+
+
+def test_the_arithmetic_never_imports_torch():
+    modules = "engines.models.shape, engines.hardware.catalogue, engines.hardware.roofline, engines.dllm.memory.budget, repro.reports.paper"
+    code = f"import sys, {modules}; sys.exit(any(m in sys.modules for m in ('torch', 'numpy', 'pandas', 'yaml')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

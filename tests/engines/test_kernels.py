@@ -1,0 +1,425 @@
+"""The CUDA path's kernels: their references against what the CPU path computes, the kernels against their
+references in triton's interpreter, and their compilation for GPUs that are not here."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
+from itertools import pairwise
+from multiprocessing import get_context
+from pathlib import Path
+from subprocess import run
+from types import SimpleNamespace
+from typing import Any
+
+import kernels as benchmark
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import kernel_cases as cases
+from support.kernel_cases import DTYPES, Drawn, Sizes
+from support.kernel_compiler import compiling
+
+from engines.dllm.cache.sparsity import top_rows
+from engines.dllm.decode import fused as reduction
+from engines.dllm.decode.denoise import Reduction
+from engines.kernels import available
+from engines.kernels.building import Building
+from engines.kernels.confidence import Partial, combine_reference, confidence, confidence_reference, partial_reference
+from engines.kernels.pack import pack, pack_reference
+from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
+from engines.kernels.rotary import rotate, rotate_reference
+from engines.kernels.scores import scores, scores_reference
+from engines.kernels.select import select, select_reference
+from engines.kernels.swiglu import swiglu, swiglu_reference
+from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.llada import rotate as llada_rotate
+
+dtypes = st.sampled_from(sorted(DTYPES))
+seeds = st.integers(0, 2**31)
+Interpret = Callable[..., None]
+
+RAGGED = (
+    Sizes(prefix=20, block=4, window=8, suffix=9, kept=13),
+    Sizes(prefix=0, block=3, window=3, suffix=0, kept=0),
+    Sizes(prefix=5, block=8, window=8, suffix=90, kept=70),
+    Sizes(prefix=1, block=1, window=1, suffix=0, kept=1),
+)
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> Sizes:
+    block = draw(st.integers(1, 20))
+    prefix, suffix = draw(st.integers(0, 40)), draw(st.integers(0, 40))
+    window = block + draw(st.integers(0, 5))
+    return Sizes(prefix, block, window, suffix, kept=draw(st.integers(0, prefix + suffix)))
+
+
+requests = st.lists(sizes(), min_size=1, max_size=4)
+
+
+# ---- in other processes: triton looks at TRITON_INTERPRET when it is imported ----------------
+
+
+def _set(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+
+
+def _process(**variables: str) -> ProcessPoolExecutor:
+    if find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+    return ProcessPoolExecutor(1, get_context("spawn"), _set, (variables,))
+
+
+@pytest.fixture(scope="module")
+def interpret() -> Iterator[Interpret]:
+    with _process(TRITON_INTERPRET="1") as pool:
+
+        def call(check: Callable[..., None], *args: Any) -> None:
+            pool.submit(check, "cpu", *args).result()
+
+        yield call
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolExecutor]:
+    with _process(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path_factory.mktemp("triton"))) as pool:
+        yield pool
+
+
+# ---- the kernels ----------------------------------------------------------------------------
+
+
+@settings(max_examples=15)
+@given(
+    seed=seeds,
+    requests=requests,
+    kv_heads=st.integers(1, 3),
+    width=st.sampled_from((2, 16, 24)),
+    dtype=dtypes,
+    mode=st.sampled_from(("dense", "uniform", "head")),
+)
+def test_pack(
+    interpret: Interpret, seed: int, requests: list[Sizes], kv_heads: int, width: int, dtype: str, mode: str
+) -> None:
+    chosen_heads = {"dense": 0, "uniform": 1, "head": kv_heads}[mode]
+    interpret(cases.check_pack, seed, requests, kv_heads, width, dtype, chosen_heads)
+
+
+def test_pack_of_more_rows_than_a_program_moves(interpret: Interpret) -> None:
+    interpret(cases.check_pack, 3, RAGGED, 2, 24, "bf16", 2)
+
+
+def test_pack_past_32_bits(interpret: Interpret) -> None:
+    interpret(cases.check_pack_past_32_bits)
+
+
+@settings(max_examples=15)
+@given(
+    seed=seeds,
+    requests=requests,
+    kv_heads=st.integers(1, 2),
+    group=st.integers(1, 3),
+    dtype=dtypes,
+    selection=st.sampled_from(("head", "uniform")),
+    kernel=st.sampled_from((1, 3, 7)),
+)
+def test_scores(
+    interpret: Interpret,
+    seed: int,
+    requests: list[Sizes],
+    kv_heads: int,
+    group: int,
+    dtype: str,
+    selection: str,
+    kernel: int,
+) -> None:
+    interpret(cases.check_scores, seed, requests, kv_heads * group, kv_heads, 24, dtype, selection, kernel)
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 41])
+@pytest.mark.parametrize("selection", ["head", "uniform"])
+def test_scores_across_tiles(interpret: Interpret, selection: str, kernel: int) -> None:
+    interpret(cases.check_scores, 4, RAGGED, 6, 2, 16, "fp32", selection, kernel)
+
+
+@settings(max_examples=25)
+@given(seed=seeds, requests=requests, heads=st.integers(1, 2), levels=st.sampled_from((1, 3, 9, 1000)))
+def test_select(interpret: Interpret, seed: int, requests: list[Sizes], heads: int, levels: int) -> None:
+    interpret(cases.check_select, seed, requests, heads, levels)
+
+
+@settings(max_examples=15)
+@given(
+    seed=seeds,
+    rows=st.integers(1, 5),
+    vocabulary=st.sampled_from((3, 100, 4096, 4097, 9001)),
+    dtype=dtypes,
+    suppressed=st.booleans(),
+    shards=st.integers(1, 3),
+)
+def test_confidence(
+    interpret: Interpret, seed: int, rows: int, vocabulary: int, dtype: str, suppressed: bool, shards: int
+) -> None:
+    interpret(cases.check_confidence, seed, rows, vocabulary, dtype, suppressed, shards)
+
+
+def test_confidence_of_nan(interpret: Interpret) -> None:
+    interpret(cases.check_confidence_of_nan)
+
+
+@settings(max_examples=15)
+@given(seed=seeds, rows=st.integers(1, 5), width=st.sampled_from((1, 8, 200, 1024)), dtype=dtypes, adds=st.booleans())
+def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype: str, adds: bool) -> None:
+    interpret(cases.check_rms_norm, seed, rows, width, dtype, adds)
+
+
+@settings(max_examples=15)
+@given(
+    seed=seeds,
+    rows=st.integers(1, 5),
+    kv_heads=st.sampled_from((1, 2, 17)),
+    group=st.integers(1, 3),
+    width=st.sampled_from((2, 16, 24)),
+    dtype=dtypes,
+    full=st.booleans(),
+    table=st.booleans(),
+)
+def test_rotary(
+    interpret: Interpret,
+    seed: int,
+    rows: int,
+    kv_heads: int,
+    group: int,
+    width: int,
+    dtype: str,
+    full: bool,
+    table: bool,
+) -> None:
+    interpret(cases.check_rotary, seed, rows, kv_heads * group, kv_heads, width, dtype, full, table)
+
+
+@settings(max_examples=10)
+@given(seed=seeds, rows=st.integers(1, 4), width=st.sampled_from((1, 100, 2048, 3000)), dtype=dtypes)
+def test_swiglu(interpret: Interpret, seed: int, rows: int, width: int, dtype: str) -> None:
+    interpret(cases.check_swiglu, seed, rows, width, dtype)
+
+
+def _launch_everything(capability: int, dtype: str) -> dict[str, str]:
+    """PTX of every kernel at LLaDA-8B's widths; nothing runs."""
+    draw = Drawn(0, "cpu")
+    building, rows, pool_rows = draw.building([Sizes(prefix=200, block=32, window=32, suffix=100, kept=150)] * 2)
+    q, k = draw.normal(rows, 32, 128, dtype=dtype), draw.normal(rows, 8, 128, dtype=dtype)
+    pool_k, pool_v = (draw.normal(pool_rows, 8, 128, dtype=dtype) for _ in "kv")
+    logits = draw.normal(3, 126464, dtype=dtype)
+    x, weight = draw.normal(3, 4096, dtype=dtype), draw.normal(4096, dtype=dtype)
+    hidden = draw.normal(3, 12288, dtype=dtype)
+    cos, sin = torch.zeros(2, rows, 1, 128).unbind(0)
+    compiled: dict[str, str] = {}
+    with compiling(capability, compiled):
+        pack(pool_k, pool_v, k, k, building, None, 150)
+        pack(pool_k, pool_v, k, k, building, torch.zeros(2, 8, 150, dtype=torch.int64), 150)
+        for selection in ("head", "uniform"):
+            score = scores(q, k, building, selection, 3, 32, 300)  # type: ignore[arg-type]
+        select(score, building.kept, 150)
+        confidence(logits, 126336)
+        cases.partial(logits, 126336, 126464)
+        rms_norm(x, weight, 1e-5)
+        rms_norm(x, weight, 1e-5, x)
+        rotate(q, k, cos, sin, building.kv_start.new_zeros(rows), full_precision=False)
+        rotate(q, k, cos, sin, full_precision=True)
+        swiglu(hidden, hidden)
+    return compiled
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [(80, "fp16"), (90, "bf16")])
+def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int, dtype: str) -> None:
+    compiled = compiler.submit(_launch_everything, capability, dtype).result()
+    movers = {
+        "pack_rows",
+        "mean_queries",
+        "pooled_scores",
+        "reduce_tiles",
+        "normalize_rows",
+        "rotate_rows",
+        "gate_rows",
+    }
+    assert set(compiled) == movers | {"merge_parts", "select_rows"}
+    for name in movers:
+        assert "ld.global.v4.b32" in compiled[name], f"{name} reads 16 bytes at a time"
+    for name in ("pack_rows", "normalize_rows", "rotate_rows", "gate_rows"):
+        assert "st.global.v4.b32" in compiled[name], f"{name} writes 16 bytes at a time"
+    assert "fma.rn" not in compiled["rotate_rows"], "products are rounded before they are added"
+
+
+# ---- their references -----------------------------------------------------------------------
+
+
+def test_a_packing_by_hand() -> None:
+    building = Building.of(torch.tensor([[0, 4], [1, 2], [1, 1], [2, 1], [2, 3], [2, 1], [5, 1]]))
+    k = torch.arange(16.0).view(8, 2, 1)
+    pools = [torch.full((8, 2, 1), -1.0) for _ in "kv"]
+    # Request 0 holds rows 0..3, its window 1 and 2; request 1 rows 4..7, its window 6.
+    chosen = torch.tensor([[[1, 0], [0, 1]], [[2, 99], [0, 99]]])
+    pack_reference(*pools, k, k + 100, building, chosen, 2)
+    wanted = torch.full((8, 2), -1.0)
+    wanted[5], wanted[6], wanted[1] = torch.tensor([6.0, 1]), torch.tensor([0.0, 7]), torch.tensor([14.0, 9])
+    assert torch.equal(pools[0].squeeze(2), wanted)
+    assert torch.equal(pools[1].squeeze(2), torch.where(wanted < 0, wanted, wanted + 100))
+    dense = [torch.full((8, 2, 1), -1.0) for _ in "kv"]
+    pack_reference(*dense, k, k, building, None, 2)
+    assert dense[0][5:7].flatten().tolist() == [0, 1, 6, 7]
+    assert dense[0][1].flatten().tolist() == [8, 9]
+
+
+@pytest.mark.parametrize("selection", ["head", "uniform"])
+def test_scores_by_hand(selection: Any) -> None:
+    draw = Drawn(5, "cpu")
+    building, rows, _ = draw.building(RAGGED)
+    q, k = draw.normal(rows, 4, 8, dtype="fp32"), draw.normal(rows, 2, 8, dtype="fp32")
+    found = scores_reference(q, k, building, selection, 3, 8, 95)
+    for i, size in enumerate(RAGGED):
+        run = int(building.run_start[i])
+        block = q[run + size.prefix : run + size.prefix + size.block]
+        after = run + size.prefix + size.window
+        context = torch.cat((k[run : run + size.prefix], k[after : after + size.suffix]))
+        dots = torch.einsum("bhgd,chd->hgc", block.view(-1, 2, 2, 8), context) / size.block
+        raw = dots.amax(dim=1) if selection == "head" else dots.mean(dim=(0, 1)).unsqueeze(0)
+        padded = torch.nn.functional.pad(raw, (1, 1), value=-torch.inf)
+        pooled = torch.stack((padded[:, :-2], padded[:, 1:-1], padded[:, 2:])).amax(dim=0)
+        torch.testing.assert_close(found[i, :, : size.context], pooled, rtol=1e-4, atol=1e-5)
+        assert (found[i, :, size.context :] == -torch.inf).all()
+
+
+@given(seed=seeds, requests=requests, levels=st.sampled_from((2, 5, 1000)))
+def test_selected_rows_are_those_of_a_stable_sort(seed: int, requests: list[Sizes], levels: int) -> None:
+    score = torch.randint(levels, (len(requests), 2, 81), generator=torch.Generator().manual_seed(seed)).float()
+    kept = torch.tensor([size.kept for size in requests])
+    found, best = select_reference(score, kept, 80), top_rows(score, 80)
+    for i, size in enumerate(requests):
+        assert torch.equal(found[i, :, : size.kept], best[i, :, : size.kept].sort(dim=-1).values)
+
+
+@given(seed=seeds, suppressed=st.booleans(), shards=st.integers(1, 4))
+def test_the_reference_confidence_is_the_reduction_s(seed: int, suppressed: bool, shards: int) -> None:
+    logits = cases.awkward_logits(Drawn(seed, "cpu"), 6, 40, "fp32", 20)
+    suppress_id = 20 if suppressed else None
+    token, found = confidence_reference(logits, suppress_id)
+    wanted = Reduction(suppress_id=suppress_id)(logits.clone(), None)
+    assert torch.equal(token, wanted[0])
+    assert torch.equal(found, wanted[1])
+    edges = [40 * i // shards for i in range(shards + 1)]
+    pieces = [partial_reference(logits[:, a:b], suppress_id, a) for a, b in pairwise(edges)]
+    combined = combine_reference(Partial(*map(torch.stack, zip(*pieces, strict=True))))
+    assert torch.equal(combined[0], token)
+    torch.testing.assert_close(combined[1], found, rtol=3e-4, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+def test_the_reference_layers_are_the_models(dtype: str) -> None:
+    draw = Drawn(6, "cpu")
+    x, delta, weight = draw.normal(5, 32, dtype=dtype), draw.normal(5, 32, dtype=dtype), draw.normal(32, dtype=dtype)
+    norm = RMSNorm(32, 1e-5).to(DTYPES[dtype]).requires_grad_(False)
+    norm.weight.copy_(weight)
+    torch.testing.assert_close(rms_norm_reference(x, weight, 1e-5), norm(x), rtol=1e-6, atol=1e-6)
+    total = x + delta
+    torch.testing.assert_close(rms_norm_reference(x, weight, 1e-5, delta), norm(total), rtol=1e-6, atol=1e-6)
+    assert torch.equal(x, total)
+
+    q, k = draw.normal(5, 4, 8, dtype=dtype), draw.normal(5, 2, 8, dtype=dtype)
+    cos, sin = rotary_tables(torch.outer(torch.arange(5.0), inverse_frequencies(8, 100.0)))
+    for full in (True, False):
+        found = q.clone(), k.clone()
+        rotate_reference(*found, cos, sin, full_precision=full)
+        narrow = cos.to(q.dtype), sin.to(q.dtype)
+        for a, b in zip(found, (q, k), strict=True):
+            assert torch.equal(a, llada_rotate(b, cos, sin) if full else rotate_halves(b, *narrow))
+    assert torch.equal(swiglu_reference(x, delta), torch.nn.functional.silu(x) * delta)
+
+
+# ---- the package ----------------------------------------------------------------------------
+
+
+def test_importing_the_wrappers_does_not_import_triton() -> None:
+    names = "building confidence pack rmsnorm rotary scores select swiglu"
+    code = f"import sys, engines.kernels\nfor n in {names.split()}: __import__('engines.kernels.' + n)\n"
+    run([sys.executable, "-c", code + "sys.exit('triton' in sys.modules)"], check=True)
+
+
+def test_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = find_spec("triton") is not None
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert not available(torch.device("cpu"))
+    assert available(torch.device("cuda")) == installed
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert available(torch.device("cpu")) == installed
+
+
+def test_wrong_shapes_are_refused_before_triton_is_asked_for() -> None:
+    draw = Drawn(7, "cpu")
+    building, rows, pool_rows = draw.building(RAGGED)
+    k, pool = draw.normal(rows, 2, 8, dtype="fp32"), draw.normal(pool_rows, 2, 8, dtype="fp32")
+    cos = torch.zeros(rows, 1, 8)
+    wrong: list[Callable[[], object]] = [
+        lambda: pack(pool, pool, k, k[:, :1], building, None, 5),
+        lambda: pack(pool, pool.half(), k, k, building, None, 5),
+        lambda: pack(pool, pool, k, k, building, torch.zeros(4, 2, 4, dtype=torch.int64), 5),
+        lambda: pack(pool, pool, k, k, building._replace(kept=building.kept.int()), None, 5),
+        lambda: scores(k[:, :1], k, building, "head", 3, 8, 95),
+        lambda: scores(k, k, building, "head", 2, 8, 95),
+        lambda: select(torch.zeros(4, 2, 9).double(), building.kept, 5),
+        lambda: select(torch.zeros(3, 2, 9), building.kept, 5),
+        lambda: confidence(torch.zeros(4, 8).T),
+        lambda: confidence(torch.zeros(4, 8).double()),
+        lambda: rms_norm(torch.zeros(4, 8), torch.zeros(7), 1e-5),
+        lambda: rms_norm(torch.zeros(4, 8), torch.zeros(8), 1e-5, torch.zeros(3, 8)),
+        lambda: rotate(k, k, cos[1:], cos[1:], full_precision=True),
+        lambda: rotate(k, k, cos[:, 0], cos[:, 0], full_precision=True),
+        lambda: swiglu(torch.zeros(4, 8), torch.zeros(4, 7)),
+    ]
+    for call in wrong:
+        with pytest.raises(ValueError, match="wanted"):
+            call()
+
+
+# ---- the benchmark --------------------------------------------------------------------------
+
+
+def test_the_benchmark_times_references_where_kernels_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peaks = SimpleNamespace(flops_per_s=1e10, bytes_per_s=1e9)
+    monkeypatch.setattr(benchmark, "measured_peaks", lambda device, dtype: peaks)
+    out = tmp_path / "kernels.json"
+    sizes = "--rows 24 --requests 2 --length 96 --width 64 --vocabulary 300"
+    benchmark.main([*sizes.split(), "--device", "cpu", "--repeats", "1", "--json", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert {row["kernel"] for row in rows} == set(benchmark.CASES)
+    for row in rows:
+        assert row["kernel_ms"] is None
+        assert row["reference_ms"] > 0
+        assert row["floor_ms"] == pytest.approx(row["mib"] * 2**20 / 1e9 * 1e3)
+    assert "references only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("suppress_id", [None, 7])
+def test_the_fused_reduction_is_the_plain_one(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, suppress_id: int | None
+) -> None:
+    """A kernel sums in float32; a 16-bit model's confidences are rounded all the same, or ties would break otherwise."""
+    monkeypatch.setattr(reduction, "confidence", confidence_reference)
+    logits = Drawn(5, "cpu").normal(200, 61, dtype=dtype) * 6
+    plain = Reduction(suppress_id=suppress_id)
+    token, found = reduction.fused(plain)(logits.clone(), None)
+    wanted = plain(logits.clone(), None)
+    assert torch.equal(token, wanted[0])
+    assert found.dtype == torch.float32
+    assert torch.equal(found, found.to(DTYPES[dtype]).float())
+    # Sums in another order may round to the next number.
+    torch.testing.assert_close(found, wanted[1], rtol=torch.finfo(DTYPES[dtype]).eps, atol=0)

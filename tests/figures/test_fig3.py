@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from support.stored_runs import CALIBRATION, CPU, FAILED, drawn_lines, panel, read_csv, runs_of, stored, text_of
+
+import repro.paths
+from engines.errors import UserError
+from paper_figures.common import style
+from paper_figures.common.curve import COMPARED
+from paper_figures.common.rate_panels import CSV_COLUMNS
+from paper_figures.dllm_serve import fig3
+from repro.reports.figures import View, figure
+from repro.reports.paper import load_claims, load_figures
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.runs.validity import Validity
+from repro.systems import SYSTEMS
+from repro.systems.platforms import CPU_TINY, RTX4090
+
+RATES = (2.0, 4.0, 8.0, 16.0)
+CPU_VIEW = View(platform=replace(CPU_TINY, rates=RATES), reading="efficient")
+CARD_VIEW = View(platform=RTX4090, reading="published")
+TITLES = ["dLLM-Serve", "Sparse-dLLM", "Fast-dLLM", "dLLM-Cache"]
+"""In the order of the style."""
+
+
+def throughput(cell: Cell) -> float:
+    """dLLM-Serve follows the load up to 0.3 (8 on the CPU) req/s; the others reach 20."""
+    assert cell.rate is not None
+    return min(cell.rate * 60, 8 * 60) if cell.system == "dllm-serve" else 20.0
+
+
+def made(view: View) -> list[StoredRun]:
+    return runs_of(fig3.cells(view), throughput)
+
+
+def test_is_the_registered_figure() -> None:
+    assert figure("fig3").load() is fig3
+    assert figure("fig3").title == fig3.TITLE
+
+
+def test_every_system_has_a_look_of_its_own() -> None:
+    assert set(SYSTEMS) <= set(style.SYSTEMS)
+    assert {name: SYSTEMS[name].title for name in SYSTEMS} == {name: style.SYSTEMS[name].title for name in SYSTEMS}
+    looks = style.SYSTEMS.values()
+    assert len({look.color for look in looks}) == len({look.marker for look in looks}) == len(looks)
+
+
+def test_grid_on_the_cpu() -> None:
+    cells = fig3.cells(CPU_VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(RATES)
+    assert {(cell.executor, cell.seed, cell.figure) for cell in cells} == {("torch", 0, "fig3")}
+    assert {cell.rate for cell in cells} == set(RATES)
+    assert not any(cell.knobs for cell in cells)
+
+
+def test_grid_on_the_papers_card_reads_baselines_as_published() -> None:
+    cells = fig3.cells(CARD_VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(RTX4090.rates)
+    assert {cell.executor for cell in cells} == {"roofline"}
+    assert {cell.knobs for cell in cells if cell.system != "dllm-serve"} == {(("reading", "published"),)}
+    assert {cell.knobs for cell in cells if cell.system == "dllm-serve"} == {()}
+
+
+def test_readings_share_the_runs_of_dllm_serve() -> None:
+    grids = [{c.key for c in fig3.cells(replace(CARD_VIEW, reading=r))} for r in ("published", "efficient", "policy")]
+    shared = set.intersection(*grids)
+    assert len(shared) == 3 * len(RTX4090.rates)
+    assert len(set.union(*grids)) == sum(map(len, grids)) - 2 * len(shared)
+
+
+def test_repeats_take_seeds_of_their_own() -> None:
+    cells = fig3.cells(replace(CPU_VIEW, num_runs=3))
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * 3 * len(COMPARED) * len(RATES)
+    assert {cell.seed for cell in cells} == {0, 1, 2}
+
+
+def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
+    rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
+    assert [path.name for path in rendered.files] == ["fig3-cpu-tiny.png", "fig3-cpu-tiny.pdf", "fig3-cpu-tiny.csv"]
+    assert [path.name for path in sorted(tmp_path.iterdir())] == sorted(path.name for path in rendered.files)
+
+    (picture,) = drawn
+    assert [axes.get_title() for axes in picture.axes] == ["LiveBench", "Burst", "OSC"]
+    assert {axes.get_xlabel() for axes in picture.axes} == {"arrival rate (req/s)"}
+    assert picture.axes[0].get_ylabel() == "throughput (tok/s)"
+    for axes in picture.axes:
+        found = drawn_lines(axes)
+        assert set(found) == {"offered load", *TITLES}
+        ours = found["dLLM-Serve"]
+        assert list(ours.get_xdata()) == list(RATES)
+        assert list(ours.get_ydata()) == pytest.approx([120, 240, 480, 480])
+        assert (to_hex(ours.get_color()).upper(), ours.get_marker()) == ("#0072B2", "o")
+        assert ours.get_fillstyle() == "full"
+        load = found["offered load"]
+        assert [y / x for x, y in zip(load.get_xdata(), load.get_ydata(), strict=True)] == pytest.approx([64, 64])
+        assert axes.get_ylim()[1] == pytest.approx(1.15 * 480)  # the load goes on beyond: it is cut, not fitted
+    (legend,) = picture.legends
+    assert {text.get_text() for text in legend.get_texts()} == {"offered load", *TITLES}
+
+    text = text_of(picture)
+    assert f"All runs measured on {CPU}, 2 cores." in text
+    assert "Baselines in our implementation, largest static batch." in text
+    assert (
+        "LiveBench (embedded generator, lengths assumed, n = 4); Burst (embedded generator, lengths fitted, n = 4)"
+        in text
+    )
+    assert "Static batches: Fast-dLLM 3; dLLM-Cache 3; Sparse-dLLM 3." in text
+    assert "paper" not in text
+    assert "simulated" not in text
+
+
+def test_table_and_notes(tmp_path: Path) -> None:
+    rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
+    assert [len(row) for row in rendered.rows] == [len(rendered.columns)] * 12
+    assert rendered.rows[0] == ("LiveBench", "dLLM-Serve", "480.0", "8", "-", "measured", "yes")
+    assert rendered.rows[1] == ("LiveBench", "Sparse-dLLM", "20.0", "2", "24.00x", "measured", "yes")
+    notes = "\n".join(rendered.notes)
+    assert "over Sparse-dLLM: 24.00x (LiveBench), 24.00x (Burst), 24.00x (OSC)" in notes
+    assert "outside the model's forward (measured): dLLM-Serve 25.0 to 25.0 %" in notes
+    assert "INVALID" not in notes
+    assert "missing" not in notes
+    assert "calibration" not in notes
+
+
+def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path: Path) -> None:
+    slow = replace(CPU_VIEW, platform=replace(CPU_TINY, rates=(2.0, 4.0)))
+    rendered = fig3.render(made(slow), slow, tmp_path)
+    assert rendered.rows[0][2] == "240.0 (not saturated)"
+    assert any(
+        note.startswith("Not saturated at the highest rate") and "Burst dLLM-Serve" in note for note in rendered.notes
+    )
+
+
+def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figure]) -> None:
+    view = replace(CPU_VIEW, num_runs=3)
+    runs = runs_of(fig3.cells(view), lambda cell: throughput(cell) * (1 + 0.1 * (cell.seed - 1)))
+    rendered = fig3.render(runs, view, tmp_path)
+    (container,) = (c for c in drawn[0].axes[0].containers if c.get_label() == "Fast-dLLM")
+    line, _, (bars,) = container
+    assert list(line.get_ydata()) == pytest.approx([20] * 4)
+    low, high = bars.get_segments()[0][:, 1]
+    # Student's t(2) at 95 % is 4.3027; values 18, 20, 22 have s = 2.
+    assert (high - low) / 2 == pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
+    assert "Seeds 0, 1, 2: mean, and bars for its 95 % interval" in text_of(drawn[0])
+    assert len(read_csv(rendered)) == len(runs)
+
+
+def test_csv_of_the_papers_card(tmp_path: Path) -> None:
+    rows = read_csv(fig3.render(made(CARD_VIEW), CARD_VIEW, tmp_path))
+    assert tuple(rows[0]) == CSV_COLUMNS
+    ours = [row for row in rows if row["obtained"] != "paper"]
+    assert len(ours) == len(fig3.cells(CARD_VIEW))
+    assert {row["obtained"] for row in ours} == {"simulated"}
+    assert {(row["system"], row["batch_size"], row["reading"]) for row in ours} == {
+        ("dllm-serve", "", ""),
+        *((name, "3", "published") for name in COMPARED[1:]),
+    }
+    first = ours[0]
+    assert (first["dataset"], first["system"], first["rate_req_s"]) == ("livebench", "dllm-serve", "0.1")
+    assert float(first["throughput_tok_s"]) == pytest.approx(6)
+    assert float(first["mean_latency_s"]) == float(first["p50_latency_s"]) == pytest.approx(4 * 64 / 6)
+    assert (first["p99_latency_s"], first["num_requests"], first["valid"]) == ("", "4", "true")
+    assert float(first["outside_forward_share"]) == 0
+    assert first["run_folder"].startswith("dllm-serve_livebench_rtx4090_roofline_r0.1_s0_")
+
+    paper = [row for row in rows if row["obtained"] == "paper"]
+    (entry,) = (entry for entry in load_figures("dllm-serve") if entry.id == "dllm-serve/fig3")
+    printed = {name.lower(): value for name, value in entry.values["Burst_peak"].items()}
+    assert {row["system"]: float(row["throughput_tok_s"]) for row in paper} == printed
+    assert {(row["dataset"], row["rate_req_s"], row["run_folder"], row["valid"]) for row in paper} == {
+        ("burst", "", "", "")
+    }
+
+
+def test_another_reading_is_another_file(tmp_path: Path) -> None:
+    view = replace(CARD_VIEW, reading="policy")
+    rendered = fig3.render(made(view), view, tmp_path)
+    assert {path.name for path in rendered.files} == {f"fig3-rtx4090-policy.{kind}" for kind in ("png", "pdf", "csv")}
+    assert any("cache policies under continuous batching" in note for note in rendered.notes)
+
+
+def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path: Path, drawn: list[Figure]) -> None:
+    rendered = fig3.render(made(CARD_VIEW), CARD_VIEW, tmp_path)
+    (picture,) = drawn
+    hollow = {label: line for label, line in drawn_lines(panel(picture, "Burst")).items() if "paper" in label}
+    assert {label: list(line.get_ydata()) for label, line in hollow.items()} == {
+        "dLLM-Serve (paper)": [76.6],
+        "Fast-dLLM (paper)": [42.4],
+    }
+    for line in hollow.values():
+        assert line.get_fillstyle() == "none"
+        assert list(line.get_xdata()) == [max(RTX4090.rates)]
+    for title in ("LiveBench", "OSC"):
+        assert not any("paper" in label for label in drawn_lines(panel(picture, title)))
+    text = text_of(picture)
+    assert f"All runs simulated, each step charged to the roofline of {CALIBRATION}." in text
+    assert "Hollow markers" in text
+    assert [row[5] for row in rendered.rows[-2:]] == ["paper", "paper"]
+    assert "Paper, Burst: 1.81x over Fast-dLLM." in rendered.notes
+    assert not any("outside the model's forward" in note for note in rendered.notes)
+
+
+def test_invalid_runs_are_crossed_and_named(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = made(CPU_VIEW)
+    bad = next(i for i, run in enumerate(runs) if run.cell.system == "dllm-serve" and run.cell.rate == 8.0)
+    runs[bad] = replace(runs[bad], validity=FAILED)
+    rendered = fig3.render(runs, CPU_VIEW, tmp_path)
+    (picture,) = drawn
+    found = drawn_lines(panel(picture, "LiveBench"))
+    cross = found["dLLM-Serve, INVALID run"]
+    assert (cross.get_marker(), list(cross.get_xdata()), list(cross.get_ydata())) == ("x", [8.0], [pytest.approx(480)])
+    assert list(found["dLLM-Serve"].get_xdata()) == [2.0, 4.0, 16.0]
+    assert "INVALID" not in "".join(drawn_lines(panel(picture, "Burst")))
+    assert rendered.rows[0][-1] == "1 of 4 runs INVALID"
+    assert f"INVALID: {runs[bad].cell.folder_name}: 1 of 4 requests failed, the first with: x" in rendered.notes
+    assert [row["valid"] for row in read_csv(rendered)].count("false") == 1
+
+
+def test_a_system_without_a_valid_run_has_no_peak(tmp_path: Path) -> None:
+    nothing = Validity(valid=False, reasons=("4 of 4 requests did not finish",))
+    runs = []
+    for run in made(CPU_VIEW):
+        if run.cell.system == "dllm-cache" and run.cell.dataset == "osc":
+            run = replace(run, validity=nothing, summary={**run.summary, "throughput_tok_s": None})
+        runs.append(run)
+    rendered = fig3.render(runs, CPU_VIEW, tmp_path)
+    assert rendered.rows[-1][:5] == ("OSC", "dLLM-Cache", "-", "-", "-")
+    assert sum(note.startswith("INVALID") for note in rendered.notes) == len(RATES)
+    assert sum(row["throughput_tok_s"] == "" for row in read_csv(rendered)) == len(RATES)
+
+
+def test_missing_runs_are_counted(tmp_path: Path) -> None:
+    rendered = fig3.render(made(CPU_VIEW)[:-1], CPU_VIEW, tmp_path)
+    assert "1 of 48 points are missing: OSC Sparse-dLLM at 16 req/s" in rendered.notes
+
+
+def test_a_panel_without_runs_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
+    fig3.render([run for run in made(CARD_VIEW) if run.cell.dataset == "osc"], CARD_VIEW, tmp_path)
+    (picture,) = drawn
+    assert [text.get_text() for text in panel(picture, "Burst").texts] == ["no runs stored"]
+    assert not list(panel(picture, "OSC").texts)
+    assert len(drawn_lines(panel(picture, "OSC"))) == 5
+
+
+def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: list[Figure]) -> None:
+    runs = made(CPU_VIEW)
+    for i, run in enumerate(runs):
+        if run.cell.dataset == "burst":
+            dataset = {"source": "local", "location": "burstgpt/x.csv", "length_scale": 0.25}
+            runs[i] = replace(run, record=run.record.with_manifest(dataset=dataset))
+        if run.cell.system != "dllm-serve":
+            runs[i] = replace(runs[i], provenance={"cpu": {"model": "Another", "usable": 8}})
+    fig3.render(runs, CPU_VIEW, tmp_path)
+    text = text_of(drawn[0])
+    assert "Burst (local burstgpt/x.csv, lengths x 0.25, n = 4)" in text
+    assert (
+        f"dLLM-Serve: measured on {CPU}, 2 cores. Sparse-dLLM, Fast-dLLM, dLLM-Cache: measured on Another, 8 cores."
+        in text
+    )
+
+
+def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> None:
+    card = {"gpu": {"name": "NVIDIA H200"}, "cpu": {"model": CPU, "usable": 2}}
+    cells = [replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda"))) for cell in fig3.cells(CARD_VIEW)]
+    fig3.render([replace(stored(cell, tok_s=5.0), provenance=card) for cell in cells], CARD_VIEW, tmp_path)
+    assert "All runs measured on NVIDIA H200." in text_of(drawn[0])
+
+
+def test_held_out_errors_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repro.paths, "CALIBRATION", tmp_path / "calibration")
+    runs = made(CARD_VIEW)
+
+    def note() -> str:
+        return fig3.render(runs, CARD_VIEW, tmp_path).notes[-1]
+
+    assert (
+        note()
+        == "No comparison of the rtx4090 calibration with values it was not fitted on is stored: run 'repro calibrate'."
+    )
+    report = tmp_path / "calibration" / "rtx4090-report.json"
+    report.parent.mkdir()
+    comparisons = [
+        {"claim": "a", "role": "held out", "error_percent": 5.0},
+        {"claim": "b", "role": "fitted", "error_percent": 0.01},
+        {"claim": "c", "role": "held out", "error_percent": None},
+        {"claim": "d", "role": "held out", "error_percent": -10.0},
+    ]
+    report.write_text(json.dumps({"comparisons": comparisons, "held_out_count": 2, "held_out_median_percent": 7.5}))
+    assert note() == (
+        "Simulated against 2 stated throughputs and latencies that rtx4090 was not fitted on: median absolute error 7.5 %; "
+        "worst of all stated values d -10 % (results/calibration/rtx4090-report.json)."
+    )
+    report.write_text(json.dumps({"held": []}))
+    with pytest.raises(UserError, match=r"rtx4090-report\.json cannot be used"):
+        note()
+
+
+@pytest.mark.parametrize("runs", [[], "foreign"])
+def test_refuses_what_is_not_the_figures(runs: Sequence[StoredRun] | str, tmp_path: Path) -> None:
+    if runs == "foreign":
+        cell = replace(fig3.cells(CPU_VIEW)[0], rate=None)
+        runs = [stored(cell, tok_s=1.0)]
+    assert not isinstance(runs, str)
+    with pytest.raises(UserError, match=r"has no runs|give runs of"):
+        fig3.render(runs, CPU_VIEW, tmp_path)
+
+
+def test_findings_answer_known_claims_on_the_papers_card_only() -> None:
+    found = {finding.claim: finding for finding in fig3.findings(made(CARD_VIEW), CARD_VIEW)}
+    known = {claim.id for claim in load_claims("dllm-serve")}
+    assert found.keys() <= known
+    assert {finding.obtained for finding in found.values()} == {"simulated"}
+    assert found["dllm-4090-burst-peak"].value == pytest.approx(30)
+    assert found["dllm-4090-burst-ratio"].value == pytest.approx(1.5)
+    assert found["dllm-abs-tput-4090"].value == pytest.approx((1.5, 1.5))
+    assert found["dllm-serve-best-tput"].value == 1
+    assert found["dllm-linear-04"].value == pytest.approx(30 / 64)
+    for view in (CPU_VIEW, replace(CARD_VIEW, reading="efficient")):
+        assert fig3.findings(made(view), view) == []
+    slow = runs_of(fig3.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
+    (rank,) = (f.value for f in fig3.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
+    assert rank == 4
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from test_fig3 import CARD_VIEW, fig3, made
+fig3.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
+"""
+
+
+def test_same_bytes_in_another_process(tmp_path: Path) -> None:
+    """Another hash seed, another day and another order of runs change nothing."""
+    here = fig3.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "12345", "SOURCE_DATE_EPOCH": "1"}
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "there")], cwd=Path(__file__).parent, env=environment, check=True
+    )
+    for path in here:
+        assert path.read_bytes() == (tmp_path / "there" / path.name).read_bytes(), path.name

@@ -1,0 +1,92 @@
+"""Figures 4 and 5, which draw the runs of Figure 3."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from support.stored_runs import FAILED, drawn_lines, panel, read_csv, runs_of, text_of
+
+from paper_figures.dllm_serve import fig3, fig4, fig5
+from repro.reports.figures import View, figure
+from repro.reports.paper import load_claims
+from repro.runs.cell import Cell
+from repro.systems.platforms import CPU_TINY, RTX4090
+
+CPU_VIEW = View(platform=CPU_TINY, reading="efficient")
+CARD_VIEW = View(platform=RTX4090, reading="published")
+SPEED = {"dllm-serve": 80.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
+
+
+def speed(cell: Cell) -> float:
+    return SPEED[cell.system]
+
+
+@pytest.mark.parametrize(("name", "module"), [("fig4", fig4), ("fig5", fig5)])
+def test_registered_and_run_on_the_runs_of_figure_3(name: str, module: object) -> None:
+    assert figure(name).load() is module
+    assert figure(name).title == module.TITLE  # type: ignore[attr-defined]
+    for view in (CPU_VIEW, CARD_VIEW):
+        assert {c.key for c in module.cells(view)} <= {c.key for c in fig3.cells(view)}  # type: ignore[attr-defined]
+
+
+def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure]) -> None:
+    rendered = fig4.render(runs_of(fig4.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path)
+    assert {path.name for path in rendered.files} == {f"fig4-rtx4090.{kind}" for kind in ("png", "pdf", "csv")}
+    burst = drawn_lines(panel(drawn[0], "Burst"))
+    # All four requests are due at 0 and end together after 4 x 64 tokens.
+    assert list(burst["dLLM-Serve"].get_ydata()) == pytest.approx([256 / 80] * len(RTX4090.rates))
+    assert list(burst["dLLM-Serve (paper)"].get_ydata()) == [1370]
+    assert set(burst["Fast-dLLM (paper, above)"].get_ydata()) == {4000}
+    assert not any("paper" in label for label in drawn_lines(panel(drawn[0], "OSC")))
+    assert rendered.rows[2][:5] == ("LiveBench", "Fast-dLLM", "6.4", "6.4", "2.00x")
+    paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
+    assert [(row["system"], float(row["mean_latency_s"])) for row in paper] == [
+        ("dllm-serve", 1370),
+        ("fast-dllm", 4000),
+    ]
+
+
+def test_latency_findings() -> None:
+    found = {f.claim: f.value for f in fig4.findings(runs_of(fig4.cells(CARD_VIEW), speed), CARD_VIEW)}
+    assert found == {
+        "dllm-low-load-equal": pytest.approx(5),
+        "dllm-4090-burst-base-lat": pytest.approx(6.4),
+        "dllm-4090-burst-serve-lat": pytest.approx(3.2),
+        "dllm-4090-burst-lat-ratio": pytest.approx(2),
+    }
+    assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
+    runs = runs_of(fig4.cells(CARD_VIEW), speed)
+    broken = [replace(r, validity=FAILED) if r.cell.system == "dllm-serve" else r for r in runs]
+    assert fig4.findings(broken, CARD_VIEW) == []
+    assert fig4.findings(runs_of(fig4.cells(CPU_VIEW), speed), CPU_VIEW) == []
+
+
+def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: list[Figure]) -> None:
+    # Latencies end * {1/4, 2/4, 3/4, 1} have span 0.75 end; spreads go as 1 / speed.
+    runs = runs_of(fig5.cells(CARD_VIEW), speed, stretch=0.75)
+    rendered = fig5.render(runs, CARD_VIEW, tmp_path)
+    rows = [row for row in read_csv(rendered) if row["obtained"] != "paper"]
+    assert {(row["best_baseline"], round(float(row["gain"]), 9)) for row in rows} == {("fast-dllm", 2.0)}
+    (span,) = (row for row in rows if (row["dataset"], row["measure"]) == ("burst", "span_latency_s"))
+    assert float(span["dllm_serve_s"]) == pytest.approx(0.75 * 256 / 80)
+    paper = {row["measure"]: float(row["gain"]) for row in read_csv(rendered) if row["obtained"] == "paper"}
+    assert paper == {"std_latency_s": pytest.approx(1 / 0.44), "span_latency_s": pytest.approx(1 / 0.47)}
+    heights = [bar.get_height() for container in drawn[0].axes[0].containers for bar in container]
+    assert heights == pytest.approx([2.0] * 6)
+    assert "Hollow diamonds" in text_of(drawn[0])
+    found = {f.claim: f.value for f in fig5.findings(runs, CARD_VIEW)}
+    assert found["dllm-jitter-sd"] == found["dllm-jitter-span"] == pytest.approx(50)
+    assert found["dllm-jitter-others"] == pytest.approx((50,) * 4)
+    assert found["dllm-jitter-cache-max"] == pytest.approx(16)
+    assert found["dllm-jitter-cache-min"] == pytest.approx(4)
+
+
+def test_jitter_without_a_valid_baseline_says_so(tmp_path: Path) -> None:
+    runs = runs_of(fig5.cells(CPU_VIEW), speed, stretch=0.5)
+    broken = [replace(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
+    rendered = fig5.render(broken, CPU_VIEW, tmp_path)
+    assert {row[3:7] for row in rendered.rows} == {("-", "-", "-", "-")}
+    assert sum(note.startswith("INVALID") for note in rendered.notes) == 9

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+from support.stored_runs import FAILED, drawn_lines, panel, read_csv, stored, text_of
+
+from engines.errors import UserError
+from paper_figures.dllm_serve import fig6
+from paper_figures.dllm_serve.retention import compare, find, load_points, paper_values
+from repro.reports.figures import View, figure
+from repro.reports.paper import load_claims
+from repro.runs.cell import Cell
+from repro.runs.proportions import wilson_interval
+from repro.runs.record import RunRecord
+from repro.runs.store import StoredRun
+from repro.systems.platforms import CPU_TINY, RTX4090
+
+VIEW = View(platform=CPU_TINY, reading="efficient")
+TWICE = replace(VIEW, num_runs=2)
+N = 20
+PANELS = {"mini-code": "(a) mini-code, pass@1", "mini-gsm": "(b) mini-gsm, last number"}
+
+
+def solved(cell: Cell) -> int:
+    """Of 20: head-level 8, 10, 11, 13; uniform 2, 10, 12, 16; dense 19."""
+    knobs = cell.knob_values
+    if knobs["selection"] == "dense":
+        return 19
+    place = fig6.RATIOS.index(knobs["retention_ratio"])  # type: ignore[arg-type]
+    return ((8, 10, 11, 13) if knobs["selection"] == "head" else (2, 10, 12, 16))[place]
+
+
+def graded(cell: Cell) -> StoredRun:
+    """Head-level solves the first problems, uniform the last ones."""
+    run, k = stored(cell, tok_s=100.0, n=N), solved(cell)
+    verdicts = [True] * k + [False] * (N - k)
+    if cell.knob_values["selection"] == "uniform":
+        verdicts.reverse()
+    requests: dict[str, Any] = {**run.record.requests, "correct": verdicts, "correct_strict": [False] * N}
+    dataset = {**run.record.manifest["dataset"], "checksum": f"{cell.dataset}-{cell.seed}"}
+    return replace(
+        run,
+        record=RunRecord(
+            requests=requests, steps=run.record.steps, manifest={**run.record.manifest, "dataset": dataset}
+        ),
+    )
+
+
+def made(view: View) -> list[StoredRun]:
+    return [graded(cell) for cell in fig6.cells(view)]
+
+
+def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[StoredRun]:
+    def is_it(run: StoredRun) -> bool:
+        knobs = run.cell.knob_values
+        return (run.cell.dataset, knobs["selection"], knobs.get("retention_ratio")) == ("mini-gsm", selection, ratio)
+
+    return [replace(run, validity=FAILED) if is_it(run) else run for run in runs]
+
+
+def test_is_the_registered_figure() -> None:
+    assert figure("fig6").load() is fig6
+    assert figure("dllm-serve/fig6").title == fig6.TITLE
+
+
+def test_grid_differs_in_the_selection_alone() -> None:
+    cells = fig6.cells(VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * (2 * len(fig6.RATIOS) + 1)
+    assert {(cell.system, cell.executor, cell.rate, cell.seed) for cell in cells} == {("dllm-serve", "torch", None, 0)}
+    varied = {"selection", "retention_ratio"}
+    assert len({tuple(pair for pair in cell.knobs if pair[0] not in varied) for cell in cells}) == 1
+    assert min(cell.knob_values["num_requests"] for cell in cells) >= 500  # type: ignore[type-var, operator]
+    assert {cell.seed for cell in fig6.cells(TWICE)} == {0, 1}
+    with pytest.raises(UserError, match="platform='rtx4090' simulates, and accuracy needs a model"):
+        fig6.cells(View(platform=RTX4090, reading="published"))
+
+
+def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> None:
+    rendered = fig6.render(made(VIEW), VIEW, tmp_path)
+    assert [path.name for path in rendered.files] == ["fig6-cpu-tiny.png", "fig6-cpu-tiny.pdf", "fig6-cpu-tiny.csv"]
+    assert [axes.get_title() for axes in drawn[0].axes] == list(PANELS.values())
+    lines = drawn_lines(panel(drawn[0], PANELS["mini-gsm"]))
+    assert list(lines["head-level (dLLM-Serve)"].get_xdata()) == [10, 20, 30, 50]
+    assert list(lines["head-level (dLLM-Serve)"].get_ydata()) == pytest.approx([40, 50, 55, 65])
+    assert list(lines["uniform (Sparse-dLLM's rule)"].get_ydata()) == pytest.approx([10, 50, 60, 80])
+    assert list(lines["dense (every row kept)"].get_ydata()) == pytest.approx([95, 95])
+    for container in panel(drawn[0], PANELS["mini-gsm"]).containers:
+        (bars,) = container[2]
+        first = bars.get_segments()[0]
+        low, high = wilson_interval(8 if "head" in str(container.get_label()) else 2, N)
+        assert list(first[:, 1]) == pytest.approx([100 * low, 100 * high])
+    caption = text_of(drawn[0])
+    assert "All runs measured on A Processor 9000" in caption
+    assert (
+        "HumanEval head 20.1 %, HumanEval uniform 7.9 %, GSM8K head 75.1 %, GSM8K uniform 40 %, the values that"
+        in caption
+    )
+    assert "of LLaDA-8B: another model and other tasks" in caption
+    assert "only the selection differs" in caption
+
+
+def test_paper_values_are_hollow_and_marked(tmp_path: Path, drawn: list[Figure]) -> None:
+    printed = {(value.task, value.selection, value.ratio): value.percent for value in paper_values()}
+    assert printed == {
+        ("mini-code", "head", 0.1): 20.1,
+        ("mini-code", "uniform", 0.1): 7.9,
+        ("mini-gsm", "head", 0.1): 75.1,
+        ("mini-gsm", "uniform", 0.1): 40.0,
+    }
+    rendered = fig6.render(made(VIEW), VIEW, tmp_path)
+    line = drawn_lines(panel(drawn[0], PANELS["mini-code"]))["head, paper (LLaDA-8B)"]
+    assert (list(line.get_xdata()), list(line.get_ydata()), line.get_fillstyle()) == ([10], [20.1], "none")
+    paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
+    assert [(row["task"], row["accuracy"]) for row in paper] == [
+        ("HumanEval", "0.201"),
+        ("HumanEval", "0.079"),
+        ("GSM8K", "0.751"),
+        ("GSM8K", "0.4"),
+    ]
+
+
+def test_table_and_paired_test(tmp_path: Path) -> None:
+    rendered = fig6.render(made(VIEW), VIEW, tmp_path)
+    assert rendered.rows[0] == (
+        "mini-code",
+        "10 %",
+        "40.0 (21.9 to 61.3)",
+        "10.0 (2.8 to 30.1)",
+        "8 / 2",
+        "p = 0.11",
+        "95.0 (76.4 to 99.1)",
+        "yes",
+    )
+    assert [row[4] for row in rendered.rows[4:]] == ["8 / 2", "10 / 10", "8 / 9", "4 / 7"]
+    assert any(
+        "mini-gsm at 10 %: head-level 40.0 %, uniform 10.0 % (+30.0 points; 8 problems" in note
+        for note in rendered.notes
+    )
+    assert any(
+        note.startswith("mini-gsm at 50 %: uniform is ahead by 15.0 points (exact McNemar test p = 0.55)")
+        for note in rendered.notes
+    )
+    assert any("mini-gsm: head-level at 10 % 40.0 %, uniform at 20 % 50.0 %" in note for note in rendered.notes)
+
+
+def test_repeats_are_pooled(tmp_path: Path) -> None:
+    points = load_points(made(TWICE))
+    head, uniform = find(points, "mini-gsm", "head", 0.1), find(points, "mini-gsm", "uniform", 0.1)
+    pair = compare(head, uniform)
+    assert pair is not None
+    assert (pair.n, pair.only_first, pair.only_second) == (2 * N, 16, 4)
+    rendered = fig6.render(made(TWICE), TWICE, tmp_path)
+    assert rendered.rows[4][4] == "16 / 4"
+    row = next(row for row in read_csv(rendered) if row["task"] == "mini-gsm")
+    assert (row["n"], len(row["run_folder"].split())) == ("40", 2)
+
+
+def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
+    rendered = fig6.render(broken(made(VIEW), "uniform", 0.1), VIEW, tmp_path)
+    assert rendered.rows[4][3:] == ("-", "-", "-", "95.0 (76.4 to 99.1)", "1 of 3 runs INVALID")
+    assert any(note.startswith("INVALID: dllm-serve_mini-gsm_cpu-tiny") for note in rendered.notes)
+    assert "dllm-gsm-gain" not in {f.claim for f in fig6.findings(broken(made(VIEW), "uniform", 0.1), VIEW)}
+    # One repeat of one series only: its other repeat has no partner.
+    half = [
+        replace(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
+        for run in made(TWICE)
+    ]
+    points = load_points(half)
+    assert compare(find(points, "mini-gsm", "head", 0.1), find(points, "mini-gsm", "uniform", 0.1)) is None
+
+
+def test_missing_runs_are_said(tmp_path: Path) -> None:
+    some = [run for run in made(VIEW) if run.cell.knob_values.get("retention_ratio") != 0.3]
+    rendered = fig6.render(some, VIEW, tmp_path)
+    assert any(note.startswith("4 of 18 points are missing: mini-code head at 30 %") for note in rendered.notes)
+    with pytest.raises(UserError, match="has no runs: run 'repro reproduce fig6' first"):
+        fig6.render([], VIEW, tmp_path)
+
+
+def test_findings_are_of_another_model() -> None:
+    found = {finding.claim: finding for finding in fig6.findings(made(VIEW), VIEW)}
+    assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
+    assert found["dllm-gsm-gain"].value == pytest.approx(300)
+    assert found["dllm-gsm-match"].value == pytest.approx(-10)
+    assert found["dllm-he-ratio"].value == pytest.approx(4)
+    assert {f.claim for f in found.values() if f.comparable} == {"dllm-retention-sweep"}
+    assert found["dllm-retention-sweep"].value == (10, 50)
+
+
+def test_same_runs_same_bytes(tmp_path: Path) -> None:
+    first = fig6.render(made(VIEW), VIEW, tmp_path / "a").files
+    second = fig6.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

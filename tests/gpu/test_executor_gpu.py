@@ -1,0 +1,203 @@
+"""The executor on CUDA: the same ids as on a CPU, replayed or not, and no waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import lru_cache
+
+import pytest
+import torch
+from support.tiny_models import GQA, MHA, MQA, TinyModel, network, prompt_of
+
+from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines import kernels
+from engines.attention import availability
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.request import Request, StepRecord
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.sequence import cache_rows
+from engines.models.llada import LLaDAModelLM
+from engines.runtime.step_timer import STEP_PARTS, CudaTimer
+
+pytestmark = pytest.mark.gpu
+
+CONFIG = EngineConfig(max_num_batched_tokens=2000, max_num_logits=64, max_num_seqs=8, max_model_len=200)
+BLOCK = 8
+
+
+@lru_cache
+def on_gpu(model: TinyModel, dtype: torch.dtype) -> LLaDAModelLM:
+    return deepcopy(network(model)).to("cuda", dtype)
+
+
+def requests_of(model: TinyModel, count: int = 6) -> list[Request]:
+    return [
+        Request(
+            request_id=i,
+            prompt_len=20 + 9 * i,
+            prompt_ids=prompt_of(model, i, 20 + 9 * i),
+            generation=GenerationConfig(gen_length=24, block_length=BLOCK, steps=24),
+        )
+        for i in range(count)
+    ]
+
+
+def engine_of(
+    model: TinyModel, dtype: torch.dtype, config: EngineConfig, device: str = "cuda", profile_every: int = 0
+) -> Engine:
+    rows = sum(cache_rows(request, config.sparsity) for request in requests_of(model))
+    weights = network(model) if device == "cpu" else on_gpu(model, dtype)
+    executor = TorchExecutor(weights, config, rows, profile_every=profile_every)
+    executor.prepare(BLOCK)
+    return Engine(PhaseScheduler(config, KvPool(rows), DelayedCache(delay=1)), executor)
+
+
+def run(engine: Engine, requests: Sequence[Request]) -> tuple[list[object], list[StepRecord]]:
+    for request in requests:
+        engine.submit(request)
+    records = engine.run()
+    return [engine.take_output(request.request_id) for request in requests], records
+
+
+def agreement(found: Sequence[object], wanted: Sequence[object]) -> float:
+    """Share of equal ids."""
+    pairs = [(a, b) for x, y in zip(found, wanted, strict=True) for a, b in zip(x, y, strict=True)]  # type: ignore[call-overload]
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("selection", ["head", "uniform", "dense"])
+@pytest.mark.parametrize("model", [MHA, GQA, MQA], ids=lambda model: model.name)
+def test_float32_gives_the_ids_of_a_cpu(model: TinyModel, selection: str) -> None:
+    config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))  # type: ignore[arg-type]
+    wanted, _ = run(engine_of(model, torch.float32, config, "cpu"), requests_of(model))
+    for backend in ("sdpa", "sdpa-padded"):
+        engine = engine_of(model, torch.float32, replace(config, attention_backend=backend))
+        assert run(engine, requests_of(model))[0] == wanted
+
+
+@pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
+def test_replayed_steps_give_the_ids_of_eager_ones(model: TinyModel) -> None:
+    eager, _ = run(engine_of(model, torch.bfloat16, replace(CONFIG, cuda_graphs=False)), requests_of(model))
+    engine = engine_of(model, torch.bfloat16, CONFIG)
+    replayed, records = run(engine, requests_of(model))
+    if engine.executor._graphs is None:  # type: ignore[attr-defined]
+        pytest.skip(f"{engine.executor.attention.name} does not read the pool in place")  # type: ignore[attr-defined]
+    assert any(record.graph for record in records)
+    # All but the steps that build a cache, the second of each block.
+    assert [record.graph for record in records] == [record.step % BLOCK != 1 for record in records]
+    # Rows are padded to a graph's size, so a product may be summed by another kernel.
+    assert agreement(replayed, eager) > 0.9
+
+
+def test_every_backend_agrees_in_bfloat16() -> None:
+    shape = GQA.config
+    found = availability(torch.device("cuda"), torch.bfloat16, shape.head_dim, shape.n_heads, shape.n_kv_heads)
+    wanted, _ = run(engine_of(GQA, torch.bfloat16, replace(CONFIG, attention_backend="sdpa")), requests_of(GQA))
+    for name, why_not in found.items():
+        if why_not is None:
+            ids, _ = run(engine_of(GQA, torch.bfloat16, replace(CONFIG, attention_backend=name)), requests_of(GQA))
+            assert agreement(ids, wanted) > 0.9, name
+
+
+def test_fused_kernels_agree_with_torch_operators() -> None:
+    if not kernels.available(torch.device("cuda")):
+        pytest.skip("triton is not installed")
+    wanted, _ = run(engine_of(GQA, torch.bfloat16, replace(CONFIG, fused_kernels=False)), requests_of(GQA))
+    fused, _ = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
+    assert agreement(fused, wanted) > 0.9
+
+
+def test_no_kernel_is_passed_over() -> None:
+    if not kernels.available(torch.device("cuda")):
+        pytest.skip("triton is not installed")
+    executor = engine_of(GQA, torch.bfloat16, CONFIG).executor
+    assert isinstance(executor, TorchExecutor)
+    paths = executor.paths()
+    assert paths["fused_kernels"] is True
+    assert paths["kernel_faults"] == {}
+    assert "torch-varlen" not in paths["attention_unavailable"]
+
+
+@contextmanager
+def no_syncs() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_steps_do_not_wait_for_the_device(graphs: bool) -> None:
+    """But for those that end a request, whose ids are read."""
+    run(engine_of(GQA, torch.bfloat16, replace(CONFIG, cuda_graphs=graphs)), requests_of(GQA))  # compiles
+    engine = engine_of(GQA, torch.bfloat16, replace(CONFIG, cuda_graphs=graphs))
+    for request in requests_of(GQA):
+        engine.submit(request)
+    for _ in range(23):
+        with no_syncs():
+            engine.step()
+    assert engine.step() is not None
+    assert not engine.has_work
+
+
+def test_what_the_device_took_is_known_afterwards() -> None:
+    engine = engine_of(GQA, torch.bfloat16, CONFIG, profile_every=3)
+    assert isinstance(engine.executor._timer, CudaTimer)  # type: ignore[attr-defined]
+    _, records = run(engine, requests_of(GQA))
+    assert len(records) == 24
+    for record in records:
+        assert record.forward_s is not None
+        assert record.forward_s > 0
+        assert (record.parts is not None) == (record.step % 3 == 0)
+        if record.parts is not None:
+            assert record.parts.keys() == set(STEP_PARTS)
+            assert min(record.parts.values()) >= 0
+            assert record.parts["attention"] > 0
+
+
+def test_static_batches_run_on_the_gpu() -> None:
+    config = replace(CONFIG, sparsity=SparsityConfig(selection="uniform"), suppress_mask_token=False)
+    ids = {}
+    for device in ("cpu", "cuda"):
+        requests = requests_of(GQA, 4)
+        rows = 4 * max(cache_rows(request, config.sparsity) for request in requests)
+        model = network(GQA) if device == "cpu" else on_gpu(GQA, torch.float32)
+        engine = Engine(
+            StaticBatchScheduler(config, KvPool(rows), DelayedCache(delay=1), batch_size=4),
+            PaddedTorchExecutor(model, config, rows, batch_size=4),
+        )
+        ids[device] = run(engine, requests)[0]
+    assert ids["cuda"] == ids["cpu"]
+
+
+def test_running_out_of_memory_costs_the_requests_of_a_step() -> None:
+    engine = engine_of(GQA, torch.bfloat16, CONFIG)
+    executor = engine.executor
+    assert isinstance(executor, TorchExecutor)
+    project, hoard = executor._project, []
+
+    def greedy(hidden: torch.Tensor, guidance: object, part: torch.Tensor | slice) -> torch.Tensor:
+        free, _ = torch.cuda.mem_get_info()
+        hoard.append(torch.empty(2 * free, dtype=torch.uint8, device="cuda"))
+        return project(hidden, guidance, part)  # type: ignore[arg-type]
+
+    executor._project = greedy  # type: ignore[method-assign]
+    for request in requests_of(GQA):
+        engine.submit(request)
+    record = engine.step()
+    assert record is not None
+    assert len(record.failed) == 6
+    assert all("out of memory" in reason for _, reason in record.failed)
+    executor._project = project  # type: ignore[method-assign]
+    wanted, _ = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
+    again, _ = run(engine, requests_of(GQA))
+    assert again == wanted

@@ -1,0 +1,74 @@
+"""Top-1 agreement of two precisions, against what a sampler's own forward says."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from support.tiny_models import GQA, MHA, network, prompt_of
+
+from engines.dllm.config import GenerationConfig
+from engines.dllm.request import Request
+from repro.checks.agreement import load_pair, top1_agreement
+
+GENERATION = GenerationConfig(gen_length=6, block_length=6, steps=6)
+
+
+def requests(model: object, lengths: tuple[int, ...] = (3, 7)) -> list[Request]:
+    return [
+        Request(request_id=i, prompt_len=n, prompt_ids=prompt_of(model, i, n), generation=GENERATION)  # type: ignore[arg-type]
+        for i, n in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("tiny", [GQA, MHA], ids=lambda tiny: tiny.name)
+def test_a_model_agrees_with_itself(tiny: object) -> None:
+    model = network(tiny)  # type: ignore[arg-type]
+    found = top1_agreement(model, model, requests(tiny))
+    assert (found.num_prompts, found.num_positions, found.num_agreeing, found.share) == (2, 12, 12, 1.0)
+    assert found.median_margin > 0
+    assert found.to_dict()["high"] == pytest.approx(1.0)
+
+
+def test_one_other_token_is_one_position_less() -> None:
+    """A head whose best row is swapped with another's disagrees exactly where that row was best."""
+    exact = network(GQA)
+    other = copy.deepcopy(exact)
+    batch = requests(GQA)
+    chosen = [_argmax(exact, request) for request in batch]
+    token = int(chosen[0][0])
+    head = other.transformer["ff_out"].weight if not other.config.weight_tying else other.transformer["wte"].weight
+    unused = next(i for i in range(GQA.vocab) if all(i not in row.tolist() for row in chosen))
+    with torch.no_grad():
+        head[[token, unused]] = head[[unused, token]]
+    differing = sum(int((row == token).sum()) for row in chosen)
+    found = top1_agreement(exact, other, batch)
+    assert differing > 0
+    assert found.num_positions - found.num_agreeing == differing
+
+
+def _argmax(model: torch.nn.Module, request: Request) -> torch.Tensor:
+    from repro.checks.agreement import _masked_logits
+
+    with torch.inference_mode():
+        return _masked_logits(model, request).argmax(dim=-1)  # type: ignore[arg-type]
+
+
+def test_bfloat16_of_the_embedded_model_mostly_agrees() -> None:
+    exact, rounded = load_pair("tiny", weights="checkpoint", device="cpu")
+    assert {p.dtype for p in exact.parameters()} == {torch.float32}
+    assert {p.dtype for p in rounded.parameters()} == {torch.bfloat16}
+    prompt = tuple(range(20, 40))
+    request = Request(
+        request_id=0, prompt_len=20, prompt_ids=prompt, generation=GenerationConfig(gen_length=32, steps=32)
+    )
+    found = top1_agreement(exact, rounded, [request])
+    assert found.num_positions == 32
+    assert found.share > 0.5
+
+
+def test_random_weights_are_the_same_in_both() -> None:
+    exact, rounded = load_pair("tiny", weights="random", device="cpu")
+    for wide, narrow in zip(exact.parameters(), rounded.parameters(), strict=True):
+        assert torch.equal(wide, narrow.float())

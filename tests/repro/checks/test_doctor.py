@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import repro.checks.doctor
+from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, Gpu, Machine, Row, examine, look, rows_for, to_json
+from repro.systems.platforms import PLATFORMS, RTX4090
+from repro.tasks.sandbox.client import SandboxSupport
+
+LAPTOP = Machine(
+    python=(3, 12, 1),
+    torch="2.13.0+cpu",
+    torch_error=None,
+    cuda=None,
+    gpus=(),
+    has_nvidia_driver=False,
+    cpu="A Processor 9000",
+    cores=2,
+    memory_bytes=8 * 10**9,
+    disk_free_bytes=50 * 10**9,
+    packages=tuple((name, None) for name in OPTIONAL),
+    data_dir=None,
+    data_dir_error=None,
+    missing_weights=(),
+    has_git=True,
+    commit="0123456789abcdef",
+)
+H200 = Gpu(name="NVIDIA H200", memory_bytes=141 * 10**9)
+SERVER = replace(LAPTOP, torch="2.13.0", cuda="13.0", gpus=(H200,), has_nvidia_driver=True)
+
+
+def row(machine: Machine, item: str) -> Row:
+    (found,) = (row for row in rows_for(machine) if row.item == item)
+    return found
+
+
+def test_a_laptop_measures_the_small_model_and_simulates_the_cards() -> None:
+    assert row(LAPTOP, "cpu-tiny measured") == Row(
+        item="cpu-tiny measured", status="ok", detail="yes, on A Processor 9000"
+    )
+    assert row(LAPTOP, "cpu-tiny simulated").status == "no"
+    for name in ("rtx4090", "l40s"):
+        assert row(LAPTOP, f"{name} measured") == Row(item=f"{name} measured", status="no", detail="no CUDA device")
+        simulated = row(LAPTOP, f"{name} simulated")
+        assert simulated.status == "ok"
+        assert f"roofline of {name}" in simulated.detail
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, SERVER])
+def test_every_platform_has_a_row_for_each_executor(machine: Machine) -> None:
+    items = [row.item for row in rows_for(machine)]
+    assert len(set(items)) == len(items)
+    for name in PLATFORMS:
+        assert {f"{name} measured", f"{name} simulated"} <= set(items)
+
+
+def test_a_server_names_the_card_its_numbers_would_be_of() -> None:
+    assert row(SERVER, "rtx4090 measured").detail == "yes, numbers are those of NVIDIA H200"
+    assert row(SERVER, "GPU") == Row(item="GPU", status="ok", detail="NVIDIA H200, 141.0 GB")
+    assert row(SERVER, "torch").detail == "2.13.0, CUDA 13.0"
+
+
+def test_the_largest_card_counts() -> None:
+    small = Gpu(name="small", memory_bytes=8 * 10**9)
+    two = replace(SERVER, gpus=(small, H200))
+    assert row(two, "l40s measured").status == "ok"
+    only_small = row(replace(SERVER, gpus=(small,)), "rtx4090 measured")
+    assert only_small.status == "no"
+    assert "small has 8.0 GB and the platform plans with 24.0 GB" in only_small.detail
+
+
+@pytest.mark.parametrize(("share", "status"), [(CARD_TOLERANCE, "ok"), (CARD_TOLERANCE - 0.01, "no")])
+def test_a_card_may_report_a_little_less_than_its_name(share: float, status: str) -> None:
+    card = Gpu(name="card", memory_bytes=round(share * RTX4090.memory_bytes))
+    assert row(replace(SERVER, gpus=(card,)), "rtx4090 measured").status == status
+
+
+def test_a_cpu_build_of_torch_beside_a_driver_is_explained() -> None:
+    machine = replace(LAPTOP, has_nvidia_driver=True)
+    for item in ("GPU", "rtx4090 measured"):
+        assert "make setup TORCH=torch" in row(machine, item).detail
+
+
+@pytest.mark.parametrize(
+    ("change", "item", "detail"),
+    [
+        (
+            {"torch": None, "torch_error": "ModuleNotFoundError: No module named 'torch'"},
+            "torch",
+            "not installed: run 'make setup'",
+        ),
+        ({"torch": None}, "cpu-tiny measured", "not installed"),
+        ({"torch_error": "OSError: libfoo.so"}, "cpu-tiny measured", "cannot be loaded (OSError: libfoo.so)"),
+        ({"missing_weights": ("model.safetensors",)}, "cpu-tiny measured", "lacks model.safetensors"),
+        ({"missing_weights": ("model.safetensors",)}, "embedded model", "lacks model.safetensors"),
+        ({"python": (3, 10, 9)}, "python", "3.10.9 is too old: install 3.11"),
+        ({"disk_free_bytes": 5}, "disk", "0.0 GB free: make at least 1.0 GB"),
+        ({"data_dir_error": "REPRO_DATA_DIR='x' is not a directory"}, "REPRO_DATA_DIR", "is not a directory"),
+    ],
+)
+def test_what_is_wrong_is_said_where_it_matters(change: dict[str, object], item: str, detail: str) -> None:
+    found = row(replace(LAPTOP, **change), item)  # type: ignore[arg-type]
+    assert found.status == "no"
+    assert detail in found.detail
+
+
+def test_a_missing_checkpoint_does_not_stop_a_large_card() -> None:
+    assert row(replace(SERVER, missing_weights=("config.json",)), "rtx4090 measured").status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "detail"),
+    [
+        (
+            {"sandbox": SandboxSupport(layers=("landlock (ABI 4)", "seccomp"), gaps=())},
+            "ok",
+            "by landlock (ABI 4), seccomp",
+        ),
+        ({"sandbox": SandboxSupport(layers=("limits",), gaps=("use the network",))}, "no", "it could use the network"),
+        ({"sandbox_error": "generated code is not run on win32"}, "no", "not run on win32"),
+    ],
+)
+def test_generated_code_is_isolated_or_not_run(change: dict[str, object], status: str, detail: str) -> None:
+    found = row(replace(LAPTOP, **change), "generated code")  # type: ignore[arg-type]
+    assert found.status == status
+    assert detail in found.detail
+
+
+def test_optional_packages_never_fail() -> None:
+    with_one = replace(LAPTOP, packages=(("datasets", "3.1"), ("vllm", None)))
+    assert row(with_one, "datasets") == Row(
+        item="datasets", status="ok", detail="3.1: data sets from the hub (source=hub)"
+    )
+    assert row(with_one, "vllm").status == "info"
+
+
+def test_without_git_runs_lose_only_their_commit() -> None:
+    for change in ({"has_git": False, "commit": None}, {"commit": None}):
+        found = row(replace(LAPTOP, **change), "git")  # type: ignore[arg-type]
+        assert (found.status, "without a commit" in found.detail) == ("info", True)
+
+
+def test_data_sets_come_from_the_files_that_are_there(tmp_path: Path) -> None:
+    assert row(LAPTOP, "dataset burst").detail == "embedded generator"
+    (tmp_path / "burstgpt").mkdir()
+    (tmp_path / "burstgpt" / "BurstGPT_1.csv").touch()
+    machine = replace(LAPTOP, data_dir=tmp_path)
+    assert row(machine, "dataset burst").detail == "local file burstgpt/BurstGPT_1.csv"
+    assert row(machine, "dataset osc").detail == "embedded generator"
+
+
+def test_looks_at_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path / "absent"))
+    machine = look()
+    assert machine.python == sys.version_info[:3]
+    assert machine.torch is not None
+    assert machine.torch_error is None
+    assert machine.disk_free_bytes > 0
+    assert machine.data_dir is None
+    assert "is not a directory" in (machine.data_dir_error or "")
+    monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
+    assert look().data_dir == tmp_path
+
+
+def test_a_torch_that_does_not_load_is_a_row_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    machine = look()
+    assert (machine.cuda, machine.gpus) == (None, ())
+    assert row(machine, "cpu-tiny measured").status == "no"
+
+
+def test_a_package_that_only_looks_importable_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``datasets/`` at the root imports as an empty namespace, as ``baselines`` does: neither is an installed library."""
+    monkeypatch.setattr(repro.checks.doctor, "OPTIONAL", {"baselines": "x", "numpy": "y"})
+    packages = dict(look().packages)
+    assert packages["baselines"] is None
+    assert packages["numpy"] is not None
+
+
+def test_json_is_plain() -> None:
+    rows = examine()
+    assert json.loads(json.dumps(to_json(rows), allow_nan=False)) == [
+        {"item": row.item, "status": row.status, "detail": row.detail} for row in rows
+    ]
+
+
+def test_importing_it_does_not_load_torch() -> None:
+    subprocess.run(
+        [sys.executable, "-c", "import sys, repro.checks.doctor; sys.exit('torch' in sys.modules)"], check=True
+    )

@@ -1,0 +1,350 @@
+"""``repro verify-baselines``: on the embedded cases, on a folder of one's own, and on folders that are not right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.make_golden import SAMPLERS
+
+from repro.checks.goldens import GOLDEN_DIR, read_cases
+from repro.cli.main import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+Verify = Callable[..., Result]
+Content = dict[str, Any]
+
+
+@pytest.fixture
+def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["repro", "verify-baselines", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        return Result(code=code if isinstance(code, int) else 1, out=captured.out, err=captured.err)
+
+    return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """Two cases, the second one tie-sensitive, and their checkpoint."""
+
+    path: Path
+    content: Content
+
+    def write(self) -> Path:
+        (self.path / "cases.json").write_text(json.dumps(self.content))
+        return self.path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    content = json.loads((GOLDEN_DIR / "cases.json").read_text())
+    of_mha = [case for case in content["cases"] if case["checkpoint"] == "llada-mha"]
+    cases = [
+        next(case for case in of_mha if case["method"] == "fast_dllm_dual_cache"),
+        next(case for case in of_mha if case["method"] == "sparse_dllm" and case["tie_sensitive"]),
+    ]
+    shutil.copytree(GOLDEN_DIR / "checkpoints" / "llada-mha", tmp_path / "checkpoints" / "llada-mha")
+    checkpoints = {"llada-mha": content["checkpoints"]["llada-mha"]}
+    return Folder(path=tmp_path, content={**content, "checkpoints": checkpoints, "cases": cases})
+
+
+def test_the_embedded_cases_pass(verify: Verify) -> None:
+    result = verify("--json")
+    assert (result.code, result.err) == (0, "")
+    rows = json.loads(result.out)
+    assert [row["method"] for row in rows] == sorted(SAMPLERS)
+    for row in rows:
+        assert row["verdict"] == "pass"
+        assert row["failed"] == {}
+        assert row["passed"] == row["cases"] > 0
+        assert row["tie_sensitive_passed"] == row["tie_sensitive_cases"]
+        assert row["not_required"] == 0
+    total = sum(row["cases"] + row["tie_sensitive_cases"] for row in rows)
+    assert total == len(json.loads((GOLDEN_DIR / "cases.json").read_text())["cases"])
+
+
+def test_a_folder_of_ones_own(verify: Verify, folder: Folder) -> None:
+    result = verify("--golden", folder.write())
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert [line.split() for line in lines if "│" in line] == [
+        ["│", "fast_dllm_dual_cache", "│", "pass", "│", "1", "of", "1", "│", "0", "of", "0", "│"],
+        ["│", "sparse_dllm", "│", "pass", "│", "0", "of", "0", "│", "1", "of", "1", "│"],
+    ]
+    assert lines[-1] == "2 of 2 required cases pass."
+
+
+@pytest.mark.parametrize("case", [0, 1])
+def test_a_wrong_id_fails(verify: Verify, folder: Folder, case: int) -> None:
+    """Also where ties decide: the order of equals is given."""
+    entry = folder.content["cases"][case]
+    entry["expected_ids"][-1] += 1
+    wrong = entry["expected_ids"]
+    says = f"token {len(wrong) - 1} is {wrong[-1] - 1}, recorded {wrong[-1]}"
+    result = verify("--golden", folder.write(), "--json")
+    assert result.code == 1
+    rows = {row["method"]: row for row in json.loads(result.out)}
+    assert rows[entry["method"]]["verdict"] == "FAIL"
+    assert rows[entry["method"]]["failed"] == {entry["id"]: says}
+    assert sum(bool(row["failed"]) for row in rows.values()) == 1
+    printed = verify("--golden", folder.path)
+    assert printed.code == 1
+    assert f"  failed: {entry['id']}: {says}" in printed.out.splitlines()
+    assert printed.out.splitlines()[-1] == "1 of 2 required cases pass."
+    assert "FAIL" in printed.out
+
+
+def test_other_differences_fail_too(verify: Verify, folder: Folder) -> None:
+    dual, sparse = folder.content["cases"]
+    dual["nfe"] += 1
+    sparse["expected_ids"].append(1)
+    rows = json.loads(verify("--golden", folder.write(), "--json").out)
+    assert [list(row["failed"].values()) for row in rows] == [
+        [f"{dual['nfe'] - 1} forward passes, recorded {dual['nfe']}"],
+        [f"{len(sparse['expected_ids']) - 1} tokens, recorded {len(sparse['expected_ids'])}"],
+    ]
+
+
+def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: Folder) -> None:
+    del folder.content["ties"]
+    folder.content["cases"][1]["expected_ids"][0] += 1
+    result = verify("--golden", folder.write())
+    assert result.code == 0
+    assert "0 of 1" in result.out
+    assert "1 of 1 required cases pass." in result.out
+    row = json.loads(verify("--golden", folder.path, "--json").out)[1]
+    assert (row["verdict"], row["failed"], row["not_required"]) == ("pass", {}, 1)
+
+
+def test_nor_is_what_a_defect_of_the_recorded_code_decided(verify: Verify, folder: Folder) -> None:
+    """It read cache rows that it had never written."""
+    params = {
+        **folder.content["cases"][1]["params"],
+        **UPSTREAM,
+        "delay_step": 0,
+        "delay0_first_block": "unbuilt_zero_cache",
+    }
+    folder.content["cases"][1] |= {"method": "dllm_serve_upstream_uniform", "params": params, "tie_sensitive": False}
+    folder.content["cases"][1]["expected_ids"][0] += 1
+    result = verify("--golden", folder.write(), "--json")
+    assert result.code == 0
+    assert json.loads(result.out)[0]["not_required"] == 1
+
+
+UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"first_token_rule": None}, "lacks params first_token_rule: method 'dllm_serve_upstream_uniform' needs them"),
+        ({"first_token_rule": 1}, "has params first_token_rule=1, where true or false belongs: correct it"),
+        (
+            {"head_select": True},
+            "has params head_select=True, but method 'dllm_serve_upstream_uniform' applies False: correct it",
+        ),
+        (
+            {"delay0_first_block": "built"},
+            "has params delay0_first_block='built', which method 'dllm_serve_upstream_uniform' does not apply: remove it",
+        ),
+        ({"delay_step": 0, "delay0_first_block": "empty"}, "applies 'built' or 'unbuilt_zero_cache': correct it"),
+        ({"max_num_batched_tokens": "all"}, "has params max_num_batched_tokens='all', where an integer belongs"),
+    ],
+)
+def test_upstream_cases_say_which_rule_and_are_what_they_say(
+    verify: Verify, folder: Folder, change: Content, says: str
+) -> None:
+    """Neither the paper's rule nor the other selection is run in place of what was recorded."""
+    case = folder.content["cases"][1]
+    params = case["params"] | UPSTREAM | change
+    case |= {"method": "dllm_serve_upstream_uniform", "params": {k: v for k, v in params.items() if v is not None}}
+    refused(verify("--golden", folder.write(), "--json"), says)
+
+
+def test_params_that_recorded_cases_carry_are_taken(folder: Folder) -> None:
+    case = folder.content["cases"][1]
+    sparse = case["params"] | {"threshold": None, "temperature": 0.0, "remasking": "low_confidence", "cfg_scale": 0.0}
+    serve = case["params"] | UPSTREAM | {"max_num_batched_tokens": 512}
+    folder.content["cases"] = [
+        case | {"params": sparse},
+        case | {"method": "dllm_serve_upstream_uniform", "params": serve},
+        case | {"method": "dllm_serve_upstream_uniform", "params": serve | {"first_token_rule": False}},
+        case
+        | {"method": "dllm_serve_upstream_uniform", "params": serve | {"delay_step": 0, "delay0_first_block": "built"}},
+    ]
+    cases = read_cases(folder.write())
+    assert [case.options.knobs.get("compat") for case in cases] == [None, "upstream", None, None]
+    assert all(case.required for case in cases)
+
+
+def test_a_block_length_without_blocks(verify: Verify, tmp_path: Path) -> None:
+    content = json.loads((GOLDEN_DIR / "cases.json").read_text())
+    case = next(case for case in content["cases"] if case["method"] == "dream_vanilla")
+    content |= {"cases": [case], "checkpoints": {"dream": content["checkpoints"]["dream"]}}
+    shutil.copytree(GOLDEN_DIR / "checkpoints" / "dream", tmp_path / "checkpoints" / "dream")
+    case["params"] |= {"alg_temp": 0.0, "block_length": case["params"]["gen_length"]}
+    assert len(read_cases(Folder(path=tmp_path, content=content).write())) == 1
+    for key, value, says in (
+        ("block_length", 4, "has params block_length=4, but method 'dream_vanilla' has no blocks: remove it"),
+        ("alg_temp", 1.0, "has params alg_temp=1.0, but method 'dream_vanilla' applies 0: correct it"),
+        ("remasking", "random", "has params remasking='random', which method 'dream_vanilla' does not apply"),
+    ):
+        changed = {**content, "cases": [case | {"params": case["params"] | {key: value}}]}
+        refused(verify("--golden", Folder(path=tmp_path, content=changed).write()), f"case {case['id']!r}, {says}")
+
+
+def remove(path: str) -> Callable[[Folder], None]:
+    return lambda folder: (
+        shutil.rmtree(folder.path / path) if (folder.path / path).is_dir() else (folder.path / path).unlink()
+    )
+
+
+def change(*keys: str | int, to: Any = None, drop: bool = False) -> Callable[[Folder], None]:
+    """Sets, or drops, one value of cases.json."""
+
+    def apply(folder: Folder) -> None:
+        at: Any = folder.content
+        for key in keys[:-1]:
+            at = at[key]
+        if drop:
+            del at[keys[-1]]
+        else:
+            at[keys[-1]] = to
+
+    return apply
+
+
+CASE = "case 'llada-mha/fast_dllm_dual_cache"
+CHECKPOINT = "checkpoints/llada-mha"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (change("cases", drop=True), "cases.json lacks 'cases': restore the file"),
+        (change("cases", to=[]), "has no cases: give a folder with at least one"),
+        (change("cases", to={}), "has a dict for 'cases', where list belongs"),
+        (change("checkpoints", drop=True), "lacks 'checkpoints'"),
+        (change("ties", to="first"), "has ties='first': use one of stable, library"),
+        (change("checkpoints", "llada-mha", "path", drop=True), "checkpoint 'llada-mha', lacks 'path'"),
+        (change("checkpoints", "llada-mha", "sha256", to="0"), "has other weights in"),
+        (change("checkpoints", to={}), "has checkpoint 'llada-mha': the file names no checkpoint"),
+        (remove(CHECKPOINT), "checkpoints/llada-mha, which is not a directory: restore it"),
+        (remove(f"{CHECKPOINT}/config.json"), "has no config.json: give a LLaDA or Dream checkpoint"),
+        (remove(f"{CHECKPOINT}/model.safetensors"), "model.safetensors: restore it"),
+        (change("cases", 0, to=1), "a case lacks 'id'"),
+        *(
+            (change("cases", 0, key, drop=True), f"lacks '{key}'")
+            for key in ("id", "checkpoint", "method", "params", "prompt_ids", "expected_ids")
+        ),
+        (change("cases", 0, "method", to="best"), "has method 'best': known are llada, fast_dllm_nocache"),
+        (change("cases", 0, "method", to="dream_dual_cache"), "lacks params alg: method 'dream_dual_cache' needs them"),
+        (change("cases", 0, "checkpoint", to="big"), "has checkpoint 'big': the file names llada-mha"),
+        (
+            change("cases", 0, "params", "steps", drop=True),
+            "lacks params steps: method 'fast_dllm_dual_cache' needs them",
+        ),
+        (change("cases", 1, "params", "keep_ratio", drop=True), "lacks params keep_ratio: method 'sparse_dllm' needs"),
+        (change("cases", 1, "params", "keep_ratio", to=2.0), "cannot be replayed: retention_ratio=2.0 must be in"),
+        (
+            change("cases", 0, "params", "steps", to="all"),
+            "has params steps='all', where an integer belongs: correct it",
+        ),
+        *(
+            (
+                change("cases", 0, "params", "gen_length", to=value),
+                f"has params gen_length={value!r}, where an integer belongs",
+            )
+            for value in ("16", 16.0, True, [16])
+        ),
+        (change("cases", 0, "params", "gen_length", to=None), "lacks params gen_length"),
+        (change("cases", 0, "params", "block_length", to=0), "cannot be replayed: block_length=0 must be at least 1"),
+        (change("cases", 1, "params", "keep_ratio", to="half"), "has params keep_ratio='half', where a number belongs"),
+        (
+            change("cases", 0, "params", "treshold", to=0.9),
+            "has params treshold=0.9, which method 'fast_dllm_dual_cache' does not apply: remove it",
+        ),
+        (change("cases", 0, "params", "treshold", to=None), "has params treshold=None, which method"),
+        (change("cases", 0, "params", "keep_ratio", to=0.5), "has params keep_ratio=0.5, which method"),
+        (change("cases", 0, "params", "first_token_rule", to=True), "has params first_token_rule=True, which method"),
+        (
+            change("cases", 0, "params", "temperature", to=0.9),
+            "has params temperature=0.9, but method 'fast_dllm_dual_cache' applies 0: correct it",
+        ),
+        (
+            change("cases", 0, "params", "remasking", to="random"),
+            "has params remasking='random', but method 'fast_dllm_dual_cache' applies 'low_confidence': correct it",
+        ),
+        (change("cases", 0, "params", "alg_temp", to=1.0), "has params alg_temp=1.0, which method"),
+        (change("format", to=2), "has format=2: only format 1 can be read"),
+        (change("format", to="1"), "has format='1': only format 1 can be read"),
+        (change("cases", 0, "params", "cfg_scale", to=1.0), "cfg_scale=1.0 has no effect with system='fast-dllm'"),
+        (change("cases", 0, "expected_ids", to=["a"]), "has 'expected_ids' that are not a list of token ids"),
+        (change("cases", 0, "prompt_ids", to=[]), "has 'prompt_ids' that are not a list of token ids"),
+        (change("cases", 0, "prompt_ids", to=[94]), "cannot be replayed: "),
+        (change("cases", 0, "prompt_ids", to=[96]), "cannot be replayed: "),
+        (change("cases", 0, "nfe", to="many"), "has a str for 'nfe', where int belongs"),
+    ],
+)
+def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Callable[[Folder], None], says: str) -> None:
+    spoil(folder)
+    refused(verify("--golden", folder.write(), "--json"), says)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "is not JSON (line 1)"),
+        ("{", "is not JSON"),
+        ("[1, 2]", "holds a list, not an object: restore the file"),
+        ("null", "holds a NoneType, not an object"),
+        ("\xff", "is not UTF-8 text"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"format": 1' + "0" * 5000 + "}", "a number too long"),
+    ],
+    ids=range(7),
+)
+def test_a_file_that_is_not_right(verify: Verify, folder: Folder, text: str, says: str) -> None:
+    (folder.path / "cases.json").write_text(text, encoding="latin-1")
+    result = verify("--golden", folder.path)
+    refused(result, "cases.json")
+    refused(result, says)
+
+
+def test_a_byte_order_mark_is_no_content(folder: Folder) -> None:
+    folder.write()
+    (folder.path / "cases.json").write_text((folder.path / "cases.json").read_text(), encoding="utf-8-sig")
+    assert len(read_cases(folder.path)) == 2
+
+
+def test_no_folder(verify: Verify, tmp_path: Path) -> None:
+    refused(verify("--golden", tmp_path), "has no cases.json: give a folder of golden cases")
+    refused(verify("--golden", tmp_path / "no"), "has no cases.json: give a folder of golden cases")
+
+
+def refused(result: Result, says: str) -> None:
+    assert result.code == 2, result
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert len(result.err.splitlines()) == 1
+    assert says in result.err

@@ -1,0 +1,510 @@
+"""``repro generate`` on checkpoints in the published layouts: prompts as text, answers as text, refusals in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.checkpoints import DREAM, dream_weights, write
+from support.tiny_models import MHA
+from support.tokenizers import CHATML_JINJA, LLADA_JINJA, LLADA_SPECIAL, write_dream_tokenizer, write_tokenizer
+
+from baselines.dllm.method import FAST_THRESHOLD, generation_of, method
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError
+from engines.models.chat import load_chat_template, parse_messages
+from engines.models.tokenizer import load_tokenizer
+from repro.cli.main import main
+from repro.generation import GenerateOptions, plan_generation
+from repro.prompt import read_prompt_ids
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+
+SHORT = ("--gen-length", "16", "--block-length", "8")
+LLADA = replace(MHA, name="llada-with-text", vocab=256 + len(LLADA_SPECIAL))
+MASK, EOS, EOT = (256 + LLADA_SPECIAL.index(token) for token in ("<|mdm_mask|>", "<|endoftext|>", "<|eot_id|>"))
+HEAD = "model.transformer.ff_out.weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    def refusal(self) -> str:
+        """Exit code 2 and one line."""
+        assert (self.code, self.out) == (2, ""), self
+        (line,) = self.err.splitlines()
+        assert line.startswith("error: ")
+        return line
+
+    def answer(self) -> dict[str, object]:
+        assert (self.code, self.err) == (0, ""), self
+        return json.loads(self.out)
+
+
+Generate = Callable[..., Result]
+
+
+@pytest.fixture
+def generate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Generate:
+    def call(*arguments: object, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "argv", ["repro", "generate", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as stop:
+            main()
+        captured = capsys.readouterr()
+        return Result(code=int(stop.value.code or 0), out=captured.out, err=captured.err)
+
+    return call
+
+
+def write_llada(directory: Path, *, shards: int = 1, mask_gain: float = 0.0, **tokenizer: object) -> Path:
+    """Bytes and LLaDA's special tokens; every layout detail as on the hub."""
+    directory.mkdir()
+    write_tokenizer(directory, **tokenizer)
+    config = replace(LLADA.config, mask_token_id=MASK, eos_token_id=EOS, pad_token_id=EOS)
+    weights = LLADA.weights()
+    weights[HEAD][MASK] *= mask_gain
+    write(
+        directory, config.to_dict() | {"n_kv_heads": None, "torch_dtype": "bfloat16"}, weights, torch.bfloat16, shards
+    )
+    return directory
+
+
+def write_dream(directory: Path, *, shards: int = 1, **tokenizer: object) -> Path:
+    directory.mkdir()
+    base = load_tokenizer(write_dream_tokenizer(directory, **tokenizer))
+    config = replace(
+        DREAM,
+        vocab_size=base.vocab_size + 2,
+        mask_token_id=base.mask_token_id,
+        eos_token_id=base.eos_token_id,
+        pad_token_id=base.eos_token_id,
+    )
+    weights = dream_weights(config)
+    weights["lm_head.weight"][base.mask_token_id] = 0
+    write(directory, config.to_dict(), weights, torch.bfloat16, shards)
+    return directory
+
+
+def rendered(directory: Path, family: str, *turns: tuple[str, str]) -> list[int]:
+    messages = parse_messages([{"role": role, "content": content} for role, content in turns])
+    return load_chat_template(directory, family).encode(load_tokenizer(directory), messages)
+
+
+# ---- prompts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "build", "template"), [("llada", write_llada, LLADA_JINJA), ("dream", write_dream, CHATML_JINJA)]
+)
+def test_a_prompt_is_a_users_turn_where_there_is_a_template(
+    generate: Generate, tmp_path: Path, family: str, build: Callable[..., Path], template: str, shards: int
+) -> None:
+    folder, file = build(tmp_path / "model", shards=shards, chat_template=template), tmp_path / "ids.json"
+
+    def by_ids(ids: list[int]) -> object:
+        file.write_text(json.dumps(ids))
+        return generate("--model", folder, "--prompt-ids", file, *SHORT, "--json").answer()["token_ids"]
+
+    asked = ("--model", folder, "--prompt", " hello? ", *SHORT, "--json")
+    turn, raw = rendered(folder, family, ("user", " hello? ")), load_tokenizer(folder).encode(" hello? ")
+    both = rendered(folder, family, ("system", "Be brief."), ("user", " hello? "))
+    chat = generate(*asked).answer()
+    assert chat["token_ids"] == by_ids(turn)
+    assert generate(*asked, "--chat").answer() == chat
+    assert generate(*asked, "--no-chat").answer()["token_ids"] == by_ids(raw)
+    assert generate(*asked, "--system-prompt", "Be brief.").answer()["token_ids"] == by_ids(both)
+    assert len({tuple(map(int, by_ids(ids))) for ids in (turn, raw, both)}) == 3  # type: ignore[call-overload]
+    refused = generate(*asked, "--no-chat", "--system-prompt", "Be brief.").refusal()
+    assert "system_prompt='Be brief.' has no effect on a raw prompt" in refused
+
+
+def test_without_a_template_a_prompt_is_raw_unless_asked(generate: Generate, tmp_path: Path) -> None:
+    bare, stored = write_llada(tmp_path / "bare"), write_llada(tmp_path / "stored", chat_template=LLADA_JINJA)
+    asked = ("--prompt", "hello", *SHORT, "--json")
+    raw = generate("--model", bare, *asked).answer()
+    assert raw == generate("--model", stored, *asked, "--no-chat").answer()
+    assert generate("--model", bare, *asked, "--chat").answer() == generate("--model", stored, *asked).answer() != raw
+    assert (
+        "has no effect on a raw prompt: add --chat"
+        in generate("--model", bare, *asked, "--system-prompt", "x").refusal()
+    )
+
+
+def test_a_template_of_its_own_file(generate: Generate, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model")
+    raw = generate("--model", folder, "--prompt", "hello", *SHORT).out
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert generate("--model", folder, "--prompt", "hello", *SHORT).out == raw
+    (folder / "chat_template.jinja").write_text(LLADA_JINJA)
+    assert generate("--model", folder, "--prompt", "hello", *SHORT).out != raw
+
+
+def test_a_template_needs_jinja(generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_llada(tmp_path / "model", chat_template=LLADA_JINJA)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    refused = generate("--model", folder, "--prompt", "hello").refusal()
+    assert "needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'" in refused
+    assert generate("--model", folder, "--prompt", "hello", "--no-chat", *SHORT).code == 0
+
+
+def test_standard_input(generate: Generate, tmp_path: Path) -> None:
+    """Without the line break a shell puts behind a text; any other is the text's."""
+    folder = write_llada(tmp_path / "model")
+    for text in ("hello", "two\nlines", "ends\n", "é"):
+        typed = generate("--model", folder, "--prompt", text, *SHORT)
+        assert generate("--model", folder, "--prompt", "-", *SHORT, stdin=(text + "\n").encode()) == typed
+    assert generate("--model", folder, "--prompt", "-", *SHORT, stdin=b"hello") == generate(
+        "--model", folder, "--prompt", "hello", *SHORT
+    )
+    assert "prompt is empty" in generate("--model", folder, "--prompt", "-").refusal()
+    assert "standard input is not UTF-8" in generate("--model", folder, "--prompt", "-", stdin=b"\xff\xfe").refusal()
+
+
+def test_prompts_are_checked_before_the_weights_are_read(generate: Generate, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(b"not a tensor in it")
+    asked = ("--model", folder, "--gen-length", "64", "--prompt")
+    limit = LLADA.max_len
+    assert f"hold the mask id {MASK}: remove it" in generate(*asked, "a <|mdm_mask|> b").refusal()
+    assert (
+        f"prompt of {limit - 63} tokens + gen_length=64 exceeds the model's max_sequence_length={limit}"
+        in generate(*asked, "x" * (limit - 63)).refusal()
+    )
+    assert "model.safetensors is damaged" in generate(*asked, "x" * (limit - 64)).refusal()
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_text_ends_at_the_first_stop_token(generate: Generate, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model")
+    backend, reasons = load_tokenizer(folder).backend, []
+    for seed in range(8):
+        asked = ("--model", folder, "--prompt", "hello", "--gen-length", "32", "--temperature", "3", "--seed", seed)
+        answer = generate(*asked, "--json").answer()
+        ids = answer["token_ids"]
+        assert isinstance(ids, list)
+        ends = [i for i, token in enumerate(ids) if token in (EOS, EOT)]
+        assert answer["finish_reason"] == ("stop" if ends else "length")
+        assert answer["text"] == backend.decode(ids[: ends[0]] if ends else ids)
+        assert generate(*asked).out == f"{answer['text']}\n"
+        reasons.append((answer["finish_reason"], EOT in ids))
+    assert {reason for reason, _ in reasons} == {"stop", "length"}
+    assert ("stop", True) in reasons
+
+
+def test_masks_a_sampler_leaves_are_not_text(generate: Generate, tmp_path: Path) -> None:
+    folder = write_llada(tmp_path / "model", mask_gain=40.0)
+    answer = generate("--system", "llada", "--model", folder, "--prompt", "hello", *SHORT, "--json").answer()
+    assert MASK in answer["token_ids"]  # type: ignore[operator]
+    assert "mask" not in str(answer["text"])
+    # dLLM-Serve never commits one.
+    assert MASK not in generate("--model", folder, "--prompt", "hello", *SHORT, "--json").answer()["token_ids"]  # type: ignore[operator]
+
+
+def test_ids_are_printed_where_there_is_no_tokenizer(generate: Generate, tmp_path: Path) -> None:
+    folder, file = write_llada(tmp_path / "model"), tmp_path / "ids"
+    file.write_text("5 6 7")
+    asked = ("--prompt-ids", file, *SHORT)
+    text = generate("--model", folder, *asked)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    ids = generate("--model", folder, *asked, "--json").answer()["token_ids"]
+    bare = generate("--model", folder, *asked)
+    assert bare.out.split() == [str(token) for token in ids]  # type: ignore[attr-defined]
+    assert text.out != bare.out
+    assert "lacks tokenizer_config.json" in generate("--model", folder, "--prompt", "x").refusal()
+
+
+@pytest.mark.parametrize("text", ["5 6 7", "[5, 6, 7]"])
+def test_ids_may_follow_a_byte_order_mark(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ids").write_text(text, encoding="utf-8-sig")
+    assert read_prompt_ids(tmp_path / "ids") == (5, 6, 7)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"prompt_ids": {"5": 1}}',
+        '{"prompt_ids": "12"}',
+        '{"prompt_ids": 5}',
+        '"12"',
+        '["5", "6"]',
+        '{"5": 1}',
+        "5_0 6",
+        "+5",
+        "\uff15 \uff16",
+        "\u0665",
+        '["\uff15"]',
+        "[" * 100_000,
+        "[1" + "0" * 5000 + "]",
+        "1" + "0" * 5000,
+    ],
+    ids=range(14),
+)
+def test_what_is_not_a_list_of_ids_is_refused(
+    generate: Generate, folders: dict[str, Path], tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "ids"
+    file.write_text(text, encoding="utf-8")
+    line = generate("--model", folders["llada"], "--prompt-ids", file, *SHORT).refusal()
+    assert line == f"error: prompt_ids={str(file)!r} is not a list of integers: write them as JSON, [1, 2, 3]"
+
+
+# ---- hub ids -------------------------------------------------------------------------------------
+
+
+def test_a_hub_id(tmp_path: Path) -> None:
+    """From the hub's cache, as a download leaves it; and what is not there, offline, in one line."""
+    pytest.importorskip("huggingface_hub")
+    commit, repo = "0" * 40, tmp_path / "hub" / "models--owner--tiny-instruct"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(commit)
+    (repo / "snapshots").mkdir()
+    folder = write_llada(repo / "snapshots" / commit, shards=2, chat_template=LLADA_JINJA)
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("HF_HUB_CACHE", None)
+
+    def call(model: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from repro.cli import main; main()",
+                "generate",
+                "--model",
+                str(model),
+                "--prompt",
+                "hi",
+                *SHORT,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+
+    by_id, by_folder = call("owner/tiny-instruct"), call(folder)
+    assert (by_id.returncode, by_id.stderr) == (0, "")
+    assert by_id.stdout == by_folder.stdout
+    absent = call("owner/absent")
+    assert (absent.returncode, absent.stdout) == (2, "")
+    assert absent.stderr.startswith(
+        "error: model='owner/absent' could not be fetched from the hub (LocalEntryNotFoundError)"
+    )
+    assert len(absent.stderr.splitlines()) == 1
+
+
+# ---- what has no meaning is refused --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {"llada": write_llada(root / "llada"), "dream": write_dream(root / "dream")}
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "says"),
+    [
+        (
+            "dream",
+            "--system fast-dllm --cache none --threshold 0.9",
+            "threshold=0.9 has no effect with cache='none' on a dream",
+        ),
+        ("dream", "--system fast-dllm --alg entropy --threshold 0.9", "threshold=0.9 has no effect with alg='entropy'"),
+        ("dream", "--system dream --threshold 0.9", "threshold=0.9 has no effect with system='dream'"),
+        ("llada", "--system sparse-dllm --threshold 0.9", "threshold=0.9 has no effect with system='sparse-dllm'"),
+        ("llada", "--system dllm-cache --threshold 0.9", "threshold=0.9 has no effect with system='dllm-cache'"),
+        ("llada", "--system dllm-cache --transfer-ratio 1.5", "transfer_ratio=1.5 must be in [0, 1]"),
+        ("llada", "--system dllm-cache --transfer-ratio -0.1", "transfer_ratio=-0.1 must be in [0, 1]"),
+        ("llada", "--system dllm-cache --prompt-interval 0", "prompt_interval=0 must be at least 1"),
+        ("llada", "--system dllm-cache --cfg-interval 4", "cfg_interval=4 has no effect without guidance"),
+        ("llada", "--system llada --cfg-interval 4", "cfg_interval=4 has no effect with system='llada'"),
+        (
+            "llada",
+            "--threshold 0.9 --factor 1",
+            "threshold=0.9 and factor=1.0 are two rules for one thing: give one of them",
+        ),
+        (
+            "llada",
+            "--system fast-dllm --alg entropy",
+            "alg='entropy' has no effect with system='fast-dllm' on a llada model",
+        ),
+        ("llada", "--system llada --alg entropy", "alg='entropy' has no effect with system='llada' on a llada model"),
+        ("llada", "--alg entropy", "alg='entropy' has no effect with system='dllm-serve'"),
+        ("llada", "--cache dual", "cache='dual' has no effect with system='dllm-serve'"),
+        ("llada", "--system llada --cache prefix", "cache='prefix' has no effect with system='llada'"),
+        ("llada", "--system dllm-cache --cache dual", "cache='dual' has no effect with system='dllm-cache'"),
+        ("llada", "--temperature 1 --top-k 0", "top_k=0 must be at least 1"),
+        ("llada", "--temperature 1 --top-k -3", "top_k=-3 must be at least 1"),
+        ("llada", "--temperature 1 --top-p 0", "top_p=0.0 must be in (0, 1]"),
+        ("llada", "--temperature 1 --top-p 1.5", "top_p=1.5 must be in (0, 1]"),
+        (
+            "llada",
+            "--top-p 0.9",
+            "top_p=0.9 has no effect at temperature=0, which draws nothing: raise the temperature",
+        ),
+        ("dream", "--system dream --top-k 5", "top_k=5 has no effect at temperature=0"),
+        ("llada", "--alg-temp 0.5", "alg_temp=0.5 has no effect with system='dllm-serve' on a llada model"),
+        ("dream", "--system dream --alg-temp 0.5", "alg_temp=0.5 has no effect with alg='origin', which ranks nothing"),
+        ("dream", "--system dream --alg entropy --alg-temp -1", "alg_temp=-1.0 must be a finite number, 0 or above"),
+        (
+            "dream",
+            "--system fast-dllm --threshold 0.9 --alg-temp 0.5",
+            "alg_temp=0.5 has no effect with parallel decoding",
+        ),
+        (
+            "dream",
+            "--system fast-dllm --alg confidence_threshold --alg-temp 0.5",
+            "alg_temp=0.5 has no effect with parallel",
+        ),
+        (
+            "dream",
+            "--system dream --block-length 8",
+            "block_length=8 has no effect with system='dream' on a dream model",
+        ),
+        (
+            "dream",
+            "--system dllm-cache --block-length 8",
+            "block_length=8 has no effect with system='dllm-cache' on a dream",
+        ),
+        ("dream", "--system fast-dllm --cache none --block-length 8", "block_length=8 has no effect with cache='none'"),
+        (
+            "dream",
+            "--system dream --stop-at-eos",
+            "stop_at_eos=True has no effect with system='dream' here, whose loop has no",
+        ),
+        ("llada", "--no-chat", "chat=False has no effect with --prompt-ids"),
+        ("llada", "--system-prompt x", "system_prompt='x' has no effect with --prompt-ids"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_combinations(
+    generate: Generate, folders: dict[str, Path], tmp_path: Path, family: str, options: str, says: str
+) -> None:
+    file = tmp_path / "ids"
+    file.write_text("5 6 7")
+    assert says in generate("--model", folders[family], "--prompt-ids", file, *options.split()).refusal()
+
+
+def test_a_shape_has_no_tokenizer(generate: Generate, tmp_path: Path) -> None:
+    asked = ("--model", "llada-8b", "--weights", "random")
+    assert "is a shape without a tokenizer" in generate(*asked, "--prompt", "hello").refusal()
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llada", "--temperature 0.7 --top-p 0.9 --top-k 20"),
+        ("llada", "--system llada --temperature 0.7 --top-p 0.9"),
+        ("llada", "--system dllm-cache --cfg-scale 1.5 --cfg-interval 3 --gen-interval 4"),
+        ("dream", "--system dream --alg entropy --temperature 0.2 --top-p 0.95 --alg-temp 0.1"),
+        ("dream", "--system dllm-cache --alg maskgit_plus --alg-temp 0.5"),
+        ("dream", "--system sparse-dllm --temperature 0.2 --top-p 0.95 --gen-length 32"),
+        ("dream", "--system fast-dllm --alg confidence_threshold --gen-length 32"),
+        ("dream", "--temperature 1 --top-k 5"),
+    ],
+)
+def test_options_that_have_an_effect(generate: Generate, folders: dict[str, Path], family: str, options: str) -> None:
+    asked = ("--model", folders[family], "--prompt", "hello", "--gen-length", "32", *options.split(), "--json")
+    first, again = generate(*asked).answer(), generate(*asked).answer()
+    assert first == again
+    assert len(first["token_ids"]) == 32  # type: ignore[arg-type]
+
+
+# ---- what a method makes of the settings ---------------------------------------------------------
+
+
+def test_settings_of_a_loop_without_blocks() -> None:
+    asked = GenerationConfig(gen_length=64, block_length=32, steps=64)
+    whole = replace(asked, block_length=64)
+    for system, options in (("dream", {}), ("dllm-cache", {}), ("fast-dllm", {"cache": "none"})):
+        assert generation_of(system, "dream", options, asked) == whole
+    for system, family, options in (
+        ("fast-dllm", "dream", {}),
+        ("sparse-dllm", "dream", {}),
+        ("dllm-serve", "dream", {}),
+        ("fast-dllm", "llada", {"cache": "none"}),
+        ("dllm-cache", "llada", {}),
+        ("llada", "llada", {}),
+    ):
+        assert generation_of(system, family, options, asked) == asked
+
+
+def test_the_threshold_behind_an_algorithms_name() -> None:
+    asked = GenerationConfig(gen_length=64, block_length=32, steps=64)
+    named = {"alg": "confidence_threshold"}
+    assert generation_of("fast-dllm", "dream", named, asked).threshold == FAST_THRESHOLD == 0.9
+    assert generation_of("fast-dllm", "dream", named, replace(asked, threshold=0.3)).threshold == 0.3
+    assert generation_of("fast-dllm", "dream", {"alg": "entropy"}, asked).threshold is None
+
+
+def test_checked_options_are_what_runs(folders: dict[str, Path]) -> None:
+    asked = GenerationConfig(gen_length=64, steps=64)
+    options = GenerateOptions(system="dream", model=str(folders["dream"]), generation=asked, knobs={})
+    plan = plan_generation(options)
+    assert plan.method == method("dream", "dream", {})
+    assert plan.generation.block_length == plan.generation.gen_length
+    assert plan.request((1, 2, 3)).generation == plan.generation
+    with pytest.raises(UserError, match="is empty"):
+        plan.request(())
+
+
+def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
+    def prepared(
+        system: str, executor: str = "torch", platform: str = "cpu-tiny", **knobs: object
+    ) -> list[GenerationConfig]:
+        shape = {"num_requests": 3, "gen_length": 32, "steps": 32, "fixed_prompt_len": 12, "length_scale": 1.0, **knobs}
+        cell = Cell(
+            system=system,
+            dataset="osc",
+            platform=platform,
+            executor=executor,
+            rate=None,
+            seed=0,
+            knobs=tuple(shape.items()),
+        )  # type: ignore[arg-type]
+        return [request.generation for request in prepare(cell).workload.requests]
+
+    dream = {"model": str(folders["dream"])}
+    assert {g.block_length for g in prepared("dream", alg="entropy", **dream)} == {32}
+    assert {g.block_length for g in prepared("dream", batch_size=1, **dream)} == {32}
+    with pytest.raises(UserError, match="alg='origin' ends requests of a static batch at different steps"):
+        prepared("dream", **dream)
+    assert {g.block_length for g in prepared("fast-dllm", cache="none", **dream)} == {32}
+    assert {g.block_length for g in prepared("fast-dllm", block_length=16, **dream)} == {16}
+    named = {"alg": "confidence_threshold", "batch_size": 1}
+    assert {g.threshold for g in prepared("fast-dllm", **named, **dream)} == {0.9}
+    for system, alg in (("fast-dllm", "confidence_threshold"), ("dream", "origin")):
+        with pytest.raises(UserError, match=f"alg='{alg}' cannot be simulated"):
+            prepared(system, "roofline", "rtx4090", alg=alg, model="dream-7b")
+    for name, value in (("cfg_scale", 1.0), ("top_p", 0.9), ("alg_temp", 0.5)):
+        with pytest.raises(UserError, match=f"{name}={value} cannot be simulated"):
+            prepared("llada", "roofline", "rtx4090", **{name: value})
+    with pytest.raises(UserError, match="transfer_ratio=2 must be in"):
+        prepared("dllm-cache", transfer_ratio=2)
+
+
+def test_the_files_of_a_checkpoint_are_enough(generate: Generate, folders: dict[str, Path], tmp_path: Path) -> None:
+    """A copy without anything else but what is read; no code, no pickles."""
+    kept = ("config.json", "model.safetensors", "tokenizer_config.json", "vocab.json", "merges.txt")
+    (tmp_path / "copy").mkdir()
+    for name in kept:
+        shutil.copy(folders["dream"] / name, tmp_path / "copy" / name)
+    asked = ("--system", "dream", "--prompt", "hello", "--gen-length", "8")
+    assert generate("--model", tmp_path / "copy", *asked) == generate("--model", folders["dream"], *asked)

@@ -1,0 +1,35 @@
+"""Every figure's findings can be judged: known claims, the right number of values, orderings that say whether they hold."""
+
+from __future__ import annotations
+
+import pytest
+from support.stored_runs import stored
+
+from repro.reports.claims import judge_all
+from repro.reports.figures import FIGURES, View, default_reading
+from repro.reports.paper import load_claims
+from repro.runs.cell import Cell
+from repro.systems.platforms import platform
+
+SPEED = {"dllm-serve": 80.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
+WITH_ANSWERS = ("fig6",)
+"""Their runs carry grades; tested with them."""
+
+
+def speed(cell: Cell) -> float:
+    return SPEED[cell.system]
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in WITH_ANSWERS])
+def test_findings_can_be_judged(name: str) -> None:
+    module = FIGURES[name].load()
+    found = []
+    for where in map(platform, module.PLATFORMS):
+        view = View(platform=where, reading=default_reading(where))
+        if where.executor == "torch":
+            continue
+        runs = [stored(cell, tok_s=speed(cell), n=128, stretch=0.5) for cell in module.cells(view)]
+        found += module.findings(runs, view)
+    judged = [each for each in judge_all(load_claims("dllm-serve"), found) if each.finding is not None]
+    assert len(judged) == len({finding.claim for finding in found})
+    assert not any(each.verdict in ("not run", "not comparable") for each in judged)

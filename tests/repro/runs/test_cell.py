@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import repro.runs.cell
+from engines.errors import UserError
+from repro.runs.cell import Cell, Scalar
+
+CELL = Cell(
+    figure="fig3",
+    system="dllm-serve",
+    dataset="burst",
+    platform="rtx4090",
+    executor="roofline",
+    rate=0.5,
+    seed=0,
+    knobs=(("retention_ratio", 0.5), ("max_num_logits", 2048)),
+)
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
+)
+knobs = st.dictionaries(st.text(min_size=1).filter(str.strip), scalars, max_size=4)
+
+
+def test_key_is_pinned() -> None:
+    # A change here means that every stored run is orphaned: raise CELL_SCHEMA_VERSION and say so.
+    text = (
+        '{"dataset":"burst","executor":"roofline","knobs":{"max_num_logits":2048,"retention_ratio":0.5},'
+        '"platform":"rtx4090","rate":0.5,"schema":1,"seed":0,"system":"dllm-serve"}'
+    )
+    assert CELL.key == hashlib.sha256(text.encode()).hexdigest()[:12]
+    assert CELL.folder_name == f"dllm-serve_burst_rtx4090_roofline_r0.5_s0_{CELL.key}"
+
+
+def test_figures_share_a_run() -> None:
+    other = replace(CELL, figure="table4")
+    assert other.key == CELL.key
+    assert other.folder_name == CELL.folder_name
+    assert other.identity == CELL.identity
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"system": "fast-dllm"},
+        {"dataset": "osc"},
+        {"platform": "l40s"},
+        {"executor": "torch"},
+        {"rate": 0.25},
+        {"rate": None},
+        {"seed": 1},
+        {"knobs": ()},
+        {"knobs": (("retention_ratio", 0.5), ("max_num_logits", 4096))},
+    ],
+)
+def test_everything_else_changes_the_key(change: dict[str, object]) -> None:
+    assert replace(CELL, **change).key != CELL.key
+
+
+def test_schema_changes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repro.runs.cell, "CELL_SCHEMA_VERSION", repro.runs.cell.CELL_SCHEMA_VERSION + 1)
+    assert replace(CELL).key != CELL.key
+
+
+def test_order_of_knobs_and_way_of_writing_a_number_do_not_matter() -> None:
+    assert (
+        Cell.from_dict({**CELL.to_dict(), "knobs": {"max_num_logits": 2048.0, "retention_ratio": 0.5}}).key == CELL.key
+    )
+    assert replace(CELL, rate=1).key == replace(CELL, rate=1.0).key
+    assert CELL.knobs == (("max_num_logits", 2048), ("retention_ratio", 0.5))
+
+
+def test_true_is_not_one() -> None:
+    assert replace(CELL, knobs=(("pack", True),)).key != replace(CELL, knobs=(("pack", 1),)).key
+
+
+@given(knobs)
+def test_round_trip_through_json(values: dict[str, Scalar]) -> None:
+    cell = replace(CELL, knobs=tuple(values.items()))
+    again = Cell.from_dict(json.loads(json.dumps(cell.to_dict())))
+    assert again == cell
+    assert again.key == cell.key
+    assert again.knob_values == values
+
+
+@given(st.text(min_size=1).filter(str.strip))
+def test_folder_name_is_safe(system: str) -> None:
+    name = replace(CELL, system=system).folder_name
+    assert name.isascii()
+    assert "/" not in name
+    assert not name.startswith(".")
+    assert len(name) < 120
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sytem": "x"}, "'sytem'"),
+        ({"rate": 0.0}, "rate=0.0"),
+        ({"rate": float("nan")}, "rate=nan"),
+        ({"rate": True}, "rate=True"),
+        ({"rate": "1"}, "rate='1'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 1.5}, "seed=1.5"),
+        ({"seed": True}, "seed=True"),
+        ({"system": " "}, "system=' '"),
+        ({"figure": ""}, "figure=''"),
+        ({"knobs": 3}, "knobs=3"),
+        ({"knobs": {"a": [1]}}, "knob a=[1]"),
+        ({"knobs": {"a": float("inf")}}, "knob a=inf"),
+        ({"knobs": [["a", 1], ["a", 2]]}, "knob 'a'"),
+        ({"knobs": [["a", 1, 2]]}, "knobs="),
+    ],
+)
+def test_bad_input_is_refused_by_name(change: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Cell.from_dict({**CELL.to_dict(), **change})
+    assert said in str(caught.value)
+
+
+def test_missing_key_is_refused() -> None:
+    values = CELL.to_dict()
+    del values["platform"]
+    with pytest.raises(UserError, match="'platform' is missing"):
+        Cell.from_dict(values)

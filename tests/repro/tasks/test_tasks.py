@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from engines.errors import UserError
+from repro.tasks import mini_code, mini_gsm
+from repro.tasks.generators import GENERATORS
+from repro.tasks.grading import extract_flexible, extract_strict, grade
+from repro.tasks.problem import Problem, split_of
+
+
+@pytest.mark.parametrize("task", GENERATORS)
+def test_same_seed_gives_same_problems_and_another_seed_others(task: str) -> None:
+    generate = GENERATORS[task]
+    assert generate(3, 20) == generate(3, 20)
+    assert generate(3, 20) != generate(4, 20)
+    assert generate(3, 20)[:10] == generate(3, 10)
+
+
+@pytest.mark.parametrize("task", GENERATORS)
+def test_splits_are_disjoint_by_content(task: str) -> None:
+    generate = GENERATORS[task]
+    # Few facts make repeats across seeds likely, which is what could leak.
+    train = {
+        p.key for seed in range(4) for p in generate(seed, 300, "train", num_facts=1, num_distractors=0, num_used=1)
+    }
+    held = {
+        p.key for seed in range(4) for p in generate(seed, 60, "heldout", num_facts=1, num_distractors=0, num_used=1)
+    }
+    assert train
+    assert held
+    assert not train & held
+    assert {split_of(key) for key in train} == {"train"}
+    assert {split_of(key) for key in held} == {"heldout"}
+
+
+@pytest.mark.parametrize("task", GENERATORS)
+def test_split_ignores_order_and_distractors(task: str) -> None:
+    problem = GENERATORS[task](0, 1)[0]
+    shuffled = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
+    shuffled |= {"facts": problem.facts[::-1], "num_distractors": 0, "prompt": ""}
+    assert Problem(**shuffled).key == problem.key
+
+
+def test_mini_gsm_answers_are_right() -> None:
+    kinds = set()
+    for problem in mini_gsm.generate(1, 400, listing_share=0.1, drill_share=0.1):
+        counts = {name: int(value) for name, value in re.findall(r"(\w+) has (\d) \w+\.", problem.prompt)}
+        assert len(counts) == problem.num_facts
+        kinds.add(problem.kind.split("-")[0].split()[0])
+        recalled = re.findall(r"(\w+) has (\d+)\.", problem.answer)
+        assert recalled == [(name, str(counts[name])) for name in problem.used]
+        for left, operator, right, result in re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", problem.answer):
+            assert int(result) == (int(left) + int(right) if operator == "+" else int(left) - int(right))
+        question = problem.prompt.split("Question:")[1]
+        if problem.kind.startswith("drill"):
+            assert problem.final == str(sum(map(int, re.findall(r"\d+", question))))
+            continue
+        assert [name for name in re.findall(r"[A-Z][a-z]+", question) if name in counts] == list(problem.used)
+        if problem.kind == "difference":
+            assert problem.final == str(counts[problem.used[0]] - counts[problem.used[1]])
+            assert int(problem.final) > 0
+        elif problem.kind.startswith("total"):
+            assert problem.final == str(sum(counts[name] for name in problem.used))
+            assert problem.answer.endswith(f"#### {problem.final}")
+    assert kinds == {"total", "difference", "listing", "drill"}
+
+
+def test_mini_code_answers_run_and_agree_with_the_glossary() -> None:
+    for problem in mini_code.generate(2, 200):
+        scope: dict = {}
+        exec(problem.prompt + problem.answer, scope)
+        words = re.findall(r"\w+", problem.prompt.split('"""Apply')[1].replace("then", ""))
+        assert tuple(words) == problem.used
+        glossary = dict(problem.facts)
+        for start in (-3, 0, 7):
+            value = start
+            for word in words:
+                _, name, operand = glossary[word].split()
+                value = {"+=": value + int(operand), "-=": value - int(operand), "*=": value * int(operand)}[name]
+            assert scope["f"](start) == value
+
+
+@pytest.mark.parametrize("task", GENERATORS)
+def test_default_problems_need_several_of_many_facts(task: str) -> None:
+    for problem in GENERATORS[task](0, 100, "heldout"):
+        assert 8 <= problem.num_facts <= 12
+        assert 6 <= problem.num_distractors <= 20
+        assert 2 <= len(problem.used) <= 5
+        assert len({name for name, _ in problem.facts}) == problem.num_facts
+
+
+@pytest.mark.parametrize("task", GENERATORS)
+def test_bad_arguments_are_refused(task: str) -> None:
+    with pytest.raises(UserError, match="split='test'"):
+        GENERATORS[task](0, 1, "test")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="num_facts"):
+        GENERATORS[task](0, 1, num_facts=(5, 3))
+    with pytest.raises(UserError, match="num_used"):
+        GENERATORS[task](0, 1, num_used=99)
+
+
+def test_extraction() -> None:
+    assert extract_strict(" 3 + 4 = 7. #### 7") == "7"
+    assert extract_strict(" it is 7") is None
+    assert extract_flexible(" it is -7 apples") == "-7"
+    assert extract_flexible("no number") is None
+
+
+def test_grades() -> None:
+    gsm = next(p for p in mini_gsm.generate(0, 50) if p.kind == "total-2")
+    assert grade(gsm, gsm.answer + " ").exact
+    only_final = grade(gsm, f"#### {gsm.final}")
+    assert (only_final.exact, only_final.strict, only_final.flexible) == (False, True, True)
+    no_marker = grade(gsm, f"the total is {gsm.final}")
+    assert (no_marker.strict, no_marker.flexible) == (False, True)
+    assert not grade(gsm, f"#### {int(gsm.final) + 1}").flexible
+    code = mini_code.generate(0, 1)[0]
+    assert grade(code, code.answer + "\n").strict
+    assert not grade(code, code.answer.replace("return x", "return")).flexible

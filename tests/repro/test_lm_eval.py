@@ -1,0 +1,346 @@
+"""The LM Evaluation Harness around the engine: same problems, same texts and same verdicts as without it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from engines.dllm.config import GenerationConfig
+from engines.dllm.engine import Engine
+from engines.errors import UserError
+from repro.generation import GenerateOptions, generate
+from repro.prompt import answer_of, tokenizer_of
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare, run
+from repro.tasks.registry import TaskOptions, load_task
+from repro.tasks.sandbox.client import sandbox_support
+
+if TYPE_CHECKING:
+    from repro.lm_eval.model import DiffusionLM
+    from repro.tasks.task import Task
+
+LENGTHS = {"gen_length": 32, "block_length": 16, "steps": 32}
+
+needs_lm_eval = pytest.mark.skipif(
+    importlib.util.find_spec("lm_eval") is None, reason="lm-eval is not installed (extra 'eval')"
+)
+needs_data = pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="REPRO_DATA_DIR is not set")
+needs_isolation = pytest.mark.skipif(not sandbox_support().is_isolated, reason="generated code is not isolated here")
+
+
+def test_without_lm_eval_one_sentence_names_the_extra() -> None:
+    program = (
+        "import sys; sys.modules['lm_eval'] = None\nfrom repro.lm_eval.run import evaluate\nevaluate('mini-gsm', {})"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("engines.errors.UserError: lm-eval cannot be imported")
+    assert "pip install 'dllm-serve-repro[eval]'" in last
+
+
+def task_of(name: str, num_problems: int, **options: Any) -> Task:
+    loaded = load_task(name, TaskOptions(num_problems=num_problems, **options))
+    assert loaded is not None
+    return loaded
+
+
+def run_harness(
+    name: str, model: Any, num_problems: int, **options: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(metrics, samples in problem order)."""
+    from repro.lm_eval.run import evaluate
+
+    found = evaluate(name, model, options=TaskOptions(num_problems=num_problems, **options))
+    samples = sorted(found["samples"][name], key=lambda sample: sample["doc_id"])
+    return found["results"][name], samples
+
+
+def model_of(**options: Any) -> DiffusionLM:
+    from repro.lm_eval.model import DiffusionLM
+
+    return DiffusionLM(**options)
+
+
+def answering(texts: Sequence[str]) -> Any:
+    """A model that says these things, in this order."""
+    from lm_eval.api.model import LM
+
+    class Parrot(LM):
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            return list(texts)
+
+        def loglikelihood(self, requests: list[Any]) -> list[tuple[float, bool]]:
+            raise NotImplementedError
+
+        def loglikelihood_rolling(self, requests: list[Any]) -> list[float]:
+            raise NotImplementedError
+
+    return Parrot()
+
+
+# -- the model ---------------------------------------------------------------------------------------------
+
+
+@needs_lm_eval
+@pytest.mark.parametrize(
+    ("task", "system", "options"),
+    [
+        ("mini-gsm", "dllm-serve", {"selection": "dense"}),
+        ("mini-gsm", "dllm-serve", {"retention_ratio": 0.5, "threshold": 0.9}),
+        ("mini-gsm", "llada", {}),
+        pytest.param("mini-code", "dllm-serve", {"selection": "dense"}, marks=needs_isolation),
+    ],
+)
+def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str, options: dict[str, Any]) -> None:
+    problems = task_of(task, 3)
+    metrics, samples = run_harness(task, {"system": system, **LENGTHS, **options}, 3)
+    assert [sample["arguments"][0][0] for sample in samples] == problems.prompts()
+
+    tokenizer = tokenizer_of("tiny")
+    generation = {name: value for name, value in options.items() if name == "threshold"}
+    alone = GenerateOptions(
+        system=system,
+        model="tiny",
+        generation=GenerationConfig(**LENGTHS, **generation),
+        knobs=options,
+        tie_policy="stable",
+    )
+    texts = [
+        answer_of(generate(alone, tuple(tokenizer.encode(prompt))).token_ids, "tiny", tokenizer).text
+        for prompt in problems.prompts()
+    ]
+    assert [sample["resps"][0][0] for sample in samples] == texts
+    knobs = {"num_requests": 3, **LENGTHS, **options}
+    cell = Cell(
+        system=system,
+        dataset=task,
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+    ours = run(prepare(cell)).requests
+    assert [sample["correct"] for sample in samples] == [float(correct) for correct in ours["correct"]]
+    assert [sample["strict"] for sample in samples] == [float(correct) for correct in ours["correct_strict"]]
+    assert metrics["correct,verdict"] == sum(ours["correct"]) / 3
+    assert metrics["strict,verdict"] == sum(ours["correct_strict"]) / 3
+
+
+@needs_lm_eval
+def test_all_requests_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[int] = []
+    step = Engine.step
+
+    def spy(self: Engine) -> Any:
+        record = step(self)
+        running.append(0 if record is None else record.num_running)
+        return record
+
+    monkeypatch.setattr(Engine, "step", spy)
+    run_harness("mini-gsm", LENGTHS, 4)
+    assert max(running) == 4
+
+
+@needs_lm_eval
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"system": "sparse-dllm"},
+        {"system": "dllm-cache", "prompt_interval": 8},
+        {"system": "fast-dllm", "cache": "prefix", "batch_size": 2},
+        {"system": "dllm-serve", "stop_at_eos": True, "max_num_seqs": 2},
+    ],
+)
+def test_every_system_can_be_asked(options: dict[str, Any]) -> None:
+    metrics, samples = run_harness("mini-gsm", {**LENGTHS, **options}, 3)
+    assert len(samples) == 3
+    assert 0 <= metrics["correct,verdict"] <= 1
+
+
+@needs_lm_eval
+def test_the_embedded_model_solves_its_task_through_the_harness() -> None:
+    metrics, _ = run_harness("mini-gsm", {"selection": "dense", "gen_length": 64}, 8)
+    assert metrics["correct,verdict"] > 0.5  # most, not all: a cached context is not the reference sampler's
+
+
+def asking(context: str, **kwargs: Any) -> Any:
+    from lm_eval.api.instance import Instance
+
+    return Instance(request_type="generate_until", doc={}, arguments=(context, kwargs), idx=0)
+
+
+@needs_lm_eval
+def test_a_task_says_where_to_stop_and_how_long_to_go_on() -> None:
+    prompt = task_of("mini-gsm", 1).prompts()[0]
+    model = model_of(block_length=16)
+    whole, cut, cut_by_list, short = model.generate_until(
+        [
+            asking(prompt),
+            asking(prompt, until=" = "),
+            asking(prompt, until=["####", " = ", ""]),
+            asking(prompt, max_gen_toks=16, do_sample=False, temperature=0.0),
+        ]
+    )
+    assert " = " in whole
+    assert cut == cut_by_list == whole.partition(" = ")[0]
+    assert len(tokenizer_of("tiny").encode(short)) <= 16 < len(tokenizer_of("tiny").encode(whole))
+    given = model_of(**LENGTHS).generate_until([asking(prompt, max_gen_toks=16), asking(prompt)])
+    assert given[0] == given[1]  # what the user gave holds
+
+
+@needs_lm_eval
+def test_repeats_are_drawn_anew() -> None:
+    prompt = task_of("mini-gsm", 1).prompts()[0]
+    drawn = [asking(prompt, do_sample=True, temperature=3.0) for _ in range(3)]
+    assert len(set(model_of(**LENGTHS).generate_until(drawn))) == 3
+    assert model_of(**LENGTHS).generate_until(drawn) == model_of(**LENGTHS).generate_until(drawn)
+    greedy = [asking(prompt, do_sample=False, temperature=3.0) for _ in range(2)]
+    assert len(set(model_of(**LENGTHS).generate_until(greedy))) == 1
+
+
+@needs_lm_eval
+def test_what_cannot_be_done_is_refused() -> None:
+    model = model_of(**LENGTHS)
+    for likelihood in (model.loglikelihood, model.loglikelihood_rolling):
+        with pytest.raises(UserError, match="Monte-Carlo estimate"):
+            likelihood([])
+    with pytest.raises(UserError, match="generation_kwargs: num_beams=4"):
+        model.generate_until([asking("Story", num_beams=4)])
+    with pytest.raises(UserError, match="exceeds"):
+        model.generate_until([asking("Story. " * 1000)])
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"retentoin_ratio": 0.5}, "knob 'retentoin_ratio' is unknown"),
+        ({"system": "vllm"}, "system='vllm' is unknown"),
+        ({"system": "llada", "retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='llada'"),
+        ({"batch_size": 4}, "batch_size=4 has no effect with system='dllm-serve'"),
+        ({"num_requests": 4}, "num_requests=4 has no effect on a task"),
+        ({"chat": True}, "chat=True has no effect on a task"),
+        ({"steps": 1}, "steps=1 is fewer than"),
+    ]
+    for options, message in refused:
+        with pytest.raises(UserError, match=message):
+            model_of(**options)
+
+
+@needs_lm_eval
+def test_the_harness_finds_it_by_name_and_its_defaults_are_harmless() -> None:
+    from lm_eval.api.registry import get_model
+
+    found = get_model("dllm-serve")
+    defaults = {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"}
+    model = found.create_from_arg_string("system=sparse-dllm,retention_ratio=0.5,gen_length=32", defaults)
+    assert model._cell.knob_values == {"retention_ratio": 0.5, "gen_length": 32}
+    assert model._cell.system == "sparse-dllm"
+    with pytest.raises(UserError, match="batch_size=8 is not lm-eval's to set here: give it among model_args"):
+        found.create_from_arg_obj({}, {"batch_size": 8})
+
+
+@needs_lm_eval
+def test_conversations_use_the_checkpoints_format() -> None:
+    model = model_of()
+    history = [{"role": "user", "content": "How many?"}]
+    prompt = model.apply_chat_template(history)
+    assert prompt.endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+    opened = model.apply_chat_template([*history, {"role": "assistant", "content": "Answer:"}], False)
+    assert opened == prompt + "Answer:"
+    assert model.tokenizer_name == "tiny"
+    assert model.chat_template() is None
+    assert model.chat_template(True) == "built-in format of llada"
+
+
+# -- published tasks, from local files ---------------------------------------------------------------------
+
+
+@needs_lm_eval
+@needs_data
+@pytest.mark.parametrize("num_fewshot", [0, 2])
+def test_the_harness_grades_gsm8k_as_we_do(num_fewshot: int) -> None:
+    problems = task_of("gsm8k", 8, num_fewshot=num_fewshot)
+    right = [problem.reference for problem in problems.problems]
+    final = [text.rpartition("#### ")[2] for text in right]
+    texts = [
+        right[0],
+        f" so the answer is {final[1]}",
+        f" #### {final[2]}. Question: again? #### 0",
+        f" It costs ${final[3]}.00",
+        f" #### {final[4]}\n#### 999",
+        " no number",
+        f" {final[6]} #### 1,000",
+        "",
+    ]
+    # The harness has models cut at the stops.
+    metrics, samples = run_harness(
+        "gsm8k", answering([text.partition("Question:")[0] for text in texts]), 8, num_fewshot=num_fewshot
+    )
+    verdicts = problems.grade_all(problems.problems, texts)
+    for filter_name, ours in (
+        ("flexible-extract", [verdict.correct for verdict in verdicts]),
+        ("strict-match", [verdict.strict for verdict in verdicts]),
+    ):
+        theirs = [bool(sample["exact_match"]) for sample in samples if sample["filter"] == filter_name]
+        assert theirs == ours
+        assert metrics[f"exact_match,{filter_name}"] == pytest.approx(sum(map(bool, ours)) / 8)
+    assert [sample["arguments"][0][0] for sample in samples if sample["filter"] == "strict-match"] == problems.prompts()
+    assert samples[0]["arguments"][0][1]["until"] == list(problems.until)
+
+
+@needs_lm_eval
+@needs_data
+@needs_isolation
+def test_humaneval_is_graded_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_ALLOW_CODE_EVAL", raising=False)
+    problems = task_of("humaneval", 164).problems
+    texts = [problem.reference if index % 4 else "    open('/etc/passwd')\n" for index, problem in enumerate(problems)]
+    metrics, samples = run_harness("humaneval", answering(texts), 164)
+    assert [sample["correct"] for sample in samples] == [float(index % 4 != 0) for index in range(164)]
+    assert metrics["correct,verdict"] == 0.75
+    assert not [name for name in metrics if name.startswith("strict")]
+
+
+@needs_lm_eval
+@needs_data
+@needs_isolation
+@pytest.mark.parametrize(("task", "metric"), [("gsm8k", "exact_match,strict-match"), ("humaneval", "correct,verdict")])
+def test_published_tasks_run_to_their_end_on_the_embedded_model(task: str, metric: str) -> None:
+    options = {"num_fewshot": 0} if task == "gsm8k" else {}
+    metrics, samples = run_harness(task, LENGTHS, 3, **options)
+    assert 0 <= metrics[metric] <= 1
+    assert len({sample["doc_id"] for sample in samples}) == 3
+
+
+@needs_lm_eval
+def test_a_published_task_without_its_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    with pytest.raises(UserError, match="set REPRO_DATA_DIR"):
+        run_harness("gsm8k", LENGTHS, 1)
+
+
+@needs_lm_eval
+@needs_isolation
+def test_conversations_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from repro.lm_eval.model import DiffusionLM
+
+    seen: list[str] = []
+
+    def answer(self: DiffusionLM, prompts: Sequence[str], asked: Any, *, show_progress: bool) -> list[str]:
+        seen.extend(prompts)
+        return ["" for _ in prompts]
+
+    monkeypatch.setattr(DiffusionLM, "_answer", answer)
+    run_harness("mini-gsm", LENGTHS, 2, chat=True)
+    users = [problem.user for problem in task_of("mini-gsm", 2).problems]
+    assert seen == [model_of().apply_chat_template([{"role": "user", "content": user}]) for user in users]
+    if "REPRO_DATA_DIR" in os.environ:
+        seen.clear()
+        run_harness("humaneval", LENGTHS, 1, chat=True)
+        (problem,) = task_of("humaneval", 1, chat=True).problems
+        assert seen == [
+            model_of().apply_chat_template([{"role": "user", "content": problem.user}]) + problem.answer_start
+        ]

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from repro.tasks import mini_code, mini_gsm
+from repro.tasks.generators import GENERATORS
+from repro.tasks.grading import grade
+from repro.training.attention import batched_attention
+from repro.training.config import Stage, TrainConfig
+from repro.training.data import encode_problems, make_batch
+from repro.training.evaluate import sample_dense
+from repro.training.export import load_model
+from repro.training.loop import build_trainer, rate_share, train_tiny
+from repro.training.objective import mask_batch, masked_loss
+
+TINY = Path(__file__).parents[2] / "engines" / "models" / "tiny"
+
+SMALL = TrainConfig(
+    steps=24,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    mlp_hidden_size=64,
+    tokens_per_batch=768,
+    tokenizer_problems=200,
+    warmup_steps=4,
+    log_every=4,
+    save_every=8,
+    quick_problems=0,
+    final_problems=2,
+    bfloat16=False,
+    curriculum=(Stage(until=1.0, num_facts=(1, 3), num_distractors=0, num_used=(1, 2), num_operations=(1, 2)),),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    return load_tokenizer(TINY)
+
+
+# --- tokenizer
+
+
+@given(text=st.text(max_size=80))
+@settings(max_examples=150, deadline=None)
+def test_any_text_survives_the_tokenizer(text: str) -> None:
+    tokenizer = load_tokenizer_cached()
+    for special in ("<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"):
+        text = text.replace(special, "")
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+_CACHE: list[TextTokenizer] = []
+
+
+def load_tokenizer_cached() -> TextTokenizer:
+    if not _CACHE:
+        _CACHE.append(load_tokenizer(TINY))
+    return _CACHE[0]
+
+
+def test_task_words_are_single_tokens(tokenizer: TextTokenizer) -> None:
+    for word in (*mini_gsm.NAMES, *mini_gsm.ITEMS, *mini_code.WORDS, *mini_code.OPERATORS):
+        assert len(tokenizer.encode(f" {word}")) == 1
+    for number in range(1, 16):  # the largest sums are too rare to be learnt as one token
+        assert len(tokenizer.encode(f" {number}")) == 1
+
+
+def test_decode_cuts_at_the_first_end_and_skips_masks(tokenizer: TextTokenizer) -> None:
+    ids = tokenizer.encode(" Mia has 4.")
+    assert tokenizer.decode([tokenizer.mask_token_id, *ids, tokenizer.eos_token_id, *ids]) == " Mia has 4."
+
+
+def test_tokenizer_folder_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="lacks tokenizer"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<nope>", "eos_token": "<|endoftext|>"}))
+    with pytest.raises(UserError, match="mask_token='<nope>'"):
+        load_tokenizer(tmp_path)
+
+
+# --- batches and objective
+
+
+def test_batch_holds_prompt_answer_and_fill(tokenizer: TextTokenizer) -> None:
+    problems = mini_gsm.generate(5, 4) + mini_code.generate(5, 4)
+    batch = encode_problems(problems, tokenizer, 64)
+    for problem, row, prompt_length, length in zip(
+        problems, batch.ids, batch.prompt_lengths, batch.lengths, strict=True
+    ):
+        assert tokenizer.decode(row[:prompt_length].tolist()) == problem.prompt
+        assert tokenizer.decode(row[prompt_length:].tolist()) == problem.answer
+        assert length == prompt_length + 64
+
+
+@pytest.mark.parametrize("shares", [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)])
+def test_only_masked_answer_positions_are_scored(tokenizer: TextTokenizer, shares: tuple[float, float, float]) -> None:
+    config = dataclasses.replace(TrainConfig(), pattern_shares=shares)
+    for step in (0, 2000, 7000):
+        batch = make_batch(config, tokenizer, step)
+        masked = mask_batch(config, batch, tokenizer.mask_token_id, step)
+        is_mask = masked.inputs == tokenizer.mask_token_id
+        columns = np.arange(batch.ids.shape[1])
+        in_answer = (columns >= batch.prompt_lengths[:, None]) & (columns < batch.lengths[:, None])
+        assert not (is_mask & ~in_answer).any()
+        assert (masked.inputs == batch.ids)[~is_mask].all()
+        scored = masked.rows[masked.weights > 0]
+        assert is_mask.reshape(-1)[scored].all()
+        assert (masked.targets == batch.ids.reshape(-1)[masked.rows]).all()
+        weights = masked.weights.reshape(len(batch.ids), config.gen_length)
+        assert (weights.max(axis=1) > 0).all()
+        if shares[0] == 0:  # a block: nothing masked before the scored part, everything masked behind it
+            for row in range(len(batch.ids)):
+                answer = is_mask[row, batch.prompt_lengths[row] : batch.lengths[row]]
+                block = np.flatnonzero(weights[row])
+                first = block[0] // 16 * 16
+                assert block[-1] < first + 32
+                assert not answer[: block[0]].any()
+                assert answer[first + 32 :].all()
+
+
+def test_loss_is_a_weighted_mean() -> None:
+    logits = torch.tensor([[0.0, 0.0], [np.log(3.0), 0.0], [5.0, 5.0]])
+    weights = torch.tensor([1.0, 0.5, 0.0])
+    expected = (np.log(2.0) + 0.5 * np.log(4.0 / 3.0)) / 1.5
+    assert masked_loss(logits, torch.tensor([0, 0, 1]), weights).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_attention_forms_agree_and_ignore_padding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2 * 16, 2, 4, generator=generator) for _ in range(3))
+    attend = batched_attention(torch.tensor([16, 11]), 16)
+    plain = attend(0, q, k, v)
+    with torch.no_grad():
+        fused = attend(0, q, k, v)
+    assert torch.allclose(plain, fused, atol=1e-5)
+    k[16 + 11 :], v[16 + 11 :] = 99.0, 99.0
+    assert torch.allclose(attend(0, q, k, v), plain, atol=1e-5)
+
+
+# --- loop
+
+
+def test_schedule() -> None:
+    config = TrainConfig()
+    assert rate_share(config, 0) == pytest.approx(1 / config.warmup_steps)
+    assert rate_share(config, config.warmup_steps) == pytest.approx(1.0)
+    assert rate_share(config, config.steps) == pytest.approx(config.final_rate_share)
+
+
+def test_first_layer_heads_start_as_neighbour_heads(tmp_path: Path) -> None:
+    trainer = build_trainer(TrainConfig(tokenizer_problems=200), tmp_path)
+    ids = torch.tensor(trainer.tokenizer.encode("Story: Mia has 4 pens. Tom has 7 cups. The sky was grey."))
+    seen: dict[int, torch.Tensor] = {}
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen[layer] = (torch.einsum("nhd,mhd->hnm", q, k) * q.shape[-1] ** -0.5).softmax(-1)
+        return torch.einsum("hnm,mhd->nhd", seen[layer], v)
+
+    with torch.no_grad():
+        trainer.model(ids, torch.arange(len(ids)), attend)
+    best = seen[0][:, 8].argmax(-1) - 8
+    assert best.tolist() == [-1, 1, -2, 2, -3, 3, -4, 4]
+
+
+def test_training_lowers_the_loss_and_resuming_changes_nothing(tmp_path: Path) -> None:
+    whole = train_tiny(SMALL, tmp_path / "whole")
+    losses = [entry["loss"] for entry in whole["history"]]
+    assert losses[-1] < 0.8 * losses[0]
+
+    part = train_tiny(SMALL, tmp_path / "parts", stop_after=10)
+    assert part["step"] == 10
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    train_tiny(SMALL, tmp_path / "parts")
+    one, two = load_model(tmp_path / "whole").state_dict(), load_model(tmp_path / "parts").state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert (tmp_path / "whole" / "tokenizer.json").read_bytes() == (tmp_path / "parts" / "tokenizer.json").read_bytes()
+    assert "Tiny LLaDA" in (tmp_path / "parts" / "README.md").read_text()
+
+    with pytest.raises(UserError, match="other settings"):
+        train_tiny(dataclasses.replace(SMALL, seed=1), tmp_path / "parts")
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(UserError, match="steps=0"):
+        TrainConfig(steps=0)
+    with pytest.raises(UserError, match="block_lengths"):
+        TrainConfig(block_lengths=(24,))
+    with pytest.raises(UserError, match="curriculum"):
+        TrainConfig(curriculum=(Stage(until=0.5, num_facts=1, num_distractors=0),))
+    with pytest.raises(UserError, match="pattern_shares"):
+        TrainConfig(pattern_shares=(0.5, 0.5, 0.5))
+
+
+# --- the embedded checkpoint
+
+
+def test_embedded_checkpoint_answers_heldout_problems(tokenizer: TextTokenizer) -> None:
+    model = load_model(TINY)
+    assert model.config.vocab_size == tokenizer.vocab_size
+    assert (model.config.mask_token_id, model.config.eos_token_id) == (tokenizer.mask_token_id, tokenizer.eos_token_id)
+    for generate in GENERATORS.values():
+        problems = generate(11, 6, "heldout", num_facts=8, num_distractors=6, num_used=3)
+        prompts = tokenizer.encode_batch([problem.prompt for problem in problems])
+        answers = sample_dense(model, prompts, gen_length=64, block_length=32)
+        assert sum(grade(p, tokenizer.decode(a)).exact for p, a in zip(problems, answers, strict=True)) >= 5
+
+
+def test_embedded_files_fit_the_repository() -> None:
+    assert sum(path.stat().st_size for path in TINY.iterdir()) <= 8 * 2**20

@@ -1,0 +1,58 @@
+"""Engines over tiny models, and requests run alone or together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from support.tiny_models import TinyModel, network
+
+from baselines.dllm.method import Method
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import DelayedCache, RefreshRule
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.dllm.sequence import cache_rows
+
+Ids = tuple[int, ...]
+
+
+def engine_for(model: TinyModel, config: EngineConfig, kv_rows: int, rule: RefreshRule | None = None) -> Engine:
+    rule = rule or DelayedCache(delay=config.sparsity.refresh_delay)
+    scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), rule)
+    return Engine(scheduler, TorchExecutor(network(model), config, kv_rows))
+
+
+def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dict[int, Ids]:
+    """``arrivals`` are (engine step, request); every request is submitted before that step."""
+    pending, outputs, step = sorted(arrivals, key=lambda arrival: arrival[0]), {}, 0
+    while pending or engine.has_work:
+        while pending and pending[0][0] <= step:
+            engine.submit(pending.pop(0)[1])
+        record = engine.step()
+        step += 1
+        for request_id in record.finished if record else ():
+            found = engine.take_output(request_id)
+            assert found is not None
+            outputs[request_id] = found
+    return outputs
+
+
+def run_alone(model: TinyModel, chosen: Method, request: Request) -> Ids:
+    config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=chosen.sparsity, decode=chosen.decode)
+    rows = cache_rows(request, chosen.sparsity, chosen.rule.window)
+    engine = engine_for(model, config, rows, chosen.rule)
+    return run_together(engine, [(0, replace(request, request_id=0))])[0]
+
+
+def chi_square(counts: np.ndarray, probability: np.ndarray) -> float:
+    """Standardised: about N(0, 1) for the right distribution (Wilson-Hilferty)."""
+    expected = counts.sum() * probability
+    freedom = len(counts) - 1
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+    return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))

@@ -1,0 +1,90 @@
+"""Runs as the store returns them, made up: what figures are tested on."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from repro.reports.figures import Rendered
+from repro.runs.cell import Cell
+from repro.runs.metrics import summarize
+from repro.runs.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord
+from repro.runs.store import StoredRun
+from repro.runs.validity import Validity
+
+CPU = "A Processor 9000"
+CALIBRATION = "rtx4090, fitted on one cell; another cell"
+VALID = Validity(valid=True, reasons=())
+FAILED = Validity(valid=False, reasons=("1 of 4 requests failed, the first with: x",))
+
+
+def stored(
+    cell: Cell, *, tok_s: float, gen_length: int = 64, n: int = 4, stretch: float = 0.0, validity: Validity = VALID
+) -> StoredRun:
+    """A run of ``n`` requests, all due at 0. The last finishes when the throughput is ``tok_s``, the first
+    ``stretch`` of that time earlier."""
+    end = n * gen_length / tok_s
+    requests: dict[str, list[Any]] = {column.name: [None] * n for column in REQUEST_COLUMNS}
+    requests |= {
+        "request_id": list(range(n)),
+        "arrival_s": [0.0] * n,
+        "prompt_len": [9] * n,
+        "gen_length": [gen_length] * n,
+        "finished_s": [end * (1 - stretch * (n - 1 - i) / (n - 1)) for i in range(n)],
+        "status": ["ok"] * n,
+    }
+    if "output_len" in requests:
+        requests["output_len"] = [gen_length] * n
+    steps: dict[str, list[Any]] = {column.name: [None if column.nullable else 0] for column in STEP_COLUMNS}
+    simulated = cell.executor == "roofline"
+    steps |= {"duration_s": [end], "end_s": [end], "forward_s": [end if simulated else 0.75 * end]}
+    record = RunRecord(
+        requests=requests,
+        steps=steps,
+        manifest={
+            "obtained": "simulated" if simulated else "measured",
+            "calibration": CALIBRATION if simulated else None,
+            "dataset": {"source": "embedded", "location": "datasets/x.yaml", "length_scale": 1.0},
+            "facts": {"batch_size": 3} if cell.system != "dllm-serve" else {},
+        },
+    )
+    return StoredRun(
+        cell=replace(cell, knobs=(*cell.knobs, ("basis", "abc"))),
+        record=record,
+        summary=summarize(record),
+        validity=validity,
+        manifest={},
+        provenance={"cpu": {"model": CPU, "count": 4, "usable": 2}, "gpu": None},
+    )
+
+
+def runs_of(cells: Sequence[Cell], throughput: Callable[[Cell], float], **shape: Any) -> list[StoredRun]:
+    return [stored(cell, tok_s=throughput(cell), **shape) for cell in cells]
+
+
+def read_csv(rendered: Rendered) -> list[dict[str, str]]:
+    (path,) = (file for file in rendered.files if file.suffix == ".csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def panel(figure: Figure, title: str) -> Axes:
+    (axes,) = (axes for axes in figure.axes if axes.get_title() == title)
+    return axes
+
+
+def drawn_lines(axes: Axes) -> dict[str, Any]:
+    """Lines by their label; an errorbar's line goes by the label of its container."""
+    found = {str(line.get_label()): line for line in axes.get_lines() if not str(line.get_label()).startswith("_")}
+    found |= {str(container.get_label()): container[0] for container in axes.containers if len(container) == 3}
+    return found
+
+
+def text_of(figure: Figure) -> str:
+    """Title and caption, as one line."""
+    return " ".join(" ".join(text.get_text() for text in (figure._suptitle, figure._supxlabel)).split())  # type: ignore[attr-defined]
