@@ -26,7 +26,7 @@ from engines.attention import sdpa
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, Reduction, Sampling, choose_parity, reduce_in_parts
 from engines.dllm.executor.rows import ItemTable, PackedRows
-from engines.dllm.executor.torch import MIN_ROWS, Block, Guidance, StepLayout
+from engines.dllm.executor.step import MIN_ROWS, Block, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.dllm.request import Request
 from engines.errors import require

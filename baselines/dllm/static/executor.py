@@ -17,7 +17,8 @@ from engines.attention import Sdpa, VarlenAttention
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, Reduction, Sampling, reduce_in_parts
 from engines.dllm.executor.rows import Ints
-from engines.dllm.executor.torch import MIN_ROWS, Candidates, Guidance, StepRows, TorchExecutor
+from engines.dllm.executor.step import MIN_ROWS, Candidates, Guidance, StepRows
+from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.models.protocol import Attend, DiffusionModel
 

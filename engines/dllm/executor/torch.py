@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Seq
 from itertools import pairwise
 from traceback import clear_frames
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from engines import kernels
 from engines.attention import (
-    Run,
     SpanMetadata,
     Spans,
     VarlenAttention,
@@ -31,84 +30,20 @@ from engines.attention import (
     varlen_attention,
 )
 from engines.attention.flash import reads_pool_in_place
-from engines.dllm.cache.selection import Pack, SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
+from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, Reduction, Sampling, choose, choose_parity, reduce_in_chunks
 from engines.dllm.decode.noise import row_keys, uniform
 from engines.dllm.decode.vocabulary import vocabulary_reduction
-from engines.dllm.executor.graphs import CudaRecorder, GraphKey, Recorder, StepGraphs, mixed_keys, reuse_keys
+from engines.dllm.executor.graphs import CudaRecorder, Recorder, StepGraphs, mixed_keys, reuse_keys
 from engines.dllm.executor.rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows, Places
+from engines.dllm.executor.step import MIN_ROWS, Block, Candidates, Guidance, StepLayout, StepRows
 from engines.dllm.plan import ExecutorError, PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request, check_request
 from engines.models.layers import FusedOps, fuse
-from engines.models.protocol import Attend, DiffusionModel, Rotary
+from engines.models.protocol import Attend, DiffusionModel
 from engines.runtime.staging import staging_to
 from engines.runtime.step_timer import StepTimes, timer_of
-
-MIN_ROWS = 8
-"""GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
-request's numbers are the same alone and in company (on CPU bit for bit)."""
-
-
-class StepRows(NamedTuple):
-    """N packed rows on the device, the first ``num_refresh_rows`` of Refresh requests."""
-
-    num_rows: int
-    num_refresh_rows: int
-    position: Tensor
-    flat: Tensor
-    """Index into the flattened token store."""
-    pool_row: Tensor
-    refresh_runs: list[Run]
-    reuse_q_runs: list[Run]
-    reuse_k_runs: list[Run]
-    spans: tuple[Spans, Spans] | None
-    """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
-    pack: Pack | None
-    """Where some requests build their cache."""
-
-
-class Block(NamedTuple):
-    """[n, B] places of the active blocks on the device: position, packed row, index into the token store."""
-
-    positions: Tensor
-    packed: Tensor
-    flat: Tensor
-    padding: Tensor | None
-    """Places past the end of a block shorter than the longest; None where all are equally long."""
-
-
-class Candidates(NamedTuple):
-    """``size`` places that get logits: index into a flattened [n, B] grid, packed row, item of the step; padded to
-    MIN_ROWS with repetitions of one."""
-
-    size: int
-    cell: Tensor
-    row: Tensor
-    item: Ints
-    is_every_row: bool = False
-    """Whether they are all of the packed rows, in order."""
-
-
-class StepLayout(NamedTuple):
-    """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
-
-    num_rows: int
-    rows: StepRows | None
-    rotary: Rotary | None
-    attend: Attend | None
-    """All three None where a captured graph has its own."""
-    graph: tuple[GraphKey, ItemTable, PackedRows] | None
-    block: Block
-    every: Candidates | None
-    """All places of the blocks, where committed ones get logits too."""
-
-
-class Guidance(NamedTuple):
-    """Classifier-free guidance of one step, by packed row; scale 0 leaves a row as it is."""
-
-    hidden: Tensor
-    scale: Tensor
 
 
 class TorchExecutor:

@@ -1,0 +1,81 @@
+"""What the parts of the torch executor hand each other in one step.
+
+Shapes: n requests, those in a Refresh first; N packed rows; B the longest active block.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from engines.attention import Run, Spans
+from engines.dllm.cache.selection import Pack
+from engines.dllm.executor.graphs import GraphKey
+from engines.dllm.executor.rows import Ints, ItemTable, PackedRows
+from engines.models.protocol import Attend, Rotary
+
+MIN_ROWS = 8
+"""GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
+request's numbers are the same alone and in company (on CPU bit for bit)."""
+
+
+class StepRows(NamedTuple):
+    """N packed rows on the device, the first ``num_refresh_rows`` of Refresh requests."""
+
+    num_rows: int
+    num_refresh_rows: int
+    position: Tensor
+    flat: Tensor
+    """Index into the flattened token store."""
+    pool_row: Tensor
+    refresh_runs: list[Run]
+    reuse_q_runs: list[Run]
+    reuse_k_runs: list[Run]
+    spans: tuple[Spans, Spans] | None
+    """The same runs on the device, of Refresh and of Reuse requests; None where attention reads the host's."""
+    pack: Pack | None
+    """Where some requests build their cache."""
+
+
+class Block(NamedTuple):
+    """[n, B] places of the active blocks on the device: position, packed row, index into the token store."""
+
+    positions: Tensor
+    packed: Tensor
+    flat: Tensor
+    padding: Tensor | None
+    """Places past the end of a block shorter than the longest; None where all are equally long."""
+
+
+class Candidates(NamedTuple):
+    """``size`` places that get logits: index into a flattened [n, B] grid, packed row, item of the step; padded to
+    MIN_ROWS with repetitions of one."""
+
+    size: int
+    cell: Tensor
+    row: Tensor
+    item: Ints
+    is_every_row: bool = False
+    """Whether they are all of the packed rows, in order."""
+
+
+class StepLayout(NamedTuple):
+    """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
+
+    num_rows: int
+    rows: StepRows | None
+    rotary: Rotary | None
+    attend: Attend | None
+    """All three None where a captured graph has its own."""
+    graph: tuple[GraphKey, ItemTable, PackedRows] | None
+    block: Block
+    every: Candidates | None
+    """All places of the blocks, where committed ones get logits too."""
+
+
+class Guidance(NamedTuple):
+    """Classifier-free guidance of one step, by packed row; scale 0 leaves a row as it is."""
+
+    hidden: Tensor
+    scale: Tensor
