@@ -36,13 +36,14 @@ from bare_sampler import BareSampler, DllmCache, DllmServe, DualCache, FastDllm,
 from common import save
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.method import Method, method
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -131,16 +132,16 @@ class Baseline:
             rows = size * max(cache_rows(request, chosen.sparsity, chosen.rule.window) for request in requests)
         if self.system == "dllm-serve":
             return Engine(
-                PhaseScheduler(config, KvPool(rows), chosen.rule), TorchExecutor(model, config, rows, num_slots=size)
+                PhaseScheduler(config, KvPool(rows), chosen.rule), packed_executor(model, config, rows, num_slots=size)
             )
         scheduler = StaticBatchScheduler(
             config, KvPool(rows), chosen.rule, batch_size=size, exact_steps=chosen.exact_steps
         )
         executor: TorchExecutor
         if self.system == "dllm-cache":
-            executor = FeatureCacheTorchExecutor(model, config, FeatureCacheConfig(), batch_size=size)
+            executor = feature_cache_executor(model, config, FeatureCacheConfig(), batch_size=size)
         else:
-            executor = PaddedTorchExecutor(model, config, rows, batch_size=size)
+            executor = padded_executor(model, config, rows, batch_size=size)
         return Engine(scheduler, executor)
 
 

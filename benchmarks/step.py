@@ -29,6 +29,7 @@ import numpy as np
 from common import add_model, save, subject_facts, subject_of
 
 from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
@@ -167,7 +168,7 @@ def time_steps(
     name: str, model: DiffusionModel, batch: Batch, kind: str, card: Gpu, *, repeats: int, warmup: int
 ) -> Row:
     requests = batch.requests(model.config.vocab_size, model.config.mask_token_id)
-    executor = TorchExecutor(model, batch.config, batch.kv_rows, num_slots=batch.size)
+    executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size)
     executor.prepare(batch.block_length)
     for _ in range(warmup):
         run_round(executor, batch, kind, requests)
@@ -198,7 +199,7 @@ def time_steps(
 
 def host_share(model: DiffusionModel, batch: Batch, kind: str, requests: tuple[Request, ...]) -> float:
     """Of the timed steps of one round after another, in which every step is profiled."""
-    executor = TorchExecutor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
+    executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
     run_round(executor, batch, kind, requests)
     own = run_round(executor, batch, kind, requests)
     busy = sum(sum(parts.values()) - parts["idle"] for parts in own.parts)

@@ -107,18 +107,18 @@ def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, requ
 
         stop_ids = stop_token_ids(checkpoint_dir(options.model, weights=False), config_of(options.model))
     if chosen.features is not None:
-        from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+        from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 
         scheduler = StaticBatchScheduler(config, KvPool(0), chosen.rule, batch_size=1)
         return Engine(
-            scheduler, FeatureCacheTorchExecutor(load(), config, chosen.features, batch_size=1, stop_ids=stop_ids)
+            scheduler, feature_cache_executor(load(), config, chosen.features, batch_size=1, stop_ids=stop_ids)
         )
 
-    from engines.dllm.executor.torch import TorchExecutor
+    from engines.dllm.executor.packed import packed_executor
 
     rows = cache_rows(request, config.sparsity, chosen.rule.window) if chosen.rule.caches else 0
     phase_scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
-    return Engine(phase_scheduler, TorchExecutor(load(), config, rows, num_slots=1, stop_ids=stop_ids))
+    return Engine(phase_scheduler, packed_executor(load(), config, rows, num_slots=1, stop_ids=stop_ids))
 
 
 def _empty_forwards(records: list[StepRecord]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,15 @@ class Staging:
         """The arrays one behind the other, from the start of ``target`` [at least their sizes]."""
         flat = np.concatenate([array.ravel() for array in arrays])
         target[: len(flat)] = torch.from_numpy(flat)
+
+    def ints(self, values: Sequence[int] | NDArray[Any]) -> Tensor:
+        """int64 on the device."""
+        return self.send(np.array(values, dtype=np.int64))[0]
+
+    def floats(self, values: NDArray[Any]) -> Tensor:
+        """float64 on the device."""
+        (bits,) = self.send(np.ascontiguousarray(values, dtype=np.float64).view(np.int64))
+        return bits.view(torch.float64)
 
 
 class PinnedStaging(Staging):

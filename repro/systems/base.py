@@ -116,9 +116,9 @@ class System(ABC):
         block_length: int,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        from engines.dllm.executor.torch import TorchExecutor
+        from engines.dllm.executor.packed import packed_executor
 
-        executor = TorchExecutor(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)
+        executor = packed_executor(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)
         executor.prepare(block_length)
         return executor
 

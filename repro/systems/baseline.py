@@ -88,9 +88,9 @@ class Baseline(System):
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        from baselines.dllm.static.executor import PaddedTorchExecutor
+        from baselines.dllm.static.executor import padded_executor
 
-        return PaddedTorchExecutor(
+        return padded_executor(
             model, config, kv_rows, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
         )
 
@@ -126,9 +126,9 @@ class DllmCache(Baseline):
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+        from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 
-        return FeatureCacheTorchExecutor(
+        return feature_cache_executor(
             model, config, _features(chosen), batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
         )
 

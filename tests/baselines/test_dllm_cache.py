@@ -19,11 +19,13 @@ from support.reference_dllm_cache import dllm_cache
 from support.reference_samplers import llada
 from support.tiny_models import GQA, LOUD, MHA, MQA, ONE_LAYER, TinyModel, network, prompt_of
 
+from baselines.dllm.dllm_cache.forward import FeatureForward
+from baselines.dllm.dllm_cache.head import reduce_exponentials
 from baselines.dllm.dllm_cache.memory import feature_cache_footprint, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor, reduce_exponentials
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, step_work
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, GenerationConfig
@@ -87,7 +89,7 @@ def test_bad_settings_are_refused(change, message):
 
 def test_requests_it_cannot_run_are_refused():
     config = engine_config(1)
-    torch_executor = FeatureCacheTorchExecutor(network(MHA), config, DEMO, batch_size=1)
+    torch_executor = feature_cache_executor(network(MHA), config, DEMO, batch_size=1)
     simulated = FeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), config, DEMO)
     for change, message in (({"threshold": 0.9}, "threshold=0.9"), ({"factor": 1.0}, "factor=1.0")):
         generation = replace(GenerationConfig(gen_length=8, block_length=8, steps=8), **change)
@@ -101,7 +103,7 @@ def test_requests_it_cannot_run_are_refused():
         ({"confidence": "margin"}, "confidence='margin'"),
     ):
         with pytest.raises(UserError, match=message):
-            FeatureCacheTorchExecutor(network(MHA), engine_config(1, decode=DecodeConfig(**change)), DEMO, batch_size=1)
+            feature_cache_executor(network(MHA), engine_config(1, decode=DecodeConfig(**change)), DEMO, batch_size=1)
 
 
 # ---- tokens -------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ def test_refreshing_every_step_is_the_plain_sampler(model: TinyModel, rho: float
         prompt = prompt_of(model, 60 + n, p)
         config = engine_config(1)
         plain, _ = run(
-            PaddedTorchExecutor(network(model), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
+            padded_executor(network(model), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
         )
         assert sample(network(model), [prompt], generation, cache) == plain
         expected = llada(weights_of(model), dims_of(model), prompt, gen_length=g, block_length=b, steps=steps)
@@ -199,14 +201,14 @@ def test_features_of_padding_never_reach_a_token(monkeypatch):
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     cache = FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.25)
     clean = sample(network(MHA), prompts, generation, cache)
-    refresh = FeatureCacheTorchExecutor._refresh
+    refresh = FeatureForward._refresh
 
     def poisoned(self, layer, cache, batch, x, columns):
         for i, first in enumerate(batch.padding):
             x[i, :first] = math.nan
         return refresh(self, layer, cache, batch, x, columns)
 
-    monkeypatch.setattr(FeatureCacheTorchExecutor, "_refresh", poisoned)
+    monkeypatch.setattr(FeatureForward, "_refresh", poisoned)
     assert sample(network(MHA), prompts, generation, cache) == clean
 
 
@@ -264,9 +266,7 @@ def test_dream_is_taken_apart_rightly():
     config, generation = engine_config(1), GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(MHA, n, p) for n, p in enumerate((4, 11, 1))]
     for prompt in prompts:
-        plain, _ = run(
-            PaddedTorchExecutor(dream(), config, 0, batch_size=1), config, [prompt], generation, batch_size=1
-        )
+        plain, _ = run(padded_executor(dream(), config, 0, batch_size=1), config, [prompt], generation, batch_size=1)
         assert sample(dream(), [prompt], generation, NO_REUSE) == plain
     for decode in (
         DecodeConfig(),
@@ -429,11 +429,7 @@ def test_simulation_counts_the_rows_that_are_computed():
     for cache in (DEMO, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5)):
         config = engine_config(3)
         real = run(
-            FeatureCacheTorchExecutor(network(MHA), config, cache, batch_size=3),
-            config,
-            prompts,
-            generation,
-            batch_size=3,
+            feature_cache_executor(network(MHA), config, cache, batch_size=3), config, prompts, generation, batch_size=3
         )[1]
         charged = run(
             FeatureCacheRooflineExecutor(Roofline(shape, L40S), config, cache),
@@ -461,17 +457,17 @@ def test_four_tensors_per_token():
 
 
 def test_the_caches_take_what_the_plan_says():
-    executor = FeatureCacheTorchExecutor(network(GQA), engine_config(2), DEMO, batch_size=2)
+    executor = feature_cache_executor(network(GQA), engine_config(2), DEMO, batch_size=2)
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     engine = Engine(StaticBatchScheduler(executor.config, KvPool(0), NoCache(), batch_size=2), executor)
     for i, p in enumerate((5, 9)):
         engine.submit(Request(request_id=i, prompt_len=p, prompt_ids=prompt_of(GQA, i, p), generation=generation))
     engine.step()
-    tensors = [t for c in executor._batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
+    tensors = [t for c in executor.forward.batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
     shape = ModelShape.from_llada(GQA.config, name="tiny", dtype_bytes=4)
     assert sum(t.nbytes for t in tensors) == 2 * 25 * memory_bytes_per_token(shape)
     engine.run()
-    assert executor._batch is None
+    assert executor.forward.batch is None
 
 
 def test_a_static_batch_takes():

@@ -24,7 +24,7 @@ from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from baselines.dllm.dllm_cache.memory import feature_cache_footprint, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.method import method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -138,7 +138,7 @@ def test_a_batch_guides_only_those_who_asked() -> None:
         max_num_batched_tokens=10**6, max_num_seqs=3, max_model_len=256, tie_policy="parity", suppress_mask_token=False
     )
 
-    executor = FeatureCacheTorchExecutor(network(GQA), config, cache, batch_size=3)
+    executor = feature_cache_executor(network(GQA), config, cache, batch_size=3)
     engine = Engine(StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=3), executor)
     for i, (prompt, generation) in enumerate(zip(prompts, asked, strict=True)):
         engine.submit(Request(request_id=i, prompt_len=len(prompt), prompt_ids=prompt, generation=generation))

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.recorder import Recorder
 from support.tiny_models import MHA, network, prompt_of
 from torch import Tensor
 
 from baselines.dllm.method import method
-from baselines.dllm.static import executor as static_batch
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static import attend as static_batch
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import step_work
-from engines.dllm.plan import StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
 
@@ -33,26 +33,21 @@ def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch: pytest.Monk
         for i, prompt in enumerate(prompts)
     ]
     rows = 3 * max(cache_rows(request, chosen.sparsity) for request in asked) if chosen.rule.caches else 0
+    recorder = Recorder(padded_executor(network(MHA), config, rows, batch_size=3))
     engine = Engine(
-        StaticBatchScheduler(config, KvPool(rows), chosen.rule, batch_size=3, exact_steps=chosen.exact_steps),
-        PaddedTorchExecutor(network(MHA), config, rows, batch_size=3),
+        StaticBatchScheduler(config, KvPool(rows), chosen.rule, batch_size=3, exact_steps=chosen.exact_steps), recorder
     )
     computed: list[int] = []
-    charged: list[int] = []
-    attention, execute = static_batch.F.scaled_dot_product_attention, PaddedTorchExecutor.execute
+    attention = static_batch.F.scaled_dot_product_attention
 
     def counting(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         computed.append(q.shape[0] * q.shape[2] * k.shape[2])
         return attention(q, k, v, **options)
 
-    def charging(self: PaddedTorchExecutor, plan: StepPlan) -> StepOutcome:
-        charged.append(step_work(plan, config).attention_pairs)
-        return execute(self, plan)
-
     monkeypatch.setattr(static_batch.F, "scaled_dot_product_attention", counting)
-    monkeypatch.setattr(PaddedTorchExecutor, "execute", charging)
     for request in asked:
         engine.submit(request)
     engine.run()
+    charged = [step_work(plan, config).attention_pairs for plan in recorder.plans]
     assert len(charged) == 16
     assert computed[:: MHA.layers] == charged

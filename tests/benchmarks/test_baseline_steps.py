@@ -13,7 +13,10 @@ from baseline_steps import BASELINES, Baseline, prompts_of, time_baseline
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.candidates import CandidateChoice
+from engines.dllm.executor.commit import Commit
+from engines.dllm.executor.layout import Layouts
+from engines.dllm.executor.state import RequestState
 from engines.models.llada import LLaDABlock, LLaDAModelLM
 from engines.runtime import step_timer as timer
 
@@ -94,8 +97,9 @@ def test_the_forward_is_counted_alike(baseline: Baseline, monkeypatch: pytest.Mo
     monkeypatch.setattr(timer, "perf_counter", lambda: now)
     monkeypatch.setattr(LLaDABlock, "mlp", takes(1, LLaDABlock.mlp))
     monkeypatch.setattr(LLaDAModelLM, "logits", takes(10, LLaDAModelLM.logits))
-    for name in ("_admit", "_layout_of", "_candidates", "_choose", "_sampling", "_read_back"):
-        monkeypatch.setattr(TorchExecutor, name, takes(1000, getattr(TorchExecutor, name)))
+    outside = ((RequestState, "admit"), (Layouts, "of"), (CandidateChoice, "of"), (CandidateChoice, "sampling"))
+    for part, name in (*outside, (Commit, "__call__")):
+        monkeypatch.setattr(part, name, takes(1000, getattr(part, name)))
     prompts = [prompt_of(MHA, i, 6) for i in range(2)]
     records = baseline.engine(network(MHA), prompts, GENERATIONS[0]).run()
     assert {record.forward_s for record in records} == {MHA.layers + 10}

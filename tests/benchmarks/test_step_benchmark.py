@@ -13,8 +13,8 @@ from support.tiny_models import GQA, network
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import step_work
-from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, Phase
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -59,7 +59,7 @@ def test_the_kinds_are_what_they_say() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_round_is_the_same_work(kind: str) -> None:
     requests = BATCH.requests(GQA.vocab, GQA.mask_id)
-    executor = TorchExecutor(network(GQA), BATCH.config, BATCH.kv_rows, num_slots=3, profile_every=1)
+    executor = packed_executor(network(GQA), BATCH.config, BATCH.kv_rows, num_slots=3, profile_every=1)
     rounds = [run_round(executor, BATCH, kind, requests) for _ in range(2)]
     for own in rounds:
         assert [outcome.committed for outcome in own.outcomes] == [(1, 1, 1)] * len(BATCH.timed(kind))

@@ -28,8 +28,8 @@ from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, Sp
 from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
 from engines.dllm.decode.vocabulary import vocabulary_reduction
 from engines.dllm.engine import Engine
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.ranks import LeadingExecutor, RanksDiffer, follow
-from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
@@ -269,11 +269,10 @@ def serve(group: TensorParallel, name: str, case: Case) -> None:
         # The trained model is sure of much. Float32 rounds its confidences to 1, and in which order it commits such
         # tokens would hang on the last bit of a sum.
         config = replace(config, decode=replace(config.decode, confidence_dtype="float64"))
-    alone = TorchExecutor(load_model(name, device=group.device), config, KV_ROWS)
-    own = TorchExecutor(load_shard(name, group), config, KV_ROWS)
+    alone = packed_executor(load_model(name, device=group.device), config, KV_ROWS)
+    own = packed_executor(load_shard(name, group), config, KV_ROWS)
     for executor in (alone, own):
-        executor.pool_k.zero_()
-        executor.pool_v.zero_()
+        executor.pool.fill_with_zeros()
     rule = case.rule or DelayedCache(delay=config.sparsity.refresh_delay)
     expected = outputs(alone, config, rule, requests)
     if group.rank:
@@ -283,9 +282,9 @@ def serve(group: TensorParallel, name: str, case: Case) -> None:
         found = outputs(leading, config, rule, requests)
         leading.stop()
         assert found == expected, f"{name} {case}"
-    kv_heads = alone.model.config.n_kv_heads
+    kv_heads = config_of(name).n_kv_heads
     heads = slice(*span(kv_heads, group.rank, group.size))
-    for whole, part in ((alone.pool_k, own.pool_k), (alone.pool_v, own.pool_v)):
+    for whole, part in ((alone.pool.k, own.pool.k), (alone.pool.v, own.pool.v)):
         assert (whole.abs().sum() > 0) == rule.caches
         torch.testing.assert_close(
             part, whole[:, :, heads], rtol=2e-3, atol=2e-3, msg=lambda text: f"{name} {case}: {text}"

@@ -7,18 +7,21 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
 from support.tiny_models import GQA, MHA, MQA, TinyModel, network, prompt_of
 
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines import kernels
 from engines.attention import availability
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
@@ -55,7 +58,7 @@ def engine_of(
 ) -> Engine:
     rows = sum(cache_rows(request, config.sparsity) for request in requests_of(model))
     weights = network(model) if device == "cpu" else on_gpu(model, dtype)
-    executor = TorchExecutor(weights, config, rows, profile_every=profile_every)
+    executor = packed_executor(weights, config, rows, profile_every=profile_every)
     executor.prepare(BLOCK)
     return Engine(PhaseScheduler(config, KvPool(rows), DelayedCache(delay=1)), executor)
 
@@ -88,8 +91,8 @@ def test_replayed_steps_give_the_ids_of_eager_ones(model: TinyModel) -> None:
     eager, _ = run(engine_of(model, torch.bfloat16, replace(CONFIG, cuda_graphs=False)), requests_of(model))
     engine = engine_of(model, torch.bfloat16, CONFIG)
     replayed, records = run(engine, requests_of(model))
-    if engine.executor._graphs is None:  # type: ignore[attr-defined]
-        pytest.skip(f"{engine.executor.attention.name} does not read the pool in place")  # type: ignore[attr-defined]
+    if engine.executor.graphs is None:  # type: ignore[attr-defined]
+        pytest.skip(f"{engine.executor.kernels.attention.name} does not read the pool in place")  # type: ignore[attr-defined]
     assert any(record.graph for record in records)
     # All but the steps that build a cache, the second of each block.
     assert [record.graph for record in records] == [record.step % BLOCK != 1 for record in records]
@@ -151,7 +154,7 @@ def test_steps_do_not_wait_for_the_device(graphs: bool) -> None:
 
 def test_what_the_device_took_is_known_afterwards() -> None:
     engine = engine_of(GQA, torch.bfloat16, CONFIG, profile_every=3)
-    assert isinstance(engine.executor._timer, CudaTimer)  # type: ignore[attr-defined]
+    assert isinstance(engine.executor.timer, CudaTimer)  # type: ignore[attr-defined]
     _, records = run(engine, requests_of(GQA))
     assert len(records) == 24
     for record in records:
@@ -173,7 +176,7 @@ def test_static_batches_run_on_the_gpu() -> None:
         model = network(GQA) if device == "cpu" else on_gpu(GQA, torch.float32)
         engine = Engine(
             StaticBatchScheduler(config, KvPool(rows), DelayedCache(delay=1), batch_size=4),
-            PaddedTorchExecutor(model, config, rows, batch_size=4),
+            padded_executor(model, config, rows, batch_size=4),
         )
         ids[device] = run(engine, requests)[0]
     assert ids["cuda"] == ids["cpu"]
@@ -183,21 +186,26 @@ def test_running_out_of_memory_costs_the_requests_of_a_step() -> None:
     engine = engine_of(GQA, torch.bfloat16, CONFIG)
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
-    project, hoard = executor._project, []
+    head = executor.head
 
-    def greedy(hidden: torch.Tensor, guidance: object, part: torch.Tensor | slice) -> torch.Tensor:
-        free, _ = torch.cuda.mem_get_info()
-        hoard.append(torch.empty(2 * free, dtype=torch.uint8, device="cuda"))
-        return project(hidden, guidance, part)  # type: ignore[arg-type]
+    class Greedy:
+        logit_rows = staticmethod(head.logit_rows)
 
-    executor._project = greedy  # type: ignore[method-assign]
+        def __call__(self, *inputs: Any) -> Reduced:
+            free, _ = torch.cuda.mem_get_info()
+            hoard = torch.empty(2 * free, dtype=torch.uint8, device="cuda")
+            found = head(*inputs)
+            del hoard
+            return found
+
+    executor.head = Greedy()
     for request in requests_of(GQA):
         engine.submit(request)
     record = engine.step()
     assert record is not None
     assert len(record.failed) == 6
     assert all("out of memory" in reason for _, reason in record.failed)
-    executor._project = project  # type: ignore[method-assign]
+    executor.head = head
     wanted, _ = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
     again, _ = run(engine, requests_of(GQA))
     assert again == wanted

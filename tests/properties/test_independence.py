@@ -15,14 +15,14 @@ from support.engine_runs import Ids, chi_square, engine_for, run_alone, run_toge
 from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, prompt_of
 
 from baselines.dllm.method import Method, method, serve_decode
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.decode.noise import gumbel_argmax, row_keys, uniform
 from engines.dllm.engine import Engine
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -245,7 +245,7 @@ def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConf
             sparsity=sparsity,
             suppress_mask_token=False,
         )
-        executor = PaddedTorchExecutor(network(model), config, kv_rows, batch_size=size)
+        executor = padded_executor(network(model), config, kv_rows, batch_size=size)
         engine = Engine(StaticBatchScheduler(config, KvPool(kv_rows), rule, batch_size=size), executor)
         return run_together(engine, [(0, request) for request in batch])
 
@@ -255,7 +255,7 @@ def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConf
         packed = EngineConfig(max_num_seqs=1, max_model_len=MAX_TOTAL, sparsity=sparsity, suppress_mask_token=False)
         kv_rows = cache_rows(request, sparsity) if cached else 0
         scheduler = PhaseScheduler(packed, KvPool(kv_rows), rule, exact_steps=True)
-        engine = Engine(scheduler, TorchExecutor(network(model), packed, kv_rows))
+        engine = Engine(scheduler, packed_executor(network(model), packed, kv_rows))
         assert together[request.request_id] == run_together(engine, [(0, request)])[request.request_id], request
 
 

@@ -10,7 +10,7 @@ from support.tiny_models import TinyModel
 from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -73,5 +73,5 @@ def sample(
 ) -> list[tuple[int, ...] | None]:
     size = len(prompts) if batch_size is None else batch_size
     config = engine_config(size, **changes)
-    executor = FeatureCacheTorchExecutor(model, config, cache, batch_size=size, masked_attention=masked_attention)
+    executor = feature_cache_executor(model, config, cache, batch_size=size, masked_attention=masked_attention)
     return run(executor, config, prompts, generation, batch_size=size)[0]

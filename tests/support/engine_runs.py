@@ -13,7 +13,7 @@ from baselines.dllm.method import Method
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
@@ -25,7 +25,7 @@ Ids = tuple[int, ...]
 def engine_for(model: TinyModel, config: EngineConfig, kv_rows: int, rule: RefreshRule | None = None) -> Engine:
     rule = rule or DelayedCache(delay=config.sparsity.refresh_delay)
     scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), rule)
-    return Engine(scheduler, TorchExecutor(network(model), config, kv_rows))
+    return Engine(scheduler, packed_executor(network(model), config, kv_rows))
 
 
 def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dict[int, Ids]:

@@ -73,7 +73,7 @@ def packed_work(
 
 
 class FeatureCacheRooflineExecutor(RooflineExecutor):
-    """Charges what ``FeatureCacheTorchExecutor`` computes."""
+    """Charges what ``feature_cache_executor`` computes."""
 
     def __init__(
         self, roofline: Roofline, config: EngineConfig, cache: FeatureCacheConfig, *, is_upstream: bool = False

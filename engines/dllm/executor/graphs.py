@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from engines.attention import SpanMetadata, Spans, VarlenAttention
+from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.models.protocol import DiffusionModel
 from engines.runtime.staging import Staging
@@ -82,21 +83,19 @@ class EagerRecorder:
 
 
 class StepGraphs:
-    """``tokens`` [slots + 1, width]; ``pool_k`` and ``pool_v`` [layers, rows + 1, Hkv, D]: the last slot and the last
-    row are the padding's."""
+    """The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are the padding's."""
 
     def __init__(
         self,
         model: DiffusionModel,
         attention: VarlenAttention,
         tokens: Tensor,
-        pool_k: Tensor,
-        pool_v: Tensor,
+        pool: PoolTensors,
         staging: Staging,
         recorder: Recorder,
     ) -> None:
         self._model, self._attention, self._recorder = model, attention, recorder
-        self._tokens, self._pool_k, self._pool_v = tokens, pool_k, pool_v
+        self._tokens, self._pool = tokens, pool
         self._staging = staging
         self._graphs: dict[GraphKey, tuple[Tensor, Callable[[], Tensor]]] = {}
 
@@ -129,7 +128,7 @@ class StepGraphs:
 
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
         slots, width = self._tokens.shape
-        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool_k.shape[1] - 1)
+        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool.num_rows - 1)
 
     def _forward(self, key: GraphKey, numbers: Tensor) -> Tensor:
         sizes = _sizes(key)
@@ -147,7 +146,7 @@ class StepGraphs:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             out = torch.zeros_like(q)
-            pool_k, pool_v = self._pool_k[layer], self._pool_v[layer]
+            pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
             pool_k.index_copy_(0, pool_row, k)
             pool_v.index_copy_(0, pool_row, v)
             self._attention(q, pool_k, pool_v, reuse, out)

@@ -5,14 +5,17 @@ Shapes: n requests, those in a Refresh first; N packed rows; B the longest activ
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from engines.attention import Run, Spans
 from engines.dllm.cache.selection import Pack
+from engines.dllm.decode.denoise import Reduced, Sampling
 from engines.dllm.executor.graphs import GraphKey
 from engines.dllm.executor.rows import Ints, ItemTable, PackedRows
+from engines.dllm.plan import PlanItem, StepPlan
 from engines.models.protocol import Attend, Rotary
 
 MIN_ROWS = 8
@@ -60,18 +63,39 @@ class Candidates(NamedTuple):
     """Whether they are all of the packed rows, in order."""
 
 
+class EagerRows(NamedTuple):
+    """What a forward launched operator by operator runs on."""
+
+    rows: StepRows
+    rotary: Rotary
+    attend: Attend
+
+
+class GraphRows(NamedTuple):
+    """What a captured graph is replayed on."""
+
+    key: GraphKey
+    table: ItemTable
+    packed: PackedRows
+
+
 class StepLayout(NamedTuple):
     """What of a step follows from the rows it computes, whatever they hold: the steps of a block share it."""
 
     num_rows: int
-    rows: StepRows | None
-    rotary: Rotary | None
-    attend: Attend | None
-    """All three None where a captured graph has its own."""
-    graph: tuple[GraphKey, ItemTable, PackedRows] | None
+    rows: EagerRows | GraphRows | None
+    """None where the forward keeps its own."""
     block: Block
     every: Candidates | None
     """All places of the blocks, where committed ones get logits too."""
+
+
+class BlockTokens(NamedTuple):
+    """[n, B] the active blocks as a step finds them."""
+
+    ids: Tensor
+    fixed: Tensor
+    """Places that hold a token already, or belong to no position."""
 
 
 class Guidance(NamedTuple):
@@ -79,3 +103,41 @@ class Guidance(NamedTuple):
 
     hidden: Tensor
     scale: Tensor
+
+
+class Forwarded(NamedTuple):
+    hidden: Tensor
+    """[N, d] final-norm states, the step's rows first."""
+    guidance: Guidance | None
+    query_rows: int
+    """Rows that were computed, padding of the system included."""
+
+
+class Forward(Protocol):
+    """The model's layers over a step's rows."""
+
+    def __call__(self, plan: StepPlan, items: Sequence[PlanItem], layout: StepLayout) -> Forwarded: ...
+
+    def rest(self) -> None:
+        """No request is left: what was kept between steps may go."""
+        ...
+
+
+class AttendFactory(Protocol):
+    """Attention of the layers of one step."""
+
+    def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend: ...
+
+
+class Head(Protocol):
+    """The output head: hidden states to a token and a confidence per candidate."""
+
+    def __call__(
+        self, hidden: Tensor, guidance: Guidance | None, candidates: Candidates, sampling: Sampling | None
+    ) -> Reduced:
+        """[at least candidates.size] each."""
+        ...
+
+    def logit_rows(self, num_rows: int, wanted: int) -> int:
+        """Rows projected onto the vocabulary in a step of ``num_rows`` with ``wanted`` candidates."""
+        ...

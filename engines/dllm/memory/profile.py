@@ -17,7 +17,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
 from engines.dllm.engine import Engine
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import logit_rows_at_once
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
@@ -49,7 +49,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
     # Delay 0 builds the cache in the very first step, so that one step holds all temporaries.
     engine = Engine(
         PhaseScheduler(executor_config, KvPool(rows), DelayedCache(delay=0)),
-        TorchExecutor(model, executor_config, rows, num_slots=len(requests)),
+        packed_executor(model, executor_config, rows, num_slots=len(requests)),
     )
     for request in requests:
         engine.submit(request)

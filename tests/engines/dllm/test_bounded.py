@@ -11,15 +11,15 @@ from support.recorder import Recorder
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.bounded import BoundedExecutor
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
-from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
@@ -74,8 +74,8 @@ def test_bounds_are_the_datasheet_s_whatever_is_charged() -> None:
 
 def test_a_measured_run_has_the_bounds_of_its_simulation() -> None:
     """Nothing else differs from the executor alone, not even the tokens."""
-    plain = serve(TorchExecutor(network(GQA), CONFIG, 60))
-    bounded = serve(BoundedExecutor(TorchExecutor(network(GQA), CONFIG, 60), RooflineExecutor(roofline(), CONFIG)))
+    plain = serve(packed_executor(network(GQA), CONFIG, 60))
+    bounded = serve(BoundedExecutor(packed_executor(network(GQA), CONFIG, 60), RooflineExecutor(roofline(), CONFIG)))
     simulated = serve(RooflineExecutor(roofline(), CONFIG)).run()
     alone, records = plain.run(), bounded.run()
     assert [r.bound_s for r in records] == [r.bound_s for r in simulated]
@@ -100,7 +100,7 @@ def test_dllm_cache_counts_its_own_work() -> None:
         return FeatureCacheRooflineExecutor(roofline(MHA), config, cache)
 
     def measured() -> BoundedExecutor:
-        return BoundedExecutor(FeatureCacheTorchExecutor(network(MHA), config, cache, batch_size=2), simulated())
+        return BoundedExecutor(feature_cache_executor(network(MHA), config, cache, batch_size=2), simulated())
 
     found = bounds(measured)
     assert found == bounds(simulated)
@@ -169,7 +169,7 @@ def test_what_a_device_says_is_not_held_against_the_host_s_clock() -> None:
 
 
 def test_the_parts_of_real_steps_make_up_the_steps() -> None:
-    records = serve(TorchExecutor(network(GQA), CONFIG, 60, profile_every=2)).run()
+    records = serve(packed_executor(network(GQA), CONFIG, 60, profile_every=2)).run()
     assert [record.parts is not None for record in records] == [step % 2 == 0 for step in range(len(records))]
     for record in records[::2]:
         assert record.parts is not None

@@ -13,17 +13,19 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
+from support.recorder import Recorder
 from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
 from typer.testing import CliRunner
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.method import Method, method
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import StepOutcome, StepPlan
@@ -86,7 +88,7 @@ def drive(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> tuple[dict
     return outputs, records
 
 
-class WatchedExecutor(TorchExecutor):
+class Watched(Recorder):
     def execute(self, plan: StepPlan) -> StepOutcome:
         """A stop is reported of blocks alone that have nothing left to commit, and lies in them."""
         outcome = super().execute(plan)
@@ -97,7 +99,7 @@ class WatchedExecutor(TorchExecutor):
 
 def serve(model: TinyModel, config: EngineConfig, kv_rows: int, stop_ids: frozenset[int]) -> Engine:
     scheduler = SCHEDULERS[config.scheduler](config, KvPool(kv_rows), DelayedCache(delay=config.sparsity.refresh_delay))
-    return Engine(scheduler, WatchedExecutor(network(model), config, kv_rows, stop_ids=stop_ids))
+    return Engine(scheduler, Watched(packed_executor(network(model), config, kv_rows, stop_ids=stop_ids)))
 
 
 @lru_cache(maxsize=4096)
@@ -192,7 +194,7 @@ def test_the_models_own_end_of_text_is_the_default() -> None:
         found = []
         for asked in (plain, request):
             rows = cache_rows(asked, sparsity)
-            executor = TorchExecutor(network(LOUD), config, rows)
+            executor = packed_executor(network(LOUD), config, rows)
             found.append(drive(Engine(PhaseScheduler(config, KvPool(rows), DelayedCache()), executor), [(0, asked)]))
         (((ids, _),), records), ((stopped,), early) = ((list(out.values()), steps) for out, steps in found)
         assert stopped == stopped_by_hand(ids, generation, frozenset({eos}), eos)
@@ -320,9 +322,9 @@ def _one_at_a_time(
 ) -> tuple[PhaseScheduler | StaticBatchScheduler, TorchExecutor]:
     if not static:
         scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
-        return scheduler, TorchExecutor(network(model), config, rows, stop_ids=stop_ids)
+        return scheduler, packed_executor(network(model), config, rows, stop_ids=stop_ids)
     batches = StaticBatchScheduler(config, KvPool(rows), chosen.rule, batch_size=1, exact_steps=chosen.exact_steps)
-    return batches, PaddedTorchExecutor(network(model), config, rows, batch_size=1, stop_ids=stop_ids)
+    return batches, padded_executor(network(model), config, rows, batch_size=1, stop_ids=stop_ids)
 
 
 @settings(max_examples=25)
@@ -336,7 +338,7 @@ def test_dllm_cache_stops_and_starts_afresh(data: st.DataObject) -> None:
 
     def run(batch: list[Request]) -> dict[int, Stop]:
         cache = FeatureCacheConfig(prompt_interval=5, gen_interval=3)
-        executor = FeatureCacheTorchExecutor(network(model), config, cache, batch_size=1, stop_ids=stop_ids)
+        executor = feature_cache_executor(network(model), config, cache, batch_size=1, stop_ids=stop_ids)
         scheduler = StaticBatchScheduler(config, KvPool(0), NoCache(), batch_size=1)
         return drive(Engine(scheduler, executor), [(0, request) for request in batch])[0]
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from support.recorder import Recorder
 from support.tiny_models import GQA, network, prompt_of
 
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, PlanItem, StepPlan
@@ -60,8 +61,8 @@ class Case:
 
     def torch(self) -> TorchExecutor:
         if self.batch_size is None:
-            return TorchExecutor(network(GQA), self.config, self.kv_rows)
-        return PaddedTorchExecutor(network(GQA), self.config, self.kv_rows, batch_size=self.batch_size)
+            return packed_executor(network(GQA), self.config, self.kv_rows)
+        return padded_executor(network(GQA), self.config, self.kv_rows, batch_size=self.batch_size)
 
     def run(self, executor: Executor) -> tuple[list[StepPlan], list[StepRecord]]:
         recorder = Recorder(executor)
@@ -277,7 +278,7 @@ def request_of(
 )
 def test_a_model_refuses_what_it_cannot_run(request_: Request, says: str) -> None:
     config = EngineConfig(max_model_len=1000, max_num_seqs=1)
-    executor = TorchExecutor(network(GQA), config, 10)
+    executor = packed_executor(network(GQA), config, 10)
     with pytest.raises(UserError, match=says) as refused:
         submit(executor, request_)
     assert "\n" not in str(refused.value)

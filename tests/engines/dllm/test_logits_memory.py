@@ -9,14 +9,14 @@ import torch
 from support.memory_probe import LogitsProbe, peak_allocated
 from support.tiny_models import TinyModel, network, prompt_of
 
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, reduce_in_chunks, reduce_in_parts
 from engines.dllm.decode.noise import row_keys
 from engines.dllm.engine import Engine
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
@@ -49,7 +49,7 @@ def serving(batch: list[Request], *, max_num_logits: int = CAP, suppress: bool =
     )
     kv_rows = sum(cache_rows(request, config.sparsity) for request in batch)
     engine = Engine(
-        PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), TorchExecutor(network(WIDE), config, kv_rows)
+        PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), packed_executor(network(WIDE), config, kv_rows)
     )
     for request in batch:
         engine.submit(request)
@@ -60,7 +60,7 @@ def static(batch: list[Request]) -> Engine:
     config = EngineConfig(max_num_seqs=len(batch), max_model_len=16, max_num_logits=CAP, suppress_mask_token=False)
     kv_rows = len(batch) * cache_rows(batch[0], config.sparsity)
     scheduler = StaticBatchScheduler(config, KvPool(kv_rows), DelayedCache(), batch_size=len(batch))
-    engine = Engine(scheduler, PaddedTorchExecutor(network(WIDE), config, kv_rows, batch_size=len(batch)))
+    engine = Engine(scheduler, padded_executor(network(WIDE), config, kv_rows, batch_size=len(batch)))
     for request in batch:
         engine.submit(request)
     return engine
@@ -157,7 +157,7 @@ def test_the_bound_is_half_in_half_precision() -> None:
     half = half.to(torch.bfloat16).requires_grad_(False).eval()
     config = EngineConfig(max_num_seqs=8, max_model_len=16, max_num_logits=CAP)
     kv_rows = 8 * cache_rows(requests(1)[0], config.sparsity)
-    engine = Engine(PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), TorchExecutor(half, config, kv_rows))
+    engine = Engine(PhaseScheduler(config, KvPool(kv_rows), DelayedCache()), packed_executor(half, config, kv_rows))
     for request in requests(8):
         engine.submit(request)
     assert shaped_rows(engine) == BUFFERS * CAP / 2

@@ -15,8 +15,8 @@ from support.tiny_models import GQA, network, prompt_of
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
-from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import StepPlan
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
@@ -320,7 +320,7 @@ def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) ->
     stop_ids = frozenset(range(0, GQA.vocab, 3)) - {GQA.mask_id}
 
     def outputs(kind: type[Scheduler]) -> dict[int, tuple[int, ...] | None]:
-        executor = TorchExecutor(network(GQA), case.config, case.kv_rows, stop_ids=stop_ids)
+        executor = packed_executor(network(GQA), case.config, case.kv_rows, stop_ids=stop_ids)
         return serve(Engine(case.scheduler(kind), executor), arrivals)[1]
 
     ahead = outputs(LookaheadScheduler)
@@ -332,7 +332,7 @@ def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) ->
 @given(cases())
 def test_both_executors_see_the_same_schedule(case: Case) -> None:
     arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]
-    real, _ = serve(Engine(case.scheduler(), TorchExecutor(network(GQA), case.config, case.kv_rows)), arrivals)
+    real, _ = serve(Engine(case.scheduler(), packed_executor(network(GQA), case.config, case.kv_rows)), arrivals)
     charged, _ = serve(Engine(case.scheduler(), RooflineExecutor(ROOFLINE, case.config)), arrivals)
     for name in ("admitted", "finished", "first_block", "scheduled_tokens", "num_refresh", "num_reuse", "num_waiting"):
         assert [getattr(r, name) for r in real] == [getattr(r, name) for r in charged], name

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from support.tiny_models import GQA, network, prompt_of
-from torch import Tensor
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SchedulerName
+from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
-from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.step import Head
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
@@ -27,16 +29,19 @@ MESSAGES = {
 }
 
 
-class Starved(TorchExecutor):
-    """Fails at the head of the steps named."""
+class StarvedHead:
+    """Fails in the steps named."""
 
-    error: RuntimeError
-    fails_at: frozenset[int] = frozenset()
+    def __init__(self, head: Head, fails_at: frozenset[int], error: RuntimeError) -> None:
+        self._head, self._fails_at, self._error = head, fails_at, error
+        self.logit_rows = head.logit_rows
+        self._num_steps = 0
 
-    def _project(self, hidden: Tensor, guidance: object, part: Tensor | slice) -> Tensor:
-        if self._num_steps in self.fails_at:
-            raise self.error
-        return super()._project(hidden, guidance, part)  # type: ignore[arg-type]
+    def __call__(self, *inputs: Any) -> Reduced:
+        self._num_steps += 1
+        if self._num_steps - 1 in self._fails_at:
+            raise self._error
+        return self._head(*inputs)
 
 
 def requests(count: int) -> list[Request]:
@@ -47,10 +52,12 @@ def requests(count: int) -> list[Request]:
     ]
 
 
-def engine_of(scheduler: SchedulerName, *, fails_at: frozenset[int] = frozenset(), error: str = "cuda") -> Engine:
+def engine_of(
+    scheduler: SchedulerName, *, fails_at: frozenset[int] = frozenset(), error: RuntimeError = MESSAGES["cuda"]
+) -> Engine:
     config = replace(CONFIG, scheduler=scheduler)
-    executor = Starved(network(GQA), config, KV_ROWS)
-    executor.fails_at, executor.error = fails_at, MESSAGES[error]
+    executor = packed_executor(network(GQA), config, KV_ROWS)
+    executor.head = StarvedHead(executor.head, fails_at, error)
     return Engine(SCHEDULERS[scheduler](config, KvPool(KV_ROWS), DelayedCache(delay=1)), executor)
 
 
@@ -65,7 +72,7 @@ def test_the_engine_lives_on(scheduler: SchedulerName, error: str) -> None:
     expected = {request.request_id: calm.take_output(request.request_id) for request in wanted}
 
     # The first step of all, and one in the middle of others' generations.
-    engine = engine_of(scheduler, fails_at=frozenset({0, 9}), error=error)
+    engine = engine_of(scheduler, fails_at=frozenset({0, 9}), error=MESSAGES[error])
     record = drive_steps(engine, wanted, WallClock())
     status = dict(zip(record.requests["request_id"], record.requests["status"], strict=True))
     lost = {request_id for request_id, state in status.items() if state == "failed"}
@@ -89,10 +96,7 @@ def test_the_engine_lives_on(scheduler: SchedulerName, error: str) -> None:
 
 
 def test_other_errors_are_not_swallowed() -> None:
-    engine = engine_of("phase", fails_at=frozenset({0}))
-    executor = engine.executor
-    assert isinstance(executor, Starved)
-    executor.error = RuntimeError("shape mismatch")
+    engine = engine_of("phase", fails_at=frozenset({0}), error=RuntimeError("shape mismatch"))
     engine.submit(requests(1)[0])
     with pytest.raises(RuntimeError, match="shape mismatch"):
         engine.step()

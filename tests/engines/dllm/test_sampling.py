@@ -17,9 +17,9 @@ from support.tiny_models import GQA, LOUD, MHA, TinyModel, network, prompt_of
 from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import FeatureCacheTorchExecutor
+from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.method import Method, method
-from baselines.dllm.static.executor import PaddedTorchExecutor
+from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import Confidence, EngineConfig, GenerationConfig
@@ -288,11 +288,11 @@ Build = Callable[[EngineConfig, int], Executor]
 
 
 def padded(config: EngineConfig, batch_size: int) -> Executor:
-    return PaddedTorchExecutor(network(GQA), config, 0, batch_size=batch_size)
+    return padded_executor(network(GQA), config, 0, batch_size=batch_size)
 
 
 def feature_cache(config: EngineConfig, batch_size: int) -> Executor:
-    return FeatureCacheTorchExecutor(network(GQA), config, FeatureCacheConfig(gen_interval=3), batch_size=batch_size)
+    return feature_cache_executor(network(GQA), config, FeatureCacheConfig(gen_interval=3), batch_size=batch_size)
 
 
 @pytest.mark.parametrize("build", [padded, feature_cache])

@@ -15,7 +15,8 @@ from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.graphs import MAX_ROWS, ROWS, EagerRecorder, Recorder, graph_key, reuse_keys
+from engines.dllm.executor.graphs import MAX_ROWS, ROWS, EagerRecorder, graph_key, reuse_keys
+from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, StepRecord
 from engines.dllm.scheduling.phase import DelayedCache
@@ -27,11 +28,9 @@ CONFIG = EngineConfig(
 )
 
 
-class Replaying(TorchExecutor):
+def replaying(model: TinyModel, config: EngineConfig, kv_rows: int) -> TorchExecutor:
     """As on CUDA, but a graph is its forward."""
-
-    def _recorder(self) -> Recorder:
-        return EagerRecorder()
+    return packed_executor(network(model), config, kv_rows, recorder=EagerRecorder())
 
 
 def requests_of(model: TinyModel, sizes: Sequence[tuple[int, int]], block: int) -> list[Request]:
@@ -47,7 +46,7 @@ def requests_of(model: TinyModel, sizes: Sequence[tuple[int, int]], block: int) 
 
 
 def serve(executor: TorchExecutor, requests: Sequence[Request]) -> tuple[list[object], list[StepRecord]]:
-    rows = executor.pool_k.shape[1] - isinstance(executor, Replaying)
+    rows = executor.pool.num_rows - (executor.graphs is not None)
     engine = Engine(PhaseScheduler(executor.config, KvPool(rows), DelayedCache(delay=1)), executor)
     for request in requests:
         engine.submit(request)
@@ -72,9 +71,9 @@ def test_graphs_and_padded_attention_give_the_ids_of_plain_steps(
     config = replace(CONFIG, sparsity=SparsityConfig(selection=selection))  # type: ignore[arg-type]
     requests = requests_of(model, sizes, block)
     rows = pool_rows(requests, config)
-    plain, records = serve(TorchExecutor(network(model), replace(config, attention_backend="sdpa"), rows), requests)
-    padded, _ = serve(TorchExecutor(network(model), config, rows), requests)
-    executor = Replaying(network(model), config, rows)
+    plain, records = serve(packed_executor(network(model), replace(config, attention_backend="sdpa"), rows), requests)
+    padded, _ = serve(packed_executor(network(model), config, rows), requests)
+    executor = replaying(model, config, rows)
     capture_all(executor)
     replayed, replayed_records = serve(executor, requests)
     assert padded == plain
@@ -86,8 +85,8 @@ def test_graphs_and_padded_attention_give_the_ids_of_plain_steps(
     assert any(record.graph for record in replayed_records)
 
 
-def capture_all(executor: Replaying) -> None:
-    graphs = executor._graphs
+def capture_all(executor: TorchExecutor) -> None:
+    graphs = executor.graphs
     assert graphs is not None
     with torch.inference_mode():
         for rows in ROWS:
@@ -98,7 +97,7 @@ def capture_all(executor: Replaying) -> None:
 
 def test_prepared_sizes_cover_every_step_that_builds_no_cache() -> None:
     requests = requests_of(GQA, [(20, 16), (33, 13), (9, 16)], 8)  # the last block of one is shorter
-    executor = Replaying(network(GQA), CONFIG, pool_rows(requests, CONFIG))
+    executor = replaying(GQA, CONFIG, pool_rows(requests, CONFIG))
     executor.prepare(8)
     _, records = serve(executor, requests)
     builds = [record.step % 8 == 1 for record in records]
@@ -123,7 +122,7 @@ def test_reuse_keys_end_where_steps_run_eagerly() -> None:
 def test_profiled_steps_are_divided_into_parts() -> None:
     requests = requests_of(GQA, [(20, 16), (33, 16)], 8)
     config = replace(CONFIG, attention_backend="sdpa")
-    executor = TorchExecutor(network(GQA), config, pool_rows(requests, config), profile_every=2)
+    executor = packed_executor(network(GQA), config, pool_rows(requests, config), profile_every=2)
     _, records = serve(executor, requests)
     assert [record.parts is not None for record in records] == [i % 2 == 0 for i in range(len(records))]
     for record in records[::2]:
@@ -134,7 +133,7 @@ def test_profiled_steps_are_divided_into_parts() -> None:
             sum(record.parts[part] for part in ("attention", "gemm", "logits", "selection"))
         )
     # The second step of each block builds the cache.
-    every = TorchExecutor(network(GQA), config, pool_rows(requests, config), profile_every=1)
+    every = packed_executor(network(GQA), config, pool_rows(requests, config), profile_every=1)
     _, records = serve(every, requests)
     packs = [record.parts is not None and record.parts["selection"] > 0 for record in records]
     assert packs == [i % 8 == 1 for i in range(len(records))]

@@ -1,0 +1,209 @@
+"""dLLM-Cache's forward: every layer recomputes the columns that a step refreshes, and reads the others' features.
+
+Shapes: n members, W = prompt width + G columns, r recomputed columns, H / Hkv heads, D head width, d model width.
+Grouped-query attention works here; the published code reshapes keys to the query width and fails on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from baselines.dllm.dllm_cache.features import Batch, LayerCache, form_batch
+from baselines.dllm.dllm_cache.layers import Layer, layers_of
+from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
+from engines.attention import sdpa
+from engines.dllm.executor.state import RequestState
+from engines.dllm.executor.step import MIN_ROWS, Forwarded, Guidance, StepLayout
+from engines.dllm.plan import PlanItem, StepPlan
+from engines.models.protocol import DiffusionModel
+from engines.runtime.staging import Staging
+from engines.runtime.step_timer import StepTimer
+
+Columns = tuple[slice | Tensor, slice | Tensor]
+"""Index of some columns of every member: two slices, or a member column [n, 1] and columns [n, r]."""
+
+EVERY = slice(None)
+
+
+class Residual:
+    """[N, V] what guidance adds to the logits; kept from one forward without the prompts to the next."""
+
+    def __init__(self) -> None:
+        self.logits: Tensor | None = None
+
+
+class FeatureForward:
+    """``masked_attention`` is one call for a batch of unequal lengths, with a mask over the padding; else its members
+    attend one by one. ``is_parity`` takes the library's order of equal similarities."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        cache: FeatureCacheConfig,
+        state: RequestState,
+        staging: Staging,
+        timer: StepTimer,
+        residual: Residual,
+        *,
+        masked_attention: bool,
+        is_parity: bool,
+    ) -> None:
+        self._shape, self._dtype = model.config, next(model.parameters()).dtype
+        self._parts = layers_of(model)
+        self._state, self._staging, self._timer = state, staging, timer
+        self._residual = residual
+        self._masked_attention, self._is_parity = masked_attention, is_parity
+        self._clock, self._blind_clock = BatchClock(cache), BatchClock(cache)
+        self.batch: Batch | None = None
+
+    def __call__(self, plan: StepPlan, items: Sequence[PlanItem], layout: StepLayout) -> Forwarded:
+        step = self._clock.tick(plan)
+        if plan.admitted:
+            self.rest()  # the last batch's caches go before new ones are made
+            self.batch = form_batch(
+                plan,
+                step,
+                self._shape,
+                self._parts,
+                self._state,
+                self._staging,
+                dtype=self._dtype,
+                masks_keys=self._masked_attention,
+            )
+            self._timer.lap("metadata")
+        batch = self.batch
+        assert batch is not None
+        assert batch.request_ids == tuple(item.request_id for item in items)
+        ids = self._state.tokens.take(batch.flat)
+        hidden = self._hidden(batch, batch.caches, ids, step)
+        guidance, blind_rows = None, 0
+        if batch.blind_caches:
+            guidance, blind_rows = self._guidance(batch, plan, ids, hidden)
+        return Forwarded(hidden, guidance, len(items) * (step.query_rows + blind_rows))
+
+    def rest(self) -> None:
+        self.batch = self._residual.logits = None
+
+    def _guidance(self, batch: Batch, plan: StepPlan, ids: Tensor, hidden: Tensor) -> tuple[Guidance, int]:
+        """Classifier-free guidance, and the rows a member's forward without its prompt computed for it.
+
+        That forward has features and a count of its own and runs at some steps only. Between them
+        the difference it made to the logits is kept (``Residual``).
+        """
+        generations = self._state.generations(plan.items)
+        gen_length = generations[0].gen_length
+        scale = self._staging.floats(np.repeat([generation.cfg_scale for generation in generations], gen_length))
+        scale = F.pad(scale.to(hidden.dtype), (0, len(hidden) - len(scale)))
+        if not self._clock.config.refresh_guidance(self._clock.t):
+            return Guidance(hidden, scale), 0
+        step = self._blind_clock.tick(plan)
+        blind = ids.clone()
+        blind[:, : step.prompt_width] = self._shape.mask_token_id
+        self._residual.logits = None
+        return Guidance(self._hidden(batch, batch.blind_caches, blind, step), scale), step.query_rows
+
+    def _hidden(self, batch: Batch, caches: tuple[LayerCache, ...], ids: Tensor, step: CacheStep) -> Tensor:
+        """Final-norm hidden states [n * G, d] of the rows that predict the responses."""
+        x = self._parts.embed(ids)
+        for n, (layer, cache) in enumerate(zip(self._parts.layers, caches, strict=True)):
+            columns: Columns
+            h: Tensor | None
+            if n == 0 or (step.prompt and step.response):
+                columns, h = self._refresh(layer, cache, batch, x, (EVERY, EVERY))
+            else:
+                columns, h = self._refresh_partly(layer, cache, batch, x, step)
+            if h is not None:
+                a = self._attention(layer, cache, batch, h, columns, has_prompt=n == 0 or step.prompt)
+                cache.attention[columns] = a
+            x = x + cache.attention
+            if h is not None:
+                cache.mlp[columns] = over_rows(layer.mlp, x[columns])
+            x = x + cache.mlp
+        shift = int(self._shape.shifts_logits)
+        x = x[:, step.prompt_width - shift : step.total_width - shift]
+        return _at_least(self._parts.final_norm(x).flatten(0, 1), MIN_ROWS)
+
+    def _refresh(
+        self, layer: Layer, cache: LayerCache, batch: Batch, x: Tensor, columns: Columns
+    ) -> tuple[Columns, Tensor]:
+        """New keys and values of the columns; their normed inputs."""
+        h = layer.attention_norm(x[columns])
+        self._write_keys(layer, cache, batch, h, columns)
+        cache.v[columns] = self._heads(over_rows(layer.value, h))
+        return columns, h
+
+    def _refresh_partly(
+        self, layer: Layer, cache: LayerCache, batch: Batch, x: Tensor, step: CacheStep
+    ) -> tuple[Columns, Tensor | None]:
+        """Prompt or response as a whole, and the most changed rows of a response that is not refreshed."""
+        prompt, response = (EVERY, slice(step.prompt_width)), (EVERY, slice(step.prompt_width, None))
+        columns: Columns = response
+        h: Tensor | None = None
+        if step.prompt or step.response:
+            columns, h = self._refresh(layer, cache, batch, x, prompt if step.prompt else response)
+        if not step.compares:
+            return columns, h
+        candidates = layer.attention_norm(x[response])
+        value = over_rows(layer.value, candidates)
+        selected = self._least_similar(value, cache.v[response].flatten(2), step.num_selected)
+        cache.v[response] = self._heads(value)
+        if not step.num_selected:
+            return columns, h
+        chosen = candidates[batch.members, selected]
+        selected = selected + step.prompt_width
+        self._write_keys(layer, cache, batch, chosen, (batch.members, selected))
+        if h is None:
+            return (batch.members, selected), chosen
+        columns = (batch.members, torch.cat((batch.prompt_columns, selected), dim=1))
+        return columns, torch.cat((h, chosen), dim=1)
+
+    def _write_keys(self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns) -> None:
+        k = self._heads(over_rows(layer.key, h))
+        cache.k[columns] = self._parts.rotate(k, batch.cos[columns], batch.sin[columns])
+
+    def _least_similar(self, value: Tensor, previous: Tensor, count: int) -> Tensor:
+        """[n, count] response rows whose value [n, G, Hkv * D] turned furthest from that of the step before."""
+        self._timer.lap_inside("gemm")
+        similarity = F.cosine_similarity(value, previous, dim=-1, eps=1e-8)
+        if self._is_parity:
+            selected = similarity.topk(count, dim=1, largest=False).indices
+        else:
+            selected = similarity.sort(dim=1, stable=True).indices[:, :count]
+        self._timer.lap_inside("selection")
+        return selected
+
+    def _attention(
+        self, layer: Layer, cache: LayerCache, batch: Batch, h: Tensor, columns: Columns, *, has_prompt: bool
+    ) -> Tensor:
+        """Attention-block output [n, r, d] of the columns, over every column of their member."""
+        q = self._parts.rotate(self._heads(over_rows(layer.query, h)), batch.cos[columns], batch.sin[columns])
+        timer = self._timer
+        timer.lap_inside("gemm")
+        if self._masked_attention or not any(batch.padding):
+            out = sdpa(q, cache.k, cache.v, batch.key_mask)
+        else:
+            out = torch.zeros_like(q)
+            for i, first in enumerate(batch.padding):
+                # Padding is left of the prompt, so among the queries it is first or not there.
+                own, keys = slice(first if has_prompt else 0, None), slice(first, None)
+                out[i, own] = sdpa(q[i, None, own], cache.k[i, None, keys], cache.v[i, None, keys])[0]
+        timer.lap_inside("attention")
+        return over_rows(layer.attention_output, out.flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], -1, self._shape.head_dim)
+
+
+def over_rows(part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Applies a row-wise part to the packed rows of x [n, r, in]; [n, r, out]."""
+    rows = x.shape[0] * x.shape[1]
+    return part(_at_least(x.reshape(rows, -1), MIN_ROWS))[:rows].view(*x.shape[:2], -1)
+
+
+def _at_least(x: Tensor, rows: int) -> Tensor:
+    return x if x.shape[0] >= rows else F.pad(x, (0, 0, 0, rows - x.shape[0]))

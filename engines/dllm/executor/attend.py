@@ -1,0 +1,75 @@
+"""Attention of a packed step: a Refresh over its own rows, a Reuse over its run of the pool (dLLM-Serve §4.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.attention import VarlenAttention, sdpa, varlen_attention
+from engines.dllm.executor.pool import PoolTensors
+from engines.dllm.executor.step import StepRows
+from engines.dllm.plan import PlanItem
+from engines.models.protocol import Attend
+from engines.runtime.step_timer import StepTimer
+
+
+class PackedAttend:
+    """Writes the rows of Reuse requests, and the retained ones of requests that build their cache, to the pool."""
+
+    def __init__(self, pool: PoolTensors, attention: VarlenAttention, timer: StepTimer) -> None:
+        self._pool, self._attention, self._timer = pool, attention, timer
+
+    def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
+        if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs:
+            return self._alone(rows)
+        pool, timer, attention = self._pool, self._timer, self._attention
+        first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            timer.lap_inside("gemm")
+            out = torch.empty_like(q)
+            if rows.num_rows < out.shape[0]:
+                out[rows.num_rows :] = 0
+            if rows.spans is None:
+                varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
+            elif rows.refresh_runs:
+                attention(q[first], k[first], v[first], rows.spans[0], out[first])
+            if rows.pack is not None:
+                timer.lap_inside("attention")
+                rows.pack(pool.k[layer], pool.v[layer], q, k, v)
+                timer.lap_inside("selection")
+            if rows.reuse_q_runs:
+                pool_k, pool_v = pool.k[layer], pool.v[layer]
+                # The block's fresh rows go right behind the retained ones: one run, no concatenation.
+                pool_k.index_copy_(0, rows.pool_row, k[own])
+                pool_v.index_copy_(0, rows.pool_row, v[own])
+                if rows.spans is None:
+                    varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
+                else:
+                    attention(q[own], pool_k, pool_v, rows.spans[1], out[own])
+            timer.lap_inside("attention")
+            return out
+
+        return attend
+
+    def _alone(self, rows: StepRows) -> Attend:
+        """One Reuse request: its rows and its run of the pool are plain slices, and nothing is copied together."""
+        pool, timer, num_rows = self._pool, self._timer, rows.num_rows
+        ((start, end),) = rows.reuse_k_runs
+        run, own = slice(start, end), slice(end - num_rows, end)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            timer.lap_inside("gemm")
+            pool_k, pool_v = pool.k[layer], pool.v[layer]
+            pool_k[own] = k[:num_rows]
+            pool_v[own] = v[:num_rows]
+            out = sdpa(q[None, :num_rows], pool_k[None, run], pool_v[None, run])[0]
+            if num_rows < q.shape[0]:
+                out = F.pad(out, (0, 0, 0, 0, 0, q.shape[0] - num_rows))
+            timer.lap_inside("attention")
+            return out
+
+        return attend

@@ -1,0 +1,154 @@
+"""Remasking: which candidates become tokens of their request, and what the host has to learn of that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.dllm.config import EngineConfig
+from engines.dllm.decode.denoise import Reduced, choose, choose_parity
+from engines.dllm.decode.noise import row_keys, uniform
+from engines.dllm.executor.state import RequestState
+from engines.dllm.executor.step import Block, BlockTokens, Candidates
+from engines.dllm.plan import PlanItem
+from engines.dllm.request import Request
+from engines.runtime.staging import Staging
+
+RankedSpan = Callable[[PlanItem, Request], tuple[int, int]]
+"""Where the active block begins in what a published sampler ranks, and how long that is."""
+
+
+class Committed(NamedTuple):
+    counts: list[int]
+    """Tokens per item."""
+    stops: dict[int, int]
+    """``StepOutcome.stops``"""
+
+
+def forwarded_span(item: PlanItem, request: Request) -> tuple[int, int]:
+    """All positions on a Refresh, the window on a Reuse."""
+    return item.block_start if item.phase.is_refresh else 0, item.query_tokens
+
+
+class Commit:
+    """``stop_ids`` end requests with ``stop_at_eos``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        state: RequestState,
+        staging: Staging,
+        stop_ids: Collection[int],
+        *,
+        ranked_span: RankedSpan = forwarded_span,
+    ) -> None:
+        self._decode, self._is_parity = config.decode, config.tie_policy == "parity"
+        self._state, self._staging = state, staging
+        self._stop_ids = torch.tensor(sorted(stop_ids), device=state.tokens.device)
+        self._ranked_span = ranked_span
+
+    def __call__(
+        self, items: Sequence[PlanItem], block: Block, found: BlockTokens, candidates: Candidates, reduced: Reduced
+    ) -> Committed:
+        """Write this step's tokens into the state."""
+        token, confidence = reduced
+
+        def in_block(values: Tensor, rest: float) -> Tensor:
+            """[n, B] values of the candidates, ``rest`` elsewhere."""
+            values = values[: candidates.size]
+            if candidates.size == block.positions.numel():
+                return values.view(block.positions.shape)
+            grid = torch.full((block.positions.numel(),), rest, dtype=values.dtype, device=values.device)
+            return grid.index_copy_(0, candidates.cell[: candidates.size], values).view(block.positions.shape)
+
+        confidence = in_block(confidence, -torch.inf).masked_fill_(found.fixed, -torch.inf)
+        token = in_block(token, 0)
+        tokens = self._state.tokens
+        if self._commits_best(items):
+            best = confidence.argmax(dim=1, keepdim=True)  # of equals the first, as documented
+            tokens.put_(block.flat.gather(1, best), token.gather(1, best))
+            return self._read_back(items, block, None, [1] * len(items))
+        chosen, known = self._choose(items, confidence, block)
+        tokens.put_(block.flat, torch.where(chosen, token, found.ids))
+        return self._read_back(items, block, chosen, known)
+
+    def _commits_best(self, items: Sequence[PlanItem]) -> bool:
+        """Whether every request commits its most confident masked position, no more and no other: most steps."""
+        if self._decode.quota == "origin" or self._decode.first_step != "ranked" or self._is_parity:
+            return False
+        return not self._state.parallel and all(item.commit == 1 for item in items)
+
+    def _choose(self, items: Sequence[PlanItem], confidence: Tensor, block: Block) -> tuple[Tensor, list[int] | None]:
+        """Which positions to commit, and how many per item where that does not depend on the model."""
+        decode, staging = self._decode, self._staging
+        commit = [item.commit for item in items]
+        if decode.quota == "origin":
+            return self._choose_at_random(items, confidence, block), None
+        if decode.first_step != "ranked":
+            first = staging.ints([item.step_in_block == 0 for item in items]) != 0
+            if decode.first_step == "first_position":
+                confidence[:, 1:].masked_fill_(first.unsqueeze(1), -torch.inf)
+            else:
+                own = confidence[:, 0]
+                confidence[:, 0] = torch.where(first & (own > -torch.inf), torch.inf, own)
+        generations = self._state.generations(items)
+        is_parallel = [generation.is_parallel for generation in generations]
+        by_library = None
+        if self._is_parity:
+            spans = [self._ranked_span(item, self._state.request(item)) for item in items]
+            by_library = choose_parity(confidence, commit, *map(list, zip(*spans, strict=True)))
+            if not any(is_parallel):
+                return by_library, commit
+        threshold = factor = None
+        if any(is_parallel):
+            limits = np.array([[np.inf if g.threshold is None else g.threshold, g.factor or 0.0] for g in generations])
+            threshold, factor = staging.floats(limits.T).to(confidence.dtype)
+        quota = commit[0] if len(set(commit)) == 1 else staging.ints(commit)
+        chosen = choose(confidence, quota, threshold, factor)
+        if by_library is not None:
+            chosen = torch.where((staging.ints(is_parallel) != 0).unsqueeze(1), chosen, by_library)
+        return chosen, None if any(is_parallel) else commit
+
+    def _choose_at_random(self, items: Sequence[PlanItem], confidence: Tensor, block: Block) -> Tensor:
+        """Dream's ``origin``: each mask is committed with the schedule's probability."""
+        share = self._staging.floats(np.array([item.commit_probability for item in items])).unsqueeze(1)
+        seeds = self._staging.ints([generation.seed for generation in self._state.generations(items)])
+        steps = self._staging.ints([item.step_in_block for item in items])
+        keys = ~row_keys(seeds.unsqueeze(1), steps.unsqueeze(1), block.positions)
+        drawn = uniform(keys.flatten(), 1).view(confidence.shape)
+        return (drawn < share) & (confidence > -torch.inf)
+
+    def _read_back(
+        self, items: Sequence[PlanItem], block: Block, chosen: Tensor | None, known: list[int] | None
+    ) -> Committed:
+        """The host waits for the device only to learn what it cannot know: how many tokens parallel decoding
+        committed, and the stop tokens of blocks that are, or then may be, complete. All of it comes in one transfer.
+        """
+        state = self._state
+        if known is not None and not state.stopping:
+            return Committed(known, {})
+        asked = [item.request_id in state.stopping for item in items]
+        if known is None:
+            assert chosen is not None
+            counted = chosen.sum(dim=1)
+            if not any(asked):
+                return Committed(counted.tolist(), {})
+        elif not any(a and count >= i.masks_left for a, i, count in zip(asked, items, known, strict=True)):
+            return Committed(known, {})
+        else:
+            counted = torch.zeros(len(items), dtype=torch.int64, device=state.tokens.device)
+        # max_len, the position of a ragged block's padding, is no position of a token.
+        ids = state.tokens.take(block.flat)
+        first = torch.where(torch.isin(ids, self._stop_ids), block.positions, state.max_len).amin(dim=1)
+        counts, places = torch.stack((counted, first)).tolist()
+        committed = counts if known is None else known
+        stops = {}
+        for wants, item, count, place in zip(asked, items, committed, places, strict=True):
+            if wants and count >= item.masks_left and place < state.max_len:
+                stops[item.request_id] = place
+                state.end_with(item)
+        return Committed(committed, stops)

@@ -1,0 +1,119 @@
+"""Makes a torch executor of its parts: those all systems share, and the ones that are a system's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from engines.attention import VarlenAttention
+from engines.dllm.config import EngineConfig
+from engines.dllm.executor.candidates import CandidateChoice
+from engines.dllm.executor.commit import Commit, RankedSpan, forwarded_span
+from engines.dllm.executor.graphs import Recorder, StepGraphs
+from engines.dllm.executor.kernel_choice import KernelChoice
+from engines.dllm.executor.layout import Layouts, RowLayout
+from engines.dllm.executor.pool import PoolTensors
+from engines.dllm.executor.state import RequestState
+from engines.dllm.executor.step import Forward, Head
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.request import Request, check_request
+from engines.models.protocol import DiffusionModel
+from engines.runtime.staging import Staging, staging_to
+from engines.runtime.step_timer import StepTimer, timer_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """The parts that every system's executor has alike, for one model and configuration."""
+
+    model: DiffusionModel
+    config: EngineConfig
+    device: torch.device
+    kernels: KernelChoice
+    recorder: Recorder | None
+    """How forwards are captured; None where they are not."""
+    state: RequestState
+    staging: Staging
+    timer: StepTimer
+
+    @classmethod
+    def of(
+        cls,
+        model: DiffusionModel,
+        config: EngineConfig,
+        *,
+        num_slots: int | None = None,
+        attention: VarlenAttention | None = None,
+        recorder: Recorder | None = None,
+    ) -> Shared:
+        """``num_slots`` requests at most are resident, by default ``max_num_seqs``. ``attention`` is the backend of a
+        system without a choice of one; ``recorder`` captures forwards in place of the device's own."""
+        shape, device = model.config, next(model.parameters()).device
+        kernels, staging = KernelChoice(model, config, attention=attention), staging_to(device)
+        kernels.fuse_layers(model)
+        recorder = recorder or kernels.recorder()
+        state = RequestState(
+            shape,
+            staging,
+            num_slots=num_slots or config.max_num_seqs,
+            max_len=min(config.max_model_len, shape.max_sequence_length),
+            device=device,
+            spare=int(recorder is not None),
+        )
+        return cls(
+            model=model,
+            config=config,
+            device=device,
+            kernels=kernels,
+            recorder=recorder,
+            state=state,
+            staging=staging,
+            timer=timer_of(device),
+        )
+
+    def pool(self, kv_rows: int) -> PoolTensors:
+        """``kv_rows`` rows, and one more for the padding of captured graphs."""
+        return PoolTensors.of(self.model, kv_rows + (self.recorder is not None))
+
+    def executor(
+        self,
+        *,
+        pool: PoolTensors,
+        rows: RowLayout,
+        forward: Forward,
+        head: Head,
+        graphs: StepGraphs | None = None,
+        ranked_span: RankedSpan = forwarded_span,
+        also_validate: Callable[[Request], None] | None = None,
+        stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
+    ) -> TorchExecutor:
+        """``stop_ids`` end requests with ``stop_at_eos``; the default is the model's end of text alone.
+        ``also_validate`` refuses what the method cannot run."""
+        shape, config, state, staging = self.model.config, self.config, self.state, self.staging
+        layouts = Layouts(
+            state,
+            rows,
+            staging,
+            self.timer,
+            shifts_logits=shape.shifts_logits,
+            wants_every_place=not config.suppress_mask_token,
+        )
+        return TorchExecutor(
+            config=config,
+            kernels=self.kernels,
+            state=state,
+            pool=pool,
+            layouts=layouts,
+            forward=forward,
+            candidates=CandidateChoice(state, staging, vocab_size=shape.vocab_size),
+            head=head,
+            commit=Commit(config, state, staging, stop_ids or {shape.eos_token_id}, ranked_span=ranked_span),
+            timer=self.timer,
+            checks=(partial(check_request, model=shape), *([also_validate] if also_validate else [])),
+            graphs=graphs,
+            profile_every=profile_every,
+        )

@@ -1,0 +1,106 @@
+"""Which implementation runs each part of a step on a device, and what was passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from engines import kernels
+from engines.attention import VarlenAttention, attention_backend, availability
+from engines.attention.flash import reads_pool_in_place
+from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
+from engines.dllm.config import EngineConfig
+from engines.dllm.decode.denoise import Reduction
+from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
+from engines.dllm.executor.graphs import CudaRecorder, Recorder
+from engines.models.layers import FusedOps, fuse
+from engines.models.protocol import DiffusionModel
+
+
+class KernelChoice:
+    """For one model and configuration. ``attention`` is the backend of a system that has no choice of one."""
+
+    def __init__(
+        self, model: DiffusionModel, config: EngineConfig, *, attention: VarlenAttention | None = None
+    ) -> None:
+        weight, shape, kv_heads = next(model.parameters()), model.config, model.kv_heads_here
+        self._config = config
+        self._device, self._dtype = weight.device, weight.dtype
+        self._heads = shape.head_dim, shape.n_heads * kv_heads // shape.n_kv_heads, kv_heads
+        self.attention = attention or attention_backend(
+            config.attention_backend, self._device, self._dtype, *self._heads
+        )
+        self.reduction = self._reduction(model)
+        self.local: VocabularyReduction | None = vocabulary_reduction(
+            self.reduction, model, is_fused=self.serves("partial")
+        )
+        """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
+        self.selection = self._select_and_pack(model)
+
+    def serves(self, *names: str) -> bool:
+        """Whether these Triton kernels do; float32 is for comparing, operator by operator."""
+        if not self._config.fused_kernels or self._dtype == torch.float32 or not kernels.available(self._device):
+            return False
+        from engines.kernels.probe import serves
+
+        return all(serves(name, self._device, self._dtype) for name in names)
+
+    def _reduction(self, model: DiffusionModel) -> Reduction:
+        decode = self._config.decode
+        reduction = Reduction(
+            confidence=decode.confidence,
+            confidence_of=decode.confidence_of,
+            dtype=decode.confidence_dtype,
+            suppress_id=model.config.mask_token_id if self._config.suppress_mask_token else None,
+        )
+        if not self.serves("confidence"):
+            return reduction
+        from engines.dllm.decode.fused import fused
+
+        return fused(reduction)
+
+    def _select_and_pack(self, model: DiffusionModel) -> SelectAndPack:
+        ranks = model.tensor_parallel
+        # Kernels sum in another order, and of a rank's heads alone.
+        needs_torch = self._config.tie_policy == "parity" or (ranks and self._config.sparsity.selection == "uniform")
+        if not needs_torch and self.serves("pack", "scores"):
+            return TritonSelectAndPack(self._config)
+        return TorchSelectAndPack(self._config, ranks)
+
+    def fuse_layers(self, model: DiffusionModel) -> None:
+        """Have the model's layers use the kernels that serve; one that another executor used may have others."""
+        if self._device.type == "cpu" and not self.serves():
+            return
+        assert isinstance(model, nn.Module)
+        ops = FusedOps()
+        if self.serves():
+            from engines.kernels.probe import fused_ops
+
+            ops = fused_ops(self._device, self._dtype)
+        fuse(model, ops)
+
+    def recorder(self) -> Recorder | None:
+        """How forwards are captured; None where they are not."""
+        if self._device.type != "cuda" or not self._config.cuda_graphs or not reads_pool_in_place(self.attention):
+            return None
+        return CudaRecorder()
+
+    def report(self) -> dict[str, Any]:
+        """What serves, and what was passed over and why, as JSON; nothing on a CPU, which has no choice."""
+        if self._device.type == "cpu":
+            return {}
+        found = availability(self._device, self._dtype, *self._heads)
+        faulty: Mapping[str, str] = {}
+        if self.serves():
+            from engines.kernels.probe import faults
+
+            faulty = faults(self._device, self._dtype)
+        return {
+            "attention_backend": self.attention.name,
+            "attention_unavailable": {name: why for name, why in found.items() if why is not None},
+            "fused_kernels": self.serves(),
+            "kernel_faults": dict(faulty),
+        }

@@ -1,0 +1,191 @@
+"""Where the rows of a step lie, on the device: all of its metadata in one transfer, shared by the steps of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.attention import SpanMetadata, Spans
+from engines.dllm.cache.selection import SelectAndPack
+from engines.dllm.executor.candidates import first_places
+from engines.dllm.executor.graphs import StepGraphs
+from engines.dllm.executor.rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows
+from engines.dllm.executor.state import RequestState
+from engines.dllm.executor.step import (
+    MIN_ROWS,
+    AttendFactory,
+    Block,
+    Candidates,
+    EagerRows,
+    GraphRows,
+    StepLayout,
+    StepRows,
+)
+from engines.dllm.plan import PlanItem
+from engines.models.protocol import DiffusionModel
+from engines.runtime.staging import Staging
+from engines.runtime.step_timer import StepTimer
+
+
+class HostRows(NamedTuple):
+    """A step's rows before they are sent."""
+
+    packed: PackedRows
+    arrays: Sequence[Ints] = ()
+    on_device: Callable[[Sequence[Tensor]], EagerRows | GraphRows | None] = lambda _: None
+    """From ``arrays`` on the device."""
+
+
+class RowLayout(Protocol):
+    """How a system's requests become rows of a forward."""
+
+    def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows: ...
+
+
+class Layouts:
+    """Keeps the last step's layout for the next one that computes the same rows.
+
+    ``wants_every_place``: committed positions get logits too.
+    """
+
+    def __init__(
+        self,
+        state: RequestState,
+        rows: RowLayout,
+        staging: Staging,
+        timer: StepTimer,
+        *,
+        shifts_logits: bool,
+        wants_every_place: bool,
+    ) -> None:
+        self._state, self._rows = state, rows
+        self._staging, self._timer = staging, timer
+        self._shifts_logits, self._wants_every_place = shifts_logits, wants_every_place
+        self._last: tuple[object, StepLayout] | None = None
+
+    def of(self, items: Sequence[PlanItem], pad_to: int | None) -> StepLayout:
+        slots = self._state.slots(items)
+        key = (
+            pad_to,
+            self._timer.detailed,
+            slots,
+            [(i.phase, i.total_len, i.block_start, i.block_end, i.window_end, i.kept_rows, i.kv_start) for i in items],
+        )
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._new(items, ItemTable.of(items, slots), pad_to)
+        return self._last[1]
+
+    def forget(self) -> None:
+        self._last = None
+
+    def _new(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> StepLayout:
+        """All metadata in one transfer but for the candidates."""
+        host = self._rows.of(items, table, pad_to)
+        places = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
+        arrays = [places.position, places.packed, places.flat]
+        if places.inside is not None:
+            arrays.append((~places.inside).astype(np.int64))
+        sent = self._staging.send(*arrays, *host.arrays)
+        positions, block_packed, flat, *padding = sent[: len(arrays)]
+        block = Block(positions, block_packed, flat, padding[0] != 0 if padding else None)
+        return StepLayout(
+            num_rows=host.packed.num_rows,
+            rows=host.on_device(sent[len(arrays) :]),
+            block=block,
+            every=self._every_place(table, block, places, host.packed) if self._wants_every_place else None,
+        )
+
+    def _every_place(self, table: ItemTable, block: Block, places: BlockRows, packed: PackedRows) -> Candidates:
+        row = places.packed.ravel()
+        is_every_row = len(row) == packed.num_rows >= MIN_ROWS and bool((row == np.arange(len(row))).all())
+        every = first_places(table.block_end - table.block_start, block, None, self._staging)
+        return every._replace(is_every_row=is_every_row)
+
+
+RowLengths = Callable[[Sequence[PlanItem], int | None], Ints | None]
+"""Packed rows of each request, from the items and the length they are padded to; None where they are its query tokens."""
+
+
+def query_tokens(items: Sequence[PlanItem], pad_to: int | None) -> None:
+    """Nothing is padded."""
+
+
+class PackedLayout:
+    """One forward over all requests' rows, those of Refresh requests first; replayed where a graph holds them."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        state: RequestState,
+        timer: StepTimer,
+        selection: SelectAndPack,
+        attend: AttendFactory,
+        *,
+        sends_spans: bool,
+        graphs: StepGraphs | None = None,
+        row_lengths: RowLengths = query_tokens,
+    ) -> None:
+        self._model, self._state, self._timer = model, state, timer
+        self._selection, self._attend = selection, attend
+        self._sends_spans = sends_spans
+        self._graphs = graphs
+        self._row_lengths = row_lengths
+
+    def of(self, items: Sequence[PlanItem], table: ItemTable, pad_to: int | None) -> HostRows:
+        packed = PackedRows.of(table, self._row_lengths(items, pad_to), width=self._state.width, least=MIN_ROWS)
+        build = BuildRows.of(table, items, packed.base)
+        if self._graphs is not None and build is None and not self._state.guided and not self._timer.detailed:
+            key = self._graphs.key_of(table, packed)
+            if key is not None:
+                graph = GraphRows(key, table, packed)
+                return HostRows(packed, on_device=lambda _: graph)
+        arrays = [packed.position, packed.flat, packed.pool_row]
+        if self._sends_spans:
+            arrays.append(_span_arrays(packed, table))
+        num_own = len(arrays)
+        if build is not None:
+            arrays += self._selection.arrays(build)
+
+        def on_device(sent: Sequence[Tensor]) -> EagerRows:
+            runs = list(pairwise(packed.base.tolist()))
+            rows = StepRows(
+                num_rows=packed.num_rows,
+                num_refresh_rows=packed.num_refresh_rows,
+                position=sent[0],
+                flat=sent[1],
+                pool_row=sent[2],
+                refresh_runs=runs[: table.num_refresh],
+                reuse_q_runs=runs[table.num_refresh :],
+                reuse_k_runs=[(i.kv_start, i.kv_start + i.key_tokens) for i in items[table.num_refresh :]],
+                spans=_spans(sent[3], packed, table) if self._sends_spans else None,
+                pack=None if build is None else self._selection.pack(build, sent[num_own:]),
+            )
+            return EagerRows(rows, self._model.rotary(rows.position), self._attend(items, rows, pad_to))
+
+        return HostRows(packed, arrays, on_device)
+
+
+def _span_arrays(packed: PackedRows, table: ItemTable) -> Ints:
+    """``Spans`` of the Refresh sequences, then of the Reuse ones, whose queries are counted from their own first."""
+    m, lengths = table.num_refresh, np.diff(packed.base)
+    refresh = SpanMetadata.of_lengths(lengths[:m])
+    reuse = SpanMetadata.of_lengths(lengths[m:], table.kv_start[m:], packed.key_len)
+    return np.concatenate((*refresh, *reuse)).astype(np.int64)
+
+
+def _spans(sent: Tensor, packed: PackedRows, table: ItemTable) -> tuple[Spans, Spans]:
+    m, n = table.num_refresh, len(table.slot) - table.num_refresh
+    longest = np.diff(packed.base)
+    parts = sent.to(torch.int32).split([m + 1, m + 1, m, n + 1, n + 1, n])
+    max_q, max_window = int(longest[:m].max(initial=0)), int(longest[m:].max(initial=0))
+    return (
+        Spans(cu_q=parts[0], k_start=parts[1], k_len=parts[2], max_q=max_q, max_k=max_q),
+        Spans(
+            cu_q=parts[3], k_start=parts[4], k_len=parts[5], max_q=max_window, max_k=int(packed.key_len.max(initial=0))
+        ),
+    )

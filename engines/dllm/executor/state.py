@@ -1,0 +1,131 @@
+"""Resident requests: their token ids in slots on the device, and what the host has to know of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engines.dllm.config import GenerationConfig
+from engines.dllm.executor.step import Block, BlockTokens
+from engines.dllm.plan import PlanItem
+from engines.dllm.request import Request
+from engines.models.config import ModelConfig
+from engines.runtime.staging import Staging
+
+
+class RequestState:
+    """``num_slots`` requests at most. Ids go to the device once, at admission, and come back once, at the end.
+
+    ``spare`` slots more belong to no request: what a captured graph is padded with.
+    """
+
+    def __init__(
+        self,
+        shape: ModelConfig,
+        staging: Staging,
+        *,
+        num_slots: int,
+        max_len: int,
+        device: torch.device,
+        spare: int = 0,
+    ) -> None:
+        self.max_len = max_len
+        # The last column belongs to no position: padding of a ragged block is read from and written to it.
+        self.tokens = torch.full(
+            (num_slots + spare, max_len + 1), shape.mask_token_id, dtype=torch.int64, device=device
+        )
+        self._mask_id, self._eos_id = shape.mask_token_id, shape.eos_token_id
+        self._staging = staging
+        self._free = list(range(num_slots))
+        self._slots: dict[int, int] = {}
+        self._requests: dict[int, Request] = {}
+        self._draws: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+        """Where requests end that a stop token ends."""
+        self.guided: set[int] = set()
+        self.sampled: set[int] = set()
+        """Requests whose steps need random numbers."""
+        self.parallel: set[int] = set()
+        self.stopping: set[int] = set()
+
+    @property
+    def width(self) -> int:
+        """Columns of a slot."""
+        return self.tokens.shape[1]
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._requests
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Give each a slot that holds its prompt and masks behind it."""
+        if not requests:
+            return
+        ids, flat = [], []
+        for request in requests:
+            slot = self._free.pop()
+            self._slots[request.request_id] = slot
+            self._requests[request.request_id] = request
+            self._draws[request.request_id] = 0
+            for members, is_member in self._special(request.generation):
+                if is_member:
+                    members.add(request.request_id)
+            row = np.full(request.total_len, self._mask_id, dtype=np.int64)
+            assert request.prompt_ids is not None
+            row[: request.prompt_len] = request.prompt_ids
+            ids.append(row)
+            flat.append(np.arange(slot * self.width, slot * self.width + request.total_len))
+        index, values = self._staging.send(np.concatenate(flat), np.concatenate(ids))
+        self.tokens.put_(index, values)
+
+    def _special(self, generation: GenerationConfig) -> tuple[tuple[set[int], bool], ...]:
+        is_sampled = generation.temperature > 0 or generation.alg_temp > 0 or generation.remasking == "random"
+        return (
+            (self.guided, generation.cfg_scale > 0),
+            (self.sampled, is_sampled),
+            (self.parallel, generation.is_parallel),
+            (self.stopping, generation.stop_at_eos),
+        )
+
+    def release(self, request_id: int) -> tuple[int, ...]:
+        """The generated ids, end-of-text behind an early stop; waits for the device."""
+        request = self._requests.pop(request_id, None)
+        if request is None:  # lost before it was admitted
+            return ()
+        slot = self._slots.pop(request_id)
+        del self._draws[request_id]
+        for special in (self.guided, self.sampled, self.parallel, self.stopping):
+            special.discard(request_id)
+        self._free.append(slot)
+        end = self._ends.pop(request_id, request.total_len)
+        rest = (self._eos_id,) * (request.total_len - end)
+        return (*self.tokens[slot, request.prompt_len : end].tolist(), *rest)
+
+    def request(self, item: PlanItem) -> Request:
+        return self._requests[item.request_id]
+
+    def generations(self, items: Sequence[PlanItem]) -> list[GenerationConfig]:
+        return [self._requests[item.request_id].generation for item in items]
+
+    def slots(self, items: Sequence[PlanItem]) -> list[int]:
+        return [self._slots[item.request_id] for item in items]
+
+    def next_draws(self, items: Sequence[PlanItem]) -> list[int]:
+        """How often each request has drawn random numbers so far; counts this time."""
+        draws = [self._draws[item.request_id] for item in items]
+        for item in items:
+            self._draws[item.request_id] += 1
+        return draws
+
+    def end_with(self, item: PlanItem) -> None:
+        """The request ends with its active block."""
+        self._ends[item.request_id] = item.block_end
+
+    def block_tokens(self, block: Block) -> BlockTokens:
+        ids = self.tokens.take(block.flat)
+        fixed = ids != self._mask_id
+        if block.padding is not None:
+            fixed |= block.padding
+        return BlockTokens(ids, fixed)
