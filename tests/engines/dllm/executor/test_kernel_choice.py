@@ -1,0 +1,87 @@
+"""Which implementation runs each part of a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from support.tiny_models import GQA, network
+
+from engines import kernels
+from engines.attention import Sdpa
+from engines.attention.padded import SdpaPadded
+from engines.dllm.cache.selection import TorchSelectAndPack, TritonSelectAndPack
+from engines.dllm.config import DecodeConfig, EngineConfig, SparsityConfig
+from engines.dllm.decode.denoise import Reduction
+from engines.dllm.decode.fused import FusedReduction
+from engines.dllm.executor.kernel_choice import KernelChoice
+from engines.kernels import probe
+from engines.models.llada import LLaDAModelLM
+
+CONFIG = EngineConfig(decode=DecodeConfig(confidence="margin"), suppress_mask_token=False)
+
+
+@pytest.fixture
+def with_triton(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """As where every kernel runs but those in the set that is returned."""
+    broken: set[str] = set()
+    monkeypatch.setattr(kernels, "available", lambda device: True)
+    monkeypatch.setattr(probe, "faults", lambda device, dtype: dict.fromkeys(broken, "it is off by 1"))
+    return broken
+
+
+def half() -> LLaDAModelLM:
+    return LLaDAModelLM(GQA.config).to(torch.bfloat16).requires_grad_(False)
+
+
+def test_a_cpu_has_no_choice() -> None:
+    choice = KernelChoice(network(GQA), CONFIG)
+    assert isinstance(choice.attention, Sdpa)
+    assert isinstance(choice.selection, TorchSelectAndPack)
+    assert choice.reduction == Reduction(confidence="margin", suppress_id=None)
+    assert choice.local is None
+    assert choice.recorder() is None
+    assert choice.report() == {}
+    assert isinstance(
+        KernelChoice(network(GQA), replace(CONFIG, attention_backend="sdpa-padded")).attention, SdpaPadded
+    )
+
+
+def test_fused_kernels_serve_16_bit_models(with_triton: set[str]) -> None:
+    choice = KernelChoice(half(), EngineConfig())
+    assert choice.serves("pack", "scores", "confidence")
+    assert isinstance(choice.selection, TritonSelectAndPack)
+    assert isinstance(choice.reduction, FusedReduction)
+    assert choice.reduction.suppress_id == GQA.mask_id
+    for other in (
+        KernelChoice(network(GQA), EngineConfig()),  # float32
+        KernelChoice(half(), EngineConfig(fused_kernels=False)),
+    ):
+        assert not other.serves()
+        assert isinstance(other.selection, TorchSelectAndPack)
+        assert type(other.reduction) is Reduction
+
+
+def test_a_kernel_that_is_wrong_here_is_passed_over(with_triton: set[str]) -> None:
+    with_triton.add("scores")
+    choice = KernelChoice(half(), EngineConfig())
+    assert isinstance(choice.selection, TorchSelectAndPack)
+    assert isinstance(choice.reduction, FusedReduction)
+    with_triton.add("confidence")
+    assert type(KernelChoice(half(), EngineConfig()).reduction) is Reduction
+
+
+def test_the_library_s_order_of_ties_needs_the_library(with_triton: set[str]) -> None:
+    parity = EngineConfig(tie_policy="parity", sparsity=SparsityConfig(selection="uniform"))
+    assert isinstance(KernelChoice(half(), parity).selection, TorchSelectAndPack)
+
+
+def test_layers_are_fused_and_set_free_again(with_triton: set[str]) -> None:
+    model = half()
+    with_triton.add("swiglu")
+    KernelChoice(model, EngineConfig()).fuse_layers(model)
+    ops = model.blocks[0].fused
+    assert ops.rms_norm is not None
+    assert ops.rotate is not None
+    assert ops.swiglu is None
