@@ -45,7 +45,8 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.llada import LLaDAModelLM
@@ -236,7 +237,7 @@ def time_baseline(
 
     def outside(kinds: Iterable[StepKind]) -> float:
         records = [record for kind in kinds for record in alone[kind]]
-        return 1 - sum(record.forward_s for record in records) / sum(record.duration_s for record in records)
+        return 1 - sum(record.outcome.forward_s for record in records) / sum(record.duration_s for record in records)
 
     def row(kind: str, num_steps: int, share: float, middle: Callable[[Callable[[Timed], float]], float]) -> Row:
         ours, theirs, bare_s = middle(lambda s: s.ours_s), middle(lambda s: s.published_s), middle(lambda s: s.bare_s)

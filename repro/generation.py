@@ -12,7 +12,8 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.request import Request, StepRecord, check_request
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request, check_request
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import require
@@ -123,5 +124,5 @@ def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, requ
 
 def _empty_forwards(records: list[StepRecord]) -> int:
     """Blocks that their first, full forward completed: published code runs one more forward on each."""
-    refresh = [record.num_refresh == 1 for record in records] + [True]
+    refresh = [record.plan.num_refresh == 1 for record in records] + [True]
     return sum(now and after for now, after in pairwise(refresh))

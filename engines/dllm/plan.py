@@ -63,9 +63,11 @@ class StepOutcome(NamedTuple):
 
     committed: tuple[int, ...]
     query_rows: int
+    """Rows the forward computes, padding included where the system pads."""
     logit_rows: int
     forward_s: float | None
-    """Seconds inside the model's forward; None where the device has not got there yet (``Executor.times``)."""
+    """Seconds inside the model's forward, logits included; equals duration_s on the roofline. None where the device
+    has not got there yet (``Executor.times``)."""
     duration_s: float | None
     graph: bool = False
     """Whether a captured CUDA graph ran the forward."""
@@ -76,6 +78,10 @@ class StepOutcome(NamedTuple):
     stops: Mapping[int, int] = MappingProxyType({})
     """Request id -> position of the first stop token in its active block. Only of requests with
     ``stop_at_eos``, and only once their block has nothing left to commit."""
+
+    @property
+    def committed_tokens(self) -> int:
+        return sum(self.committed)
 
 
 class ExecutorError(RuntimeError):

@@ -1,15 +1,14 @@
-"""A request as the engine receives it, and what one step of the engine reports.
+"""A request as the engine receives it.
 
 Who fills what: a workload makes ``Request``; a scheduler turns live requests into a ``StepPlan``
 (engines/dllm/plan.py); an executor, real or simulated, answers it; the engine reports the step as a
-``StepRecord``, and a driver stamps the times of requests from it.
+``StepRecord`` (engines/dllm/record.py), and a driver stamps the times of requests from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import require
@@ -55,42 +54,3 @@ def check_request(request: Request, model: ModelConfig) -> None:
         model.mask_token_id not in ids,
         f"prompt_ids of request {request.request_id} hold the mask id {model.mask_token_id}: remove it from the prompt",
     )
-
-
-class StepRecord(NamedTuple):
-    """One engine iteration. Times of requests are stamped at the END of the step they happen in,
-    except admission, which is stamped at its start."""
-
-    step: int
-    duration_s: float
-    """Wall seconds (torch) or charged seconds (roofline) of the whole step."""
-    forward_s: float | None
-    """The part inside the model's forward, logits included; equals duration_s on the roofline. None until
-    ``Engine.settled`` where a device is not waited for."""
-    num_refresh: int
-    num_reuse: int
-    query_tokens: int
-    """Rows the forward computes (padding included where the system pads)."""
-    scheduled_tokens: int
-    """Query tokens charged against max_num_batched_tokens."""
-    logit_rows: int
-    committed_tokens: int
-    kv_rows_used: int
-    kv_rows_total: int
-    num_running: int
-    num_waiting: int
-    admitted: tuple[int, ...] = ()
-    first_block: tuple[int, ...] = ()
-    """Requests whose first block completed in this step (what a client can see first)."""
-    finished: tuple[int, ...] = ()
-    stopped: tuple[tuple[int, int], ...] = ()
-    """Of the finished, those that hold a stop token where one ends generation, each with its tokens up
-    to and including the first."""
-    failed: tuple[tuple[int, str], ...] = ()
-    """Requests given up in this step, each with one sentence why."""
-    graph: bool = False
-    """Whether a captured CUDA graph ran the forward."""
-    parts: Mapping[str, float] | None = None
-    """Seconds by part of a profiled step (engines.dllm.plan.STEP_PARTS)."""
-    bound_s: float | None = None
-    """The roofline's lower bound of the step on its card; None where the card is unknown."""

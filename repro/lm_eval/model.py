@@ -213,6 +213,6 @@ def _run(engine: Engine, num_requests: int, *, show_progress: bool) -> None:
     # disable=None: only on a terminal.
     with tqdm(total=num_requests, desc="requests", disable=None if show_progress else True) as bar:
         for record in iter(engine.step, None):
-            for request_id, reason in record.failed:
+            for request_id, reason in record.done.failed:
                 raise RuntimeError(f"request {request_id} failed: {reason}")
-            bar.update(len(record.finished))
+            bar.update(len(record.done.finished))

@@ -439,7 +439,7 @@ def test_simulation_counts_the_rows_that_are_computed():
             batch_size=3,
         )[1]
         counts = [
-            [(r.query_tokens, r.logit_rows, r.committed_tokens, r.finished) for r in records]
+            [(r.outcome.query_rows, r.outcome.logit_rows, r.outcome.committed_tokens, r.done.finished) for r in records]
             for records in (real, charged)
         ]
         assert counts[0] == counts[1]

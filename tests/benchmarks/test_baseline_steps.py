@@ -102,4 +102,4 @@ def test_the_forward_is_counted_alike(baseline: Baseline, monkeypatch: pytest.Mo
         monkeypatch.setattr(part, name, takes(1000, getattr(part, name)))
     prompts = [prompt_of(MHA, i, 6) for i in range(2)]
     records = baseline.engine(network(MHA), prompts, GENERATIONS[0]).run()
-    assert {record.forward_s for record in records} == {MHA.layers + 10}
+    assert {record.outcome.forward_s for record in records} == {MHA.layers + 10}

@@ -23,7 +23,8 @@ from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
@@ -93,9 +94,9 @@ def test_replayed_steps_give_the_ids_of_eager_ones(model: TinyModel) -> None:
     replayed, records = run(engine, requests_of(model))
     if engine.executor.graphs is None:  # type: ignore[attr-defined]
         pytest.skip(f"{engine.executor.kernels.attention.name} does not read the pool in place")  # type: ignore[attr-defined]
-    assert any(record.graph for record in records)
+    assert any(record.outcome.graph for record in records)
     # All but the steps that build a cache, the second of each block.
-    assert [record.graph for record in records] == [record.step % BLOCK != 1 for record in records]
+    assert [record.outcome.graph for record in records] == [record.step % BLOCK != 1 for record in records]
     # Rows are padded to a graph's size, so a product may be summed by another kernel.
     assert agreement(replayed, eager) > 0.9
 
@@ -158,13 +159,13 @@ def test_what_the_device_took_is_known_afterwards() -> None:
     _, records = run(engine, requests_of(GQA))
     assert len(records) == 24
     for record in records:
-        assert record.forward_s is not None
-        assert record.forward_s > 0
-        assert (record.parts is not None) == (record.step % 3 == 0)
-        if record.parts is not None:
-            assert record.parts.keys() == set(STEP_PARTS)
-            assert min(record.parts.values()) >= 0
-            assert record.parts["attention"] > 0
+        assert record.outcome.forward_s is not None
+        assert record.outcome.forward_s > 0
+        assert (record.outcome.parts is not None) == (record.step % 3 == 0)
+        if record.outcome.parts is not None:
+            assert record.outcome.parts.keys() == set(STEP_PARTS)
+            assert min(record.outcome.parts.values()) >= 0
+            assert record.outcome.parts["attention"] > 0
 
 
 def test_static_batches_run_on_the_gpu() -> None:
@@ -203,8 +204,8 @@ def test_running_out_of_memory_costs_the_requests_of_a_step() -> None:
         engine.submit(request)
     record = engine.step()
     assert record is not None
-    assert len(record.failed) == 6
-    assert all("out of memory" in reason for _, reason in record.failed)
+    assert len(record.done.failed) == 6
+    assert all("out of memory" in reason for _, reason in record.done.failed)
     executor.head = head
     wanted, _ = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
     again, _ = run(engine, requests_of(GQA))

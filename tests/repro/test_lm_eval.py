@@ -140,7 +140,7 @@ def test_all_requests_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spy(self: Engine) -> Any:
         record = step(self)
-        running.append(0 if record is None else record.num_running)
+        running.append(0 if record is None else record.occupancy.num_running)
         return record
 
     monkeypatch.setattr(Engine, "step", spy)

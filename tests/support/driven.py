@@ -6,7 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from engines.dllm.config import GenerationConfig
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.plan import StepOutcome
+from engines.dllm.record import Completion, Occupancy, PlanFacts, StepRecord
+from engines.dllm.request import Request
 from repro.runs.clock import Clock, VirtualClock
 from repro.runs.drivers.steps import drive_steps
 from repro.runs.record import RunRecord
@@ -61,21 +63,30 @@ class FakeEngine:
         return StepRecord(
             step=self._step - 1,
             duration_s=self._service_s,
-            forward_s=self._service_s / 2,
-            num_refresh=len(admitted),
-            num_reuse=num_running - len(admitted),
-            query_tokens=num_running,
-            scheduled_tokens=num_running,
-            logit_rows=num_running,
-            kv_rows_used=num_running,
-            kv_rows_total=self._capacity,
-            num_running=num_running,
-            committed_tokens=sum(self._request[i].generation.gen_length for i in finished),
-            num_waiting=len(self._waiting),
-            admitted=tuple(admitted),
-            first_block=finished,
-            finished=finished,
-            failed=tuple((i, "the server gave up") for i in ended if i in self._fail),
+            plan=PlanFacts(
+                num_refresh=len(admitted),
+                num_reuse=num_running - len(admitted),
+                scheduled_tokens=num_running,
+                admitted=tuple(admitted),
+            ),
+            outcome=StepOutcome(
+                committed=tuple(self._request[i].generation.gen_length for i in finished),
+                query_rows=num_running,
+                logit_rows=num_running,
+                forward_s=self._service_s / 2,
+                duration_s=self._service_s,
+            ),
+            done=Completion(
+                first_block=finished,
+                finished=finished,
+                failed=tuple((i, "the server gave up") for i in ended if i in self._fail),
+            ),
+            occupancy=Occupancy(
+                kv_rows_used=num_running,
+                kv_rows_total=self._capacity,
+                num_running=num_running,
+                num_waiting=len(self._waiting),
+            ),
         )
 
     def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:

@@ -36,7 +36,7 @@ def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dic
             engine.submit(pending.pop(0)[1])
         record = engine.step()
         step += 1
-        for request_id in record.finished if record else ():
+        for request_id in record.done.finished if record else ():
             found = engine.take_output(request_id)
             assert found is not None
             outputs[request_id] = found

@@ -50,7 +50,7 @@ def static_batch_bytes(
             )
         for _ in range(2):
             record = engine.step()
-            if record is not None and record.failed:
-                raise ExecutorError(record.failed[0][1])
+            if record is not None and record.done.failed:
+                raise ExecutorError(record.done.failed[0][1])
 
     return peak_bytes(run, next(model.parameters()).device)

@@ -16,22 +16,15 @@ from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from types import MappingProxyType
-from typing import NamedTuple
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import PlanItem, StepPlan
+from engines.dllm.record import Completion
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import RefreshRule
 from engines.dllm.sequence import Sequence
 from engines.errors import require
-
-
-class Completion(NamedTuple):
-    first_block: tuple[int, ...] = ()
-    finished: tuple[int, ...] = ()
-    stopped: tuple[tuple[int, int], ...] = ()
-    """Of the finished, those a stop token ended, each with its tokens up to and including it."""
 
 
 class Scheduler(ABC):

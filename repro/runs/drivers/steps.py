@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
 
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.errors import UserError
 from repro.runs.clock import Clock
 from repro.runs.record import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, Table
@@ -134,17 +135,17 @@ class _RequestLog:
         self.table["submit_lag_s"][self._row[request.request_id]] = now - request.arrival_s
 
     def stamp(self, record: StepRecord, start: float, end: float) -> None:
-        for request_id in record.admitted:
+        for request_id in record.plan.admitted:
             self._set_once("admitted_s", request_id, start)
-        for request_id in record.first_block:
+        for request_id in record.done.first_block:
             self._set_once("first_block_s", request_id, end)
-        stopped = dict(record.stopped)
-        for request_id in record.finished:
+        stopped = dict(record.done.stopped)
+        for request_id in record.done.finished:
             self._set_once("finished_s", request_id, end)
             gen_length = self.table["gen_length"][self._row[request_id]]
             self._set_once("output_len", request_id, stopped.get(request_id, gen_length))
             self._close(request_id, "ok")
-        for request_id, reason in record.failed:
+        for request_id, reason in record.done.failed:
             self._set_once("error", request_id, reason)
             self._close(request_id, "failed")
 
@@ -168,14 +169,24 @@ class _RequestLog:
 
 
 _LENGTHS = {
-    "num_admitted": "admitted",
-    "num_first_block": "first_block",
-    "num_finished": "finished",
-    "num_failed": "failed",
+    "num_admitted": "plan.admitted",
+    "num_first_block": "done.first_block",
+    "num_finished": "done.finished",
+    "num_failed": "done.failed",
+}
+_PLACES = {
+    **dict.fromkeys(("num_refresh", "num_reuse", "scheduled_tokens"), "plan"),
+    **dict.fromkeys(("forward_s", "logit_rows", "committed_tokens", "graph", "bound_s"), "outcome"),
+    **dict.fromkeys(("kv_rows_used", "kv_rows_total", "num_running", "num_waiting"), "occupancy"),
+}
+_PATHS = {
+    **_LENGTHS,
+    **{name: f"{part}.{name}" for name, part in _PLACES.items()},
+    "query_tokens": "outcome.query_rows",
 }
 _STAMPS = ("start_s", "end_s")
 _READ = [column.name for column in STEP_COLUMNS if column.name not in (*_STAMPS, *PART_COLUMNS)]
-_read_step = attrgetter(*(_LENGTHS.get(name, name) for name in _READ))
+_read_step = attrgetter(*(_PATHS.get(name, name) for name in _READ))
 """A step's columns but for its stamps and parts, the lengths still as tuples; one call for all of them."""
 
 
@@ -186,7 +197,7 @@ def _step_table(steps: Sequence[tuple[StepRecord, float, float]]) -> Table:
         name: list(map(len, values)) if name in _LENGTHS else list(values)
         for name, values in zip(_READ, read, strict=True)
     }
-    parts = [record.parts for record in records]
+    parts = [record.outcome.parts for record in records]
     columns |= {name: [None if own is None else own[part] for own in parts] for name, part in PART_COLUMNS.items()}
     columns |= {"start_s": list(starts), "end_s": list(ends)}
     return {column.name: columns[column.name] for column in STEP_COLUMNS}

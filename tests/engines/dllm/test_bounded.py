@@ -21,6 +21,7 @@ from engines.dllm.executor.bounded import BoundedExecutor
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
 from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
+from engines.dllm.record import StepRecord
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -67,9 +68,11 @@ def serve(executor: Executor) -> Engine:
 def test_bounds_are_the_datasheet_s_whatever_is_charged() -> None:
     recorder = Recorder(RooflineExecutor(roofline(calibration=CALIBRATION), CONFIG))
     records = serve(recorder).run()
-    assert [r.bound_s for r in records] == [roofline().lower_bound_s(step_work(p, CONFIG)) for p in recorder.plans]
-    assert all(0 < r.bound_s < r.duration_s for r in records if r.bound_s is not None)
-    assert len({r.bound_s for r in records}) > 2
+    assert [r.outcome.bound_s for r in records] == [
+        roofline().lower_bound_s(step_work(p, CONFIG)) for p in recorder.plans
+    ]
+    assert all(0 < r.outcome.bound_s < r.duration_s for r in records if r.outcome.bound_s is not None)
+    assert len({r.outcome.bound_s for r in records}) > 2
 
 
 def test_a_measured_run_has_the_bounds_of_its_simulation() -> None:
@@ -78,11 +81,14 @@ def test_a_measured_run_has_the_bounds_of_its_simulation() -> None:
     bounded = serve(BoundedExecutor(packed_executor(network(GQA), CONFIG, 60), RooflineExecutor(roofline(), CONFIG)))
     simulated = serve(RooflineExecutor(roofline(), CONFIG)).run()
     alone, records = plain.run(), bounded.run()
-    assert [r.bound_s for r in records] == [r.bound_s for r in simulated]
-    same = {"duration_s": 0.0, "forward_s": 0.0, "bound_s": None}
-    assert [r._replace(**same) for r in records] == [r._replace(**same) for r in alone]
-    assert {r.bound_s for r in alone} == {None}
+    assert [r.outcome.bound_s for r in records] == [r.outcome.bound_s for r in simulated]
+    assert [timeless(r) for r in records] == [timeless(r) for r in alone]
+    assert {r.outcome.bound_s for r in alone} == {None}
     assert [plain.take_output(i) for i in range(3)] == [bounded.take_output(i) for i in range(3)]
+
+
+def timeless(record: StepRecord) -> StepRecord:
+    return record._replace(duration_s=0.0, outcome=record.outcome._replace(forward_s=0.0, bound_s=None))
 
 
 def test_dllm_cache_counts_its_own_work() -> None:
@@ -94,7 +100,7 @@ def test_dllm_cache_counts_its_own_work() -> None:
         engine = Engine(scheduler, make())
         for request in requests(MHA):
             engine.submit(request)
-        return [record.bound_s for record in engine.run()]
+        return [record.outcome.bound_s for record in engine.run()]
 
     def simulated() -> FeatureCacheRooflineExecutor:
         return FeatureCacheRooflineExecutor(roofline(MHA), config, cache)
@@ -125,8 +131,8 @@ class Failing:
 
 def test_a_step_that_failed_has_no_bound() -> None:
     records = serve(BoundedExecutor(Failing(), RooflineExecutor(roofline(), CONFIG))).run()
-    assert [r.bound_s is None for r in records] == [bool(r.failed) for r in records]
-    assert sum(bool(r.failed) for r in records) == 1
+    assert [r.outcome.bound_s is None for r in records] == [bool(r.done.failed) for r in records]
+    assert sum(bool(r.done.failed) for r in records) == 1
 
 
 # ---- parts --------------------------------------------------------------------------------------
@@ -152,30 +158,30 @@ class Profiled:
 
 def test_the_engine_s_own_time_is_idle() -> None:
     for record in serve(Profiled(0.0, lags=False)).run():
-        assert record.parts is not None
-        assert record.parts["idle"] == record.duration_s > 0
-        assert sum(record.parts.values()) == record.duration_s
+        assert record.outcome.parts is not None
+        assert record.outcome.parts["idle"] == record.duration_s > 0
+        assert sum(record.outcome.parts.values()) == record.duration_s
 
 
 def test_parts_longer_than_a_step_stay_as_they_are() -> None:
     executor = Profiled(1e3, lags=False)
-    assert all(record.parts == executor.parts for record in serve(executor).run())
+    assert all(record.outcome.parts == executor.parts for record in serve(executor).run())
 
 
 def test_what_a_device_says_is_not_held_against_the_host_s_clock() -> None:
     executor = Profiled(1e-9, lags=True)
     for record in serve(executor).run():
-        assert (record.parts, record.forward_s) == (executor.parts, 1.0)
+        assert (record.outcome.parts, record.outcome.forward_s) == (executor.parts, 1.0)
 
 
 def test_the_parts_of_real_steps_make_up_the_steps() -> None:
     records = serve(packed_executor(network(GQA), CONFIG, 60, profile_every=2)).run()
-    assert [record.parts is not None for record in records] == [step % 2 == 0 for step in range(len(records))]
+    assert [record.outcome.parts is not None for record in records] == [step % 2 == 0 for step in range(len(records))]
     for record in records[::2]:
-        assert record.parts is not None
-        assert set(record.parts) == set(STEP_PARTS)
-        assert sum(record.parts.values()) == pytest.approx(record.duration_s)
-        assert min(record.parts[part] for part in ("attention", "gemm", "logits", "commit", "idle")) > 0
+        assert record.outcome.parts is not None
+        assert set(record.outcome.parts) == set(STEP_PARTS)
+        assert sum(record.outcome.parts.values()) == pytest.approx(record.duration_s)
+        assert min(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "commit", "idle")) > 0
 
 
 # ---- peaks, and whose ---------------------------------------------------------------------------

@@ -29,7 +29,8 @@ from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import StepOutcome, StepPlan
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -78,9 +79,9 @@ def drive(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> tuple[dict
         if record is None:
             continue
         records.append(record)
-        lengths = dict(record.stopped)
-        assert lengths.keys() <= set(record.finished)
-        for request_id in record.finished:
+        lengths = dict(record.done.stopped)
+        assert lengths.keys() <= set(record.done.finished)
+        for request_id in record.done.finished:
             ids = engine.take_output(request_id)
             assert ids is not None
             outputs[request_id] = ids, lengths.get(request_id)
@@ -227,11 +228,11 @@ def test_a_stop_frees_rows_and_slot_in_its_step(delay: int, rule: dict[str, floa
     )
     assert outputs[0] == stopped_by_hand(first, generation, stop_ids, GQA.config.eos_token_id)
     assert outputs[0][0] == first[:end] + (GQA.config.eos_token_id,) * (20 - end)
-    ends = [record.step for record in records if 0 in record.finished]
-    starts = [record.step for record in records if 1 in record.admitted]
+    ends = [record.step for record in records if 0 in record.done.finished]
+    starts = [record.step for record in records if 1 in record.plan.admitted]
     assert starts == [ends[0] + 1]
-    assert sum(record.committed_tokens for record in records[: ends[0] + 1]) == end
-    assert [record.first_block for record in records[: ends[0] + 1] if record.first_block] == [(0,)]
+    assert sum(record.outcome.committed_tokens for record in records[: ends[0] + 1]) == end
+    assert [record.done.first_block for record in records[: ends[0] + 1] if record.done.first_block] == [(0,)]
 
 
 @pytest.mark.parametrize("rule", [{}, {"threshold": 0.5}], ids=str)
@@ -259,7 +260,7 @@ def test_one_transfer_and_only_where_it_can_matter(rule: dict[str, float], monke
             assert record is not None
             completes = num_steps % 6 == 5 and bool(asked)
             # A finished request's ids are read once more.
-            assert len(transfers) == (bool(rule) or completes) + len(record.finished)
+            assert len(transfers) == (bool(rule) or completes) + len(record.done.finished)
             num_steps += 1
 
 

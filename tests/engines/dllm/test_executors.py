@@ -20,7 +20,8 @@ from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor, step_work
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import Executor, PlanItem, StepPlan
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import Scheduler
@@ -121,27 +122,19 @@ def check_same(case: Case) -> None:
     simulated_plans, simulated = case.run(RooflineExecutor(ROOFLINE, case.config))
     assert plans == simulated_plans
     for real, charged in zip(records, simulated, strict=True):
-        assert real.query_tokens == charged.query_tokens
-        assert real.logit_rows == charged.logit_rows
-        for name in (
-            "step",
-            "num_refresh",
-            "num_reuse",
-            "scheduled_tokens",
-            "committed_tokens",
-            "kv_rows_used",
-            "kv_rows_total",
-            "num_running",
-            "num_waiting",
-            "admitted",
-            "first_block",
-            "finished",
-            "failed",
-        ):
+        for name in ("step", "plan", "done", "occupancy"):
             assert getattr(real, name) == getattr(charged, name), name
-    assert sum(record.committed_tokens for record in records) == sum(r.generation.gen_length for _, r in case.arrivals)
-    assert sorted(i for record in records for i in record.finished) == sorted(r.request_id for _, r in case.arrivals)
-    assert sorted(i for record in records for i in record.first_block) == sorted(r.request_id for _, r in case.arrivals)
+        for name in ("query_rows", "logit_rows", "committed"):
+            assert getattr(real.outcome, name) == getattr(charged.outcome, name), name
+    assert sum(record.outcome.committed_tokens for record in records) == sum(
+        r.generation.gen_length for _, r in case.arrivals
+    )
+    assert sorted(i for record in records for i in record.done.finished) == sorted(
+        r.request_id for _, r in case.arrivals
+    )
+    assert sorted(i for record in records for i in record.done.first_block) == sorted(
+        r.request_id for _, r in case.arrivals
+    )
 
 
 @settings(max_examples=40)
@@ -162,7 +155,7 @@ def test_a_simulation_is_the_same_twice_and_takes_the_charged_time(case: Case) -
     plans, records = case.run(RooflineExecutor(ROOFLINE, case.config))
     assert (plans, records) == case.run(RooflineExecutor(ROOFLINE, case.config))
     for plan, record in zip(plans, records, strict=True):
-        assert record.duration_s == record.forward_s == ROOFLINE.step_time(step_work(plan, case.config)).total_s
+        assert record.duration_s == record.outcome.forward_s == ROOFLINE.step_time(step_work(plan, case.config)).total_s
 
 
 # ---- what a step costs --------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.plan import StepPlan
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.dllm.scheduling.lookahead import CommittedDemand, LookaheadScheduler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
@@ -290,7 +291,7 @@ def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[in
             engine.submit(pending.pop(0)[1])
         if (record := engine.step()) is not None:
             records.append(record)
-            outputs.update({request_id: engine.take_output(request_id) for request_id in record.finished})
+            outputs.update({request_id: engine.take_output(request_id) for request_id in record.done.finished})
         index += 1
     return records, outputs
 
@@ -334,7 +335,7 @@ def test_both_executors_see_the_same_schedule(case: Case) -> None:
     arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]
     real, _ = serve(Engine(case.scheduler(), packed_executor(network(GQA), case.config, case.kv_rows)), arrivals)
     charged, _ = serve(Engine(case.scheduler(), RooflineExecutor(ROOFLINE, case.config)), arrivals)
-    for name in ("admitted", "finished", "first_block", "scheduled_tokens", "num_refresh", "num_reuse", "num_waiting"):
+    for name in ("plan", "done", "occupancy"):
         assert [getattr(r, name) for r in real] == [getattr(r, name) for r in charged], name
 
 

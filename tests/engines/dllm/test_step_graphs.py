@@ -18,7 +18,8 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.graphs import MAX_ROWS, ROWS, EagerRecorder, graph_key, reuse_keys
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.request import Request, StepRecord
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
@@ -79,10 +80,10 @@ def test_graphs_and_padded_attention_give_the_ids_of_plain_steps(
     assert padded == plain
     assert replayed == plain
     for before, after in zip(records, replayed_records, strict=True):
-        assert not before.graph
-        builds = after.num_refresh > 0 and after.query_tokens > 0 and not after.graph
-        assert after.graph or builds or after.query_tokens > MAX_ROWS
-    assert any(record.graph for record in replayed_records)
+        assert not before.outcome.graph
+        builds = after.plan.num_refresh > 0 and after.outcome.query_rows > 0 and not after.outcome.graph
+        assert after.outcome.graph or builds or after.outcome.query_rows > MAX_ROWS
+    assert any(record.outcome.graph for record in replayed_records)
 
 
 def capture_all(executor: TorchExecutor) -> None:
@@ -101,8 +102,10 @@ def test_prepared_sizes_cover_every_step_that_builds_no_cache() -> None:
     executor.prepare(8)
     _, records = serve(executor, requests)
     builds = [record.step % 8 == 1 for record in records]
-    assert [record.graph for record in records] == [not build for build in builds]
-    assert sum(record.graph and record.num_refresh > 0 for record in records) == 2  # one full forward a block
+    assert [record.outcome.graph for record in records] == [not build for build in builds]
+    assert (
+        sum(record.outcome.graph and record.plan.num_refresh > 0 for record in records) == 2
+    )  # one full forward a block
 
 
 @given(st.integers(1, MAX_ROWS), st.integers(1, 256), st.integers(1, 256))
@@ -124,16 +127,16 @@ def test_profiled_steps_are_divided_into_parts() -> None:
     config = replace(CONFIG, attention_backend="sdpa")
     executor = packed_executor(network(GQA), config, pool_rows(requests, config), profile_every=2)
     _, records = serve(executor, requests)
-    assert [record.parts is not None for record in records] == [i % 2 == 0 for i in range(len(records))]
+    assert [record.outcome.parts is not None for record in records] == [i % 2 == 0 for i in range(len(records))]
     for record in records[::2]:
-        assert record.parts is not None
-        assert min(record.parts.values()) >= 0
-        assert sum(record.parts.values()) <= record.duration_s
-        assert record.forward_s == pytest.approx(
-            sum(record.parts[part] for part in ("attention", "gemm", "logits", "selection"))
+        assert record.outcome.parts is not None
+        assert min(record.outcome.parts.values()) >= 0
+        assert sum(record.outcome.parts.values()) <= record.duration_s
+        assert record.outcome.forward_s == pytest.approx(
+            sum(record.outcome.parts[part] for part in ("attention", "gemm", "logits", "selection"))
         )
     # The second step of each block builds the cache.
     every = packed_executor(network(GQA), config, pool_rows(requests, config), profile_every=1)
     _, records = serve(every, requests)
-    packs = [record.parts is not None and record.parts["selection"] > 0 for record in records]
+    packs = [record.outcome.parts is not None and record.outcome.parts["selection"] > 0 for record in records]
     assert packs == [i % 8 == 1 for i in range(len(records))]

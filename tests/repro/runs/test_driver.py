@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.driven import FakeEngine, drive, make_requests
 
-from engines.dllm.request import StepRecord
+from engines.dllm.record import StepRecord
 from engines.errors import UserError
 from engines.runtime.step_timer import STEP_PARTS
 from repro.runs.clock import Clock, VirtualClock, WallClock
@@ -129,12 +129,17 @@ class LaggingEngine(FakeEngine):
 
     def step(self) -> StepRecord | None:
         record = super().step()
-        return None if record is None else record._replace(forward_s=None, graph=record.step > 0, bound_s=0.25)
+        if record is None:
+            return None
+        return record._replace(outcome=record.outcome._replace(forward_s=None, graph=record.step > 0, bound_s=0.25))
 
     def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-        assert all(record.forward_s is None for record in records)
+        assert all(record.outcome.forward_s is None for record in records)
         parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
-        return [r._replace(forward_s=0.5 + r.step, parts=None if r.step % 2 else parts) for r in records]
+        return [
+            r._replace(outcome=r.outcome._replace(forward_s=0.5 + r.step, parts=None if r.step % 2 else parts))
+            for r in records
+        ]
 
 
 def test_what_is_known_late_is_in_the_record() -> None:
@@ -239,7 +244,9 @@ class LyingEngine(FakeEngine):
     def step(self) -> StepRecord | None:
         record = super().step()
         assert record is not None
-        return record._replace(**self._reported)
+        if "admitted" in self._reported:
+            return record._replace(plan=record.plan._replace(**self._reported))
+        return record._replace(done=record.done._replace(**self._reported))
 
 
 @pytest.mark.parametrize(
