@@ -108,18 +108,3 @@ def gpu_of_device(device_name: str) -> Gpu | None:
     if names & _OTHER_CARDS:
         return None
     return next((known for known in GPUS if known.name in names), None)
-
-
-_UNITS = {"MB": 10**6, "GB": GB, "MIB": 2**20, "GIB": 2**30}
-
-
-def parse_memory(text: str) -> int:
-    """Bytes of a size such as ``24GB`` (decimal) or ``24GiB`` (binary)."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", text)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    size = int(float(match[1]) * unit) if match and unit else 0
-    if size < 1:
-        raise UserError(
-            f"memory size {text!r} is not understood: write a positive number and MB, GB, MiB or GiB, as in 24GB"
-        )
-    return size

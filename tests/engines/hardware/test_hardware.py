@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engines.errors import UserError
-from engines.hardware.catalogue import GPUS, H20, H200, L40S, RTX4090, gpu, gpu_of_device, parse_memory
+from engines.hardware.catalogue import GPUS, H20, H200, L40S, RTX4090, gpu, gpu_of_device
 
 
 def test_peaks_are_the_datasheets():
@@ -51,12 +51,3 @@ def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
         "",
     ):
         assert gpu_of_device(name) is None, name
-
-
-def test_memory_sizes():
-    assert parse_memory("24GB") == RTX4090.memory_bytes
-    assert parse_memory(" 1.5 GiB ") == 3 * 2**29
-    assert parse_memory("512mib") == 2**29
-    for text in ("24", "GB", "-1GB", "24G", "0GB", "1e3GB", "0.0000000001GB"):
-        with pytest.raises(UserError, match="24GB"):
-            parse_memory(text)
