@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import require
+from engines.kernels.launch import expect
 
 
 class Building(NamedTuple):
@@ -33,7 +33,7 @@ class Building(NamedTuple):
 
     def check(self, device: torch.device) -> None:
         shape = self.kept.shape
-        require(
+        expect(
             len(shape) == 1
             and all(t.shape == shape and t.dtype == torch.int64 and t.device == device for t in self)
             and all(t.stride(0) == 1 for t in self),

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
+from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
 
 TILE = 4096
 """Logits a program reads, all at once; LLaDA's row of 126,464 is 31 of them."""
@@ -139,7 +139,7 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
     from engines.kernels.jit.confidence import merge_parts
 
     parts = Partial(*(t.contiguous() for t in parts))
-    require(
+    expect(
         parts.best.dim() == 2 and all(t.shape == parts.best.shape for t in parts) and parts.token.dtype == torch.int64,
         "parts of one shape [S, M], tokens int64",
     )
@@ -167,8 +167,8 @@ def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
 
 
 def _check(logits: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> None:
-    require(
+    expect(
         logits.dim() == 2 and logits.shape[1] > 0 and (logits.shape[1] == 1 or logits.stride(1) == 1),
         "logits [M, V] with contiguous V",
     )
-    require(logits.dtype in dtypes, "logits in bfloat16, float16 or float32")
+    expect(logits.dtype in dtypes, "logits in bfloat16, float16 or float32")

@@ -23,7 +23,7 @@ def tiles(count: int, size: int) -> int:
     return -(-count // size)
 
 
-def require(condition: bool, wanted: str) -> None:
+def expect(condition: bool, wanted: str) -> None:
     """Raises ValueError: a caller's mistake, no user's."""
     if not condition:
         raise ValueError(f"wanted {wanted}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engines.kernels.building import Building
-from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
+from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
 
 ROWS = 32
 """Rows a program moves: 8 KiB of K and of V at 16 bits and D = 128."""
@@ -83,21 +83,21 @@ def pack_reference(
 def _check(
     pool_k: Tensor, pool_v: Tensor, k: Tensor, v: Tensor, building: Building, chosen: Tensor | None, max_kept: int
 ) -> None:
-    require(
+    expect(
         k.dim() == pool_k.dim() == 3 and k.shape == v.shape and pool_k.shape == pool_v.shape,
         "k and v [N, Hkv, D], pool_k and pool_v [R, Hkv, D]",
     )
-    require(
+    expect(
         k.shape[1:] == pool_k.shape[1:] and all(t.stride(2) == 1 for t in (k, v, pool_k, pool_v)),
         "the same Hkv and D in k, v and the pool, with contiguous D",
     )
-    require(
+    expect(
         k.dtype in DTYPES and all(t.dtype == k.dtype and t.device == k.device for t in (v, pool_k, pool_v)),
         "k, v and the pool in one floating dtype, on one device",
     )
     building.check(k.device)
     if chosen is not None:
-        require(
+        expect(
             chosen.dim() == 3
             and chosen.shape[0] == len(building.kept)
             and chosen.shape[1] in (1, k.shape[1])

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, on, power_of_two, require
+from engines.kernels.launch import DTYPES, expect, on, power_of_two
 
 MAX_WIDTH = 32768
 """A row is held in registers."""
@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
     from engines.kernels.jit.rmsnorm import normalize_rows
 
     rows, width = x.shape
-    require(width <= MAX_WIDTH, f"rows of {MAX_WIDTH} at most")
+    expect(width <= MAX_WIDTH, f"rows of {MAX_WIDTH} at most")
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows > 0:
         padded = power_of_two(width)
@@ -54,8 +54,8 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, delta: Tensor | No
 
 
 def _check(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
-    require(x.dim() == 2 and x.dtype in DTYPES and x.stride(1) == 1, "x [N, d] of a floating dtype with contiguous d")
-    require(
+    expect(x.dim() == 2 and x.dtype in DTYPES and x.stride(1) == 1, "x [N, d] of a floating dtype with contiguous d")
+    expect(
         weight.shape == x.shape[1:]
         and weight.is_contiguous()
         and weight.dtype == x.dtype
@@ -63,7 +63,7 @@ def _check(x: Tensor, weight: Tensor, delta: Tensor | None) -> None:
         "a contiguous weight [d] of the dtype and device of x",
     )
     if delta is not None:
-        require(
+        expect(
             delta.shape == x.shape and delta.stride(1) == 1 and delta.dtype == x.dtype and delta.device == x.device,
             "delta [N, d] of the dtype and device of x, with contiguous d",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, on, power_of_two, require, tiles
+from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
 from engines.models.layers import rotate_halves
 
 HEADS = 16
@@ -73,15 +73,15 @@ def rotate_reference(
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
     rows, _, width = q.shape
-    require(
+    expect(
         k.dim() == 3 and k.shape[0] == rows and k.shape[2] == width and width % 2 == 0,
         "q [N, H, D] and k [N, Hkv, D], even D",
     )
-    require(
+    expect(
         q.dtype in DTYPES and q.dtype == k.dtype and q.device == k.device and q.stride(2) == k.stride(2) == 1,
         "q and k in one floating dtype, on one device, with contiguous D",
     )
-    require(
+    expect(
         cos.shape == sin.shape
         and cos.shape[1:] == (1, width)
         and cos.dtype == sin.dtype
@@ -91,9 +91,9 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | N
         "cos and sin [N or P, 1, D] on the device of q, with contiguous D",
     )
     if positions is None:
-        require(cos.shape[0] == rows, "a row of cos and sin for every row of q, or positions")
+        expect(cos.shape[0] == rows, "a row of cos and sin for every row of q, or positions")
     else:
-        require(
+        expect(
             positions.shape == (rows,)
             and positions.dtype == torch.int64
             and positions.is_contiguous()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import on, power_of_two, require
+from engines.kernels.launch import expect, on, power_of_two
 
 MAX_CONTEXT = 16384
 """A row of scores is held in registers."""
@@ -25,7 +25,7 @@ def select(score: Tensor, kept: Tensor, max_kept: int) -> Tensor:
     from engines.kernels.jit.select import select_rows
 
     n, heads, context = score.shape
-    require(context <= MAX_CONTEXT, f"at most {MAX_CONTEXT} context rows; sort longer ones")
+    expect(context <= MAX_CONTEXT, f"at most {MAX_CONTEXT} context rows; sort longer ones")
     out = torch.empty((n, heads, max_kept), dtype=torch.int64, device=score.device)
     if out.numel() == 0:
         return out
@@ -56,11 +56,11 @@ def select_reference(score: Tensor, kept: Tensor, max_kept: int) -> Tensor:
 
 
 def _check(score: Tensor, kept: Tensor) -> None:
-    require(
+    expect(
         score.dim() == 3 and score.dtype == torch.float32 and (score.shape[2] < 2 or score.stride(2) == 1),
         "score [n, heads, C] float32 with contiguous C",
     )
-    require(
+    expect(
         kept.shape == score.shape[:1] and kept.dtype == torch.int64 and kept.device == score.device,
         "kept [n] int64 on the device of score",
     )
