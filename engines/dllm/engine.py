@@ -99,6 +99,10 @@ class Engine:
             for record in records
         ]
 
+    def close(self) -> None:
+        """Give the executor's memory back: of a run that is over, or has failed. May be called twice."""
+        self.executor.close()
+
     def run(self) -> list[StepRecord]:
         """Step until everything submitted is finished."""
         records = []

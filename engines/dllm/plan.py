@@ -114,3 +114,7 @@ class Executor(Protocol):
     def release(self, request_id: int) -> tuple[int, ...] | None:
         """Free the request's state; its generated ids, or None where no tokens exist (simulation)."""
         ...
+
+    def close(self) -> None:
+        """Give back what it holds of a device. Nothing is executed afterwards; may be called twice."""
+        ...

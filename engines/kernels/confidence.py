@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
+from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.runtime.device import on
 
 TILE = 4096
 """Logits a program reads, all at once; LLaDA's row of 126,464 is 31 of them."""

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Launches go to the current stream of ``device``."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def power_of_two(count: int) -> int:

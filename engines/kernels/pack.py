@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from engines.kernels.building import Building
-from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
+from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.runtime.device import on
 
 ROWS = 32
 """Rows a program moves: 8 KiB of K and of V at 16 bits and D = 128."""

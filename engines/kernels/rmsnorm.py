@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, on, power_of_two
+from engines.kernels.launch import DTYPES, expect, power_of_two
+from engines.runtime.device import on
 
 MAX_WIDTH = 32768
 """A row is held in registers."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
+from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
 from engines.models.layers import rotate_halves
+from engines.runtime.device import on
 
 HEADS = 16
 """Heads a program rotates."""

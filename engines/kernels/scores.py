@@ -12,7 +12,8 @@ from torch import Tensor
 
 from engines.kernels.building import Building
 from engines.kernels.importance import ContextRows, Selection, importance
-from engines.kernels.launch import DTYPES, expect, on, power_of_two, tiles
+from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.runtime.device import on
 
 QUERY_ROWS = 16
 HEAD_TILE = 64

@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import expect, on, power_of_two
+from engines.kernels.launch import expect, power_of_two
+from engines.runtime.device import on
 
 MAX_CONTEXT = 16384
 """A row of scores is held in registers."""

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, on, tiles
+from engines.kernels.launch import DTYPES, expect, tiles
+from engines.runtime.device import on
 
 TILE = 2048
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +44,8 @@ def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Allo
         raise UserError(
             f"memory_bytes={memory_bytes}: the device has {total}: give a --memory-limit of at most {total / 1e9:.0f}GB"
         )
+    # What nobody can reach any more counts until it is collected.
+    gc.collect()
     allocator.empty_cache()
     allowed = total if memory_bytes is None else min(memory_bytes, total)
     allocator.set_per_process_memory_fraction(allowed / total, index)

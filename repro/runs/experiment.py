@@ -81,7 +81,11 @@ def run(experiment: Experiment, on_progress: Callable[[DriveProgress], None] | N
 
         with leading(experiment) as assembled:
             return _drive(experiment, assembled, on_progress)
-    return _drive(experiment, experiment.system.assemble(experiment.settings, experiment.resources), on_progress)
+    assembled = experiment.system.assemble(experiment.settings, experiment.resources)
+    try:
+        return _drive(experiment, assembled, on_progress)
+    finally:
+        assembled.engine.close()
 
 
 def _drive(

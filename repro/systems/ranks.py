@@ -24,9 +24,12 @@ def leading(experiment: Experiment) -> Iterator[Assembled]:
         assembled = experiment.system.assemble(settings, experiment.resources, group)
         leader = LeadingExecutor(assembled.engine.executor, group)
         assembled.engine.executor = leader
-        yield assembled
-        # Not after an error, where the others may be anywhere: then they are ended.
-        leader.stop()
+        try:
+            yield assembled
+            # Not after an error, where the others may be anywhere: then they are ended.
+            leader.stop()
+        finally:
+            leader.close()
 
 
 def _follow(group: TensorParallel, cell: Cell) -> None:

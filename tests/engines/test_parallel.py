@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from support.graph_recorders import CountingRecorder
 from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
 from torch import Tensor
 
@@ -183,7 +184,38 @@ def mismatches(group: TensorParallel, _: Path) -> None:
             lead_or_follow(executor, group, plan)
 
 
-CHECKS: tuple[Check, ...] = (exchanges, reductions, uniform_scores, forwards, loading, serving, mismatches)
+def closing(group: TensorParallel, folder: Path) -> None:
+    """Every rank has released its graphs before it returns, and so before it leaves the group: NCCL waits for
+    collectives that graphs hold. After an error too."""
+    chosen = case(SparsityConfig(), attention_backend="sdpa-padded")
+    for fails in (False, True):
+        recorder = CountingRecorder()
+        executor = packed_executor(load_shard("tiny", group), chosen.config, KV_ROWS, recorder=recorder)
+        executor.prepare(4)
+        assert recorder.num_live == recorder.num_made > 0
+        if group.rank and fails:
+            executor.commit = None  # type: ignore[assignment]
+            with pytest.raises(TypeError):
+                follow(executor, group)
+        elif group.rank:
+            follow(executor, group)
+        else:
+            leading = LeadingExecutor(executor, group)
+            requests = requests_of("tiny", chosen)
+            if fails:
+                engine = Engine(PhaseScheduler(chosen.config, KvPool(KV_ROWS), DelayedCache(delay=1)), leading)
+                engine.submit(requests[0])
+                engine.step()
+                leading.close()
+            else:
+                outputs(leading, chosen.config, DelayedCache(delay=1), requests)
+                assert recorder.num_replays > 0
+                leading.stop()
+        assert recorder.num_live == 0
+        assert executor.pool.num_rows == 0
+
+
+CHECKS: tuple[Check, ...] = (exchanges, reductions, uniform_scores, forwards, loading, serving, mismatches, closing)
 
 
 # ---- their parts ------------------------------------------------------------------------------------
@@ -208,6 +240,8 @@ class Constant:
 
     def release(self, request_id: int) -> tuple[int, ...]:
         return (self.token,)
+
+    def close(self) -> None: ...
 
 
 def lead_or_follow(executor: Executor, group: TensorParallel, plan: StepPlan) -> None:
@@ -274,6 +308,8 @@ def serve(group: TensorParallel, name: str, case: Case) -> None:
     for executor in (alone, own):
         executor.pool.fill_with_zeros()
     rule = case.rule or DelayedCache(delay=config.sparsity.refresh_delay)
+    # The end of a run closes the executors.
+    pools = ((alone.pool.k, own.pool.k), (alone.pool.v, own.pool.v))
     expected = outputs(alone, config, rule, requests)
     if group.rank:
         follow(own, group)
@@ -284,7 +320,7 @@ def serve(group: TensorParallel, name: str, case: Case) -> None:
         assert found == expected, f"{name} {case}"
     kv_heads = config_of(name).n_kv_heads
     heads = slice(*span(kv_heads, group.rank, group.size))
-    for whole, part in ((alone.pool.k, own.pool.k), (alone.pool.v, own.pool.v)):
+    for whole, part in pools:
         assert (whole.abs().sum() > 0) == rule.caches
         torch.testing.assert_close(
             part, whole[:, :, heads], rtol=2e-3, atol=2e-3, msg=lambda text: f"{name} {case}: {text}"
@@ -404,6 +440,8 @@ def test_a_graph_captures_the_sum_over_ranks() -> None:
         x.copy_(torch.randn((5, 3), device="cuda:0"))
         graph.replay()
         torch.testing.assert_close(out, x @ weight.T)
+        # Or the communicator waits for it for ever.
+        graph.reset()
     finally:
         dist.destroy_process_group()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,6 +22,7 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
+from engines.dllm.executor.graphs import capture_stream
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.record import StepRecord
@@ -210,3 +212,55 @@ def test_running_out_of_memory_costs_the_requests_of_a_step() -> None:
     wanted, _ = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
     again, _ = run(engine, requests_of(GQA))
     assert again == wanted
+
+
+def test_a_closed_executor_gives_its_memory_back() -> None:
+    """Graphs and pool go at once; what is left goes with the last reference, without the collector."""
+    run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))  # workspaces and tables are made once
+    torch.cuda.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    engine = engine_of(GQA, torch.bfloat16, CONFIG)
+    run(engine, requests_of(GQA))
+    pool = engine.executor.pool.k.nbytes + engine.executor.pool.v.nbytes  # type: ignore[attr-defined]
+    held = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        engine.close()
+        assert torch.cuda.memory_allocated() <= held - pool
+        del engine
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        gc.enable()
+
+
+def test_captures_share_one_stream() -> None:
+    """cuBLAS keeps a workspace for every stream it has met: a second set of graphs takes no second one."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    assert capture_stream(device) is capture_stream(device)
+    engines = [engine_of(GQA, torch.bfloat16, CONFIG) for _ in range(2)]
+    held = []
+    for engine in engines:
+        engine.close()
+        held.append(torch.cuda.memory_allocated())
+    engine_of(GQA, torch.bfloat16, CONFIG).close()
+    assert torch.cuda.memory_allocated() <= held[0]
+
+
+def test_an_executor_runs_on_the_device_of_its_model() -> None:
+    """Whatever the current device is."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 CUDA devices, torch sees {torch.cuda.device_count()}")
+    wanted, records = run(engine_of(GQA, torch.bfloat16, CONFIG), requests_of(GQA))
+    rows = sum(cache_rows(request, CONFIG.sparsity) for request in requests_of(GQA))
+    model = deepcopy(network(GQA)).to("cuda:1", torch.bfloat16)
+    with torch.cuda.device(0):
+        before = torch.cuda.memory_allocated(0)
+        executor = packed_executor(model, CONFIG, rows, profile_every=3)
+        executor.prepare(BLOCK)
+        engine = Engine(PhaseScheduler(CONFIG, KvPool(rows), DelayedCache(delay=1)), executor)
+        found, elsewhere = run(engine, requests_of(GQA))
+        assert torch.cuda.memory_allocated(0) == before
+    assert found == wanted
+    assert sum(r.outcome.graph for r in elsewhere) >= sum(r.outcome.graph for r in records) - len(records) // 3 - 1
+    assert all(r.outcome.forward_s for r in elsewhere)

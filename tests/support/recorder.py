@@ -12,7 +12,7 @@ class Recorder:
         self.executor = executor
         self.plans: list[StepPlan] = []
         self.validate, self.release = executor.validate, executor.release
-        self.wait, self.times = executor.wait, executor.times
+        self.wait, self.times, self.close = executor.wait, executor.times, executor.close
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         self.plans.append(plan)

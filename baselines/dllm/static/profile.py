@@ -48,9 +48,12 @@ def static_batch_bytes(
             engine.submit(
                 Request(request_id=i, prompt_len=prompt_len, prompt_ids=(token,) * prompt_len, generation=generation)
             )
-        for _ in range(2):
-            record = engine.step()
-            if record is not None and record.done.failed:
-                raise ExecutorError(record.done.failed[0][1])
+        try:
+            for _ in range(2):
+                record = engine.step()
+                if record is not None and record.done.failed:
+                    raise ExecutorError(record.done.failed[0][1])
+        finally:
+            engine.close()
 
     return peak_bytes(run, next(model.parameters()).device)

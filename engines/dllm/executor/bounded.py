@@ -38,3 +38,6 @@ class BoundedExecutor:
     def release(self, request_id: int) -> tuple[int, ...] | None:
         self.meter.release(request_id)
         return self.executor.release(request_id)
+
+    def close(self) -> None:
+        self.executor.close()

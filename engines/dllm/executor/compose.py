@@ -21,6 +21,7 @@ from engines.dllm.executor.step import Forward, Head
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, check_request
 from engines.models.protocol import DiffusionModel
+from engines.runtime.device import on
 from engines.runtime.staging import Staging, staging_to
 from engines.runtime.step_timer import StepTimer, timer_of
 
@@ -52,9 +53,10 @@ class Shared:
         """``num_slots`` requests at most are resident, by default ``max_num_seqs``. ``attention`` is the backend of a
         system without a choice of one; ``recorder`` captures forwards in place of the device's own."""
         shape, device = model.config, next(model.parameters()).device
-        kernels, staging = KernelChoice(model, config, attention=attention), staging_to(device)
-        kernels.fuse_layers(model)
-        recorder = recorder or kernels.recorder()
+        with on(device):
+            kernels, staging = KernelChoice(model, config, attention=attention), staging_to(device)
+            kernels.fuse_layers(model)
+            recorder = recorder or kernels.recorder()
         state = RequestState(
             shape,
             staging,
@@ -113,6 +115,7 @@ class Shared:
             head=head,
             commit=Commit(config, state, staging, stop_ids or {shape.eos_token_id}, ranked_span=ranked_span),
             timer=self.timer,
+            scope=partial(on, self.device),
             checks=(partial(check_request, model=shape), *([also_validate] if also_validate else [])),
             graphs=graphs,
             profile_every=profile_every,

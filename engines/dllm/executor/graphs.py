@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -44,93 +45,85 @@ class GraphKey(NamedTuple):
         return self.has_refresh == other.has_refresh and all(size >= wanted for size, wanted in sizes)
 
 
-class Recorder(Protocol):
-    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Something that does ``forward`` again, on the same memory."""
+class Recording(Protocol):
+    """A forward that can be done again, on the same memory."""
+
+    def replay(self) -> Tensor:
+        """What the forward returned; overwritten by the next replay."""
         ...
+
+    def release(self) -> None:
+        """Give the memory back, and whatever a communicator waits for; it cannot be replayed any more."""
+        ...
+
+
+class Recorder(Protocol):
+    def record(self, forward: Callable[[], Tensor]) -> Recording: ...
+
+
+@lru_cache(maxsize=64)
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream of all captures on a device: cuBLAS keeps a workspace (32 MiB on Hopper) for every stream it has
+    met, until the process ends."""
+    return torch.cuda.Stream(device)
 
 
 class CudaRecorder:
     """All graphs share one pool of memory, which is right because they never run at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = capture_stream(device)
 
-    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, forward: Callable[[], Tensor]) -> Recording:
         # Once outside: libraries set up and kernels compile on first use, which a capture forbids.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             forward()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # Other threads, such as NCCL's watchdog, go on asking the device.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = forward()
+        return CudaRecording(graph, out)
 
-        def replay() -> Tensor:
-            graph.replay()
-            return out
 
-        return replay
+class CudaRecording:
+    def __init__(self, graph: torch.cuda.CUDAGraph, out: Tensor) -> None:
+        self._graph, self._out = graph, out
+
+    def replay(self) -> Tensor:
+        self._graph.replay()
+        return self._out
+
+    def release(self) -> None:
+        self._graph.reset()
+        del self._out
 
 
 class EagerRecorder:
     """Runs the forward as it is; what replaying does to metadata, on any device."""
 
-    def record(self, forward: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        return forward
+    def record(self, forward: Callable[[], Tensor]) -> Recording:
+        return EagerRecording(forward)
 
 
-class StepGraphs:
-    """The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are the padding's."""
+class EagerRecording:
+    def __init__(self, forward: Callable[[], Tensor]) -> None:
+        self.replay = forward
 
-    def __init__(
-        self,
-        model: DiffusionModel,
-        attention: VarlenAttention,
-        tokens: Tensor,
-        pool: PoolTensors,
-        staging: Staging,
-        recorder: Recorder,
-    ) -> None:
-        self._model, self._attention, self._recorder = model, attention, recorder
+    def release(self) -> None:
+        del self.replay
+
+
+class GraphForward:
+    """What is captured of a step: the model over rows whose metadata lies in a buffer of the graph's own."""
+
+    def __init__(self, model: DiffusionModel, attention: VarlenAttention, tokens: Tensor, pool: PoolTensors) -> None:
+        self._model, self._attention = model, attention
         self._tokens, self._pool = tokens, pool
-        self._staging = staging
-        self._graphs: dict[GraphKey, tuple[Tensor, Callable[[], Tensor]]] = {}
 
-    @property
-    def keys(self) -> tuple[GraphKey, ...]:
-        return tuple(self._graphs)
-
-    def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
-        """Of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
-        if packed.num_rows > MAX_ROWS:
-            return None
-        longest = int(np.diff(packed.base).max())
-        least = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
-        return min((key for key in self._graphs if key.holds(least)), default=None)
-
-    def capture(self, key: GraphKey) -> None:
-        """Its memory and the compilation of its kernels are paid for here, not in a step."""
-        if key in self._graphs:
-            return
-        numbers = torch.zeros(sum(_sizes(key)), dtype=torch.int64, device=self._tokens.device)
-        nothing = ItemTable.of((), ())
-        self._staging.fill(numbers, self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0)))
-        self._graphs[key] = numbers, self._recorder.record(lambda: self._forward(key, numbers))
-
-    def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
-        """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
-        numbers, replay = self._graphs[key]
-        self._staging.fill(numbers, self._metadata(key, table, packed))
-        return replay()
-
-    def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
-        slots, width = self._tokens.shape
-        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool.num_rows - 1)
-
-    def _forward(self, key: GraphKey, numbers: Tensor) -> Tensor:
+    def __call__(self, key: GraphKey, numbers: Tensor) -> Tensor:
         sizes = _sizes(key)
         position, flat, pool_row = numbers.split(sizes)[:3]
         spans = numbers[sum(sizes[:3]) :].to(torch.int32).split(sizes[3:])
@@ -155,6 +148,61 @@ class StepGraphs:
             return out
 
         return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
+
+
+class StepGraphs:
+    """The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are the padding's."""
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        attention: VarlenAttention,
+        tokens: Tensor,
+        pool: PoolTensors,
+        staging: Staging,
+        recorder: Recorder,
+    ) -> None:
+        self._forward, self._recorder = GraphForward(model, attention, tokens, pool), recorder
+        self._tokens, self._pool = tokens, pool
+        self._staging = staging
+        self._graphs: dict[GraphKey, tuple[Tensor, Recording]] = {}
+
+    @property
+    def keys(self) -> tuple[GraphKey, ...]:
+        return tuple(self._graphs)
+
+    def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
+        """Of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
+        if packed.num_rows > MAX_ROWS:
+            return None
+        longest = int(np.diff(packed.base).max())
+        least = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
+        return min((key for key in self._graphs if key.holds(least)), default=None)
+
+    def capture(self, key: GraphKey) -> None:
+        """Its memory and the compilation of its kernels are paid for here, not in a step."""
+        if key in self._graphs:
+            return
+        numbers = torch.zeros(sum(_sizes(key)), dtype=torch.int64, device=self._tokens.device)
+        nothing = ItemTable.of((), ())
+        self._staging.fill(numbers, self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0)))
+        self._graphs[key] = numbers, self._recorder.record(partial(self._forward, key, numbers))
+
+    def close(self) -> None:
+        """Release every graph; none holds a step any more."""
+        while self._graphs:
+            _, (_, recording) = self._graphs.popitem()
+            recording.release()
+
+    def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
+        """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
+        numbers, recording = self._graphs[key]
+        self._staging.fill(numbers, self._metadata(key, table, packed))
+        return recording.replay()
+
+    def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
+        slots, width = self._tokens.shape
+        return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool.num_rows - 1)
 
 
 def _sizes(key: GraphKey) -> list[int]:

@@ -86,7 +86,7 @@ class KernelChoice:
         """How forwards are captured; None where they are not."""
         if self._device.type != "cuda" or not self._config.cuda_graphs or not reads_pool_in_place(self.attention):
             return None
-        return CudaRecorder()
+        return CudaRecorder(self._device)
 
     def report(self) -> dict[str, Any]:
         """What serves, and what was passed over and why, as JSON; nothing on a CPU, which has no choice."""

@@ -26,6 +26,10 @@ class PoolTensors:
         self.k.zero_()
         self.v.zero_()
 
+    def close(self) -> None:
+        """Give the memory back; the rows are gone."""
+        self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
+
     @property
     def num_rows(self) -> int:
         return self.k.shape[1]

@@ -72,15 +72,28 @@ class LeadingExecutor:
         return _release(self.executor, request_id, self._group, self._verify)
 
     def stop(self) -> None:
-        """Let the other ranks return from ``follow``."""
+        """Let the other ranks return from ``follow``, once they have closed their executors; closes this one's."""
         self._send(Stop())
+        self.close()
+
+    def close(self) -> None:
+        """This rank's executor alone, which has to be before it leaves the group, after an error too: what a
+        communicator captured in graphs keeps it from ending."""
+        self.executor.close()
 
     def _send(self, what: Execute | Release | Stop) -> None:
         self._group.from_leader(Command(what, self._verify))
 
 
 def follow(executor: Executor, group: TensorParallel) -> None:
-    """Do as rank 0's ``LeadingExecutor`` does until it stops; for all other ranks."""
+    """Do as rank 0's ``LeadingExecutor`` does until it stops, then close the executor; for all other ranks."""
+    try:
+        _follow(executor, group)
+    finally:
+        executor.close()
+
+
+def _follow(executor: Executor, group: TensorParallel) -> None:
     while True:
         command: Command = group.from_leader()
         if isinstance(command.what, Execute):

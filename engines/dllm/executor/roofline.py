@@ -52,6 +52,9 @@ class RooflineExecutor:
     def times(self) -> Mapping[int, StepTimes]:
         return {}
 
+    def close(self) -> None:
+        return
+
     def execute(self, plan: StepPlan) -> StepOutcome:
         work = self.work(plan)
         duration, bound = self._priced(work)

@@ -9,8 +9,10 @@ cannot know (``Commit``, ``release``) and lest it run more than a step ahead (``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import wraps
 from traceback import clear_frames
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
@@ -27,12 +29,27 @@ from engines.dllm.plan import ExecutorError, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.runtime.step_timer import StepTimer, StepTimes
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def on_its_device(method: Callable[P, R]) -> Callable[P, R]:
+    """With the executor's device the current one, whatever the caller's is."""
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        executor: Any = args[0]
+        with executor.scope():
+            return method(*args, **kwargs)
+
+    return run
+
 
 class TorchExecutor:
     """One step after another, by the parts it is given; ``packed_executor`` and the baselines' like it compose them.
 
-    ``checks`` refuse requests that the model or the method cannot run. Every ``profile_every``-th step is
-    divided into parts (``STEP_PARTS``), none if 0.
+    ``scope`` makes the device of its tensors the current one. ``checks`` refuse requests that the model or the method
+    cannot run. Every ``profile_every``-th step is divided into parts (``STEP_PARTS``), none if 0.
     """
 
     def __init__(
@@ -48,6 +65,7 @@ class TorchExecutor:
         head: Head,
         commit: Commit,
         timer: StepTimer,
+        scope: Callable[[], AbstractContextManager[object]],
         checks: Sequence[Callable[[Request], None]],
         graphs: StepGraphs | None = None,
         profile_every: int = 0,
@@ -58,10 +76,13 @@ class TorchExecutor:
         self.head, self.commit = head, commit
         self.timer, self.graphs = timer, graphs
         self.device = state.tokens.device
+        self.scope = scope
         self._checks = checks
         self._profile_every = profile_every
         self._num_steps = 0
+        self._is_closed = False
 
+    @on_its_device
     def paths(self) -> dict[str, Any]:
         """What its steps run on, and what was passed over and why, as JSON; nothing on a CPU."""
         report = self.kernels.report()
@@ -69,6 +90,21 @@ class TorchExecutor:
             report["cuda_graph_sizes"] = 0 if self.graphs is None else len(self.graphs.keys)
         return report
 
+    @on_its_device
+    def close(self) -> None:
+        """Give back what it holds of the device: layout, graphs and pool. It runs nothing afterwards.
+
+        Where ranks share a model, every one of them closes its executor before it leaves the group: a communicator
+        waits for the graphs that hold its collectives. May be called twice.
+        """
+        self._is_closed = True
+        self.layouts.forget()
+        self.forward.rest()
+        if self.graphs is not None:
+            self.graphs.close()
+        self.pool.close()
+
+    @on_its_device
     def prepare(self, block_length: int) -> None:
         """Capture the graphs of steps with blocks of that length, before anything is timed."""
         if self.graphs is None:
@@ -86,20 +122,25 @@ class TorchExecutor:
         for check in self._checks:
             check(request)
 
+    @on_its_device
     def release(self, request_id: int) -> tuple[int, ...]:
         token_ids = self.state.release(request_id)
         if self.state.is_empty:
             self.forward.rest()
         return token_ids
 
+    @on_its_device
     def wait(self) -> None:
         self.timer.wait()
 
+    @on_its_device
     def times(self) -> Mapping[int, StepTimes]:
         return self.timer.times()
 
+    @on_its_device
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutcome:
+        assert not self._is_closed, "a closed executor has no pool"
         if self.state.is_empty:
             self.timer.rest()
         self.timer.begin(detailed=self._profile_every > 0 and self._num_steps % self._profile_every == 0)

@@ -55,6 +55,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
         engine.submit(request)
     device = next(model.parameters()).device
     activation_bytes = peak_bytes(engine.step, device)
+    engine.close()
 
     hidden = torch.zeros(
         (config.max_num_batched_tokens, model.config.d_model), dtype=next(model.parameters()).dtype, device=device
@@ -92,7 +93,7 @@ def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: G
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Largest number of bytes ``run`` held at once, beyond what was allocated when it began."""
-    # Executors sit in reference cycles. One left over, freed in the middle of the run, would hide as many bytes.
+    # Garbage that is freed in the middle of the run would hide as many bytes.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

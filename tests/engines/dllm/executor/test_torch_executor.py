@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ class Parts:
             head=Head(self),
             commit=self.commit,  # type: ignore[arg-type]
             timer=HostTimer(),
+            scope=nullcontext,
             checks=(self.check,),
         )
 
