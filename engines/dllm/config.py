@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from engines.errors import require
 
 Selection = Literal["head", "uniform", "dense"]
-SchedulerName = Literal["phase", "request", "lookahead"]
+SCHEDULER_NAMES = ("phase", "request", "lookahead")
 LogitRows = Literal["decomposed", "monolithic"]
 TiePolicy = Literal["stable", "parity"]
 Remasking = Literal["low_confidence", "random"]
@@ -169,7 +169,8 @@ class EngineConfig:
     row of a step at once, as a standard engine makes them (§3.2)."""
     max_num_seqs: int = 512
     max_model_len: int = 4096
-    scheduler: SchedulerName = "phase"
+    scheduler: str = "phase"
+    """One of SCHEDULER_NAMES, or a class of one's own as ``module:NAME``."""
     sparsity: SparsityConfig = field(default_factory=SparsityConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     tie_policy: TiePolicy = "stable"
@@ -183,7 +184,10 @@ class EngineConfig:
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
     def __post_init__(self) -> None:
-        _one_of("scheduler", self.scheduler, SchedulerName)
+        require(
+            self.scheduler in SCHEDULER_NAMES or ":" in self.scheduler,
+            f"scheduler={self.scheduler!r} is unknown: use one of {', '.join(SCHEDULER_NAMES)}",
+        )
         _one_of("logit_rows", self.logit_rows, LogitRows)
         _one_of("tie_policy", self.tie_policy, TiePolicy)
         _one_of("attention_backend", self.attention_backend, AttentionName)

@@ -13,8 +13,10 @@ from engines.models.llada_config import LLADA_8B, LLaDAConfig
 TINY_DIR = Path(__file__).parent / "tiny"
 """The embedded checkpoint: a small model trained on tasks this project generates."""
 
-SHAPES: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
+PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
 """Full-size shapes that need no download with ``weights="random"``."""
+
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 MODEL_TYPES = ("llada", "Dream")
 """Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
@@ -80,4 +82,32 @@ def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
 
 def config_of(model: str) -> LLaDAConfig | DreamConfig:
     """Config of a shape's name, a directory or a hub id."""
-    return SHAPES[model] if model in SHAPES else read_config(checkpoint_dir(model, weights=False))
+    return PUBLISHED_CONFIGS[model] if model in PUBLISHED_CONFIGS else read_config(checkpoint_dir(model, weights=False))
+
+
+def weight_files(directory: Path) -> dict[str, set[str] | None]:
+    """File name -> tensor names its index promises, or None where there is no index.
+
+    As in transformers a single file goes before an index. Files neither names are not looked at.
+    """
+    if (directory / SINGLE_FILE).is_file():
+        return {SINGLE_FILE: None}
+    index = directory / INDEX_FILE
+    if not index.is_file():
+        raise UserError(
+            f"model directory {directory} lacks weights {SINGLE_FILE} and {INDEX_FILE}: restore them, or use --weights random"
+        )
+    placed = read_json(index).get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise UserError(f"{index} has no weight_map: restore the checkpoint's index")
+    files: dict[str, set[str] | None] = {}
+    for file in sorted({str(file) for file in placed.values()}):
+        if Path(file).name != file:
+            raise UserError(f"{index} names the shard {file!r} outside its directory: restore the checkpoint's index")
+        files[file] = {name for name, place in placed.items() if place == file}
+    missing = [file for file in files if not (directory / file).is_file()]
+    if missing:
+        raise UserError(
+            f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random"
+        )
+    return files

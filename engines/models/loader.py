@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias, get_args
 import torch
 
 from engines.errors import UserError
-from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of, read_config
+from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, read_config
 from engines.models.dream import DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import RMSNorm
@@ -58,7 +58,7 @@ def load_model(
 ) -> DiffusionModel:
     """A ready model in eval mode, in ``dtype`` whatever the checkpoint is stored in (``torch_dtype``).
 
-    ``weights="random"`` builds a shape (a name in SHAPES, or the config of a checkpoint) with small
+    ``weights="random"`` builds a shape (a name in PUBLISHED_CONFIGS, or the config of a checkpoint) with small
     random weights: throughput does not depend on their values. With ``divide`` only this process's part is
     read, or kept of random weights, which are drawn as for the whole model.
     """
@@ -66,7 +66,7 @@ def load_model(
     check_device(device)
     if weights == "random":
         return _random_model(config_of(model), dtype, device, seed, divide)
-    if model in SHAPES:
+    if model in PUBLISHED_CONFIGS:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
     directory = checkpoint_dir(model)
     network = build_model(read_config(directory))

@@ -16,10 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from engines.errors import UserError
-from engines.models.checkpoint import read_json
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+from engines.models.checkpoint import INDEX_FILE, weight_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,34 +45,6 @@ class Part(NamedTuple):
 
     def slices(self) -> tuple[slice, ...]:
         return (*(slice(None),) * self.dim, slice(self.start, self.end))
-
-
-def weight_files(directory: Path) -> dict[str, set[str] | None]:
-    """File name -> tensor names its index promises, or None where there is no index.
-
-    As in transformers a single file goes before an index. Files neither names are not looked at.
-    """
-    if (directory / SINGLE_FILE).is_file():
-        return {SINGLE_FILE: None}
-    index = directory / INDEX_FILE
-    if not index.is_file():
-        raise UserError(
-            f"model directory {directory} lacks weights {SINGLE_FILE} and {INDEX_FILE}: restore them, or use --weights random"
-        )
-    placed = read_json(index).get("weight_map")
-    if not isinstance(placed, dict) or not placed:
-        raise UserError(f"{index} has no weight_map: restore the checkpoint's index")
-    files: dict[str, set[str] | None] = {}
-    for file in sorted({str(file) for file in placed.values()}):
-        if Path(file).name != file:
-            raise UserError(f"{index} names the shard {file!r} outside its directory: restore the checkpoint's index")
-        files[file] = {name for name, place in placed.items() if place == file}
-    missing = [file for file in files if not (directory / file).is_file()]
-    if missing:
-        raise UserError(
-            f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random"
-        )
-    return files
 
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:

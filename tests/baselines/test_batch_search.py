@@ -13,15 +13,16 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from baselines.dllm.static import profile as batch_profile
-from baselines.dllm.static.memory import base_bytes
+from baselines.dllm.published import PublishedMethod
+from baselines.dllm.static.memory import StaticFootprint, base_bytes
 from baselines.dllm.static.search import FoundBatch, largest_batch
 from engines.dllm.memory.profile import peak_bytes
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
-from repro.runs.experiment import Experiment, prepare
-from repro.systems import backend, static
-from repro.systems.baseline import Baseline
+from repro.runs.experiment import prepare
+from repro.systems.dllm import on_torch, static
+from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.shapes import model_shape
 
 Peak = Callable[[int], int]
 SYSTEMS = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
@@ -140,6 +141,25 @@ def cell_of(system: str, platform: str, **knobs: Scalar) -> Cell:
     )
 
 
+def planned(cell: Cell) -> Deployment:
+    deployment = prepare(cell).deployment
+    assert isinstance(deployment, Deployment)
+    return deployment
+
+
+def footprint_of(deployment: Deployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
+    settings, method = deployment.settings, deployment.method
+    assert isinstance(method, PublishedMethod)
+    return method.footprint(
+        model_shape(settings),
+        deployment.sampler,
+        settings.generation,
+        memory_bytes=settings.memory_limit,
+        longest=longest,
+        is_upstream=is_upstream,
+    )
+
+
 @pytest.mark.parametrize(("platform", "system"), list(product(("rtx4090", "l40s"), SYSTEMS)))
 def test_on_a_card_the_search_is_exact_and_stays_inside(
     monkeypatch: pytest.MonkeyPatch, platform: str, system: str
@@ -154,16 +174,15 @@ def test_on_a_card_the_search_is_exact_and_stays_inside(
     monkeypatch.setattr(static, "largest_batch", recording)
     for input_len in (100, 300, 1000, 3744):
         probes.clear()
-        experiment = prepare(cell_of(system, platform, fixed_prompt_len=input_len, length_scale=1.0))
-        settings, resources = experiment.settings, experiment.resources
-        assert resources.longest == input_len + 256
-        assert isinstance(experiment.system, Baseline)
-        footprint = experiment.system.footprint(settings, resources.method, resources.longest)
-        true = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
-        assert resources.batch_size == min(true, 256)
+        deployment = planned(cell_of(system, platform, input_len=input_len, length_scale=1.0))
+        settings = deployment.settings
+        assert deployment.longest == input_len + 256
+        footprint = footprint_of(deployment, deployment.longest)
+        true = (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes
+        assert deployment.batch_size == min(true, 256)
         assert probes
-        assert all(held <= settings.memory_bytes for _, held in probes)
-        assert resources.facts["batch_peak_bytes"] == footprint.peak_bytes(resources.batch_size)
+        assert all(held <= settings.memory_limit for _, held in probes)
+        assert deployment.facts["batch_peak_bytes"] == footprint.peak_bytes(deployment.batch_size)
 
 
 @pytest.mark.parametrize("reading", ["efficient", "published"])
@@ -172,16 +191,13 @@ def test_a_batch_that_was_asked_for_must_fit_a_card(platform: str, system: str, 
     """In published code's memory where that is simulated, though it is run with one request whatever that takes."""
 
     def facts_of(size: int) -> object:
-        cell = cell_of(system, platform, fixed_prompt_len=744, length_scale=1.0, reading=reading, batch_size=size)
-        return prepare(cell).resources.facts
+        cell = cell_of(system, platform, input_len=744, length_scale=1.0, reading=reading, batch_size=size)
+        return planned(cell).facts
 
-    experiment = prepare(cell_of(system, platform, fixed_prompt_len=744, length_scale=1.0, reading=reading))
-    settings = experiment.settings
-    assert isinstance(experiment.system, Baseline)
-    footprint = experiment.system.footprint(
-        settings, experiment.resources.method, 1000, is_upstream=reading == "published"
-    )
-    fitting = (settings.memory_bytes - footprint.fixed_bytes) // footprint.per_request_bytes
+    deployment = planned(cell_of(system, platform, input_len=744, length_scale=1.0, reading=reading))
+    settings = deployment.settings
+    footprint = footprint_of(deployment, 1000, is_upstream=reading == "published")
+    fitting = (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes
     size = max(1, fitting)
     peak = footprint.peak_bytes(size)
     assert facts_of(size) == {"batch_size": size, "batch_obtained": "asked for", "batch_peak_bytes": peak} | (
@@ -195,38 +211,33 @@ def test_a_batch_that_was_asked_for_must_fit_a_card(platform: str, system: str, 
 
 def test_a_card_too_small_for_one_request() -> None:
     with pytest.raises(UserError, match="budget too small for one request"):
-        prepare(cell_of("llada", "rtx4090", memory_bytes=16 * 10**9))
+        prepare(cell_of("llada", "rtx4090", memory_limit=16 * 10**9))
 
 
 def test_fast_dllm_fits_its_longest_request_on_24_gb() -> None:
     """4000 tokens: float64 copies of all their logits would take 8 GB more."""
-    experiment = prepare(cell_of("fast-dllm", "rtx4090", fixed_prompt_len=3744, length_scale=1.0))
-    assert experiment.resources.longest == 4000
-    assert experiment.resources.batch_size == 1
-    assert isinstance(experiment.system, Baseline)
-    settings, chosen = experiment.settings, experiment.resources.method
-    ours, theirs = (experiment.system.footprint(settings, chosen, 4000, is_upstream=flag) for flag in (False, True))
+    deployment = planned(cell_of("fast-dllm", "rtx4090", input_len=3744, length_scale=1.0))
+    assert deployment.longest == 4000
+    assert deployment.batch_size == 1
+    ours, theirs = (footprint_of(deployment, 4000, is_upstream=flag) for flag in (False, True))
     vocabulary = 126464
     assert theirs.per_request_bytes - ours.per_request_bytes == 4000 * vocabulary * 16
     assert ours.fixed_bytes - theirs.fixed_bytes == 128 * vocabulary * 16
-    assert ours.peak_bytes(1) < settings.memory_bytes < theirs.peak_bytes(1)
+    assert ours.peak_bytes(1) < deployment.settings.memory_limit < theirs.peak_bytes(1)
 
 
 # ---- measured -----------------------------------------------------------------------------------
 
-SHORT = {
-    "num_requests": 8,
-    "gen_length": 16,
-    "block_length": 8,
-    "steps": 16,
-    "fixed_prompt_len": 106,
-    "length_scale": 1.0,
-}
+SHORT = {"num_prompts": 8, "gen_length": 16, "block_length": 8, "steps": 16, "input_len": 106, "length_scale": 1.0}
 MIB = 2**20
 
 
-def tiny(system: str, **knobs: Scalar) -> Experiment:
-    return prepare(cell_of(system, "cpu-tiny", **{**SHORT, "memory_bytes": 12 * MIB, **knobs}))
+def tiny_cell(system: str, **knobs: Scalar) -> Cell:
+    return cell_of(system, "cpu-tiny", **{**SHORT, "memory_limit": 12 * MIB, **knobs})
+
+
+def measured_facts(cell: Cell) -> Mapping[str, Any]:
+    return on_torch.assemble(planned(cell))[1].facts
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -235,12 +246,11 @@ def test_the_model_and_the_measurement_agree(system: str) -> None:
     takes 60 to 100 % of what it says, and no batch more."""
     held: dict[int, int] = {}
     for size in (4, 8):
-        experiment = tiny(system, max_num_seqs=size, memory_bytes=60 * MIB)
-        facts = experiment.system.assemble(experiment.settings, experiment.resources).facts
+        cell = tiny_cell(system, max_num_seqs=size, memory_limit=60 * MIB)
+        facts = measured_facts(cell)
         assert facts["batch_size"] == size
         held[size] = facts["batch_peak_bytes"]
-    assert isinstance(experiment.system, Baseline)
-    footprint = experiment.system.footprint(experiment.settings, experiment.resources.method, 122)
+    footprint = footprint_of(planned(cell), 122)
     assert 0.6 < (held[8] - held[4]) / 4 / footprint.per_request_bytes < 1
     for size, found in held.items():
         assert 0.75 < found / footprint.peak_bytes(size) < 1
@@ -249,36 +259,34 @@ def test_the_model_and_the_measurement_agree(system: str) -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
     """The whole workload, not just the steps that were probed; and one member more would not have fitted."""
-    experiment = tiny(system)
-    settings = experiment.settings
-    device = torch.device("cpu")
-    backend.load(*backend.model_key(settings))
+    settings = planned(tiny_cell(system)).settings
+    on_torch.load(*on_torch.model_key(settings))
 
     def run(size: int | None = None) -> int:
-        cell = experiment if size is None else tiny(system, batch_size=size, memory_bytes=24 * MIB)
+        cell = tiny_cell(system) if size is None else tiny_cell(system, batch_size=size, memory_limit=24 * MIB)
+        experiment = prepare(cell)
         # The search measures too, which cannot be done while this does; what it found is kept.
-        cell.system.assemble(cell.settings, cell.resources)
+        on_torch.assemble(experiment.deployment)  # type: ignore[arg-type]
 
         def serve() -> None:
-            assembled = cell.system.assemble(cell.settings, cell.resources)
-            for request in cell.workload.requests:
-                assembled.engine.submit(request)
-            assembled.engine.run()
+            with experiment.deployment.serving() as (engine, _):  # type: ignore[attr-defined]
+                for request in experiment.workload.requests:
+                    engine.submit(request)
+                engine.run()
 
-        return base_bytes(backend.model_shape(settings), settings.memory_bytes) + peak_bytes(serve, device)
+        return base_bytes(model_shape(settings), settings.memory_limit) + peak_bytes(serve, torch.device("cpu"))
 
-    facts = experiment.system.assemble(settings, experiment.resources).facts
+    facts = measured_facts(tiny_cell(system))
     assert facts["batch_obtained"] == "largest whose measured peak fits"
     assert 1 < facts["batch_size"] < 8
     held = run()
-    assert 0.9 * facts["batch_peak_bytes"] < held <= settings.memory_bytes
-    assert run(facts["batch_size"] + 1) > settings.memory_bytes
+    assert 0.9 * facts["batch_peak_bytes"] < held <= settings.memory_limit
+    assert run(facts["batch_size"] + 1) > settings.memory_limit
 
 
 def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
     def facts_of(**knobs: Scalar) -> Mapping[str, Any]:
-        experiment = tiny("sparse-dllm", **knobs)
-        return experiment.system.assemble(experiment.settings, experiment.resources).facts
+        return measured_facts(tiny_cell("sparse-dllm", **knobs))
 
     largest = facts_of()
     size = largest["batch_size"]
@@ -286,8 +294,8 @@ def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
     with pytest.raises(UserError, match=rf"batch_size={size + 1} does not fit .* which holds {size}: ask for no more"):
         facts_of(batch_size=size + 1)
     # No more than there are requests are ever together.
-    all_of_them = facts_of(batch_size=50, memory_bytes=24 * MIB)
-    assert all_of_them["batch_size"] == SHORT["num_requests"] == 8
+    all_of_them = facts_of(batch_size=50, memory_limit=24 * MIB)
+    assert all_of_them["batch_size"] == SHORT["num_prompts"] == 8
     assert all_of_them["batch_obtained"] == "asked for 50, all 8 requests"
     with pytest.raises(UserError, match="batch_size=9 is more than max_num_seqs=4 allows"):
         facts_of(batch_size=9, max_num_seqs=4)
@@ -307,14 +315,14 @@ def test_what_earlier_runs_left_is_not_counted() -> None:
 
 def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = batch_profile.static_batch_bytes
+    original = on_torch.static_batch_bytes
 
     def counting(*arguments: object, **named: object) -> int:
         sizes.append(named["batch_size"])  # type: ignore[arg-type]
         return original(*arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(batch_profile, "static_batch_bytes", counting)
-    static._largest_measured.cache_clear()
+    monkeypatch.setattr(on_torch, "static_batch_bytes", counting)
+    on_torch._largest_measured.cache_clear()
     facts = []
     for rate in (None, 4.0, 8.0):
         cell = Cell(
@@ -324,20 +332,18 @@ def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> N
             executor="torch",
             rate=rate,
             seed=0,
-            knobs=(*SHORT.items(), ("memory_bytes", 12 * MIB)),
+            knobs=(*SHORT.items(), ("memory_limit", 12 * MIB)),
         )
-        experiment = prepare(cell)
-        facts.append(experiment.system.assemble(experiment.settings, experiment.resources).facts)
+        facts.append(measured_facts(cell))
     assert facts[0] == facts[1] == facts[2]
     once = list(sizes)
-    static._largest_measured.cache_clear()
-    again = experiment.system.assemble(experiment.settings, experiment.resources).facts
-    assert again == facts[0]
+    on_torch._largest_measured.cache_clear()
+    assert measured_facts(cell) == facts[0]
     assert sizes == once * 2
 
 
 def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_profile, "static_batch_bytes", None)
-    assert tiny("sparse-dllm").resources.facts["batch_obtained"] == "largest that fits the memory model"
-    asked = tiny("sparse-dllm", batch_size=3).resources.facts
+    monkeypatch.setattr(on_torch, "static_batch_bytes", None)
+    assert planned(tiny_cell("sparse-dllm")).facts["batch_obtained"] == "largest that fits the memory model"
+    asked = planned(tiny_cell("sparse-dllm", batch_size=3)).facts
     assert asked == {"batch_size": 3, "batch_obtained": "asked for"}

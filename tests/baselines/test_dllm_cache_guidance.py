@@ -26,7 +26,7 @@ from baselines.dllm.dllm_cache.memory import feature_cache_footprint, memory_byt
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor
-from baselines.dllm.method import method
+from baselines.dllm.registry import method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
@@ -167,11 +167,11 @@ def test_it_is_not_simulated() -> None:
 
 
 def test_an_interval_needs_guidance() -> None:
-    assert method("dllm-cache", "llada", {"cfg_scale": 1.0, "cfg_interval": 4}).features == FeatureCacheConfig(
+    assert method("dllm-cache").sampler("llada", {"cfg_scale": 1.0, "cfg_interval": 4}).features == FeatureCacheConfig(
         cfg_interval=4
     )
     for options in ({"cfg_interval": 4}, {"cfg_interval": 4, "cfg_scale": 0.0}):
         with pytest.raises(UserError, match="cfg_interval=4 has no effect without guidance"):
-            method("dllm-cache", "llada", options)
+            method("dllm-cache").sampler("llada", options)
     with pytest.raises(UserError, match=r"cfg_scale=1\.0 has no effect with system='dllm-cache' on a dream model"):
-        method("dllm-cache", "dream", {"cfg_scale": 1.0})
+        method("dllm-cache").sampler("dream", {"cfg_scale": 1.0})

@@ -9,7 +9,7 @@ from support.recorder import Recorder
 from support.tiny_models import MHA, network, prompt_of
 from torch import Tensor
 
-from baselines.dllm.method import method
+from baselines.dllm.registry import method
 from baselines.dllm.static import attend as static_batch
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -24,7 +24,7 @@ from engines.dllm.sequence import cache_rows
 @pytest.mark.parametrize("system", ["fast-dllm", "sparse-dllm", "llada"])
 def test_a_padded_batch_is_charged_the_keys_it_computes(monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     """Every member's attention spans as many keys as the longest member's."""
-    chosen = method(system, "llada", {})
+    chosen = method(system).sampler("llada", {})
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(MHA, i, length) for i, length in enumerate((5, 7, 40))]
     config = EngineConfig(max_num_batched_tokens=3 * 56, max_model_len=56, max_num_seqs=3, sparsity=chosen.sparsity)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from baselines.dllm.method import Method
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.memory.profile import peak_bytes
+from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
@@ -20,7 +20,7 @@ from engines.models.protocol import DiffusionModel
 def static_batch_bytes(
     model: DiffusionModel,
     config: EngineConfig,
-    method: Method,
+    sampler: Sampler,
     generation: GenerationConfig,
     *,
     longest: int,
@@ -34,14 +34,14 @@ def static_batch_bytes(
     ``make_executor`` is given the rows of the cache. A method that caches builds its cache in the very
     first step here, so that one step holds all temporaries. Raises ExecutorError where the device has not that much.
     """
-    rule = replace(method.rule, delay=0) if isinstance(method.rule, DelayedCache) else method.rule
+    rule = replace(sampler.rule, delay=0) if isinstance(sampler.rule, DelayedCache) else sampler.rule
     prompt_len = longest - generation.gen_length
     token = 0 if model.config.mask_token_id else 1
     kv_rows = batch_size * rows_per_request
 
     def run() -> None:
         scheduler = StaticBatchScheduler(
-            config, KvPool(kv_rows), rule, batch_size=batch_size, exact_steps=method.exact_steps
+            config, KvPool(kv_rows), rule, batch_size=batch_size, exact_steps=sampler.exact_steps
         )
         engine = Engine(scheduler, make_executor(kv_rows))
         for i in range(batch_size):

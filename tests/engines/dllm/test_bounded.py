@@ -32,7 +32,8 @@ from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.systems import backend
+from repro.systems.dllm import on_torch
+from repro.systems.dllm.deployment import Deployment
 
 GENERATION = GenerationConfig(gen_length=8, block_length=4, steps=8)
 CONFIG = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
@@ -238,13 +239,15 @@ def bound_of(monkeypatch: pytest.MonkeyPatch, device_name: str | None, **knobs: 
         executor="torch",
         rate=None,
         seed=0,
-        knobs=tuple({"num_requests": 1, **knobs}.items()),
+        knobs=tuple({"num_prompts": 1, **knobs}.items()),
     )  # type: ignore[arg-type]
-    settings = prepare(cell).settings
+    deployment = prepare(cell).deployment
+    assert isinstance(deployment, Deployment)
+    settings = deployment.settings
     if device_name is not None:
-        settings = replace(settings, device="cuda")
+        settings = replace(settings, on=replace(settings.on, device="cuda"))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: device_name)
-    return backend.measured_roofline(settings)
+    return on_torch._bound(settings)
 
 
 def test_whose_peaks_bound_a_measured_run(monkeypatch: pytest.MonkeyPatch) -> None:

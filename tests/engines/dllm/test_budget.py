@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
-from engines.dllm.memory.budget import (
-    PAPER_CASES,
-    PlanCase,
-    compare_logit_budgets,
-    concurrency,
-    divide_memory,
-    logit_rows_at_once,
-    plan_memory,
-    rows_for_request,
-)
+from engines.dllm.memory.budget import concurrency, divide_memory, logit_rows_at_once, plan_memory, rows_for_request
 from engines.errors import UserError
 from engines.models.shape import DREAM_7B, LLADA_8B
 
@@ -36,20 +27,6 @@ def test_decomposed_plan_of_24_gb_by_hand():
     assert plan.guard_bytes == 1_200_000_000
     assert plan.kv_bytes == 5_274_092_544
     assert plan.kv_rows == 10_059
-
-
-def test_paper_cases():
-    rows = compare_logit_budgets(LLADA_8B, PAPER_CASES)
-    table = [(r.label, r.logits, r.logit_rows, r.plan.kv_rows, r.requests, r.verdict) for r in rows]
-    assert table == [
-        ("rtx4090", "decomposed", 2048, 10_059, 34, "fits"),
-        ("rtx4090", "monolithic", 4000, 8_176, 27, "fits"),
-        ("l40s", "decomposed", 2048, 50_838, 172, "fits"),
-        ("l40s", "monolithic", 16_384, 37_006, 125, "fits"),
-    ]
-    # The L40S batch in one piece is the paper's 8.3 GB: 16384 rows, logits and their softmax.
-    assert rows[3].plan.logits_bytes == 8_287_944_704
-    assert {r.obtained for r in rows} == {"simulated"}
 
 
 def test_logits_in_another_type_and_without_a_softmax_copy():
@@ -151,16 +128,6 @@ def test_bad_arguments_are_refused(change, message):
     arguments = {"memory_bytes": 24 * GB, "logit_rows": "decomposed", **change}
     with pytest.raises(UserError, match=re.escape(message)):
         plan_memory(LLADA_8B, config=CONFIG_4090, **arguments)
-
-
-def test_comparison_says_what_does_not_fit():
-    config = EngineConfig(max_num_batched_tokens=16384)
-    rows = compare_logit_budgets(LLADA_8B, [PlanCase(label="small", memory_bytes=24 * GB, config=config)])
-    assert rows[0].verdict == "fits"
-    assert rows[1].verdict == "does not fit: 3398155264 bytes short before any KV"
-    assert (rows[1].plan.kv_bytes, rows[1].plan.kv_rows, rows[1].requests) == (-3_398_155_264, 0, 0)
-    tight = PlanCase(label="tight", memory_bytes=24 * GB - rows[0].plan.kv_bytes * 100 // 95, config=config)
-    assert compare_logit_budgets(LLADA_8B, [tight])[0].verdict == "KV too small for one request of 556 tokens"
 
 
 def test_rows_of_the_papers_request():

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.method import Method, method
+from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
@@ -28,6 +28,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.method import Sampler
 from engines.dllm.plan import StepOutcome, StepPlan
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request
@@ -45,11 +46,11 @@ from engines.models.shape import ModelShape
 from repro.cli.main import app
 from repro.runs.cell import Cell
 from repro.runs.clock import WallClock
-from repro.runs.drivers.steps import drive_steps
 from repro.runs.experiment import prepare
 from repro.runs.metrics import throughput_tok_s
-from repro.runs.validity import assess
 from repro.systems.calibration import load_calibration
+from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.log import drive_engine
 from repro.tasks.generators import GENERATORS
 
 Ids = tuple[int, ...]
@@ -289,7 +290,7 @@ def test_every_sampler_stops_at_a_finished_block(
     system: tuple[str, str, dict[str, str]], static: bool, data: st.DataObject
 ) -> None:
     """Also those that may commit the mask token, run idle steps or leave the number of tokens to chance."""
-    chosen = method(*system)
+    chosen = method(system[0]).sampler(*system[1:])
     model = data.draw(st.sampled_from((GQA, LOUD)))
     request = data.draw(requests(model, 0, is_parallel=chosen.decode.quota == "even" and not chosen.exact_steps))
     generation = request.generation
@@ -319,7 +320,7 @@ def test_every_sampler_stops_at_a_finished_block(
 
 
 def _one_at_a_time(
-    model: TinyModel, chosen: Method, config: EngineConfig, rows: int, stop_ids: frozenset[int], *, static: bool
+    model: TinyModel, chosen: Sampler, config: EngineConfig, rows: int, stop_ids: frozenset[int], *, static: bool
 ) -> tuple[PhaseScheduler | StaticBatchScheduler, TorchExecutor]:
     if not static:
         scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
@@ -397,7 +398,7 @@ def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
     ]
     stop_ids = frozenset({whole(MHA, replace(batch[0], request_id=0), sparsity)[5]})
     config = EngineConfig(max_num_seqs=2, max_model_len=MAX_TOTAL, sparsity=sparsity)
-    record = drive_steps(serve(MHA, config, 200, stop_ids), batch, WallClock())
+    record = drive_engine(serve(MHA, config, 200, stop_ids), batch, WallClock())
     expected = []
     for request in batch:
         ids = whole(MHA, replace(request, request_id=0), sparsity)
@@ -406,11 +407,11 @@ def test_throughput_counts_the_tokens_up_to_the_stop() -> None:
     assert record.requests["output_len"] == expected
     assert expected[0] <= 6
     assert expected[3:] == [16, 16]
-    assert assess(record).valid
+    assert DLLM.assess(record).valid
     span = max(record.requests["finished_s"])
     assert throughput_tok_s(record) == pytest.approx(sum(expected) / span)
     # Whole blocks were committed, so fewer than output_len would be a fault.
-    assert sum(expected) <= sum(record.steps["committed_tokens"]) < 5 * 16
+    assert sum(expected) <= sum(record.tables["steps"]["committed_tokens"]) < 5 * 16
 
 
 # ---- stop tokens of a checkpoint ----------------------------------------------------------------
@@ -443,7 +444,7 @@ def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -
         executor=executor,
         rate=None,
         seed=0,
-        knobs=tuple({"num_requests": 4, "stop_at_eos": True, **knobs}.items()),
+        knobs=tuple({"num_prompts": 4, "stop_at_eos": True, **knobs}.items()),
     )
 
 

@@ -416,7 +416,7 @@ def test_open_ended_decoding_is_refused(generation: dict[str, float], decode: di
 
 
 def test_it_is_refused_before_a_model_is_loaded() -> None:
-    knobs = (("scheduler", "lookahead"), ("threshold", 0.9), ("num_requests", 2))
+    knobs = (("scheduler", "lookahead"), ("threshold", 0.9), ("num_prompts", 2))
     cell = Cell(
         system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
     )

@@ -10,7 +10,7 @@ import torch
 from support.tiny_models import GQA, network, prompt_of
 
 from engines.dllm.cache.kv_pool import KvPool
-from engines.dllm.config import EngineConfig, GenerationConfig, SchedulerName
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
@@ -19,7 +19,7 @@ from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.registry import SCHEDULERS
 from repro.runs.clock import WallClock
-from repro.runs.drivers.steps import drive_steps
+from repro.systems.dllm.log import drive_engine
 
 CONFIG = EngineConfig(max_num_batched_tokens=120, max_num_logits=16, max_num_seqs=4, max_model_len=60)
 KV_ROWS = 200
@@ -53,7 +53,7 @@ def requests(count: int) -> list[Request]:
 
 
 def engine_of(
-    scheduler: SchedulerName, *, fails_at: frozenset[int] = frozenset(), error: RuntimeError = MESSAGES["cuda"]
+    scheduler: str, *, fails_at: frozenset[int] = frozenset(), error: RuntimeError = MESSAGES["cuda"]
 ) -> Engine:
     config = replace(CONFIG, scheduler=scheduler)
     executor = packed_executor(network(GQA), config, KV_ROWS)
@@ -63,7 +63,7 @@ def engine_of(
 
 @pytest.mark.parametrize("error", MESSAGES)
 @pytest.mark.parametrize("scheduler", ["phase", "request", "lookahead"])
-def test_the_engine_lives_on(scheduler: SchedulerName, error: str) -> None:
+def test_the_engine_lives_on(scheduler: str, error: str) -> None:
     wanted = requests(7)
     calm = engine_of(scheduler)
     for request in wanted:
@@ -73,7 +73,7 @@ def test_the_engine_lives_on(scheduler: SchedulerName, error: str) -> None:
 
     # The first step of all, and one in the middle of others' generations.
     engine = engine_of(scheduler, fails_at=frozenset({0, 9}), error=MESSAGES[error])
-    record = drive_steps(engine, wanted, WallClock())
+    record = drive_engine(engine, wanted, WallClock())
     status = dict(zip(record.requests["request_id"], record.requests["status"], strict=True))
     lost = {request_id for request_id, state in status.items() if state == "failed"}
     assert 0 < len(lost) < len(wanted)
@@ -84,7 +84,7 @@ def test_the_engine_lives_on(scheduler: SchedulerName, error: str) -> None:
     assert engine.scheduler.pool.used_rows == 0
     assert engine.scheduler.pool.free_runs == ((0, KV_ROWS),)
     assert not engine.has_work
-    failed_steps = [i for i, count in enumerate(record.steps["num_failed"]) if count]
+    failed_steps = [i for i, count in enumerate(record.tables["steps"]["num_failed"]) if count]
     assert failed_steps == [0, 9]
 
     # What failed can be asked for again.

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.method import Method, method
+from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
@@ -26,6 +26,7 @@ from engines.dllm.config import Confidence, EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, choose
 from engines.dllm.decode.noise import row_keys
 from engines.dllm.engine import Engine
+from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor
 from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
@@ -231,7 +232,7 @@ METHODS: tuple[tuple[str, str, dict[str, object]], ...] = (
 
 
 @st.composite
-def sampled_requests(draw: st.DrawFn, model: TinyModel, chosen: Method, request_id: int) -> Request:
+def sampled_requests(draw: st.DrawFn, model: TinyModel, chosen: Sampler, request_id: int) -> Request:
     temperature = draw(st.sampled_from((0.0, 0.0, 0.3, 1.0, 2.0)))
     threshold = draw(st.sampled_from((None, None, 0.4)))
     ranks = chosen.decode.quota == "timestep" and threshold is None
@@ -255,9 +256,10 @@ def sampled_requests(draw: st.DrawFn, model: TinyModel, chosen: Method, request_
 
 
 @st.composite
-def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]]:
+def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]]:
     model = draw(st.sampled_from((MHA, GQA, LOUD)))
-    chosen = method(*draw(st.sampled_from(METHODS)))
+    system, family, options = draw(st.sampled_from(METHODS))
+    chosen = method(system).sampler(family, options)
     arrivals = [
         (draw(st.integers(0, 8)), draw(sampled_requests(model, chosen, i))) for i in range(draw(st.integers(2, 5)))
     ]
@@ -276,7 +278,7 @@ def sampled_mixes(draw: st.DrawFn) -> tuple[TinyModel, Method, EngineConfig, int
 @settings(max_examples=30)
 @given(sampled_mixes())
 def test_sampled_requests_do_not_see_their_company(
-    mix: tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]],
+    mix: tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]],
 ) -> None:
     model, chosen, config, kv_rows, arrivals = mix
     outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
@@ -297,7 +299,7 @@ def feature_cache(config: EngineConfig, batch_size: int) -> Executor:
 
 @pytest.mark.parametrize("build", [padded, feature_cache])
 def test_members_of_a_static_batch_sample_what_they_would_alone(build: Build) -> None:
-    chosen = method("llada", "llada", {})
+    chosen = method("llada").sampler("llada", {})
     shape = GenerationConfig(gen_length=12, block_length=6, steps=12)
     asked = [
         shape,
@@ -334,7 +336,7 @@ def on(system: str, family: str, options: dict[str, object], seed: int = 0, **ge
         prompt_ids=prompt_of(MHA, seed, 9),
         generation=GenerationConfig(gen_length=12, block_length=6, steps=12, seed=seed, **generation),
     )  # type: ignore[arg-type]
-    return run_alone(MHA, method(system, family, options), request)
+    return run_alone(MHA, method(system).sampler(family, options), request)
 
 
 @pytest.mark.parametrize("system", ["llada", "dllm-serve"])

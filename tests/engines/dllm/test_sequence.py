@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baselines.dllm.method import check_generation, serve_decode
+from baselines.dllm.registry import method
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode import timestep
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block
+from engines.dllm.serve import serve_decode
 from engines.errors import UserError
 
 
@@ -63,7 +64,7 @@ def test_steps_of_the_blocks(generation: GenerationConfig) -> None:
 @given(even_generations())
 def test_even_steps_are_shared_evenly(even: tuple[GenerationConfig, int]) -> None:
     generation, per_block = even
-    check_generation("llada", "llada", generation)
+    method("llada").generation("llada", {}, generation)
     assert steps_per_block(generation) == (per_block,) * generation.num_blocks
 
 
@@ -115,15 +116,15 @@ def test_uneven_steps_are_refused_where_published_code_asserts(system: str, gene
         with pytest.raises(
             UserError, match=rf"gen_length={length} is not a multiple of block_length={block}.*: change one"
         ):
-            check_generation(system, "llada", generation)
+            method(system).generation("llada", {}, generation)
     elif steps % generation.num_blocks:
         with pytest.raises(
             UserError, match=rf"steps={steps} is not a multiple of the {generation.num_blocks} blocks.*: change"
         ):
-            check_generation(system, "llada", generation)
+            method(system).generation("llada", {}, generation)
     else:
-        check_generation(system, "llada", generation)
-    check_generation("dllm-serve", "llada", generation)
+        method(system).generation("llada", {}, generation)
+    method("dllm-serve").generation("llada", {}, generation)
 
 
 def test_query_tokens_and_positions_by_hand() -> None:

@@ -22,7 +22,7 @@ from engines.models.dream import DreamModel
 from engines.models.dream_config import DREAM_7B, DreamConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLADA_8B, LLaDAConfig
-from engines.models.loader import SHAPES, build_model, load_model
+from engines.models.loader import PUBLISHED_CONFIGS, build_model, load_model
 
 # What a published config.json says besides the architecture (LLaDA-8B-Instruct; LLaDA-1.5 is the same class).
 LLADA_EXTRAS = {
@@ -349,8 +349,8 @@ def test_tied_heads_may_be_stored_or_left_out_but_not_differ(tmp_path, config, w
 
 
 def test_full_size_shapes_need_random_weights():
-    assert SHAPES == {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
-    for name in SHAPES:
+    assert PUBLISHED_CONFIGS == {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
+    for name in PUBLISHED_CONFIGS:
         with pytest.raises(UserError, match=f"model='{name}' is a shape without weights"):
             load_model(name)
 

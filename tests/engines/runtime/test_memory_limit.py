@@ -1,8 +1,7 @@
-"""The memory limit of a CUDA run, on a stand-in for torch's allocator, and what a platform's measured runs default to."""
+"""The memory limit of a CUDA run, on a stand-in for torch's allocator."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,6 @@ import torch
 
 from engines.errors import UserError
 from engines.runtime.memory_limit import SMALLER_THAN_NAMED, limit_memory
-from repro.runs.cell import Cell, Scalar
-from repro.runs.experiment import run_cell
-from repro.systems.platforms import H200, L40S, RTX4090
-from repro.systems.settings import resolve
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -74,52 +69,3 @@ def test_on_a_cpu_the_plan_alone_holds() -> None:
     allocator = FakeAllocator(total=1)
     assert limit_memory(CPU, 10**12, allocator) is None
     assert allocator.calls == []
-
-
-# ---- measured runs on a card's platform ---------------------------------------------------------
-
-
-def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
-    return Cell(
-        system="dllm-serve",
-        dataset="osc",
-        platform=platform,
-        executor=executor,
-        rate=None,
-        seed=0,
-        knobs=tuple(knobs.items()),
-    )
-
-
-@pytest.mark.parametrize("where", [H200, L40S, RTX4090], ids=lambda where: where.name)
-def test_a_card_is_measured_on_cuda_in_16_bits(where: Any) -> None:
-    settings = resolve(cell(where.name, weights="random"))
-    assert (settings.device, settings.dtype, settings.weights) == ("cuda", "bfloat16", "random")
-    asked = resolve(cell(where.name, weights="random", device="cpu", dtype="float32"))
-    assert (asked.device, asked.dtype) == ("cpu", "float32")
-
-
-def test_the_embedded_model_stays_where_it_was() -> None:
-    settings = resolve(cell("cpu-tiny"))
-    assert (settings.device, settings.dtype, settings.weights) == ("cpu", "float32", "checkpoint")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-@pytest.mark.parametrize("system", ["dllm-serve", "sparse-dllm"])
-def test_without_a_card_a_measured_run_is_refused_in_a_sentence(system: str) -> None:
-    asked = replace(cell("h200", weights="random", num_requests=1), system=system)
-    with pytest.raises(
-        UserError, match="device='cuda': this machine has no CUDA device that torch can use: use --device cpu"
-    ):
-        run_cell(asked)
-
-
-@pytest.mark.parametrize("platform", ["h200", "l40s", "rtx4090"])
-def test_a_shape_has_no_weights_of_its_own(platform: str) -> None:
-    with pytest.raises(
-        UserError,
-        match="model='llada-8b' is a shape without weights: add --weights random, or give a checkpoint with --model",
-    ):
-        resolve(cell(platform))
-    assert resolve(cell(platform, model="tiny")).model == "tiny"
-    assert resolve(cell(platform, executor="roofline")).executor == "roofline"

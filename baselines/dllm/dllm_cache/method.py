@@ -1,0 +1,138 @@
+"""dLLM-Cache as a method: its intervals, its memory and its executors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from baselines.dllm.dllm_cache.memory import FeatureCaches, feature_cache_footprint, memory_bytes_per_token
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, PackedFeatureCacheRooflineExecutor
+from baselines.dllm.dream import RANKING, dream_decode
+from baselines.dllm.published import PublishedMethod
+from baselines.dllm.static.memory import StaticFootprint
+from baselines.dllm.static.scheduler import StaticBatchScheduler
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.method import BLOCKS, Options, Sampler
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import NoCache
+from engines.errors import require
+from engines.hardware.roofline import Roofline
+from engines.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from engines.dllm.executor.torch import TorchExecutor
+    from engines.models.protocol import DiffusionModel
+
+_CACHE = frozenset({"prompt_interval", "gen_interval", "transfer_ratio"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureSampler(Sampler):
+    """A sampler that caches features of every layer."""
+
+    features: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
+
+
+class DllmCache(PublishedMethod):
+    name = "dllm-cache"
+    title = "dLLM-Cache"
+    summary = "feature caches of prompt and response, partial updates"
+    options = {"llada": _CACHE | BLOCKS | {"cfg_scale", "cfg_interval"}, "dream": _CACHE | RANKING}
+    batches_upstream = True  # of one prompt length and one generation length, its process-wide cache allows
+    torch_executors = {"static": "baselines.dllm.dllm_cache.torch_executor:feature_cache_executor"}
+
+    def _sampler(self, family: str, options: Options) -> FeatureSampler:
+        names = (*_CACHE, "cfg_interval")
+        require(
+            "cfg_interval" not in options or options.get("cfg_scale", 0) > 0,
+            f"cfg_interval={options.get('cfg_interval')!r} has no effect without guidance: add cfg_scale or leave it out",
+        )
+        return FeatureSampler(
+            rule=NoCache(),
+            decode=DecodeConfig() if family == "llada" else dream_decode("origin", options),
+            features=FeatureCacheConfig(**{name: options[name] for name in names if name in options}),
+        )
+
+    def has_blocks(self, family: str, options: Options) -> bool:
+        """On Dream it runs Dream's own loop."""
+        return family != "dream"
+
+    def footprint(
+        self,
+        shape: ModelShape,
+        sampler: Sampler,
+        generation: GenerationConfig,
+        *,
+        memory_bytes: int,
+        longest: int,
+        is_upstream: bool = False,
+    ) -> StaticFootprint:
+        return feature_cache_footprint(
+            shape,
+            memory_bytes,
+            longest,
+            generation,
+            copied_bytes=sampler.reduction_bytes_per_value(shape.dtype_bytes),
+            is_upstream=is_upstream,
+        )
+
+    def static_roofline(
+        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, is_upstream: bool
+    ) -> RooflineExecutor:
+        return FeatureCacheRooflineExecutor(roofline, config, _features(sampler), is_upstream=is_upstream)
+
+    def static_torch(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        sampler: Sampler,
+        kv_rows: int,
+        *,
+        batch_size: int,
+        stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
+    ) -> TorchExecutor:
+        return self.torch_executor("static")(  # type: ignore[no-any-return]
+            model, config, _features(sampler), batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
+        )
+
+    def alone(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        sampler: Sampler,
+        request: Request,
+        *,
+        stop_ids: Collection[int] | None,
+    ) -> Engine:
+        scheduler = StaticBatchScheduler(config, KvPool(0), sampler.rule, batch_size=1)
+        return Engine(scheduler, self.static_torch(model, config, sampler, 0, batch_size=1, stop_ids=stop_ids))
+
+    # ---- packed steps -----------------------------------------------------------------------
+
+    def packed(self, sampler: Sampler, *, is_simulated: bool) -> Sampler:
+        require(
+            is_simulated,
+            "reading='policy' of system='dllm-cache' can only be simulated, its torch executor runs padded batches alone: "
+            "use --executor roofline or another reading",
+        )
+        return replace(sampler, rule=FeatureCaches())
+
+    def cache_row_bytes(self, shape: ModelShape) -> int:
+        return memory_bytes_per_token(shape)
+
+    def packed_roofline(self, roofline: Roofline, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
+        return PackedFeatureCacheRooflineExecutor(roofline, config, _features(sampler))
+
+
+def _features(sampler: Sampler) -> FeatureCacheConfig:
+    assert isinstance(sampler, FeatureSampler)
+    return sampler.features
+
+
+DLLM_CACHE = DllmCache()

@@ -1,0 +1,21 @@
+"""The plain LLaDA sampler."""
+
+from __future__ import annotations
+
+from baselines.dllm.published import PublishedMethod
+from engines.dllm.method import BLOCKS, Options, Sampler
+from engines.dllm.scheduling.phase import NoCache
+
+
+class Llada(PublishedMethod):
+    name = "llada"
+    title = "LLaDA"
+    summary = "the plain LLaDA sampler: no cache, every step a full forward"
+    options = {"llada": BLOCKS | {"remasking", "cfg_scale"}}
+    batches_upstream = False  # called with one prompt
+
+    def _sampler(self, family: str, options: Options) -> Sampler:
+        return Sampler(rule=NoCache())
+
+
+LLADA = Llada()

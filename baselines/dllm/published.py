@@ -1,0 +1,86 @@
+"""What all published methods have in common: whole blocks, and static batches."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, ClassVar
+
+from baselines.dllm.static.memory import StaticFootprint, static_footprint
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.dllm.method import Method, Sampler
+from engines.errors import require
+from engines.hardware.roofline import Roofline
+from engines.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from engines.dllm.executor.torch import TorchExecutor
+    from engines.models.protocol import DiffusionModel
+
+
+class PublishedMethod(Method):
+    batches_upstream: ClassVar[bool]
+    """Whether published code can run several requests at once."""
+    torch_executors: ClassVar[Mapping[str, str]] = {
+        **Method.torch_executors,
+        "static": "baselines.dllm.static.executor:padded_executor",
+    }
+
+    def _check_generation(self, family: str, generation: GenerationConfig) -> None:
+        """What the published samplers assert, in words: whole blocks and whole steps per block."""
+        length, block = generation.gen_length, generation.block_length
+        require(
+            length % block == 0,
+            f"gen_length={length} is not a multiple of block_length={block}, which system={self.name!r} needs: change one "
+            f"of them",
+        )
+        num_blocks = length // block
+        require(
+            generation.steps % num_blocks == 0,
+            f"steps={generation.steps} is not a multiple of the {num_blocks} blocks, which system={self.name!r} needs: "
+            f"change steps or block_length",
+        )
+
+    # ---- padded static batches ------------------------------------------------------------
+
+    def footprint(
+        self,
+        shape: ModelShape,
+        sampler: Sampler,
+        generation: GenerationConfig,
+        *,
+        memory_bytes: int,
+        longest: int,
+        is_upstream: bool = False,
+    ) -> StaticFootprint:
+        """Upstream copies all logits at once to reduce them; here the copies of some rows are alive together."""
+        copies = sampler.reduction_bytes_per_value(shape.dtype_bytes)
+        return static_footprint(
+            shape,
+            memory_bytes,
+            longest,
+            kv_rows=sampler.rows_of_request(longest, generation),
+            logit_bytes_per_value=shape.dtype_bytes + (copies if is_upstream else 0),
+            reduction_bytes=0 if is_upstream else copies * REDUCTION_ROWS * shape.vocab_rows,
+        )
+
+    def static_roofline(
+        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, is_upstream: bool
+    ) -> RooflineExecutor:
+        return RooflineExecutor(roofline, config, is_upstream=is_upstream)
+
+    def static_torch(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        sampler: Sampler,
+        kv_rows: int,
+        *,
+        batch_size: int,
+        stop_ids: Collection[int] | None = None,
+        profile_every: int = 0,
+    ) -> TorchExecutor:
+        return self.torch_executor("static")(  # type: ignore[no-any-return]
+            model, config, kv_rows, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
+        )

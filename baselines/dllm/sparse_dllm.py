@@ -1,0 +1,49 @@
+"""Sparse-dLLM: a delayed sparse KV cache with one selection for all heads of a layer."""
+
+from __future__ import annotations
+
+from baselines.dllm.dream import ALGORITHMS, RANKING, timestep_decode
+from baselines.dllm.published import PublishedMethod
+from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
+from engines.dllm.method import SPARSE, Options, Sampler
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.errors import require
+
+
+class SparseDllm(PublishedMethod):
+    name = "sparse-dllm"
+    title = "Sparse-dLLM"
+    summary = "delayed sparse cache, one selection for all heads"
+    options = {"llada": SPARSE, "dream": SPARSE | RANKING}
+    batches_upstream = False  # its published code indexes the cache as a batch of one
+
+    def _sampler(self, family: str, options: Options) -> Sampler:
+        chosen = {name: options[name] for name in ("retention_ratio", "pool_kernel") if name in options}
+        sparsity = SparsityConfig(selection="uniform", min_kept=0, **chosen)
+        decode = DecodeConfig()
+        if family == "dream":
+            alg = options.get("alg", "entropy")
+            require(
+                alg in ALGORITHMS[1:],
+                f"alg={alg!r} is unknown with sparse-dllm: use one of {', '.join(ALGORITHMS[1:])}",
+            )
+            decode = timestep_decode(alg, first_step="first_position")
+        return Sampler(rule=DelayedCache(delay=1), sparsity=sparsity, decode=decode)
+
+    def _check_generation(self, family: str, generation: GenerationConfig) -> None:
+        if family == "dream":
+            require(
+                generation.block_length == 32,
+                f"block_length={generation.block_length} must be 32 for sparse-dllm on a dream model: its published code "
+                f"fixes it",
+            )
+            num_blocks = generation.num_blocks
+            require(
+                generation.gen_length % generation.block_length != 0 or generation.steps != num_blocks,
+                f"steps={generation.steps} leaves a block one step, in which sparse-dllm on a dream model commits its first "
+                f"token alone: use at least {2 * num_blocks}",
+            )
+        super()._check_generation(family, generation)
+
+
+SPARSE_DLLM = SparseDllm()

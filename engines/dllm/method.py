@@ -1,0 +1,185 @@
+"""What differs between systems that share the phase machine, the schedulers and the executors.
+
+A ``Method`` is one published way to sample from a diffusion LLM, declared once: its names, the options it heeds, and
+how it runs. With a model family and options it makes a ``Sampler``: when the cache is refreshed, what is kept of it,
+and how tokens are ranked.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig, TiePolicy
+from engines.dllm.engine import Engine
+from engines.dllm.executor.roofline import RooflineExecutor
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import RefreshRule
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.sequence import cache_rows
+from engines.errors import UserError, require
+from engines.hardware.roofline import Roofline
+from engines.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    from engines.dllm.executor.torch import TorchExecutor
+    from engines.models.protocol import DiffusionModel
+
+Options = Mapping[str, Any]
+"""Only what was asked for; the rest keeps the method's defaults."""
+
+DENSE = SparsityConfig(selection="dense")
+BLOCKS = frozenset({"block_length"})
+SPARSE = BLOCKS | {"retention_ratio", "pool_kernel"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampler:
+    """A method on one model family, with its options."""
+
+    rule: RefreshRule
+    sparsity: SparsityConfig = DENSE
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+    exact_steps: bool = True
+    """Whether every step of a block runs even when nothing is left to commit, as published."""
+    suppress_mask_token: bool = False
+    tie_policy: TiePolicy = "parity"
+    """Default of comparisons: the library's own order of ties, as the published samplers get."""
+    counts_empty_forward: bool = False
+    """Published code spends one more forward on a block that its first forward completed; ours does
+    not, and reports the published count."""
+
+    def reduction_bytes_per_value(self, dtype_bytes: int) -> int:
+        """Bytes alive per logit while logits are reduced to (token, confidence), beside the logits themselves:
+        a softmax in their own dtype, or a float64 copy and its softmax; Dream's other confidences also
+        hold its logarithm and their product."""
+        if self.decode.confidence_dtype == "float64":
+            return 16
+        return dtype_bytes if self.decode.confidence == "max_prob" else 3 * dtype_bytes
+
+    def rows_of_request(self, total_len: int, generation: GenerationConfig) -> int:
+        """Cache rows a request of ``total_len`` tokens holds for life; 0 without a cache."""
+        if not self.rule.caches:
+            return 0
+        require(
+            total_len >= generation.gen_length,
+            f"total_len={total_len} is less than gen_length={generation.gen_length}: it includes the prompt",
+        )
+        request = Request(request_id=0, prompt_len=total_len - generation.gen_length, generation=generation)
+        return cache_rows(request, self.sparsity, self.rule.window)
+
+
+class Method(ABC):
+    """Length, steps, temperature, top_p, top_k and seed are every method's; other options have to be its own."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    options: ClassVar[Mapping[str, frozenset[str]]]
+    """Model family -> options with an effect there; any other is refused."""
+    torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.packed:packed_executor"}
+    """By batching, as ``module:NAME``: a simulation never loads one, nor depends on its code."""
+
+    def check_options(self, family: str, options: Options) -> None:
+        if family not in self.options:
+            raise UserError(
+                f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.options)} checkpoint"
+            )
+        for name, value in options.items():
+            require(
+                name in self.options[family],
+                f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
+            )
+
+    def sampler(self, family: str, options: Options) -> Sampler:
+        self.check_options(family, options)
+        return self._sampler(family, options)
+
+    @abstractmethod
+    def _sampler(self, family: str, options: Options) -> Sampler:
+        """``options`` are the method's own."""
+
+    def has_blocks(self, family: str, options: Options) -> bool:
+        """Whether it denoises block by block, and not the whole answer at once."""
+        return True
+
+    def generation(self, family: str, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        """What the method makes of the settings of a generation, checked."""
+        if not self.has_blocks(family, options):
+            require(
+                not generation.stop_at_eos,
+                f"stop_at_eos=True has no effect with system={self.name!r} here, whose loop has no blocks to stop after: "
+                f"leave it out",
+            )
+            generation = replace(generation, block_length=generation.gen_length)
+        generation = self._with_defaults(options, generation)
+        require(
+            not generation.stop_at_eos or generation.num_blocks > 1,
+            f"stop_at_eos=True has no effect on a single block of gen_length={generation.gen_length}, where nothing "
+            f"follows: leave it out or use a smaller block_length",
+        )
+        self._check_generation(family, generation)
+        return generation
+
+    def _with_defaults(self, options: Options, generation: GenerationConfig) -> GenerationConfig:
+        return generation
+
+    def _check_generation(self, family: str, generation: GenerationConfig) -> None:
+        """Refuse what the method's code does not run."""
+        return
+
+    # ---- packed steps, logits in chunks ---------------------------------------------------
+
+    def packed(self, sampler: Sampler, *, is_simulated: bool) -> Sampler:
+        """The sampler as continuous batching runs it; refuses what it cannot."""
+        return sampler
+
+    def cache_row_bytes(self, shape: ModelShape) -> int:
+        """Bytes of one token in the cache, over all layers."""
+        return shape.kv_bytes_per_token
+
+    def packed_roofline(self, roofline: Roofline, config: EngineConfig, sampler: Sampler) -> RooflineExecutor:
+        return RooflineExecutor(roofline, config)
+
+    def packed_torch(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        kv_rows: int,
+        *,
+        stop_ids: Collection[int] | None,
+        block_length: int,
+        profile_every: int = 0,
+    ) -> TorchExecutor:
+        executor = self.torch_executor("packed")(model, config, kv_rows, stop_ids=stop_ids, profile_every=profile_every)
+        executor.prepare(block_length)
+        return executor  # type: ignore[no-any-return]
+
+    def alone(
+        self,
+        model: DiffusionModel,
+        config: EngineConfig,
+        sampler: Sampler,
+        request: Request,
+        *,
+        stop_ids: Collection[int] | None,
+    ) -> Engine:
+        """An engine sized for one request."""
+        rows = sampler.rows_of_request(request.total_len, request.generation)
+        scheduler = PhaseScheduler(config, KvPool(rows), sampler.rule, exact_steps=sampler.exact_steps)
+        return Engine(scheduler, self.torch_executor("packed")(model, config, rows, num_slots=1, stop_ids=stop_ids))
+
+    def torch_executor(self, batching: str) -> Any:
+        module, _, name = self.torch_executors[batching].partition(":")
+        return getattr(import_module(module), name)
+
+
+def check_ties(generation: GenerationConfig, tie_policy: str | None) -> None:
+    require(
+        not (generation.is_parallel and tie_policy == "parity"),
+        "tie_policy='parity' has no effect with parallel decoding, which commits by level: leave it out",
+    )
