@@ -1,0 +1,145 @@
+"""Code identity: a digest of the source that decides a run's numbers.
+
+It covers the modules a system names and all they import, from this repository or from the package a plug-in lies in;
+a module that is imported by name at run time (an executor) is named by the system. Comments, docstrings and
+formatting do not count: what is digested is the syntax tree without docstrings. Libraries are named in a
+run's provenance instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = frozenset({"engines", "baselines", "repro"})
+"""Packages of this repository that decide numbers; figures only draw them."""
+
+DIGEST_LENGTH = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    digest: str
+    modules: Mapping[str, str]
+    """Module -> digest of its own source."""
+
+    def changed_from(self, stored: Mapping[str, str]) -> tuple[str, ...]:
+        """Modules that differ from those of a stored run, or are on one side only."""
+        names = sorted(self.modules.keys() | stored.keys())
+        return tuple(name for name in names if self.modules.get(name) != stored.get(name))
+
+
+def code_of(modules: Sequence[str]) -> Code:
+    """Of these modules and all they import."""
+    return _code_of(tuple(sorted(set(modules))))
+
+
+@cache
+def _code_of(modules: tuple[str, ...]) -> Code:
+    packages = PACKAGES | {name.partition(".")[0] for name in modules}
+    found: dict[str, str] = {}
+    waiting = list(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in found or name.partition(".")[0] not in packages:
+            continue
+        source = _source(name)
+        if source is None:
+            continue
+        found[name], imported = source
+        waiting += imported
+    ordered = dict(sorted(found.items()))
+    whole = "\n".join(f"{name} {digest}" for name, digest in ordered.items())
+    return Code(digest=hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_LENGTH], modules=ordered)
+
+
+@cache
+def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
+    """Digest of a module's own source, and the names it imports; None where there is no such module."""
+    path = _path(name)
+    if path is None:
+        return None
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    text: list[str] = []
+    _canonical(tree, text)
+    digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGEST_LENGTH]
+    return digest, tuple(dict.fromkeys(_imported(tree, package)))
+
+
+def _path(name: str) -> Path | None:
+    """Found on disk: asking the import system would import the packages above."""
+    top, *rest = name.split(".")
+    spec = find_spec(top)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations is None:
+        return Path(spec.origin) if spec.origin is not None and not rest else None
+    for root in spec.submodule_search_locations:
+        place = Path(root, *rest)
+        for path in (place / "__init__.py", place.with_suffix(".py")):
+            if path.is_file():
+                return path
+    return None
+
+
+def _imported(tree: ast.Module, package: str) -> Iterator[str]:
+    """Every name that may be a module: packages on the way count too, and what is imported from one."""
+    for node in _running(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _with_parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *filter(None, [base])])
+            yield from _with_parents(base)
+            for alias in node.names:
+                yield f"{base}.{alias.name}"
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        yield ".".join(parts[:length])
+
+
+def _running(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those for type checkers alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from _running(node)
+
+
+_LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+
+
+def _canonical(node: ast.AST, text: list[str]) -> None:
+    """Append the tree as words that are the same for every Python: absent fields are left out, so that a field that a
+    newer one has added changes nothing."""
+    text.append(type(node).__name__)
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if field in _LEFT_OUT or value is None or value == []:
+            continue
+        text.append(field)
+        for each in value if isinstance(value, list) else (value,):
+            if isinstance(each, ast.AST):
+                if not _is_documentation(each):
+                    _canonical(each, text)
+            else:
+                text.append(repr(each))
+    text.append(")")
+
+
+def _is_documentation(node: ast.AST) -> bool:
+    """A string by itself: a docstring, or what is said of the line above."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,240 @@
+"""What of an edit makes a run another run: code does, words about it do not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.errors import UserError
+from repro.paths import REPO
+from repro.runs import code
+from repro.runs.cell import Cell
+from repro.runs.code import Code, code_of
+from repro.runs.experiment import prepare
+
+SOURCE = '''"""A module."""
+from plug.other import helper
+
+LIMIT = 4
+"""Of something."""
+
+
+def charge(length: int, *, twice: bool = False) -> int:
+    """Tokens."""
+    # The whole length.
+    name = f"{length:>3} of {LIMIT!r}"
+    return (2 if twice else 1) * helper(length) + len(name)
+'''
+PINNED = "e48a910b98ca"
+"""Of SOURCE by itself: another Python, or another way to write a tree down, must not change what is stored."""
+
+
+@pytest.fixture
+def plug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of somebody's own."""
+    folder = tmp_path / "plug"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "policy.py").write_text(SOURCE)
+    (folder / "other.py").write_text("def helper(n):\n    from plug.deep import value\n\n    return value + n\n")
+    (folder / "deep.py").write_text("import numpy\n\nvalue = 1\n")
+    (folder / "unused.py").write_text("value = 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    forget()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "plug"]:
+        del sys.modules[name]
+
+
+def forget() -> None:
+    code._code_of.cache_clear()
+    code._source.cache_clear()
+
+
+def now() -> Code:
+    forget()
+    return code_of(["plug.policy"])
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_digest_is_the_same_everywhere(plug: Path) -> None:
+    assert now().modules["plug.policy"] == PINNED
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("# The whole length.", "# All of it."),
+        ("    # The whole length.\n", ""),
+        ('"""A module."""', '"""The module\n\nand more."""'),
+        ('"""Tokens."""\n', '"""Query tokens."""\n'),
+        ('"""Of something."""\n', ""),
+        ("(length: int, *, twice: bool = False)", "(\n    length: int,\n    *,\n    twice: bool = False,\n)"),
+        ("(2 if twice else 1) * helper(length)", "((2 if twice else 1) * (helper(length)))"),
+        ("LIMIT = 4", "LIMIT   =  4"),
+    ],
+)
+def test_words_and_layout_change_nothing(plug: Path, old: str, new: str) -> None:
+    before = now()
+    edit(plug / "policy.py", old, new)
+    assert now() == before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("policy.py", "(2 if twice", "(16 * 2 if twice"),
+        ("policy.py", "LIMIT = 4", "LIMIT = 5"),
+        ("policy.py", ":>3}", ":>4}"),
+        ("policy.py", "{LIMIT!r}", "{LIMIT!s}"),
+        ("policy.py", "helper(length) +", "helper(length) -"),
+        ("policy.py", "twice: bool = False", "twice: bool = True"),
+        ("other.py", "value + n", "value * n"),
+        ("deep.py", "value = 1", "value = 1.0"),
+        ("__init__.py", "", "import plug.unused"),
+    ],
+)
+def test_code_changes_it_wherever_it_is_imported(plug: Path, file: str, old: str, new: str) -> None:
+    before = now()
+    edit(plug / file, old, new)
+    after = now()
+    assert after.digest != before.digest
+    assert f"plug.{file.removesuffix('.py')}".removesuffix(".__init__") in after.changed_from(before.modules)
+
+
+def test_what_is_not_imported_does_not_count(plug: Path) -> None:
+    before = now()
+    edit(plug / "unused.py", "2", "3")
+    assert now() == before
+    assert set(before.modules) == {"plug", "plug.policy", "plug.other", "plug.deep"}
+
+
+def test_what_only_type_checkers_import_does_not_count(plug: Path) -> None:
+    lines = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from plug import unused\n"
+    (plug / "deep.py").write_text(f"{lines}\nvalue = 1\n")
+    assert "plug.unused" not in now().modules
+
+
+def test_imports_relative_to_a_package_are_followed(plug: Path) -> None:
+    inner = plug / "inner"
+    inner.mkdir()
+    (inner / "__init__.py").write_text("from . import near\nfrom ..unused import value\n")
+    (inner / "near.py").write_text("")
+    (plug / "deep.py").write_text("import plug.inner\n\nvalue = 1\n")
+    assert {"plug.inner", "plug.inner.near", "plug.unused"} <= now().modules.keys()
+
+
+# -- of the systems here ---------------------------------------------------------------------------------------
+
+
+def cell(system: str, executor: str, platform: str = "l40s") -> Cell:
+    return Cell(
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor=executor,
+        rate=1.0,
+        seed=0,
+        knobs=(("num_prompts", 4),),
+    )
+
+
+def test_a_simulation_depends_on_no_torch_code_and_on_no_other_method() -> None:
+    modules = prepare(cell("dllm-serve", "roofline")).code.modules
+    assert {
+        "engines.dllm.scheduling.scheduler",
+        "engines.hardware.roofline",
+        "repro.workloads.workload",
+        "repro.runs.metrics",
+    } <= modules.keys()
+    kept_out = (
+        "engines.attention",
+        "engines.kernels",
+        "engines.dllm.executor.torch",
+        "baselines.dllm.fast_dllm",
+        "repro.cli",
+        "repro.reports",
+    )
+    assert not [name for name in modules if name.startswith(kept_out)]
+
+
+def test_a_measured_run_depends_on_what_runs_it() -> None:
+    modules = prepare(cell("fast-dllm", "torch", "cpu-tiny")).code.modules
+    assert {
+        "baselines.dllm.fast_dllm",
+        "baselines.dllm.static.executor",
+        "engines.dllm.executor.torch",
+        "engines.attention.reference",
+    } <= modules.keys()
+    assert "baselines.dllm.sparse_dllm" not in modules
+
+
+def test_a_scheduler_that_is_not_there_is_refused() -> None:
+    plain = cell("dllm-serve", "roofline")
+    knobs = (*plain.knobs, ("scheduler", "plug_scheduler:Own"))
+    with pytest.raises(UserError, match=r"plug_scheduler:Own.*cannot be imported"):
+        prepare(replace(plain, knobs=knobs))
+
+
+def test_a_schedulers_module_is_among_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "from engines.dllm.scheduling.scheduler import PhaseScheduler\n\n\nclass Own(PhaseScheduler):\n    pass\n"
+    (tmp_path / "plug_scheduler.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plain = cell("dllm-serve", "roofline")
+    own = prepare(replace(plain, knobs=(*plain.knobs, ("scheduler", "plug_scheduler:Own"))))
+    assert "plug_scheduler" in own.code.modules
+    assert own.run().requests == prepare(plain).run().requests
+
+
+# -- through the command line --------------------------------------------------------------------------------------
+
+BENCH = ("bench", "--platform", "l40s", "--request-rate", "1", "--num-prompts", "4", "--result-dir", "runs")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of the sources, to edit."""
+    for name in ("engines", "baselines", "repro", "datasets"):
+        shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    shutil.copytree(REPO / "results" / "calibration", tmp_path / "results" / "calibration")
+    return tmp_path
+
+
+def bench(checkout: Path, *options: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "repro", *BENCH, *options],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_an_edit_of_a_schedulers_charge_runs_again_and_one_of_a_comment_does_not(checkout: Path) -> None:
+    scheduler = checkout / "engines" / "dllm" / "scheduling" / "scheduler.py"
+    assert "1 runs done, 0 reused" in bench(checkout)
+    edit(scheduler, '"""The paper\'s scheduler:', '# Charged by phase.\n    """The scheduler of the paper:')
+    assert "0 runs done, 1 reused" in bench(checkout)
+    edit(scheduler, "        return sequence.query_tokens\n", "        return 16 * sequence.query_tokens\n")
+    why = bench(checkout, "--dry-run")
+    assert "code changed: engines.dllm.scheduling.scheduler" in " ".join(why.split())
+    accepted = bench(checkout, "--accept-other-code")
+    assert "0 runs done, 1 reused" in accepted
+    assert "other code" in accepted
+    assert "1 runs done, 0 reused" in bench(checkout)
+    assert "other code" not in bench(checkout)
