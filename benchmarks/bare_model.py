@@ -1,6 +1,6 @@
-"""LLaDA as functions of its weights, with the fewest operators or as published code calls them (bare_sampler.py).
+"""The layers of a published model as functions of its weights, in two readings (benchmarks.bare_sampler).
 
-Shapes: n members, L query columns, H / Hkv heads, D head width.
+Shapes: L query columns, H / Hkv heads, D head width.
 """
 
 from __future__ import annotations

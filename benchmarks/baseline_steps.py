@@ -37,7 +37,7 @@ from common import save
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-from baselines.dllm.method import Method, method
+from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
@@ -45,6 +45,7 @@ from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.method import Sampler
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request
 from engines.dllm.scheduling.scheduler import PhaseScheduler
@@ -105,7 +106,7 @@ class Baseline:
 
     def engine(self, model: LLaDAModelLM, prompts: Prompts, generation: GenerationConfig) -> Engine:
         """With everything submitted; the first step admits it all."""
-        chosen = method(self.system, "llada", self.options)
+        chosen = method(self.system).sampler("llada", self.options)
         longest = max(len(prompt) for prompt in prompts) + generation.gen_length
         config = EngineConfig(
             max_num_batched_tokens=len(prompts) * longest,
@@ -125,7 +126,7 @@ class Baseline:
         return engine
 
     def _assemble(
-        self, model: LLaDAModelLM, config: EngineConfig, chosen: Method, requests: Sequence[Request]
+        self, model: LLaDAModelLM, config: EngineConfig, chosen: Sampler, requests: Sequence[Request]
     ) -> Engine:
         size = len(requests)
         rows = 0

@@ -13,7 +13,7 @@ import torch
 
 from engines.hardware.catalogue import Gpu
 from engines.hardware.peaks import datasheet_gpu, measured_gpu
-from engines.models.checkpoint import SHAPES
+from engines.models.checkpoint import PUBLISHED_CONFIGS
 from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 
@@ -33,7 +33,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", default="tiny", choices=("tiny", *SHAPES), help="the embedded one, or random weights"
+        "--model", default="tiny", choices=("tiny", *PUBLISHED_CONFIGS), help="the embedded one, or random weights"
     )
     add_device(parser)
     parser.add_argument(

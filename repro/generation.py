@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from baselines.dllm.method import Method, check_ties, generation_of, method
-from baselines.dllm.static.scheduler import StaticBatchScheduler
-from engines.dllm.cache.kv_pool import KvPool
+from baselines.dllm.registry import method
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.method import Method, Sampler, check_ties
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request, check_request
-from engines.dllm.scheduling.scheduler import PhaseScheduler
-from engines.dllm.sequence import cache_rows
 from engines.errors import require
 from engines.models.checkpoint import checkpoint_dir, config_of
 
@@ -35,11 +32,12 @@ class GenerateOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationPlan:
+class Prepared:
     """Checked options: the method behind them, and what it makes of the settings."""
 
     options: GenerateOptions
     method: Method
+    sampler: Sampler
     generation: GenerationConfig
 
     def request(self, prompt_ids: tuple[int, ...]) -> Request:
@@ -57,48 +55,48 @@ class Generated:
     """As the method's published code counts them."""
 
 
-def plan_generation(options: GenerateOptions) -> GenerationPlan:
+def prepare_generation(options: GenerateOptions) -> Prepared:
     """Check the options against the checkpoint's family; nothing is loaded but its config."""
-    family = config_of(options.model).family
-    chosen = method(options.system, family, options.knobs)
-    generation = generation_of(options.system, family, options.knobs, options.generation)
+    family, chosen = config_of(options.model).family, method(options.system)
+    sampler = chosen.sampler(family, options.knobs)
+    generation = chosen.generation(family, options.knobs, options.generation)
     require(0 <= generation.seed < 2**63, f"seed={generation.seed} must not be negative, and below 2^63")
     check_ties(generation, options.tie_policy)
-    return GenerationPlan(options=options, method=chosen, generation=generation)
+    return Prepared(options=options, method=chosen, sampler=sampler, generation=generation)
 
 
 def generate(options: GenerateOptions, prompt_ids: tuple[int, ...]) -> Generated:
     """Run one request to its end on an engine sized for it alone."""
-    return run_plan(plan_generation(options), prompt_ids)
+    return run_prepared(prepare_generation(options), prompt_ids)
 
 
-def run_plan(plan: GenerationPlan, prompt_ids: tuple[int, ...]) -> Generated:
-    request, chosen = plan.request(prompt_ids), plan.method
-    config = EngineConfig(
-        max_num_batched_tokens=request.total_len,
-        max_model_len=request.total_len,
-        max_num_seqs=1,
-        sparsity=chosen.sparsity,
-        decode=chosen.decode,
-        tie_policy=plan.options.tie_policy or chosen.tie_policy,  # type: ignore[arg-type]
-        suppress_mask_token=chosen.suppress_mask_token,
-    )
-    engine = _engine(plan.options, chosen, config, request)
+def run_prepared(prepared: Prepared, prompt_ids: tuple[int, ...]) -> Generated:
+    request, sampler = prepared.request(prompt_ids), prepared.sampler
+    engine = _engine(prepared, request)
     engine.submit(request)
     records = engine.run()
     token_ids = engine.take_output(0)
     assert token_ids is not None
-    extra = _empty_forwards(records) if chosen.counts_empty_forward else 0
+    extra = _empty_forwards(records) if sampler.counts_empty_forward else 0
     return Generated(token_ids=token_ids, forward_passes=len(records) + extra)
 
 
-def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, request: Request) -> Engine:
+def _engine(prepared: Prepared, request: Request) -> Engine:
     from engines.models.loader import load_model, parse_dtype
 
-    dtype = parse_dtype(options.dtype)
-    load: Callable[[], Any] = lambda: load_model(  # noqa: E731
+    options, sampler = prepared.options, prepared.sampler
+    config = EngineConfig(
+        max_num_batched_tokens=request.total_len,
+        max_model_len=request.total_len,
+        max_num_seqs=1,
+        sparsity=sampler.sparsity,
+        decode=sampler.decode,
+        tie_policy=options.tie_policy or sampler.tie_policy,  # type: ignore[arg-type]
+        suppress_mask_token=sampler.suppress_mask_token,
+    )
+    model = load_model(
         options.model,
-        dtype=dtype,
+        dtype=parse_dtype(options.dtype),
         device=options.device,
         weights=options.weights,  # type: ignore[arg-type]
     )
@@ -107,19 +105,7 @@ def _engine(options: GenerateOptions, chosen: Method, config: EngineConfig, requ
         from engines.models.chat import stop_token_ids
 
         stop_ids = stop_token_ids(checkpoint_dir(options.model, weights=False), config_of(options.model))
-    if chosen.features is not None:
-        from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
-
-        scheduler = StaticBatchScheduler(config, KvPool(0), chosen.rule, batch_size=1)
-        return Engine(
-            scheduler, feature_cache_executor(load(), config, chosen.features, batch_size=1, stop_ids=stop_ids)
-        )
-
-    from engines.dllm.executor.packed import packed_executor
-
-    rows = cache_rows(request, config.sparsity, chosen.rule.window) if chosen.rule.caches else 0
-    phase_scheduler = PhaseScheduler(config, KvPool(rows), chosen.rule, exact_steps=chosen.exact_steps)
-    return Engine(phase_scheduler, packed_executor(load(), config, rows, num_slots=1, stop_ids=stop_ids))
+    return prepared.method.alone(model, config, sampler, request, stop_ids=stop_ids)
 
 
 def _empty_forwards(records: list[StepRecord]) -> int:

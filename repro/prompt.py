@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from engines.errors import UserError, require
 from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_template
-from engines.models.checkpoint import SHAPES, checkpoint_dir, config_of
+from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 
 
@@ -75,14 +75,14 @@ def _token_ids(text: str) -> tuple[int, ...]:
 
 
 def tokenizer_of(model: str) -> TextTokenizer:
-    if model in SHAPES:
+    if model in PUBLISHED_CONFIGS:
         raise UserError(f"model={model!r} is a shape without a tokenizer: give --prompt-ids, or a checkpoint")
     return load_tokenizer(checkpoint_dir(model, weights=False))
 
 
 def find_tokenizer(model: str) -> TextTokenizer | None:
     """None where a checkpoint has none."""
-    if model in SHAPES or not (checkpoint_dir(model, weights=False) / "tokenizer_config.json").is_file():
+    if model in PUBLISHED_CONFIGS or not (checkpoint_dir(model, weights=False) / "tokenizer_config.json").is_file():
         return None
     return tokenizer_of(model)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table
+from repro.systems.dllm.part import DllmPart
 
 if TYPE_CHECKING:
     from repro.reports.ablation import Variant
@@ -32,13 +32,14 @@ def ablate(
     limit: Annotated[
         int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")
     ] = 200,
-    result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
-    force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
+    result_dir: opt.ResultDir = None,
+    force: opt.Force = False,
+    accept_other_code: opt.OtherCode = False,
     json: opt.Json = False,
 ) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
     from engines.errors import require
-    from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
+    from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.reports.ablation import LADDER
     from repro.reports.ablation import component as component_of
@@ -52,8 +53,8 @@ def ablate(
     view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
-    rate = max(where.rates) if request_rate is None else opt.parse_rate(request_rate)
-    names = dataset or list(where.num_requests)
+    rate = max(where.part(DllmPart).rates) if request_rate is None else opt.parse_rate(request_rate)
+    names = dataset or list(where.part(DllmPart).num_requests)
     generated = [entry.name for entry in TASKS.values() if entry.is_generated]
     keys = [(name, variant) for name in names for variant in variants]
     if changes_tokens and where.executor == "torch" and limit > 0:
@@ -65,10 +66,13 @@ def ablate(
         ]
         for name, variant in keys
     }
-    experiments = prepare_all([cell for cells in grid.values() for cell in cells])
-    store = Store(result_dir or LOCAL)
-    outcomes = run_sweep(experiments, store, force=force, continue_on_error=False)
-    runs = iter(load_all(experiments, store))
+    sweep = sweep_of(
+        [cell for cells in grid.values() for cell in cells],
+        Store(result_dir or LOCAL, accept_other_code=accept_other_code),
+        force=force,
+    )
+    outcomes = run_sweep(sweep)
+    runs = iter(sweep.runs)
     rows = [_row(name, variant, [next(runs) for _ in cells]) for (name, variant), cells in grid.items()]
     _relate(rows)
     if json:
@@ -91,14 +95,14 @@ def ablate(
             ),
             [_as_text(row) for row in rows],
         )
-    say_what_ran(outcomes, store.root)
+    say_what_ran(outcomes, sweep.store.root)
 
 
 def _task_cell(variant: Variant, view: View, task: str, seed: int, limit: int) -> Cell:
     from dataclasses import replace
 
     cell = variant.cell(view, task, None, seed)
-    return replace(cell, knobs=(*cell.knobs, ("num_requests", limit)))
+    return replace(cell, knobs=(*cell.knobs, ("num_prompts", limit)))
 
 
 def _row(name: str, variant: Variant, runs: Sequence[StoredRun]) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from repro.cli import options as opt
 from repro.cli.option_groups import Decoding, spread
-from repro.cli.output import number, print_json, print_table
+from repro.cli.output import number, percent, print_json, print_table
+
+if TYPE_CHECKING:
+    from repro.runs.family import Shown
+    from repro.runs.store import StoredRun
 
 
 @spread
@@ -60,7 +65,7 @@ def bench(
     device: opt.Device = None,
     decoding: Decoding,
     seed: opt.Seed = 0,
-    result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
+    result_dir: opt.ResultDir = None,
     profile: Annotated[
         bool,
         typer.Option(
@@ -76,7 +81,12 @@ def bench(
             "in each [default: 7 on CUDA, else 1]."
         ),
     ] = None,
-    force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
+    force: opt.Force = False,
+    accept_other_code: opt.OtherCode = False,
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of a system of your own, which no option is for; several times."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option(help="Check everything, list the runs and why each would run.")] = False,
     continue_on_error: Annotated[bool, typer.Option(help="Go on with the next run after a failure.")] = False,
     json: opt.Json = False,
@@ -84,12 +94,13 @@ def bench(
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     from engines.errors import require
     from repro.cli.profile import print_profile
-    from repro.cli.sweep import check_devices, load_all, prepare_all, run_sweep, say_what_ran
+    from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.runs.cell import Cell
     from repro.runs.store import Store
+    from repro.systems.dllm.part import DllmPart
+    from repro.systems.dllm.settings import default_profile_every
     from repro.systems.platforms import platform as platform_of
-    from repro.systems.settings import default_profile_every
 
     where = platform_of(platform)
     require(
@@ -102,11 +113,11 @@ def bench(
         "profile: a simulated step has no parts to take apart: leave --profile out, or use --executor torch",
     )
     knobs = opt.given(
-        num_requests=num_prompts,
+        num_prompts=num_prompts,
         burstiness=burstiness,
         dataset_path=None if dataset_path is None else str(dataset_path),
-        source=dataset_source,
-        fixed_prompt_len=input_len,
+        dataset_source=dataset_source,
+        input_len=input_len,
         scheduler=scheduler,
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_logits=max_num_logits,
@@ -117,7 +128,7 @@ def bench(
         fused_kernels=fused_kernels,
         tensor_parallel=tensor_parallel,
         batch_size=batch_size,
-        memory_bytes=opt.parse_memory_limit(memory_limit),
+        memory_limit=opt.parse_memory_limit(memory_limit),
         logit_rows=logit_rows,
         model=model,
         weights=weights,
@@ -125,14 +136,15 @@ def bench(
         device=device,
         **decoding.given(),
     )
+    knobs |= opt.parse_knobs(knob or (), knobs)
     if input_len is not None:
         knobs["length_scale"] = 1.0
     if dataset_path is not None and dataset_source is None:
-        knobs["source"] = "local"
+        knobs["dataset_source"] = "local"
     if burstiness is not None:
         knobs["arrivals"] = "gamma"
     if profile:
-        knobs["profile_every"] = profile_every or default_profile_every(device or where.device)
+        knobs["profile_every"] = profile_every or default_profile_every(device or where.part(DllmPart).device)
     cells = [
         Cell(
             system=name,
@@ -147,18 +159,19 @@ def bench(
         for rate in request_rate or ["inf"]
         for name in system or ["dllm-serve"]
     ]
-    store = Store(result_dir or LOCAL)
-    experiments = prepare_all(cells)
+    store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
+    sweep = sweep_of(cells, store, force=force)
     if dry_run:
-        check_devices(experiments)
-        reasons = [(e.cell.folder_name, store.why(e.cell)) for e in experiments]
+        for experiment in sweep.experiments:
+            experiment.deployment.check_machine()
+        reasons = [(e.cell.folder_name, sweep.why(e.cell)) for e in sweep.experiments]
         if json:
             print_json([{"run": name, "why": reason} for name, reason in reasons])
         else:
             print_table("Would run", ("run", "why"), reasons)
         return
-    outcomes = run_sweep(experiments, store, force=force, continue_on_error=continue_on_error)
-    runs = load_all(experiments, store)
+    outcomes = run_sweep(sweep, continue_on_error=continue_on_error)
+    runs = sweep.runs
     if json:
         print_json(
             [
@@ -167,45 +180,38 @@ def bench(
                     "obtained": run.obtained,
                     "valid": run.validity.valid,
                     "reasons": list(run.validity.reasons),
-                    "facts": run.record.manifest["facts"],
-                    "folder": str(store.folder(run.cell)),
+                    "facts": run.facts,
+                    "folder": str(run.folder),
                     "summary": run.summary,
                 }
                 for run in runs
             ]
         )
     else:
-        print_table("Runs", _COLUMNS, [_row(run) for run in runs])
+        _print_runs(runs)
         if profile:
             for run in runs:
                 print_profile(run)
     say_what_ran(outcomes, store.root)
-    if any(o.status == "failed" or (o.validity is not None and not o.validity.valid) for o in outcomes):
+    if any(map(is_failure, outcomes)):
         raise typer.Exit(1)
 
 
-_COLUMNS = (
-    "system",
-    "dataset",
-    "platform",
-    "rate req/s",
-    "tok/s",
-    "mean s",
-    "p50 s",
-    "p90 s",
-    "running",
-    "outside fwd",
-    "obtained",
-    "verdict",
-)
+def _print_runs(runs: Sequence[StoredRun]) -> None:
+    """One table a family: each shows what only its runs have."""
+    for family in dict.fromkeys(run.family.name for run in runs):
+        own = [run for run in runs if run.family.name == family]
+        shown = own[0].family.shown
+        columns = ("system", "dataset", "platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s")
+        titles = (*columns, *(each.title for each in shown), "obtained", "verdict")
+        print_table("Runs", titles, [_row(run, shown) for run in own])
 
 
-def _row(run) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
+def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
     summary, cell = run.summary, run.cell
     latency = summary["e2el_s"]
-    outside = summary["outside_forward_share"]
     return (
-        run.record.manifest["system"],
+        run.title,
         cell.dataset,
         cell.platform,
         "inf" if cell.rate is None else f"{cell.rate:g}",
@@ -213,8 +219,7 @@ def _row(run) -> tuple[str, ...]:  # type: ignore[no-untyped-def]
         number(latency["mean"], 2),
         number(latency["p50"], 2),
         number(latency["p90"], 2),
-        number(summary["mean_running"]),
-        "-" if outside is None else f"{100 * outside:.1f} %",
+        *(percent(summary[each.metric]) if each.is_share else number(summary[each.metric]) for each in shown),
         run.obtained,
         "VALID" if run.validity.valid else "INVALID",
     )

@@ -88,7 +88,7 @@ def _fit(protocol: CardProtocol) -> Any:
 
 def _judged(platform: str) -> list[Judged]:
     """Every simulated finding about the paper on this card; the runs behind it are made where they are missing."""
-    from repro.cli.sweep import load_all, prepare_all, run_sweep
+    from repro.cli.sweep import run_sweep, sweep_of
     from repro.paths import LOCAL
     from repro.reports.claims import judge_all
     from repro.reports.figures import FIGURES, View, default_reading
@@ -97,13 +97,16 @@ def _judged(platform: str) -> list[Judged]:
     from repro.systems.platforms import platform as platform_of
 
     where = platform_of(platform)
-    view, store = View(platform=where, reading=default_reading(where)), Store(LOCAL)
-    modules = [entry.load() for entry in FIGURES.values()]
-    grids = [(module, prepare_all(module.cells(view))) for module in modules if platform in module.PLATFORMS]
-    run_sweep(
-        list({e.cell.key: e for _, grid in grids for e in grid}.values()), store, force=False, continue_on_error=False
-    )
-    findings = [finding for module, grid in grids for finding in module.findings(load_all(grid, store), view)]
+    view = View(platform=where, reading=default_reading(where))
+    modules = [module for entry in FIGURES.values() if platform in (module := entry.load()).PLATFORMS]
+    grids = [module.cells(view) for module in modules]
+    sweep = sweep_of([cell for grid in grids for cell in grid], Store(LOCAL))
+    run_sweep(sweep)
+    findings = [
+        finding
+        for module, runs in zip(modules, sweep.by_grid(grids), strict=True)
+        for finding in module.findings(runs or [], view)
+    ]
     simulated = [finding for finding in findings if finding.obtained == "simulated"]
     return [each for each in judge_all(load_claims("dllm-serve"), simulated) if each.finding is not None]
 

@@ -14,35 +14,37 @@ from repro.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from repro.reports.claims import Finding, Judged
     from repro.reports.figures import FigureEntry
+    from repro.runs.store import Store
 
 
 def claims(
-    paper: Annotated[str, typer.Option(help="dllm-serve, ampd or laps.")] = "dllm-serve",
-    result_dir: Annotated[Path | None, typer.Option(help="Where run folders are [default: results/local].")] = None,
+    paper: Annotated[str, typer.Option(help="dllm-serve, ampd or laps, or module:NAME.")] = "dllm-serve",
+    result_dir: opt.ResultDir = None,
+    accept_other_code: opt.OtherCode = False,
     out_dir: Annotated[Path | None, typer.Option(help="Where the CSV goes [default: results/figures].")] = None,
     json: opt.Json = False,
 ) -> None:
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does)."""
-    from repro.folders import readable_folder, writable_folder
-    from repro.paths import FIGURES as FIGURES_DIR
-    from repro.paths import LOCAL
+    from repro.files import readable_folder, writable_folder
+    from repro.paths import LOCAL, LOCAL_FIGURES
     from repro.reports.claims import count, judge_all
-    from repro.reports.figures import FIGURES
-    from repro.reports.paper import load_claims
+    from repro.reports.figures import paper as paper_of
+    from repro.reports.paper import read_claims
+    from repro.runs.store import Store
 
-    stated = load_claims(paper)
+    chosen = paper_of(paper)
+    stated = read_claims(chosen.claims, chosen.name)
     root = readable_folder("result_dir", result_dir or LOCAL)
-    out = writable_folder("out_dir", out_dir or FIGURES_DIR)
-    entries = [entry for entry in FIGURES.values() if any(alias.startswith(f"{paper}/") for alias in entry.aliases)]
-    findings = [finding for entry in entries for finding in _findings(entry, root)]
+    out = writable_folder("out_dir", out_dir or LOCAL_FIGURES)
+    findings = _findings(chosen.entries, Store(root, accept_other_code=accept_other_code))
     judged = judge_all(stated, findings)
-    path = _save(out / f"claims-{paper}.csv", judged)
+    path = _save(out / f"claims-{chosen.name}.csv", judged)
     if json:
-        print_json({"paper": paper, "verdicts": count(judged), "claims": [_as_dict(each) for each in judged]})
+        print_json({"paper": chosen.name, "verdicts": count(judged), "claims": [_as_dict(each) for each in judged]})
         return
     shown = [each for each in judged if each.claim.kind != "inconsistency"]
     print_table(
-        f"Claims of {paper}",
+        f"Claims of {chosen.name}",
         ("claim", "section", "states", "ours", "error", "obtained", "verdict"),
         [
             (
@@ -72,24 +74,23 @@ def claims(
         print("claims that were not run become answerable with 'make reproduce-all'")
 
 
-def _findings(entry: FigureEntry, root: Path) -> Sequence[Finding]:
-    """Of every platform and in the usual reading, where all runs behind the figure are stored."""
-    from repro.cli.sweep import prepare_all
+def _findings(entries: Sequence[FigureEntry], store: Store) -> list[Finding]:
+    """Of every platform in its usual reading, where all runs behind a figure are stored."""
+    from repro.cli.sweep import sweep_of
     from repro.reports.figures import View, default_reading
-    from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
 
-    module, store = entry.load(), Store(root)
-    found: list[Finding] = []
-    for name in module.PLATFORMS:
-        where = platform_of(name)
-        view = View(platform=where, reading=default_reading(where))
-        experiments = prepare_all(module.cells(view))
-        if all(store.is_done(experiment.cell) for experiment in experiments):
-            found += module.findings(
-                [store.load(experiment.cell, with_steps=False) for experiment in experiments], view
-            )
-    return found
+    modules = [entry.load() for entry in entries]
+    places = [(module, platform_of(name)) for module in modules for name in module.PLATFORMS]
+    views = [(module, View(platform=where, reading=default_reading(where))) for module, where in places]
+    grids = [module.cells(view) for module, view in views]
+    sweep = sweep_of([cell for grid in grids for cell in grid], store)
+    return [
+        finding
+        for (module, view), runs in zip(views, sweep.by_grid(grids), strict=True)
+        if runs is not None
+        for finding in module.findings(runs, view)
+    ]
 
 
 def _as_dict(each: Judged) -> dict[str, Any]:

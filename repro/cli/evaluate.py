@@ -12,8 +12,8 @@ from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.runs.experiment import Experiment
     from repro.runs.store import StoredRun
+    from repro.systems.dllm.deployment import Deployment
 
 
 @spread
@@ -38,34 +38,36 @@ def evaluate(
     device: opt.Device = None,
     decoding: Decoding,
     seed: opt.Seed = 0,
-    result_dir: Annotated[Path | None, typer.Option(help="Where run folders go [default: results/local].")] = None,
-    force: Annotated[bool, typer.Option(help="Run again what is already stored.")] = False,
+    result_dir: opt.ResultDir = None,
+    force: opt.Force = False,
+    accept_other_code: opt.OtherCode = False,
     json: opt.Json = False,
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
-    from repro.cli.sweep import load_all, prepare_all, run_sweep, say_what_ran
+    from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.runs.cell import Cell
     from repro.runs.store import Store
-    from repro.tasks.evaluation import require_task
+    from repro.systems.dllm.deployment import Deployment
+    from repro.systems.dllm.graded import require_task
     from repro.tasks.registry import task_entry
 
     task_entry(task)
     knobs = opt.given(
-        num_requests=limit,
+        num_prompts=limit,
         num_fewshot=num_fewshot,
         chat=chat or None,
         dataset_path=None if dataset_path is None else str(dataset_path),
-        source=dataset_source,
+        dataset_source=dataset_source,
         batch_size=batch_size,
-        memory_bytes=opt.parse_memory_limit(memory_limit),
+        memory_limit=opt.parse_memory_limit(memory_limit),
         model=model,
         dtype=dtype,
         device=device,
         **decoding.given(),
     )
     if dataset_path is not None and dataset_source is None:
-        knobs["source"] = "local"
+        knobs["dataset_source"] = "local"
     cell = Cell(
         system=system,
         dataset=task,
@@ -75,59 +77,65 @@ def evaluate(
         seed=seed,
         knobs=tuple(knobs.items()),
     )
-    experiments = prepare_all([cell])
-    require_task(experiments[0].task, cell)
-    store = Store(result_dir or LOCAL)
-    outcomes = run_sweep(experiments, store, force=force, continue_on_error=False)
-    (run,) = load_all(experiments, store)
-    result = _result(experiments[0], run, store)
+    sweep = sweep_of([cell], Store(result_dir or LOCAL, accept_other_code=accept_other_code), force=force)
+    deployment = sweep.experiments[0].deployment
+    assert isinstance(deployment, Deployment)
+    require_task(deployment.task, cell)
+    outcomes = run_sweep(sweep)
+    (run,) = sweep.runs
+    result = _result(deployment, run)
     if json:
         print_json(result)
     else:
         print_table(f"{result['task']}, {result['criterion']}", ("what", "value"), _rows(result))
-    say_what_ran(outcomes, store.root)
+    say_what_ran(outcomes, sweep.store.root)
     if not run.validity.valid:
         raise typer.Exit(1)
 
 
-def _result(experiment: Experiment, run: StoredRun, store: Any) -> dict[str, Any]:
+def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
     from repro.tasks.registry import task_entry
 
-    entry, sparsity = task_entry(run.cell.dataset), experiment.resources.config.sparsity
-    caches = experiment.resources.method.rule.caches
+    facts = run.manifest["facts"]
+    entry, sparsity = task_entry(run.cell.dataset), deployment.sampler.sparsity
+    caches = deployment.sampler.rule.caches
     return {
         "task": run.cell.dataset,
         "criterion": entry.criterion,
         "strict_criterion": entry.strict,
-        "system": run.record.manifest["system"],
-        "model": run.record.manifest["model"],
-        "platform": run.record.manifest["platform"],
+        "system": facts["system"],
+        "model": facts["model"],
+        "platform": facts["platform"],
         "selection": sparsity.selection if caches else None,
-        "cache": _cache(experiment),
+        "cache": _cache(deployment),
         "retention": None if not caches else 1.0 if sparsity.selection == "dense" else sparsity.retention_ratio,
         "accuracy": run.summary["accuracy"],
         "accuracy_strict": run.summary["accuracy_strict"],
         "throughput_tok_s": run.summary["throughput_tok_s"],
         "window_s": run.summary["window_s"],
-        "dataset": run.record.manifest["dataset"]["description"],
-        "obtained": run.record.obtained,
+        "dataset": facts["dataset"]["description"],
+        "obtained": run.obtained,
         "valid": run.validity.valid,
         "reasons": list(run.validity.reasons),
         "cell": run.cell.to_dict(),
-        "folder": str(store.folder(run.cell)),
+        "folder": str(run.folder),
     }
 
 
-def _cache(experiment: Experiment) -> str:
-    method, sparsity = experiment.resources.method, experiment.resources.config.sparsity
-    if (features := method.features) is not None:
+def _cache(deployment: Deployment) -> str:
+    from baselines.dllm.dllm_cache.method import FeatureSampler
+
+    sampler = deployment.sampler
+    sparsity = sampler.sparsity
+    if isinstance(sampler, FeatureSampler):
+        features = sampler.features
         return (
             f"features, of the prompt every {features.prompt_interval} steps, of the response every {features.gen_interval} "
             f"and {100 * features.transfer_ratio:g} % of its rows in between"
         )
-    if not method.rule.caches:
+    if not sampler.rule.caches:
         return "no KV cache"
-    if method.rule.window == "suffix":
+    if sampler.rule.window == "suffix":
         return "the rows before the block"
     if sparsity.selection == "dense":
         return "all context rows"

@@ -39,19 +39,19 @@ def generate(
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step."""
     from engines.dllm.config import GenerationConfig
-    from repro.generation import GenerateOptions, plan_generation, run_plan
+    from repro.generation import GenerateOptions, prepare_generation, run_prepared
     from repro.prompt import TextPrompt, answer_of, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
-    from repro.systems.settings import GENERATION, METHOD
+    from repro.systems.dllm.settings import GENERATION, options_of
 
     given = {"gen_length": 64, "steps": 64, **decoding.given()}
     options = GenerateOptions(
         system=system,
         model=model,
         generation=GenerationConfig(seed=seed, **{name: given[name] for name in GENERATION if name in given}),
-        knobs={name: given[name] for name in METHOD if name in given},
+        knobs=options_of(given),
         **opt.given(tie_policy=decoding.tie_policy, dtype=dtype, device=device, weights=weights),
     )
-    plan = plan_generation(options)
+    prepared = prepare_generation(options)
     tokenizer = None
     if prompt is not None and prompt_ids is None:
         tokenizer = tokenizer_of(model)
@@ -64,7 +64,7 @@ def generate(
         ids = read_prompt_ids(prompt_ids)
     else:
         raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
-    result = run_plan(plan, ids)
+    result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
     if json:
         as_text = {} if answer is None else answer._asdict()

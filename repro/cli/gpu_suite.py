@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,45 +13,53 @@ from engines.errors import UserError
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
+if TYPE_CHECKING:
+    from repro.gpu_suite.suite import Suite
+
 
 def gpu_suite(
     budget: Annotated[float, typer.Option(help="Seconds this call may take; the next job has to fit.")] = 520.0,
     result_dir: Annotated[Path | None, typer.Option(help="Where results go [default: results/PLATFORM].")] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Folder for one archive of the results, written anew after every job.")
+    ] = None,
     platform: Annotated[
         str, typer.Option(help="h200, l40s or rtx4090; cpu-tiny runs the stages small, on this CPU.")
     ] = "h200",
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None,
+    first: Annotated[bool, typer.Option("--first", help="Only the stages of the first minutes on a card.")] = False,
     dry_run: Annotated[bool, typer.Option(help="List the jobs with their estimates, on any machine.")] = False,
     json: opt.Json = False,
 ) -> None:
-    """Tests, goldens, agreement, throughput, growth, benchmarks and figures on a card; goes on where the last call stopped."""
+    """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
     began = time.monotonic()
-    from repro.gpu_suite.jobs import all_jobs, scale_of
-    from repro.gpu_suite.suite import Suite
+    from repro.gpu_suite import stages as plan
+    from repro.gpu_suite.suite import Suite, jobs_of
+    from repro.gpu_suite.summary import README, draw, write_summary
     from repro.paths import REPO, RESULTS
+    from repro.systems.dllm.part import DllmPart
 
     if budget <= 0:
         raise UserError(f"budget={budget:g} must be a positive number of seconds")
-    scale = scale_of(platform)
-    if scale.device == "cuda" and not dry_run and (missing := _missing_cuda()):
+    if first and stage:
+        raise UserError(f"stage={stage[0]!r} and first: give one of them")
+    scale = plan.scale_of(platform)
+    if scale.where.part(DllmPart).device == "cuda" and not dry_run and (missing := _missing_cuda()):
         print(
             f"gpu-suite: not run, {missing}. It needs\n"
             "  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B\n"
             "  a CUDA build of torch: make clean, then make setup TORCH=torch\n"
-            "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says what they are."
+            "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says "
+            "what they are."
         )
         return
     root = result_dir or RESULTS / platform
-    jobs = all_jobs(scale, root)
-    stages = list(dict.fromkeys(job.stage for job in jobs))
-    if unknown := sorted(set(stage or ()) - set(stages)):
-        raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(stages)}")
-    if stage:
-        kept = {job.name for job in jobs if job.stage in stage}
-        # A drawing needs runs that another stage may list.
-        jobs = [
-            job for job in jobs if job.name in kept or any(job.name in each.needs for each in jobs if each.name in kept)
-        ]
+    asked = plan.stages(scale)
+    known = list(dict.fromkeys(each.stage for each in asked))
+    wanted = [name for name in plan.FIRST if name in known] if first else stage or known
+    if unknown := sorted(set(wanted) - set(known)):
+        raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(known)}")
+    jobs = jobs_of([each for each in asked if each.stage in wanted], root)
     # As it was given: a machine's own path would be of use nowhere else.
     shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
     command = " ".join(
@@ -60,27 +68,24 @@ def gpu_suite(
             f"--budget {budget:g}",
             f"--platform {platform}",
             f"--result-dir {shown}",
+            *(["--first"] if first else []),
             *(f"--stage {name}" for name in stage or ()),
         ]
     )
     suite = Suite(
-        jobs=jobs, root=root, platform=platform, command=command, on_line=lambda line: print(line, file=sys.stderr)
+        jobs=jobs,
+        root=root,
+        platform=platform,
+        command=command,
+        export=export,
+        on_line=lambda line: print(line, file=sys.stderr),
+        on_done=write_summary,
     )
     if dry_run:
-        rows = [(job.stage, job.name, f"{suite.expected_s(job):.0f}", suite.entries[job.name].status) for job in jobs]
-        total = sum(suite.expected_s(job) for job in jobs if suite.entries[job.name].status != "done")
-        if json:
-            print_json(
-                {
-                    "jobs": [{"stage": s, "name": n, "expected_s": float(e), "status": v} for s, n, e, v in rows],
-                    "left_s": total,
-                }
-            )
-        else:
-            print_table(f"GPU suite on {scale.platform.title}", ("stage", "job", "expected s", "status"), rows)
-            print(f"{len(rows)} jobs, about {total:.0f} s left")
+        _list_jobs(suite, scale.where.title, json=json)
         return
     outcome = suite.run(budget, began=began)
+    drawn = draw(suite, plan.figures(scale)) if "figures" in wanted else []
     if json:
         print_json(
             {
@@ -89,21 +94,43 @@ def gpu_suite(
                 "left": outcome.left,
                 "left_s": outcome.left_s,
                 "stopped": outcome.stopped,
+                "drawn": drawn,
                 "command": command,
             }
         )
     else:
         print(
-            f"{outcome.ran} jobs ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about {outcome.left_s:.0f} s): "
-            f"{outcome.stopped}"
+            f"{outcome.ran} jobs ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
+            f"{outcome.left_s:.0f} s): {outcome.stopped}"
         )
         for name in outcome.failed:
             print(f"failed {name}: {suite.entries[name].note}")
+        if drawn:
+            print(f"drawn: {', '.join(drawn)}")
         if outcome.left or outcome.failed:
             print(f"to go on: {command}")
-        print(f"summary: {root / 'README.md'}")
+        print(f"summary: {root / README}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:
+    jobs = [
+        {
+            "stage": job.stage,
+            "name": job.name,
+            "expected_s": round(suite.expected_s(job)),
+            "status": suite.entries[job.name].status,
+        }
+        for job in suite.jobs
+    ]
+    left_s = sum(suite.expected_s(job) for job in suite.jobs if suite.entries[job.name].status != "done")
+    if json:
+        print_json({"jobs": jobs, "left_s": left_s})
+        return
+    rows = [tuple(map(str, job.values())) for job in jobs]
+    print_table(f"GPU suite on {title}", ("stage", "job", "expected s", "status"), rows)
+    print(f"{len(rows)} jobs, about {left_s:.0f} s left")
 
 
 def _missing_cuda() -> str | None:

@@ -17,12 +17,15 @@ from engines.errors import UserError
 from repro.cli.ablate import ablate
 from repro.cli.bench import bench
 from repro.cli.calibrate import calibrate
+from repro.cli.check_results import check_results
 from repro.cli.claims import claims
+from repro.cli.doctor import doctor
 from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
 from repro.cli.generate import generate
 from repro.cli.gpu_suite import gpu_suite
-from repro.cli.inspect import doctor, list_command, plan
+from repro.cli.list_command import list_command
+from repro.cli.plan import plan
 from repro.cli.train import train_tiny
 from repro.cli.verify import verify_baselines
 
@@ -41,6 +44,7 @@ app.command()(reproduce)
 app.command()(figure)
 app.command()(bench)
 app.command()(claims)
+app.command(name="check-results")(check_results)
 app.command()(ablate)
 app.command(name="eval")(evaluate)
 app.command()(generate)

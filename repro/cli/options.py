@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +13,11 @@ import typer
 from engines.errors import UserError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+ResultDir = Annotated[Path | None, typer.Option(help="Where run folders are [default: results/local].")]
+Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.")]
+OtherCode = Annotated[
+    bool, typer.Option("--accept-other-code", help="Reuse stored runs that other code made, and mark them.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
@@ -75,6 +83,23 @@ def parse_rate(text: str) -> float | None:
     if not 0 < rate < float("inf"):
         raise UserError(f"request_rate={text!r} must be a positive number of requests/s, or 'inf'")
     return rate
+
+
+def parse_knobs(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``NAME=VALUE`` of knobs without an option; a value that is JSON (a number, true) is that, else text."""
+    knobs: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise UserError(f"knob={text!r} is no setting: write NAME=VALUE")
+        if name in given or name in knobs:
+            raise UserError(f"knob={text!r} is given more than once: keep one")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        knobs[name] = value if isinstance(parsed, list | dict) else parsed
+    return knobs
 
 
 def parse_memory_limit(text: str | None) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engines.runtime.step_timer import STEP_PARTS
-from repro.cli.output import number, print_table
+from repro.cli.output import number, percent, print_table
 
 if TYPE_CHECKING:
     from repro.runs.store import StoredRun
@@ -16,7 +16,7 @@ _COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "a
 
 
 def print_profile(run: StoredRun) -> None:
-    summary, facts = run.summary, run.record.manifest["facts"]
+    summary, facts = run.summary, run.facts
     name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate(run.cell.rate)} req/s"
     if summary["profile"] is None:
         print(f"{name}: no step was taken apart")
@@ -24,8 +24,8 @@ def print_profile(run: StoredRun) -> None:
         _print_parts(name, summary["profile"])
     card = f" of {facts['bound']['card']}" if "bound" in facts else ""
     print(
-        f"share of roofline{card}: {_percent(summary['roofline_share'])}; CUDA graph hit rate: "
-        f"{_percent(summary['graph_hit_rate'])}; outside the forward: {_percent(summary['outside_forward_share'])}"
+        f"share of roofline{card}: {percent(summary['roofline_share'])}; CUDA graph hit rate: "
+        f"{percent(summary['graph_hit_rate'])}; outside the forward: {percent(summary['outside_forward_share'])}"
     )
 
 
@@ -45,13 +45,9 @@ def _print_parts(name: str, profile: Mapping[str, Any]) -> None:
 def _cells(seconds: Mapping[str, float], count: int) -> dict[str, str]:
     total = seconds["whole step"]
     return {
-        part: f"{number(1e3 * value / count, 3)}  {_percent(value / total):>7}" if count and total else "-"
+        part: f"{number(1e3 * value / count, 3)}  {percent(value / total):>7}" if count and total else "-"
         for part, value in seconds.items()
     }
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _rate(rate: float | None) -> str:

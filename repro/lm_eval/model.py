@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from baselines.dllm.method import check_options, generation_of
 from engines.dllm.engine import Engine
 from engines.dllm.request import Request, check_request
 from engines.errors import UserError, require
@@ -19,8 +18,9 @@ from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.systems import system as system_named
-from repro.systems.settings import Settings, resolve
+from repro.runs.system import SYSTEMS
+from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.system import DllmSystem
 from repro.tasks.task import cut_at
 
 try:
@@ -35,11 +35,11 @@ MODEL_NAME = "dllm-serve"
 """For ``lm_eval --model``; which of the systems answers is its argument ``system``."""
 
 _OF_A_WORKLOAD = (
-    "num_requests",
+    "num_prompts",
     "length_scale",
-    "source",
+    "dataset_source",
     "dataset_path",
-    "fixed_prompt_len",
+    "input_len",
     "arrivals",
     "burstiness",
     "num_fewshot",
@@ -59,7 +59,7 @@ _HARNESS_DEFAULTS: Mapping[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Query:
     """What a task wants of a request, from its generation_kwargs."""
 
     until: tuple[str, ...]
@@ -82,7 +82,7 @@ class Asked:
 
 @register_model(MODEL_NAME)
 class DiffusionLM(LM):
-    """``options`` are a cell's knobs (``repro.systems.settings``), under the names of ``repro bench`` and ``repro generate``.
+    """``options`` are a cell's knobs (``repro.systems.dllm.settings``), under the names of ``repro bench`` and ``repro generate``.
 
     What is given here holds for every task; a task's own ``max_gen_toks`` and sampling count where
     nothing is. ``steps`` defaults to ``gen_length``, one token per step.
@@ -94,7 +94,10 @@ class DiffusionLM(LM):
         super().__init__()
         for name in _OF_A_WORKLOAD:
             require(name not in options, f"{name}={options.get(name)!r} has no effect on a task: leave it out")
-        self._system = system_named(system)
+        chosen = SYSTEMS.get(system)
+        if not isinstance(chosen, DllmSystem):
+            raise UserError(f"system={system!r} is no diffusion-LLM system: use another")
+        self._system = chosen
         self._cell = Cell(
             system=system,
             dataset="lm-eval",
@@ -104,7 +107,7 @@ class DiffusionLM(LM):
             seed=seed,
             knobs=tuple(options.items()),
         )
-        settings = self._settings(Asked(until=(), knobs=()), num_requests=1)
+        settings = self._settings(Query(until=(), knobs=()), num_prompts=1)
         self._model = settings.model
         self._tokenizer = tokenizer_of(settings.model)
 
@@ -126,7 +129,7 @@ class DiffusionLM(LM):
     # -- what a task asks of a model -----------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        asked = [Asked.of(request.args[1]) for request in requests]
+        asked = [Query.of(request.args[1]) for request in requests]
         texts: dict[int, str] = {}
         for knobs in dict.fromkeys(a.knobs for a in asked):
             members = [index for index, a in enumerate(asked) if a.knobs == knobs]
@@ -164,26 +167,22 @@ class DiffusionLM(LM):
     def _template(self) -> ChatTemplate:
         return load_chat_template(checkpoint_dir(self._model, weights=False), config_of(self._model).family)
 
-    def _settings(self, asked: Asked, num_requests: int) -> Settings:
+    def _settings(self, asked: Query, num_prompts: int) -> Settings:
         given = self._cell.knob_values
-        knobs = {**dict(asked.knobs), **given, "num_requests": num_requests}
+        knobs = {**dict(asked.knobs), **given, "num_prompts": num_prompts}
         if "gen_length" in knobs and "steps" not in given:
             knobs["steps"] = knobs["gen_length"]
-        settings = resolve(replace(self._cell, knobs=tuple(knobs.items())))
-        self._system.refuse_ignored(given)
-        check_options(self._cell.system, settings.family, settings.method)
-        generation = generation_of(self._cell.system, settings.family, settings.method, settings.generation)
-        return replace(settings, generation=generation)
+        return self._system.settings(replace(self._cell, knobs=tuple(knobs.items())))
 
-    def _answer(self, prompts: Sequence[str], asked: Asked, *, show_progress: bool) -> list[str]:
+    def _answer(self, prompts: Sequence[str], asked: Query, *, show_progress: bool) -> list[str]:
         settings = self._settings(asked, len(prompts))
         requests = self._requests(prompts, settings)
-        resources = self._system.plan(settings, [request.total_len for request in requests])
-        engine = self._system.assemble(settings, resources).engine
-        for request in requests:
-            engine.submit(request)
-        _run(engine, len(requests), show_progress=show_progress)
-        return [self._text(engine.take_output(request.request_id)) for request in requests]
+        deployment = self._system.deployment(settings, [request.total_len for request in requests])
+        with deployment.serving() as (engine, _):
+            for request in requests:
+                engine.submit(request)
+            _run(engine, len(requests), show_progress=show_progress)
+            return [self._text(engine.take_output(request.request_id)) for request in requests]
 
     def _text(self, token_ids: tuple[int, ...] | None) -> str:
         assert token_ids is not None, "only a simulated executor has no tokens"

@@ -15,7 +15,7 @@ import yaml
 
 from engines.errors import UserError
 from repro.tasks import gsm8k
-from repro.tasks.task import Task, Verdict
+from repro.tasks.task import Grade, Task
 
 try:
     from lm_eval.api.task import ConfigurableTask
@@ -25,7 +25,7 @@ except ImportError as error:
     raise UserError(f"lm-eval cannot be imported ({error}): pip install 'dllm-serve-repro[eval]'") from error
 
 SPLIT = "test"
-CRITERIA = tuple(field.name for field in fields(Verdict))
+CRITERIA = tuple(field.name for field in fields(Grade))
 _FROM_THE_HARNESS = ("metric_list", "filter_list", "generation_kwargs", "repeats", "metadata")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from repro.runs.runner import CellEvent, OnEvent
+from repro.runs.sweep import CellEvent, OnEvent
 
 if TYPE_CHECKING:
     from rich.console import Console

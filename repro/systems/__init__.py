@@ -1,7 +1,1 @@
-"""The systems a cell can name, and how each is served."""
-
-from repro.systems.backend import model_shape
-from repro.systems.base import Assembled, Resources, System
-from repro.systems.registry import SYSTEMS, system
-
-__all__ = ["SYSTEMS", "Assembled", "Resources", "System", "model_shape", "system"]
+"""The systems a cell can name, the platforms they run on, and the calibration of simulated cards."""

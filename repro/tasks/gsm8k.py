@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engines.errors import UserError
-from repro.tasks.task import Origin, Task, TaskProblem, Verdict
+from repro.tasks.task import Grade, Origin, Task, TaskProblem
 from repro.workloads.card import load_card
 from repro.workloads.records import Record, Records, hub_records, open_records, read_records
 from repro.workloads.source import HubLoader, SourceKind
@@ -111,12 +111,12 @@ def normalize(text: str) -> str:
     return text.lower()
 
 
-def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
+def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
     verdicts = []
     for problem, text in zip(problems, texts, strict=True):
         strict, flexible = (normalize(found) for found in find_number(text))
         target = normalize(problem.reference)
-        verdicts.append(Verdict(correct=flexible == target, strict=strict == target))
+        verdicts.append(Grade(correct=flexible == target, strict=strict == target))
     return verdicts
 
 

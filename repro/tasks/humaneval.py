@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.tasks.programs import passes
-from repro.tasks.task import Origin, Task, TaskProblem, Verdict
+from repro.tasks.task import Grade, Origin, Task, TaskProblem
 from repro.workloads.card import load_card
 from repro.workloads.records import Record, open_records
 from repro.workloads.source import HubLoader, SourceKind
@@ -65,5 +65,5 @@ def _problem(row: Record) -> TaskProblem:
     )
 
 
-def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
-    return [Verdict(correct=passed) for passed in passes(problems, texts)]
+def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
+    return [Grade(correct=passed) for passed in passes(problems, texts)]

@@ -8,7 +8,7 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.grading import grade
 from repro.tasks.problem import Problem
 from repro.tasks.programs import passes
-from repro.tasks.task import Origin, Task, TaskProblem, Verdict
+from repro.tasks.task import Grade, Origin, Task, TaskProblem
 
 INPUTS = (-3, 0, 1, 2, 7)
 """What mini-code's functions are called with. Theirs are affine in x, so two points would tell them apart."""
@@ -19,9 +19,9 @@ def mini_gsm_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
     problems = mini_gsm.generate(seed, num_problems, "heldout")
     by_prompt = {problem.prompt: problem for problem in problems}
 
-    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
+    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         grades = [grade(by_prompt[p.prompt], text) for p, text in zip(asked, texts, strict=True)]
-        return [Verdict(correct=each.flexible, strict=each.strict) for each in grades]
+        return [Grade(correct=each.flexible, strict=each.strict) for each in grades]
 
     return Task(
         name=mini_gsm.TASK, problems=_problems(problems, seed), origin=_origin(mini_gsm.TASK), grader=grader, chat=chat
@@ -31,10 +31,10 @@ def mini_gsm_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
 def mini_code_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
     """``correct`` is pass@1, found by running the function; ``strict`` is the reference's very text."""
 
-    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
+    def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         exact = [text.rstrip() == p.reference for p, text in zip(asked, texts, strict=True)]
         passed = passes(asked, texts)
-        return [Verdict(correct=a, strict=b) for a, b in zip(passed, exact, strict=True)]
+        return [Grade(correct=a, strict=b) for a, b in zip(passed, exact, strict=True)]
 
     problems = mini_code.generate(seed, num_problems, "heldout")
     return Task(

@@ -29,7 +29,7 @@ class TaskProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Grade:
     """``strict`` is the task's harder second criterion, None where it has one criterion only."""
 
     correct: bool
@@ -46,7 +46,7 @@ class Origin:
     description: str
 
 
-Grader = Callable[[Sequence[TaskProblem], Sequence[str]], list[Verdict]]
+Grader = Callable[[Sequence[TaskProblem], Sequence[str]], list[Grade]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +71,10 @@ class Task:
         """Raw prompts, in problem order; in a conversation use ``user`` and ``answer_start`` of the problems."""
         return [problem.prompt for problem in self.problems]
 
-    def grade(self, problem: TaskProblem, text: str) -> Verdict:
+    def grade(self, problem: TaskProblem, text: str) -> Grade:
         return self.grade_all([problem], [text])[0]
 
-    def grade_all(self, problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Verdict]:
+    def grade_all(self, problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         """``texts`` as generated, up to the end of text; much faster for many answers where they are programs."""
         return self.grader(problems, [cut_at(text, self.until) for text in texts])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engines.models.llada import LLaDAModelLM
 from engines.models.tokenizer import TextTokenizer
-from repro.runs.proportions import wilson_interval
+from repro.runs.statistics import wilson_interval
 from repro.tasks.grading import grade
 from repro.tasks.problem import Problem
 from repro.training.attention import batched_attention

@@ -17,7 +17,7 @@ from engines.errors import UserError
 from repro.generation import GenerateOptions, generate
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.runs.experiment import prepare, run
+from repro.runs.experiment import prepare
 from repro.tasks.registry import TaskOptions, load_task
 from repro.tasks.sandbox.client import sandbox_support
 
@@ -116,7 +116,7 @@ def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str
         for prompt in problems.prompts()
     ]
     assert [sample["resps"][0][0] for sample in samples] == texts
-    knobs = {"num_requests": 3, **LENGTHS, **options}
+    knobs = {"num_prompts": 3, **LENGTHS, **options}
     cell = Cell(
         system=system,
         dataset=task,
@@ -126,7 +126,7 @@ def test_texts_and_verdicts_are_those_without_the_harness(task: str, system: str
         seed=0,
         knobs=tuple(knobs.items()),
     )
-    ours = run(prepare(cell)).requests
+    ours = prepare(cell).run().requests
     assert [sample["correct"] for sample in samples] == [float(correct) for correct in ours["correct"]]
     assert [sample["strict"] for sample in samples] == [float(correct) for correct in ours["correct_strict"]]
     assert metrics["correct,verdict"] == sum(ours["correct"]) / 3
@@ -216,11 +216,11 @@ def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(UserError, match="exceeds"):
         model.generate_until([asking("Story. " * 1000)])
     refused: list[tuple[dict[str, Any], str]] = [
-        ({"retentoin_ratio": 0.5}, "knob 'retentoin_ratio' is unknown"),
+        ({"retentoin_ratio": 0.5}, "retentoin_ratio=0.5 has no effect with system='dllm-serve'"),
         ({"system": "vllm"}, "system='vllm' is unknown"),
         ({"system": "llada", "retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='llada'"),
         ({"batch_size": 4}, "batch_size=4 has no effect with system='dllm-serve'"),
-        ({"num_requests": 4}, "num_requests=4 has no effect on a task"),
+        ({"num_prompts": 4}, "num_prompts=4 has no effect on a task"),
         ({"chat": True}, "chat=True has no effect on a task"),
         ({"steps": 1}, "steps=1 is fewer than"),
     ]

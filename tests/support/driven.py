@@ -10,8 +10,8 @@ from engines.dllm.plan import StepOutcome
 from engines.dllm.record import Completion, Occupancy, PlanFacts, StepRecord
 from engines.dllm.request import Request
 from repro.runs.clock import Clock, VirtualClock
-from repro.runs.drivers.steps import drive_steps
 from repro.runs.record import RunRecord
+from repro.systems.dllm.log import drive_engine
 
 
 class FakeEngine:
@@ -107,4 +107,4 @@ def make_requests(arrivals: Sequence[float], steps: Sequence[int] | None = None)
 
 def drive(arrivals: Sequence[float], service_s: float, **engine: int) -> RunRecord:
     clock = VirtualClock()
-    return drive_steps(FakeEngine(clock, service_s=service_s, **engine), make_requests(arrivals), clock)
+    return drive_engine(FakeEngine(clock, service_s=service_s, **engine), make_requests(arrivals), clock)

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 from support.tiny_models import TinyModel, network
 
-from baselines.dllm.method import Method
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
+from engines.dllm.method import Sampler
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, RefreshRule
 from engines.dllm.scheduling.registry import SCHEDULERS
@@ -43,7 +43,7 @@ def run_together(engine: Engine, arrivals: Sequence[tuple[int, Request]]) -> dic
     return outputs
 
 
-def run_alone(model: TinyModel, chosen: Method, request: Request) -> Ids:
+def run_alone(model: TinyModel, chosen: Sampler, request: Request) -> Ids:
     config = EngineConfig(max_num_seqs=1, max_model_len=model.max_len, sparsity=chosen.sparsity, decode=chosen.decode)
     rows = cache_rows(request, chosen.sparsity, chosen.rule.window)
     engine = engine_for(model, config, rows, chosen.rule)

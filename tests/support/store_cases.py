@@ -1,17 +1,19 @@
-"""Records and provenance to store."""
+"""An experiment, and records and provenance to store of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from support.driven import drive
+from support.fake_system import fake_cell
 
-from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
 from repro.runs.provenance import GitState, Timing, collect
 from repro.runs.record import RunRecord
+from repro.runs.store import StoredRun
 
-CELL = Cell(system="fake", dataset="poisson", platform="cpu", executor="virtual", rate=1.0, seed=0, knobs=(("a", 1),))
-
+EXPERIMENT = prepare(fake_cell(rate=1.0, num_prompts=4))
+CELL = EXPERIMENT.cell
 
 VOLATILE = "provenance.json"
 
@@ -24,6 +26,12 @@ def make_record(service_s: float = 0.75) -> RunRecord:
 def make_provenance(finished: str = "2025-01-02T03:04:05Z") -> dict[str, object]:
     timing = Timing(started_utc="2025-01-02T03:04:00Z", finished_utc=finished, elapsed_s=5.0)
     return collect(obtained="simulated", timing=timing, git=GitState(commit="abc", dirty=False), argv=["repro", "run"])
+
+
+def whole_record(run: StoredRun) -> RunRecord:
+    """With every table, as it was stored."""
+    tables = {name: run.table(name) for name in run.family.columns}
+    return RunRecord(tables=tables, manifest=run.manifest["facts"])
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -12,10 +13,11 @@ from matplotlib.figure import Figure
 
 from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
-from repro.runs.metrics import summarize
-from repro.runs.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord
+from repro.runs.record import RunRecord
 from repro.runs.store import StoredRun
 from repro.runs.validity import Validity
+from repro.systems.dllm.columns import STEP_COLUMNS
+from repro.systems.dllm.family import DLLM
 
 CPU = "A Processor 9000"
 CALIBRATION = "rtx4090, fitted on one cell; another cell"
@@ -29,23 +31,21 @@ def stored(
     """A run of ``n`` requests, all due at 0. The last finishes when the throughput is ``tok_s``, the first
     ``stretch`` of that time earlier."""
     end = n * gen_length / tok_s
-    requests: dict[str, list[Any]] = {column.name: [None] * n for column in REQUEST_COLUMNS}
+    requests: dict[str, list[Any]] = {column.name: [None] * n for column in DLLM.columns["requests"]}
     requests |= {
         "request_id": list(range(n)),
         "arrival_s": [0.0] * n,
         "prompt_len": [9] * n,
         "gen_length": [gen_length] * n,
+        "output_len": [gen_length] * n,
         "finished_s": [end * (1 - stretch * (n - 1 - i) / (n - 1)) for i in range(n)],
         "status": ["ok"] * n,
     }
-    if "output_len" in requests:
-        requests["output_len"] = [gen_length] * n
     steps: dict[str, list[Any]] = {column.name: [None if column.nullable else 0] for column in STEP_COLUMNS}
     simulated = cell.executor == "roofline"
     steps |= {"duration_s": [end], "end_s": [end], "forward_s": [end if simulated else 0.75 * end]}
     record = RunRecord(
-        requests=requests,
-        steps=steps,
+        tables={"requests": requests, "steps": steps},
         manifest={
             "obtained": "simulated" if simulated else "measured",
             "calibration": CALIBRATION if simulated else None,
@@ -53,14 +53,33 @@ def stored(
             "facts": {"batch_size": 3} if cell.system != "dllm-serve" else {},
         },
     )
-    return StoredRun(
-        cell=replace(cell, knobs=(*cell.knobs, ("basis", "abc"))),
-        record=record,
-        summary=summarize(record),
-        validity=validity,
-        manifest={},
-        provenance={"cpu": {"model": CPU, "count": 4, "usable": 2}, "gpu": None},
+    return _run(
+        replace(cell, knobs=(*cell.knobs, ("basis", "abc"))),
+        record,
+        DLLM.summarize(record),
+        validity,
+        {"cpu": {"model": CPU, "count": 4, "usable": 2}, "gpu": None},
     )
+
+
+def _run(
+    cell: Cell, record: RunRecord, summary: Mapping[str, Any], validity: Validity, provenance: Mapping[str, Any]
+) -> StoredRun:
+    manifest = {
+        "obtained": record.obtained,
+        "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
+        "facts": dict(record.manifest),
+    }
+    run = StoredRun(cell=cell, folder=Path("nowhere"), manifest=manifest, provenance=provenance)
+    # What would be read of its folder when it is asked for.
+    run.__dict__["record"], run.__dict__["summary"] = record, summary
+    return run
+
+
+def changed(run: StoredRun, **parts: Any) -> StoredRun:
+    """With another ``record``, ``summary``, ``validity`` or ``provenance``."""
+    kept = {name: getattr(run, name) for name in ("record", "summary", "validity", "provenance")}
+    return _run(run.cell, **{**kept, **parts})
 
 
 def runs_of(cells: Sequence[Cell], throughput: Callable[[Cell], float], **shape: Any) -> list[StoredRun]:

@@ -1,4 +1,4 @@
-"""Drives an in-process engine through an open-loop workload and stamps what happened.
+"""Drives an in-process engine, step by step, through an open-loop workload.
 
 Requests are submitted when due, never earlier, whatever the engine is doing: load does not adapt to the
 system under test. A step blocks the loop, so a request due in the middle of one is submitted at its end, and
@@ -11,17 +11,37 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from engines.dllm.record import StepRecord
-from engines.dllm.request import Request
 from engines.errors import UserError
 from repro.runs.clock import Clock
-from repro.runs.record import PART_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, Table
+from repro.runs.record import REQUEST_COLUMNS, Column, Table
 
 
-class StepEngine(Protocol):
+class TimedRequest(Protocol):
+    @property
+    def request_id(self) -> int: ...
+
+    @property
+    def arrival_s(self) -> float: ...
+
+    @property
+    def prompt_len(self) -> int: ...
+
+
+class TimedStep(Protocol):
+    @property
+    def duration_s(self) -> float: ...
+
+
+R = TypeVar("R", bound=TimedRequest)
+RequestT = TypeVar("RequestT", bound=TimedRequest, contravariant=True)
+StepT_co = TypeVar("StepT_co", bound=TimedStep, covariant=True)
+S = TypeVar("S", bound=TimedStep)
+StepT_contra = TypeVar("StepT_contra", bound=TimedStep, contravariant=True)
+
+
+class StepEngine(Protocol[RequestT, StepT_co]):
     @property
     def has_work(self) -> bool:
         """Whether any submitted request is neither finished nor failed."""
@@ -32,13 +52,21 @@ class StepEngine(Protocol):
     @property
     def num_running(self) -> int: ...
 
-    def submit(self, request: Request) -> None: ...
+    def submit(self, request: RequestT) -> None: ...
 
-    def step(self) -> StepRecord | None:
+    def step(self) -> StepT_co | None:
         """Runs one iteration; None when there is nothing it can run now."""
 
-    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
-        """The records as given, with what became known of their steps since."""
+
+class StepLog(Protocol[StepT_contra]):
+    """What a driver tells; the tables of a run are made from it."""
+
+    @property
+    def num_closed(self) -> int: ...
+
+    def submit(self, request_id: int, now: float) -> None: ...
+
+    def stamp(self, step: StepT_contra, start: float, end: float) -> None: ...
 
 
 class EngineStalledError(RuntimeError):
@@ -54,27 +82,27 @@ class DriveProgress:
     """Finished or failed."""
 
 
-def drive_steps(
-    engine: StepEngine,
-    requests: Iterable[Request],
-    clock: Clock,
-    *,
-    on_progress: Callable[[DriveProgress], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
-) -> RunRecord:
-    """The record's requests are in arrival order; those open when ``should_stop`` said so are ``unfinished``."""
-    ordered = _in_arrival_order(requests)
-    pending = deque(ordered)
-    log = _RequestLog(ordered)
-    steps: list[tuple[StepRecord, float, float]] = []
+OnProgress = Callable[[DriveProgress], None]
 
+
+def drive_steps(
+    engine: StepEngine[R, S],
+    ordered: Sequence[R],
+    clock: Clock,
+    log: StepLog[S],
+    *,
+    on_progress: OnProgress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> None:
+    """Submit ``ordered`` (``in_arrival_order``) and step until all are closed, or ``should_stop`` says so."""
+    pending = deque(ordered)
     clock.start()
     while pending or engine.has_work:
         if should_stop is not None and should_stop():
             break
         while pending and pending[0].arrival_s <= (now := clock.now()):
             request = pending.popleft()
-            log.submit(request, now)
+            log.submit(request.request_id, now)
             engine.submit(request)
         if not engine.has_work:
             if pending:
@@ -82,29 +110,26 @@ def drive_steps(
             continue
 
         start = clock.now()
-        record = engine.step()
-        if record is None:
+        step = engine.step()
+        if step is None:
             if not pending:
                 raise EngineStalledError(
                     f"the engine stopped with {engine.num_waiting} requests waiting and {engine.num_running} running"
                 )
             clock.sleep_until(pending[0].arrival_s)
             continue
-        clock.advance(record.duration_s)
+        clock.advance(step.duration_s)
         end = clock.now()
-        log.stamp(record, start, end)
-        steps.append((record, start, end))
+        log.stamp(step, start, end)
         if on_progress is not None:
             num_submitted = len(ordered) - len(pending)
             on_progress(
                 DriveProgress(now_s=end, num_total=len(ordered), num_submitted=num_submitted, num_closed=log.num_closed)
             )
-    settled = engine.settled([record for record, _, _ in steps])
-    steps = [(record, start, end) for record, (_, start, end) in zip(settled, steps, strict=True)]
-    return RunRecord(requests=log.table, steps=_step_table(steps), manifest={"obtained": clock.obtained})
 
 
-def _in_arrival_order(requests: Iterable[Request]) -> list[Request]:
+def in_arrival_order(requests: Iterable[R]) -> list[R]:
+    """The requests by due time; a doubled id or a time that is none is refused."""
     ordered = sorted(requests, key=lambda request: request.arrival_s)
     seen: set[int] = set()
     for request in ordered:
@@ -118,38 +143,42 @@ def _in_arrival_order(requests: Iterable[Request]) -> list[Request]:
     return ordered
 
 
-class _RequestLog:
-    """The request table while it fills. Refuses an engine that reports a request it does not hold."""
+class RequestLog:
+    """The table of requests while it fills. Refuses an engine that reports a request it does not hold."""
 
-    def __init__(self, ordered: Sequence[Request]) -> None:
+    def __init__(self, ordered: Sequence[TimedRequest], columns: Sequence[Column] = ()) -> None:
+        """``columns`` are those that a family adds."""
         self.num_closed = 0
         self._row = {request.request_id: row for row, request in enumerate(ordered)}
-        self.table: Table = {column.name: [None] * len(ordered) for column in REQUEST_COLUMNS}
+        self.table: Table = {column.name: [None] * len(ordered) for column in (*REQUEST_COLUMNS, *columns)}
         self.table["request_id"] = [request.request_id for request in ordered]
         self.table["arrival_s"] = [request.arrival_s for request in ordered]
         self.table["prompt_len"] = [request.prompt_len for request in ordered]
-        self.table["gen_length"] = [request.generation.gen_length for request in ordered]
         self.table["status"] = ["unfinished"] * len(ordered)
 
-    def submit(self, request: Request, now: float) -> None:
-        self.table["submit_lag_s"][self._row[request.request_id]] = now - request.arrival_s
+    def submit(self, request_id: int, now: float) -> None:
+        row = self._row[request_id]
+        self.table["submit_lag_s"][row] = now - self.table["arrival_s"][row]
 
-    def stamp(self, record: StepRecord, start: float, end: float) -> None:
-        for request_id in record.plan.admitted:
-            self._set_once("admitted_s", request_id, start)
-        for request_id in record.done.first_block:
-            self._set_once("first_block_s", request_id, end)
-        stopped = dict(record.done.stopped)
-        for request_id in record.done.finished:
-            self._set_once("finished_s", request_id, end)
-            gen_length = self.table["gen_length"][self._row[request_id]]
-            self._set_once("output_len", request_id, stopped.get(request_id, gen_length))
-            self._close(request_id, "ok")
-        for request_id, reason in record.done.failed:
-            self._set_once("error", request_id, reason)
-            self._close(request_id, "failed")
+    def admit(self, request_id: int, time_s: float) -> None:
+        self.set_once("admitted_s", request_id, time_s)
 
-    def _set_once(self, column: str, request_id: int, value: Any) -> None:
+    def first_output(self, request_id: int, time_s: float) -> None:
+        self.set_once("first_output_s", request_id, time_s)
+
+    def finish(self, request_id: int, time_s: float, output_len: int) -> None:
+        self.set_once("finished_s", request_id, time_s)
+        self.set_once("output_len", request_id, output_len)
+        self._close(request_id, "ok")
+
+    def fail(self, request_id: int, reason: str) -> None:
+        self.set_once("error", request_id, reason)
+        self._close(request_id, "failed")
+
+    def value(self, column: str, request_id: int) -> Any:
+        return self.table[column][self._open_row(request_id)]
+
+    def set_once(self, column: str, request_id: int, value: Any) -> None:
         row = self._open_row(request_id)
         if self.table[column][row] is not None:
             raise RuntimeError(f"the engine reported {column} of request {request_id} twice")
@@ -166,38 +195,3 @@ class _RequestLog:
         if self.table["status"][row] != "unfinished":
             raise RuntimeError(f"the engine reported request {request_id} after its end")
         return row
-
-
-_LENGTHS = {
-    "num_admitted": "plan.admitted",
-    "num_first_block": "done.first_block",
-    "num_finished": "done.finished",
-    "num_failed": "done.failed",
-}
-_PLACES = {
-    **dict.fromkeys(("num_refresh", "num_reuse", "scheduled_tokens"), "plan"),
-    **dict.fromkeys(("forward_s", "logit_rows", "committed_tokens", "graph", "bound_s"), "outcome"),
-    **dict.fromkeys(("kv_rows_used", "kv_rows_total", "num_running", "num_waiting"), "occupancy"),
-}
-_PATHS = {
-    **_LENGTHS,
-    **{name: f"{part}.{name}" for name, part in _PLACES.items()},
-    "query_tokens": "outcome.query_rows",
-}
-_STAMPS = ("start_s", "end_s")
-_READ = [column.name for column in STEP_COLUMNS if column.name not in (*_STAMPS, *PART_COLUMNS)]
-_read_step = attrgetter(*(_PATHS.get(name, name) for name in _READ))
-"""A step's columns but for its stamps and parts, the lengths still as tuples; one call for all of them."""
-
-
-def _step_table(steps: Sequence[tuple[StepRecord, float, float]]) -> Table:
-    records, starts, ends = zip(*steps, strict=True) if steps else ((), (), ())
-    read = list(zip(*map(_read_step, records), strict=True)) or [()] * len(_READ)
-    columns = {
-        name: list(map(len, values)) if name in _LENGTHS else list(values)
-        for name, values in zip(_READ, read, strict=True)
-    }
-    parts = [record.outcome.parts for record in records]
-    columns |= {name: [None if own is None else own[part] for own in parts] for name, part in PART_COLUMNS.items()}
-    columns |= {"start_s": list(starts), "end_s": list(ends)}
-    return {column.name: columns[column.name] for column in STEP_COLUMNS}

@@ -53,7 +53,7 @@ _PRELOADED = (
 )
 
 
-class Verdict(NamedTuple):
+class Outcome(NamedTuple):
     passed: bool
     reason: str
 
@@ -153,7 +153,7 @@ def _succeeds_in_a_fork(function: Callable[[], None]) -> bool:
 # -- one program -------------------------------------------------------------------------------------------
 
 
-def _run(program: str, limits: Limits, confinement: Confinement) -> Verdict:
+def _run(program: str, limits: Limits, confinement: Confinement) -> Outcome:
     token = secrets.token_bytes(16)
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -164,7 +164,7 @@ def _run(program: str, limits: Limits, confinement: Confinement) -> Verdict:
     os.close(read_end)
     _clean_up(child, ending, confinement)
     if ending.forced is not None:
-        return Verdict(False, ending.forced)
+        return Outcome(False, ending.forced)
     return _judge(ending, token, limits)
 
 
@@ -227,7 +227,7 @@ def _clean_up(child: int, ending: Ending, confinement: Confinement) -> None:
     _empty(confinement.folder)
 
 
-def _judge(ending: Ending, token: bytes, limits: Limits) -> Verdict:
+def _judge(ending: Ending, token: bytes, limits: Limits) -> Outcome:
     message, status = ending.message, ending.status
     assert status is not None
     if message.startswith(token):
@@ -235,13 +235,13 @@ def _judge(ending: Ending, token: bytes, limits: Limits) -> Verdict:
         if kind == _NOT_CONFINED:
             raise RuntimeError(f"no program was run: {report}")
         reason = "".join(c if c.isprintable() else " " for c in report)
-        return Verdict(kind == _PASSED, reason[:MAX_REASON_CHARS])
+        return Outcome(kind == _PASSED, reason[:MAX_REASON_CHARS])
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU:
-            return Verdict(False, f"timed out after {limits.timeout_s:g} s")
-        return Verdict(False, f"killed by {signal.Signals(number).name}")
-    return Verdict(False, f"ended before its tests did, with exit code {os.WEXITSTATUS(status)}")
+            return Outcome(False, f"timed out after {limits.timeout_s:g} s")
+        return Outcome(False, f"killed by {signal.Signals(number).name}")
+    return Outcome(False, f"ended before its tests did, with exit code {os.WEXITSTATUS(status)}")
 
 
 # -- inside the fork ---------------------------------------------------------------------------------------
@@ -303,16 +303,16 @@ def _limit(name: int, soft: int, hard: int | None = None) -> None:
     resource.setrlimit(name, (min(soft, highest), min(soft if hard is None else hard, highest)))
 
 
-def _execute(program: str, limits: Limits) -> Verdict:
+def _execute(program: str, limits: Limits) -> Outcome:
     try:
         code: CodeType = compile(program, "<program>", "exec")
         exec(code, {})  # as the published graders: no __name__ of "__main__"
     except MemoryError:
-        return Verdict(False, f"out of memory: more than {limits.memory_bytes >> 20} MiB")
+        return Outcome(False, f"out of memory: more than {limits.memory_bytes >> 20} MiB")
     except BaseException as error:  # a program may raise anything, and none of it is an error of ours
         prefix = "forbidden: " if isinstance(error, PermissionError) else ""
-        return Verdict(False, prefix + _describe(error))
-    return Verdict(True, "ok")
+        return Outcome(False, prefix + _describe(error))
+    return Outcome(True, "ok")
 
 
 def _describe(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from typer.main import get_command
 from engines.models.checkpoint import TINY_DIR
 from repro.cli.main import app, main
 from repro.reports.figures import FIGURES
+from repro.runs.experiment import Experiment
 
 SHORT = ("--gen-length", "8", "--block-length", "4")
 
@@ -112,22 +113,23 @@ OPTIONS = {
     "": "--verbose",
     "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio "
-    "--attention-backend --cuda-graphs --fused-kernels --tensor-parallel "
+    "--accept-other-code --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
-    "ablate": "--component --dataset --force --json --limit --num-runs --platform --reading --request-rate --result-dir",
+    "ablate": "--accept-other-code --component --dataset --force --json --limit --num-runs --platform --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform",
-    "claims": "--json --out-dir --paper --result-dir",
+    "check-results": "--json --results",
+    "claims": "--accept-other-code --json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "eval": "--alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "eval": "--accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio",
-    "figure": "--executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
+    "figure": "--accept-other-code --executor --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir --weights",
     "generate": "--alg --alg-temp --cache --cfg-interval --cfg-scale --chat --factor --gen-interval --prompt-interval "
     "--remasking --system-prompt --top-k --top-p --transfer-ratio "
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
@@ -135,10 +137,10 @@ OPTIONS = {
     "--tie-policy --weights",
     "list": "--json",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
-    "reproduce": "--executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
+    "reproduce": "--accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
-    "gpu-suite": "--budget --dry-run --json --platform --result-dir --stage",
+    "gpu-suite": "--budget --dry-run --export --first --json --platform --result-dir --stage",
     "verify-baselines": "--device --golden --json",
 }
 """Flags are an interface: a change here breaks scripts of users."""
@@ -164,7 +166,8 @@ def test_list_names_everything(repro: Repro) -> None:
     }
     assert names["system"] == {"dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"}
     assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200"}
-    assert "fig3" in names["figure"]
+    assert names["figure"] == set(FIGURES)
+    assert "dllm-serve/fig3" in names["figure"]
     assert {"livebench", "burst", "osc"} <= {entry["name"] for entry in entries if entry["kind"] == "dataset"}
 
 
@@ -236,7 +239,7 @@ def test_bad_ids(repro: Repro, model: Path, ids: Path, text: str, says: str) -> 
     [
         (
             ["--system", "nosuch"],
-            "system='nosuch' is unknown: use one of llada, dream, fast-dllm, dllm-cache, sparse-dllm, dllm-serve",
+            "system='nosuch' is unknown: use one of dllm-serve, fast-dllm, dllm-cache, sparse-dllm, llada, dream",
         ),
         (["--retention-ratio", "0"], "retention_ratio=0.0 must be in (0, 1]"),
         (["--retention-ratio", "1.01"], "retention_ratio=1.01 must be in (0, 1]"),
@@ -535,7 +538,7 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         (["--dtype", "int8"], "dtype='int8' is unknown: use one of float32"),
         (["--weights", "foo"], "weights='foo' is unknown: use one of checkpoint, random"),
         (["--device", "cpu:"], "device='cpu:' is unknown: use cpu, cuda or cuda:N"),
-        (["--num-prompts", "99999999999999999999999"], "num_requests=99999999999999999999999 is more than 10000000"),
+        (["--num-prompts", "99999999999999999999999"], "num_prompts=99999999999999999999999 is more than 10000000"),
         (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 2147483647, the most that is taken"),
         (["--attention-backend", "nosuch"], "attention_backend='nosuch' is unknown: use one of auto, flash-attn"),
         (
@@ -691,10 +694,11 @@ READERS = {"figure": ("figure", *FIG3), "claims": ("claims",)}
 
 @pytest.fixture
 def no_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_cell(cell: object) -> None:
-        raise AssertionError(f"{cell} ran")
+    def run(experiments: Sequence[Experiment], *_: object) -> None:
+        assert not experiments, f"{experiments[0].cell} ran"
 
-    monkeypatch.setattr("repro.runs.experiment.run_cell", run_cell)
+    for name in ("run_here", "run_in_pool"):
+        monkeypatch.setattr(f"repro.runs.sweep.{name}", run)
 
 
 @pytest.fixture
@@ -757,11 +761,11 @@ def test_as_a_process(tmp_path: Path) -> None:
     """The console script's entry point, exit codes and streams of a real process."""
     call = [sys.executable, "-c", "from repro.cli import main; main()"]
     bad = subprocess.run([*call, "reproduce", "nosuch"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    known = ", ".join(FIGURES)
+    known = ", ".join(name.partition("/")[2] for name in FIGURES)
     assert (bad.returncode, bad.stdout, bad.stderr) == (
         2,
         "",
-        f"error: figure='nosuch' is unknown: use one of {known}\n",
+        f"error: figure='nosuch' is unknown: use one of {known}, or a module of your own and a colon\n",
     )
     good = subprocess.run(
         [*call, *SIMULATED, "--result-dir", "r", "--dry-run", "--json"],

@@ -18,13 +18,14 @@ from support.checkpoints import DREAM, dream_weights, write
 from support.tiny_models import MHA
 from support.tokenizers import CHATML_JINJA, LLADA_JINJA, LLADA_SPECIAL, write_dream_tokenizer, write_tokenizer
 
-from baselines.dllm.method import FAST_THRESHOLD, generation_of, method
+from baselines.dllm.fast_dllm import THRESHOLD as FAST_THRESHOLD
+from baselines.dllm.registry import method
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.chat import load_chat_template, parse_messages
 from engines.models.tokenizer import load_tokenizer
 from repro.cli.main import main
-from repro.generation import GenerateOptions, plan_generation
+from repro.generation import GenerateOptions, prepare_generation
 from repro.prompt import read_prompt_ids
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -434,7 +435,7 @@ def test_settings_of_a_loop_without_blocks() -> None:
     asked = GenerationConfig(gen_length=64, block_length=32, steps=64)
     whole = replace(asked, block_length=64)
     for system, options in (("dream", {}), ("dllm-cache", {}), ("fast-dllm", {"cache": "none"})):
-        assert generation_of(system, "dream", options, asked) == whole
+        assert method(system).generation("dream", options, asked) == whole
     for system, family, options in (
         ("fast-dllm", "dream", {}),
         ("sparse-dllm", "dream", {}),
@@ -443,33 +444,34 @@ def test_settings_of_a_loop_without_blocks() -> None:
         ("dllm-cache", "llada", {}),
         ("llada", "llada", {}),
     ):
-        assert generation_of(system, family, options, asked) == asked
+        assert method(system).generation(family, options, asked) == asked
 
 
 def test_the_threshold_behind_an_algorithms_name() -> None:
     asked = GenerationConfig(gen_length=64, block_length=32, steps=64)
     named = {"alg": "confidence_threshold"}
-    assert generation_of("fast-dllm", "dream", named, asked).threshold == FAST_THRESHOLD == 0.9
-    assert generation_of("fast-dllm", "dream", named, replace(asked, threshold=0.3)).threshold == 0.3
-    assert generation_of("fast-dllm", "dream", {"alg": "entropy"}, asked).threshold is None
+    assert method("fast-dllm").generation("dream", named, asked).threshold == FAST_THRESHOLD == 0.9
+    assert method("fast-dllm").generation("dream", named, replace(asked, threshold=0.3)).threshold == 0.3
+    assert method("fast-dllm").generation("dream", {"alg": "entropy"}, asked).threshold is None
 
 
 def test_checked_options_are_what_runs(folders: dict[str, Path]) -> None:
     asked = GenerationConfig(gen_length=64, steps=64)
     options = GenerateOptions(system="dream", model=str(folders["dream"]), generation=asked, knobs={})
-    plan = plan_generation(options)
-    assert plan.method == method("dream", "dream", {})
-    assert plan.generation.block_length == plan.generation.gen_length
-    assert plan.request((1, 2, 3)).generation == plan.generation
+    prepared = prepare_generation(options)
+    assert prepared.method is method("dream")
+    assert prepared.sampler == method("dream").sampler("dream", {})
+    assert prepared.generation.block_length == prepared.generation.gen_length
+    assert prepared.request((1, 2, 3)).generation == prepared.generation
     with pytest.raises(UserError, match="is empty"):
-        plan.request(())
+        prepared.request(())
 
 
 def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
     def prepared(
         system: str, executor: str = "torch", platform: str = "cpu-tiny", **knobs: object
     ) -> list[GenerationConfig]:
-        shape = {"num_requests": 3, "gen_length": 32, "steps": 32, "fixed_prompt_len": 12, "length_scale": 1.0, **knobs}
+        shape = {"num_prompts": 3, "gen_length": 32, "steps": 32, "input_len": 12, "length_scale": 1.0, **knobs}
         cell = Cell(
             system=system,
             dataset="osc",

@@ -19,7 +19,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def key_of(model: Path) -> str:
-    knobs = (("model", str(model)), ("num_requests", 2))
+    knobs = (("model", str(model)), ("num_prompts", 2))
     cell = Cell(
         system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
     )

@@ -1,194 +1,93 @@
+"""What is checked of every run, whatever its family records besides."""
+
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from repro.runs.record import REQUEST_COLUMNS, STEP_COLUMNS, RunRecord, empty_table
-from repro.runs.validity import assess
+from repro.runs.family import Family
+from repro.runs.metrics import floats
+from repro.runs.record import RunRecord, Table
+from repro.runs.validity import late_submissions
 
-REQUESTS: dict[str, list[Any]] = {
+REQUESTS: Table = {
     "request_id": [0, 1],
     "arrival_s": [0.0, 1.0],
-    "submit_lag_s": [0.0, 1.0],
+    "submit_lag_s": [0.0, 0.0],
     "admitted_s": [0.0, 2.0],
-    "first_block_s": [2.0, 4.0],
+    "first_output_s": [2.0, 3.0],
     "finished_s": [2.0, 4.0],
     "prompt_len": [8, 8],
-    "gen_length": [4, 4],
     "output_len": [4, 4],
     "status": ["ok", "ok"],
     "error": [None, None],
-    "correct": [None, None],
-    "correct_strict": [None, None],
 }
-STEPS: dict[str, list[Any]] = {
-    "step": [0, 1],
-    "start_s": [0.0, 2.0],
-    "end_s": [2.0, 4.0],
-    "duration_s": [2.0, 2.0],
-    "forward_s": [1.0, 2.0],
-    "num_refresh": [1, 1],
-    "num_reuse": [0, 0],
-    "query_tokens": [12, 12],
-    "scheduled_tokens": [12, 12],
-    "logit_rows": [4, 4],
-    "committed_tokens": [4, 4],
-    "kv_rows_used": [12, 12],
-    "kv_rows_total": [64, 64],
-    "num_running": [1, 1],
-    "num_waiting": [0, 0],
-    "num_admitted": [1, 1],
-    "num_first_block": [1, 1],
-    "num_finished": [1, 1],
-    "num_failed": [0, 0],
-    "graph": [False, False],
-    "attention_s": [None, None],
-    "gemm_s": [None, None],
-    "logits_s": [None, None],
-    "selection_s": [None, None],
-    "commit_s": [None, None],
-    "metadata_s": [None, None],
-    "idle_s": [None, None],
-    "bound_s": [None, None],
-}
+ANY = Family(name="any")
 
 
-def record(**changed: list[Any]) -> RunRecord:
-    unknown = set(changed) - set(REQUESTS) - set(STEPS)
-    assert not unknown
-    return RunRecord(
-        requests={name: changed.get(name, values) for name, values in REQUESTS.items()},
-        steps={name: changed.get(name, values) for name, values in STEPS.items()},
-    )
+def record(**changed: list[object]) -> RunRecord:
+    made = RunRecord(tables={"requests": {**REQUESTS, **changed}})
+    ANY.check_tables(made)
+    return made
 
 
 def test_a_good_run_is_valid() -> None:
-    assert assess(record()).reasons == ()
-    assert assess(record()).valid
+    assert ANY.assess(record()).reasons == ()
+    assert ANY.assess(record()).valid
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
+        ({name: [] for name in REQUESTS}, "there are no requests"),
         (
-            {
-                "status": ["ok", "failed"],
-                "error": [None, "out of memory"],
-                "finished_s": [2.0, None],
-                "output_len": [4, None],
-                "num_failed": [0, 1],
-                "num_finished": [1, 0],
-            },
+            {"status": ["ok", "failed"], "error": [None, "out of memory"], "finished_s": [2.0, None]},
             "1 of 2 requests failed, the first with: out of memory",
         ),
-        (
-            {
-                "status": ["ok", "unfinished"],
-                "finished_s": [2.0, None],
-                "output_len": [4, None],
-                "num_finished": [1, 0],
-            },
-            "1 of 2 requests did not finish",
-        ),
-        (
-            {"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]},
-            "1 of 2 requests have an unknown status",
-        ),
+        ({"status": ["ok", "unfinished"], "finished_s": [2.0, None]}, "1 of 2 requests did not finish"),
+        ({"status": ["ok", "odd"]}, "1 of 2 requests have an unknown status"),
         ({"request_id": [0, 0]}, "1 request ids are repeated"),
-        ({"finished_s": [2.0, None]}, "1 finished requests have no finished_s"),
         ({"finished_s": [None, None]}, "2 finished requests have no finished_s"),
-        ({"first_block_s": [None, 4.0]}, "1 finished requests have no first_block_s"),
+        ({"first_output_s": [None, 3.0]}, "1 finished requests have no first_output_s"),
         ({"submit_lag_s": [0.0, -0.5]}, "some requests were submitted before they were due"),
         ({"admitted_s": [0.0, 0.5]}, "1 requests have admitted_s before arrival_s"),
-        ({"first_block_s": [2.0, 4.5]}, "1 requests have finished_s before first_block_s"),
-        ({"first_block_s": [None, None], "admitted_s": [0.0, 4.5]}, "1 requests have finished_s before admitted_s"),
-        ({"end_s": [2.0, 1.5]}, "1 steps end before they start"),
-        ({"start_s": [0.0, 1.5]}, "1 steps start before the previous one ends"),
-        ({"forward_s": [2.5, 2.0]}, "1 steps and those after them spend longer in the forward than they last"),
-        ({"forward_s": [1.0, 2.5]}, "1 steps and those after them spend longer in the forward than they last"),
-        ({"forward_s": [-1.0, 2.0]}, "1 steps have a negative duration"),
-        ({"num_finished": [1, 0]}, "steps report 1 requests as ok, the request table has 2"),
-        ({"num_failed": [0, 1]}, "steps report 1 requests as failed, the request table has 0"),
-        ({"kv_rows_used": [65, 12]}, "1 steps use more KV rows than the pool has"),
-        ({"output_len": [4, 5]}, "1 requests have an output_len that cannot be theirs"),
-        ({"output_len": [0, None]}, "2 requests have an output_len that cannot be theirs"),
-        (
-            {"output_len": [3, 2], "committed_tokens": [2, 2]},
-            "wrong output lengths: 4 tokens were committed, 5 were due",
-        ),
-        ({"committed_tokens": [4, 3]}, "wrong output lengths: 7 tokens were committed, 8 were due"),
-        ({"committed_tokens": [4, 5]}, "wrong output lengths: 9 tokens were committed, 8 were due"),
+        ({"first_output_s": [2.0, 4.5]}, "1 requests have finished_s before first_output_s"),
     ],
 )
-def test_each_fault_is_the_only_reason(changed: dict[str, list[Any]], said: str) -> None:
-    validity = assess(record(**changed))
+def test_each_fault_is_the_only_reason(changed: dict[str, list[object]], said: str) -> None:
+    validity = ANY.assess(record(**changed))
     assert not validity.valid
     assert validity.reasons == (said,)
 
 
-def test_a_device_may_lag_behind_the_steps() -> None:
-    assert assess(record(forward_s=[3.0, 1.0])).valid
-    assert assess(record(forward_s=[None, 2.0])).valid
-
-
-def test_no_requests() -> None:
-    empty = RunRecord(requests=empty_table(REQUEST_COLUMNS), steps=empty_table(STEP_COLUMNS))
-    assert assess(empty).reasons == ("there are no requests",)
-
-
 def test_a_stamp_no_driver_saw_is_no_fault() -> None:
-    assert assess(record(admitted_s=[None, None], first_block_s=[None, None])).valid
+    assert ANY.assess(record(admitted_s=[None, None], first_output_s=[None, None])).valid
 
 
-def test_a_run_without_steps_is_judged_by_its_requests() -> None:
-    without = RunRecord(requests={**REQUESTS, "submit_lag_s": [0.0, 0.0]}, steps=empty_table(STEP_COLUMNS))
-    assert assess(without).valid
+def test_a_submission_may_be_as_late_as_one_per_cent_of_the_mean_latency() -> None:
+    # Latencies are 2 and 3 s: 25 ms.
+    assert list(late_submissions(record(submit_lag_s=[0.0, 0.02]))) == []
+    assert list(late_submissions(record(submit_lag_s=[0.0, 0.03]))) == [
+        "1 of 2 requests were submitted more than 25 ms late by the harness (worst 30 ms)"
+    ]
 
 
-def test_over_budget_steps() -> None:
-    assert assess(record().with_manifest(max_num_batched_tokens=12)).valid
-    assert assess(record().with_manifest(max_num_batched_tokens=11)).reasons == (
-        "2 steps schedule more than max_num_batched_tokens=11",
+def test_lateness_counts_from_when_a_submission_was_possible() -> None:
+    late = record(submit_lag_s=[0.0, 0.5])
+    assert list(late_submissions(late, floats([0.0, 1.5]))) == []
+    assert len(list(late_submissions(late, floats([0.0, 1.4])))) == 1
+
+
+def test_what_was_never_submitted_is_not_late() -> None:
+    assert list(late_submissions(record(submit_lag_s=[None, None]))) == []
+
+
+def test_a_familys_own_checks_come_on_top() -> None:
+    def odd(made: RunRecord) -> Iterator[str]:
+        yield f"{made.num_requests} is odd enough"
+
+    assert Family(name="odd", checks=(odd,)).assess(record(request_id=[0, 0])).reasons == (
+        "1 request ids are repeated",
+        "2 is odd enough",
     )
-
-
-def test_too_few_requests_for_what_is_asked() -> None:
-    assert assess(record(), min_requests=2, percentiles=[50]).valid
-    assert assess(record(), min_requests=3, percentiles=[50, 95]).reasons == (
-        "2 finished requests are fewer than the 3 asked for",
-        "2 finished requests are too few for p95, which needs 20",
-    )
-
-
-def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
-    # The request due at 1 s may be submitted when the step that was running ends at 2 s. Mean latency is 2.5 s,
-    # so 25 ms more are allowed.
-    late = {"start_s": [0.0, 2.5], "admitted_s": [0.0, 2.5], "forward_s": [1.0, 1.5]}
-    assert assess(record(**late, submit_lag_s=[0.0, 1.02])).valid
-    assert assess(record(**late, submit_lag_s=[0.0, 1.03])).reasons == (
-        "1 of 2 requests were submitted more than 25 ms late by the harness (worst 30 ms)",
-    )
-
-
-def test_one_late_submission_in_a_hundred_is_allowed() -> None:
-    n = 100
-    table = {
-        "request_id": list(range(n)),
-        "arrival_s": [float(i) for i in range(n)],
-        "submit_lag_s": [0.0] * n,
-        "admitted_s": [None] * n,
-        "first_block_s": [None] * n,
-        "finished_s": [i + 0.5 for i in range(n)],
-        "prompt_len": [8] * n,
-        "gen_length": [4] * n,
-        "output_len": [4] * n,
-        "status": ["ok"] * n,
-        "error": [None] * n,
-        "correct": [None] * n,
-        "correct_strict": [None] * n,
-    }
-    for num_late, valid in ((1, True), (2, False)):
-        lags = [0.011] * num_late + [0.0] * (n - num_late)
-        run = RunRecord(requests={**table, "submit_lag_s": lags}, steps=empty_table(STEP_COLUMNS))
-        assert assess(run).valid is valid

@@ -1,0 +1,58 @@
+"""``repro check-results``: are the committed figures those of today's code, calibration and data?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from repro.cli import options as opt
+from repro.cli.output import print_json, print_table
+
+
+def check_results(
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of reference figures by platform [default: results].")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
+    """Compare every committed figure with what it would be drawn from today; runs nothing. Exit code 1 if one is stale."""
+    from repro.checks.results import check_results as check
+    from repro.files import readable_folder
+    from repro.paths import RESULTS
+
+    root = readable_folder("results", results or RESULTS)
+    found = check(root)
+    if json:
+        print_json(
+            [
+                {
+                    "figure": each.figure,
+                    "file": str(each.path.relative_to(root)),
+                    "status": each.status,
+                    "measured": each.is_measured,
+                    "fault": each.is_fault,
+                    "reason": each.reason,
+                }
+                for each in found
+            ]
+        )
+    else:
+        print_table(
+            "Committed figures",
+            ("file", "obtained", "status", "why"),
+            [
+                (
+                    str(each.path.relative_to(root)),
+                    "measured" if each.is_measured else "simulated",
+                    each.status,
+                    each.reason,
+                )
+                for each in found
+            ],
+        )
+        faults = sum(each.is_fault for each in found)
+        print(f"{len(found)} figures, {faults} to be drawn again ('repro reproduce FIGURE --out-dir results/PLATFORM')")
+    if any(each.is_fault for each in found):
+        raise typer.Exit(1)

@@ -1,0 +1,28 @@
+"""``repro list``: what there is."""
+
+from __future__ import annotations
+
+from repro.cli import options as opt
+from repro.cli.output import print_json, print_table
+
+
+def list_command(json: opt.Json = False) -> None:
+    """Systems, datasets, tasks, platforms and figures."""
+    from repro.reports.figures import FIGURES
+    from repro.runs.system import SYSTEMS
+    from repro.systems.platforms import PLATFORMS
+    from repro.tasks.registry import TASKS
+    from repro.workloads import known_datasets, load_card
+
+    rows = [("system", name, SYSTEMS.get(name).summary) for name in SYSTEMS]
+    rows += [("dataset", name, load_card(name).title) for name in known_datasets()]
+    rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
+    rows += [
+        ("platform", p.name, f"{p.title} ({'measured' if p.executor == 'torch' else 'simulated'} by default)")
+        for p in PLATFORMS.values()
+    ]
+    rows += [("figure", f.name, f.title) for f in FIGURES.values()]
+    if json:
+        print_json([{"kind": kind, "name": name, "what": what} for kind, name, what in rows])
+    else:
+        print_table("What there is", ("kind", "name", "what it is"), rows)

@@ -1,0 +1,84 @@
+"""What the harness asks of a system, the one seam between them; and where systems are found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from repro.registry import Registry
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import OnProgress
+from repro.runs.family import Family
+from repro.runs.record import Obtained, RunRecord
+
+
+class Provenance(Protocol):
+    """Where requests came from; a dataclass, whose fields go into the run's manifest."""
+
+    @property
+    def checksum(self) -> str:
+        """A digest of the requests themselves."""
+
+
+class Workload(Protocol):
+    @property
+    def provenance(self) -> Any: ...
+
+
+class Deployment(Protocol):
+    """A system configured for one cell, checked, with nothing heavy loaded; it pickles where it is simulated."""
+
+    @property
+    def obtained(self) -> Obtained:
+        """Measured runs are made alone, simulated ones in parallel."""
+
+    @property
+    def basis(self) -> str:
+        """A digest of what is behind the numbers besides requests and code: a checkpoint, a calibration."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Modules that decide the run's numbers; what they import counts too (repro.runs.code)."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What was learnt by planning."""
+
+    def check_machine(self) -> None:
+        """Raise UserError where this machine lacks something that the run needs."""
+
+    def run(self, workload: Any, on_progress: OnProgress | None = None) -> RunRecord:
+        """Serve the workload."""
+
+
+class System(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def summary(self) -> str:
+        """What it is, in a clause."""
+
+    @property
+    def family(self) -> Family: ...
+
+    def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
+        """Raise UserError for whatever a user can get wrong, before any run."""
+
+
+_DLLM = "repro.systems.dllm.systems"
+
+SYSTEMS: Registry[System] = Registry(
+    "system",
+    {
+        "dllm-serve": f"{_DLLM}:DLLM_SERVE",
+        "fast-dllm": f"{_DLLM}:FAST_DLLM",
+        "dllm-cache": f"{_DLLM}:DLLM_CACHE",
+        "sparse-dllm": f"{_DLLM}:SPARSE_DLLM",
+        "llada": f"{_DLLM}:LLADA",
+        "dream": f"{_DLLM}:DREAM",
+    },
+)

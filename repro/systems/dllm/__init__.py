@@ -1,0 +1,1 @@
+"""Diffusion-LLM systems: their settings, deployments and records."""

@@ -1,0 +1,85 @@
+"""How requests become steps, as data: which batching a method runs under, and the three readings of a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from baselines.dllm.published import PublishedMethod
+from engines.dllm.method import Method
+from engines.errors import UserError, require
+
+PACKED_KNOBS = frozenset(
+    {
+        "scheduler",
+        "max_num_batched_tokens",
+        "max_num_logits",
+        "logit_rows",
+        "attention_backend",
+        "cuda_graphs",
+        "tensor_parallel",
+    }
+)
+STATIC_KNOBS = frozenset({"batch_size"})
+_PARTICULAR = PACKED_KNOBS | STATIC_KNOBS | {"reading"}
+"""Knobs that only some batchings heed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    kind: Literal["packed", "static"]
+    """``packed``: continuous batching on dLLM-Serve's engine; ``static``: padded batches that run to completion."""
+    is_upstream: bool = False
+    """Whether batches are as published code can hold them, and simulated steps charged its overhead."""
+
+    @property
+    def knobs(self) -> frozenset[str]:
+        return PACKED_KNOBS if self.kind == "packed" else STATIC_KNOBS
+
+
+PACKED = Batching(kind="packed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    text: str
+    batching: Batching
+
+
+READINGS: Mapping[str, Reading] = MappingProxyType(
+    {
+        "published": Reading(
+            text="baselines as published: upstream's batch limits and overheads",
+            batching=Batching(kind="static", is_upstream=True),
+        ),
+        "efficient": Reading(
+            text="baselines in our implementation, largest static batch", batching=Batching(kind="static")
+        ),
+        "policy": Reading(text="baselines' cache policies under continuous batching", batching=PACKED),
+    }
+)
+"""What a baseline stands for in a comparison. Only the first can be held against the paper; the last isolates the policy:
+nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""
+
+
+def reading(name: str) -> Reading:
+    if name not in READINGS:
+        raise UserError(f"reading={name!r} is unknown: use one of {', '.join(READINGS)}")
+    return READINGS[name]
+
+
+def batching_of(method: Method, reading_name: str) -> Batching:
+    """dLLM-Serve is packed, whatever the baselines stand for."""
+    return reading(reading_name).batching if isinstance(method, PublishedMethod) else PACKED
+
+
+def refuse_ignored(method: Method, given: Mapping[str, Any]) -> None:
+    """Refuse a knob that the method's batching does not heed."""
+    name = given.get("reading", "efficient")
+    heeded, under = batching_of(method, name).knobs, ""
+    if isinstance(method, PublishedMethod):
+        heeded, under = heeded | {"reading"}, f" and reading={name!r}"
+    for knob in sorted((_PARTICULAR - heeded) & given.keys()):
+        require(False, f"{knob}={given[knob]!r} has no effect with system={method.name!r}{under}: leave it out")

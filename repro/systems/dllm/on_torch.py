@@ -1,0 +1,290 @@
+"""A deployment on a real device: the model, what is measured of it before it serves, and its executor."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from baselines.dllm.published import PublishedMethod
+from baselines.dllm.static.memory import base_bytes
+from baselines.dllm.static.profile import static_batch_bytes
+from baselines.dllm.static.search import FoundBatch, largest_batch
+from engines.attention import attention_backend
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.bounded import BoundedExecutor
+from engines.dllm.executor.graphs import MAX_ROWS, ROWS
+from engines.dllm.executor.ranks import LeadingExecutor, follow
+from engines.dllm.executor.torch import TorchExecutor
+from engines.dllm.memory.profile import MeasuredPeak, measure_worst_step
+from engines.dllm.method import Sampler
+from engines.dllm.plan import Executor, ExecutorError
+from engines.hardware.catalogue import Gpu
+from engines.hardware.peaks import datasheet_gpu, measured_gpu
+from engines.hardware.roofline import Roofline
+from engines.models.chat import stop_token_ids
+from engines.models.checkpoint import checkpoint_dir, config_of
+from engines.models.loader import check_device, check_weights, load_model, parse_dtype
+from engines.models.protocol import DiffusionModel
+from engines.parallel.group import TensorParallel, rank_device
+from engines.parallel.launch import local_ranks
+from engines.parallel.shard import load_shard
+from engines.runtime.memory_limit import limit_memory
+from repro.systems.dllm import packed, static
+from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.on_roofline import executor_on
+from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.shapes import model_shape
+
+ModelKey = tuple[str, str, str, str]
+
+
+@contextmanager
+def serving(deployment: Deployment) -> Iterator[tuple[Engine, Deployment]]:
+    settings = deployment.settings
+    if settings.on.tensor_parallel == 1:
+        executor, measured = assemble(deployment)
+        with closing(Engine(measured.scheduler(), executor)) as engine:
+            yield engine, measured
+        return
+    others = replace(deployment, task=None)
+    with local_ranks(settings.on.tensor_parallel, settings.on.device, _follow, others) as group:
+        executor, measured = assemble(deployment, group)
+        leader = LeadingExecutor(executor, group)
+        with closing(Engine(measured.scheduler(), leader)) as engine:
+            yield engine, measured
+            # Not after an error, where the others may be anywhere: then they are ended.
+            leader.stop()
+
+
+def _follow(group: TensorParallel, deployment: Deployment) -> None:
+    """What the other ranks run: they make the same of the deployment as rank 0 does."""
+    executor, _ = assemble(deployment, group)
+    follow(executor, group)
+
+
+def check_machine(settings: Settings) -> None:
+    """Refuse what a measured run needs and this machine has not, before the first run."""
+    on, name = settings.on, settings.engine.attention_backend
+    check_device(on.device)
+    dtype = parse_dtype(on.dtype)
+    check_weights(on.weights)
+    if name != "auto":
+        shape = config_of(settings.model)
+        device = torch.device(rank_device(on.device, 0, on.tensor_parallel))
+        heads = shape.n_heads // on.tensor_parallel, shape.n_kv_heads // on.tensor_parallel
+        attention_backend(name, device, dtype, shape.head_dim, *heads)
+
+
+def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tuple[Executor, Deployment]:
+    """The executor, and the deployment as measured. ``group`` is what the model is divided among; every rank assembles."""
+    settings = deployment.settings
+    _limit_memory(settings, None)  # a peak above the limit is a result while it is planned, not a failure
+    bound = _bound(settings)
+    model = load(*model_key(settings)) if group is None else _load_part(settings, group)
+    if deployment.batching.kind == "packed":
+        deployment = _with_measured_pool(deployment, model, group)
+    else:
+        deployment = static.sized(deployment, {**deployment.facts, **_measured_batch(deployment)})
+    facts: dict[str, Any] = {}
+    if (allowed := _limit_memory(settings, settings.memory_limit)) is not None:
+        facts["enforced_memory_bytes"] = allowed
+    real = _executor(deployment, model, stop_ids(settings))
+    facts |= real.paths()
+    executor: Executor = real
+    if bound is not None:
+        executor = BoundedExecutor(executor, executor_on(deployment, bound, is_upstream=False))
+        facts |= _bound_facts(bound)
+    return executor, replace(deployment, facts={**deployment.facts, **facts})
+
+
+def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[int] | None) -> TorchExecutor:
+    method, settings = deployment.method, deployment.settings
+    if deployment.batching.kind == "packed":
+        return method.packed_torch(
+            model,
+            deployment.config,
+            deployment.kv_rows,
+            stop_ids=stops,
+            block_length=settings.generation.block_length,
+            profile_every=settings.on.profile_every,
+        )
+    assert isinstance(method, PublishedMethod)
+    assert deployment.batch_size is not None
+    return method.static_torch(
+        model,
+        deployment.config,
+        deployment.sampler,
+        deployment.kv_rows,
+        batch_size=deployment.batch_size,
+        stop_ids=stops,
+        profile_every=settings.on.profile_every,
+    )
+
+
+# -- the model ---------------------------------------------------------------------------------------------
+
+
+def model_key(settings: Settings) -> ModelKey:
+    return settings.model, settings.on.dtype, settings.on.device, settings.on.weights
+
+
+@lru_cache(maxsize=2)
+def load(name: str, dtype: str, device: str, weights: str) -> DiffusionModel:
+    """One load serves every cell of a sweep."""
+    return load_model(name, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]
+
+
+def release(device: str) -> None:
+    """Give a device back what is kept on it for runs to come, and lift the limit that the last one has left."""
+    load.cache_clear()
+    gc.collect()
+    limit_memory(torch.device(device), None)
+
+
+def _load_part(settings: Settings, group: TensorParallel) -> DiffusionModel:
+    dtype, weights = parse_dtype(settings.on.dtype), settings.on.weights
+    return load_shard(settings.model, group, dtype=dtype, weights=weights)  # type: ignore[arg-type]
+
+
+def stop_ids(settings: Settings) -> frozenset[int] | None:
+    """The checkpoint's, where generation may end at one; random weights have the shape's own."""
+    if not settings.generation.stop_at_eos or settings.on.weights == "random":
+        return None
+    return stop_token_ids(checkpoint_dir(settings.model), config_of(settings.model))
+
+
+def _limit_memory(settings: Settings, memory_bytes: int | None) -> int | None:
+    """The first thing a run asks of its device: one that is not there is refused here."""
+    check_device(settings.on.device)
+    return limit_memory(torch.device(settings.on.device), memory_bytes)
+
+
+# -- what bounds its steps ----------------------------------------------------------------------------------
+
+
+def _bound(settings: Settings) -> Roofline | None:
+    """The card at its peaks: the datasheet's. A device without one has those measured here, only where the run is
+    profiled, as it takes a second. None otherwise, and for guided requests, whose second forward has no cost in the
+    model."""
+    if settings.generation.cfg_scale > 0:
+        return None
+    card = datasheet_gpu(torch.device(settings.on.device))
+    if card is None and settings.on.profile_every:
+        card = _card_by_measuring(settings.on.device, settings.on.dtype)
+    return None if card is None else Roofline(model_shape(settings), card)
+
+
+@lru_cache(maxsize=4)
+def _card_by_measuring(device: str, dtype: str) -> Gpu:
+    return measured_gpu(torch.device(device), parse_dtype(dtype))
+
+
+def _bound_facts(roofline: Roofline) -> Mapping[str, Any]:
+    card = roofline.gpu
+    peaks = {"flops_per_s": card.peak_flops, "bytes_per_s": card.bandwidth, "source": card.source}
+    return {"bound": {"card": card.name, **peaks}}
+
+
+# -- packed steps: the offline profiler (§4.2) ----------------------------------------------------------------
+
+
+def _with_measured_pool(deployment: Deployment, model: DiffusionModel, group: TensorParallel | None) -> Deployment:
+    """The pool gets what the measured worst step leaves."""
+    settings, config = deployment.settings, deployment.config
+    if group is None:
+        peak = _measured_peak(model_key(settings), config, settings.generation)
+    else:
+        # Of the rank that takes most: all must lay out the same pool.
+        peaks = group.gathered(measure_worst_step(model, config, settings.generation))
+        peak = max(peaks, key=lambda peak: (peak.activation_bytes, peak.logits_bytes))
+    # What logits take beyond the plan's own count must not come out of the guard band.
+    beyond = max(0, peak.logits_bytes - deployment.facts["logits_bytes"])
+    graphs = _graph_bytes(config, settings, peak)
+    kv_rows, plan = packed.pool(deployment, activations_measured_bytes=peak.activation_bytes + beyond + graphs)
+    facts = {
+        "kv_rows": kv_rows,
+        "measured_activation_bytes": peak.activation_bytes,
+        "measured_logits_bytes": peak.logits_bytes,
+        "memory_plan": asdict(plan),
+    }
+    return replace(deployment, kv_rows=kv_rows, facts={**deployment.facts, **facts})
+
+
+@lru_cache(maxsize=8)
+def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
+    """Of the worst step, measured once per sweep."""
+    return measure_worst_step(load(*key), config, generation)
+
+
+def _graph_bytes(config: EngineConfig, settings: Settings, peak: MeasuredPeak) -> int:
+    """What captured graphs keep: the activations of the largest, whose memory the others share, and everyone's output."""
+    if not (config.cuda_graphs and settings.on.device.startswith("cuda")):
+        return 0
+    rows = MAX_ROWS + sum(ROWS) // 2
+    return peak.activation_bytes * min(rows, config.max_num_batched_tokens) // config.max_num_batched_tokens
+
+
+# -- static batches: "preliminary profiling" (§6.1) -------------------------------------------------------------
+
+
+def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
+    settings, method = deployment.settings, deployment.method
+    assert isinstance(method, PublishedMethod)
+    most = static.most_members(deployment)
+    found = _largest_measured(
+        method,
+        model_key(settings),
+        replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
+        deployment.sampler,
+        settings.generation,
+        deployment.longest,
+        memory_bytes=settings.memory_limit,
+        fixed_bytes=base_bytes(model_shape(settings), settings.memory_limit),
+        most=most,
+    )
+    return static.found_facts(found, deployment, most)
+
+
+@lru_cache(maxsize=32)
+def _largest_measured(
+    method: PublishedMethod,
+    key: ModelKey,
+    config: EngineConfig,
+    sampler: Sampler,
+    generation: GenerationConfig,
+    longest: int,
+    *,
+    memory_bytes: int,
+    fixed_bytes: int,
+    most: int,
+) -> FoundBatch:
+    """Searched once per sweep."""
+    model = load(*key)
+    rows = sampler.rows_of_request(longest, generation)
+
+    def peak(size: int) -> int:
+        try:
+            held = static_batch_bytes(
+                model,
+                config,
+                sampler,
+                generation,
+                longest=longest,
+                rows_per_request=rows,
+                batch_size=size,
+                make_executor=lambda kv_rows: method.static_torch(model, config, sampler, kv_rows, batch_size=size),
+            )
+        except ExecutorError:  # out of memory: more than any limit there can be
+            return memory_bytes + 1
+        return fixed_bytes + held
+
+    # What the model makes at its first step and keeps, such as its table of rotations, is no batch's.
+    peak(1)
+    return largest_batch(peak, memory_bytes, fixed_bytes=fixed_bytes, most=most)

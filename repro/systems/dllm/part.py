@@ -1,0 +1,33 @@
+"""What diffusion-LLM systems run on a platform by default, and the protocol of the paper's runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PAPER_REQUESTS = {"livebench": 128, "burst": 2000, "osc": 2000}
+"""Trace sizes that the paper's printed latencies imply (its text states none)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DllmPart:
+    """A cell's knobs override these by name."""
+
+    model: str
+    """'tiny', or a full-size shape (engines.models.checkpoint.PUBLISHED_CONFIGS)."""
+    memory_bytes: int
+    device: str = "cuda"
+    """What a measured run is on."""
+    dtype: str = "bfloat16"
+    """Of a measured run's weights."""
+    gen_length: int = 256
+    block_length: int = 32
+    steps: int = 256
+    max_num_batched_tokens: int
+    max_num_logits: int
+    max_num_seqs: int = 256
+    max_model_len: int
+    length_scale: float = 1.0
+    rates: tuple[float, ...]
+    """Arrival rates of Figure 3 and 4, requests/s."""
+    num_requests: Mapping[str, int]

@@ -1,0 +1,69 @@
+"""The requests of a cell: a data set's, or a task's problems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError, require
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+from repro.runs.cell import Cell
+from repro.systems.dllm.settings import Settings
+from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
+
+MIN_PROMPT_LEN = 8
+
+
+def room_for_prompt(settings: Settings) -> int:
+    """Most prompt tokens a request can have."""
+    engine, gen_length = settings.engine, settings.generation.gen_length
+    limit = min(engine.max_model_len, engine.max_num_batched_tokens) - gen_length
+    if limit < MIN_PROMPT_LEN:
+        name = "max_num_batched_tokens" if engine.max_num_batched_tokens <= engine.max_model_len else "max_model_len"
+        raise UserError(
+            f"{name}={getattr(engine, name)} leaves {limit} tokens for a prompt beside gen_length={gen_length}: "
+            f"raise it to at least {gen_length + MIN_PROMPT_LEN} or lower gen_length"
+        )
+    return limit
+
+
+def requests_of(cell: Cell, settings: Settings) -> Workload:
+    """With token ids where the model runs, else with lengths alone."""
+    asked, limit = settings.asked, room_for_prompt(settings)
+    require(
+        asked.input_len is None or MIN_PROMPT_LEN <= asked.input_len <= limit,
+        f"input_len={asked.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
+    )
+    require(asked.num_prompts >= 1, f"num_prompts={asked.num_prompts} must be at least 1")
+    config = WorkloadConfig(
+        dataset=cell.dataset,
+        num_requests=asked.num_prompts,
+        seed=cell.seed,
+        arrivals=ArrivalConfig(
+            kind=asked.arrivals if cell.rate is not None else "burst",  # type: ignore[arg-type]
+            rate=cell.rate,
+            burstiness=asked.burstiness,
+        ),
+        source=asked.dataset_source,  # type: ignore[arg-type]
+        dataset_path=asked.dataset_path,
+        length_scale=asked.length_scale,
+        max_prompt_len=limit,
+        min_prompt_len=MIN_PROMPT_LEN,
+        fixed_prompt_len=asked.input_len,
+    )
+    # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
+    model = None if settings.is_simulated else "tiny" if settings.on.weights == "random" else settings.model
+    return _built(config, settings.generation, model)
+
+
+@lru_cache(maxsize=64)
+def _built(config: WorkloadConfig, generation: GenerationConfig, model: str | None) -> Workload:
+    """The systems of a comparison serve the same requests."""
+    return build_workload(config, generation, encode=None if model is None else _encode(model))
+
+
+def _encode(model: str) -> Callable[[str], list[int]]:
+    from engines.models.tokenizer import load_tokenizer
+
+    return load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode

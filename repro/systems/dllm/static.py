@@ -1,0 +1,158 @@
+"""How large a static batch is, and on what evidence (dLLM-Serve §6.1).
+
+The largest that fits, in our implementation: by the memory model where a card is simulated, by the measured peak where
+the model runs ("preliminary profiling"). A batch that was asked for is held to the same.
+
+Upstream, a batch is as published code is run. The paper gives no sizes, only that they are the largest that fit, found
+beforehand. So a size is the largest that holds requests of ``max_model_len`` tokens with what published code
+allocates, whatever the workload, and one where published code serves one request at a time. One request is run even
+where that allocation does not fit; ``oom_requests`` counts the requests for which it would fail alone. On a real
+executor, where our code stands in for the published, only the batch differs from the largest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from baselines.dllm.published import PublishedMethod
+from baselines.dllm.static.memory import StaticFootprint
+from baselines.dllm.static.search import FoundBatch, largest_batch
+from engines.errors import UserError, require
+from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.shapes import model_shape
+
+
+def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
+    """The deployment with its batch size, by the memory model; refuses what does not fit or cannot stay in step."""
+    settings = deployment.settings
+    asked, limit = settings.batch_size, settings.engine.max_num_seqs
+    require(asked is None or asked >= 1, f"batch_size={asked} must be at least 1")
+    require(
+        asked is None or asked <= limit,
+        f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
+    )
+    deployment = replace(deployment, longest=max(lengths))
+    most = most_members(deployment)
+    _refuse_out_of_step(deployment, most)
+    facts = dict(_planned(deployment, most) if asked is None else _asked(deployment, most))
+    if deployment.batching.is_upstream and settings.is_simulated:
+        # Longer requests take more: what fits is found in a few looks.
+        ordered = sorted(lengths)
+        fitting = bisect_right(
+            ordered,
+            settings.memory_limit,
+            key=lambda length: _footprint(deployment, length, is_upstream=True).peak_bytes(1),
+        )
+        facts["oom_requests"] = len(ordered) - fitting
+    return sized(deployment, facts)
+
+
+def sized(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
+    """The deployment with a batch of ``facts['batch_size']``."""
+    batch_size, settings = facts["batch_size"], deployment.settings
+    # The token budget is dLLM-Serve's currency; a static batch is bounded by memory alone.
+    config = replace(deployment.config, max_num_batched_tokens=batch_size * settings.engine.max_model_len)
+    rows = deployment.sampler.rows_of_request(deployment.longest, settings.generation)
+    return replace(deployment, config=config, kv_rows=batch_size * rows, batch_size=batch_size, facts=facts)
+
+
+def most_members(deployment: Deployment) -> int:
+    """No batch is larger, whatever the memory."""
+    settings, method = deployment.settings, deployment.method
+    asked = settings.asked.num_prompts if settings.batch_size is None else settings.batch_size
+    most = min(asked, settings.asked.num_prompts, settings.engine.max_num_seqs)
+    if settings.batch_size is not None or not deployment.batching.is_upstream:
+        return most
+    assert isinstance(method, PublishedMethod)
+    return min(most, _upstream_size(deployment) if method.batches_upstream else 1)
+
+
+def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping[str, Any]:
+    """Of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
+    settings = deployment.settings
+    if settings.batch_size is None:
+        return _facts(found, f"largest whose measured peak fits{_within(deployment)}")
+    if found.size < most:
+        _refuse_batch(most, settings.memory_limit, found.size)
+    return _facts(found, _as_asked(settings.batch_size, most))
+
+
+def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
+    settings, method = deployment.settings, deployment.method
+    if deployment.batching.is_upstream and settings.is_simulated:
+        assert isinstance(method, PublishedMethod)
+        if not method.batches_upstream:
+            return {"batch_size": most, "batch_obtained": "one at a time, as published code serves"}
+        held = f"requests of {settings.engine.max_model_len} tokens in published code's memory"
+        return {"batch_size": most, "batch_obtained": f"largest that holds {held}"}
+    footprint = _footprint(deployment, deployment.longest)
+    found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
+    return _facts(found, f"largest that fits the memory model{_within(deployment)}")
+
+
+def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
+    settings, is_upstream = deployment.settings, deployment.batching.is_upstream
+    assert settings.batch_size is not None
+    facts = {"batch_size": asked, "batch_obtained": _as_asked(settings.batch_size, asked)}
+    if not settings.is_simulated:
+        return facts
+    footprint = _footprint(deployment, deployment.longest, is_upstream=is_upstream)
+    peak = footprint.peak_bytes(asked)
+    if peak > settings.memory_limit and (asked > 1 or not is_upstream):
+        fitting = (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes
+        _refuse_batch(asked, settings.memory_limit, max(0, fitting))
+    return {**facts, "batch_peak_bytes": peak}
+
+
+def _upstream_size(deployment: Deployment) -> int:
+    settings = deployment.settings
+    footprint = _footprint(deployment, settings.engine.max_model_len, is_upstream=True)
+    return max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes)
+
+
+def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
+    settings, method = deployment.settings, deployment.method
+    assert isinstance(method, PublishedMethod)
+    return method.footprint(
+        model_shape(settings),
+        deployment.sampler,
+        settings.generation,
+        memory_bytes=settings.memory_limit,
+        longest=longest,
+        is_upstream=is_upstream,
+    )
+
+
+def _within(deployment: Deployment) -> str:
+    """What else bounds the batch, for the facts."""
+    return ", up to what published code could hold" if deployment.batching.is_upstream else ""
+
+
+def _facts(found: FoundBatch, obtained: str) -> Mapping[str, Any]:
+    return {"batch_size": found.size, "batch_obtained": obtained, "batch_peak_bytes": found.peak_bytes}
+
+
+def _as_asked(asked: int, size: int) -> str:
+    return "asked for" if size == asked else f"asked for {asked}, all {size} requests"
+
+
+def _refuse_batch(asked: int, memory_limit: int, fitting: int) -> NoReturn:
+    raise UserError(
+        f"batch_size={asked} does not fit into memory_limit={memory_limit}, which holds {fitting}: ask for no more, give "
+        "more memory, or leave it out for the largest"
+    )
+
+
+def _refuse_out_of_step(deployment: Deployment, most: int) -> None:
+    """Members of a static batch commit the same number of tokens in every step."""
+    generation = deployment.settings.generation
+    alone = "ends requests of a static batch at different steps, and its members must stay in step: add --batch-size 1"
+    require(
+        most == 1 or not generation.is_parallel,
+        f"threshold={generation.threshold}, factor={generation.factor}: parallel decoding {alone}",
+    )
+    require(most == 1 or not generation.stop_at_eos, f"stop_at_eos=True {alone}")
+    require(most == 1 or deployment.sampler.decode.quota != "origin", f"alg='origin' {alone}")

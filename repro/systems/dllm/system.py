@@ -1,0 +1,82 @@
+"""Diffusion-LLM systems: from a cell to a deployment and its requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engines.dllm.method import Method, check_ties
+from engines.errors import UserError, require
+from repro.runs.cell import Cell
+from repro.runs.family import Family
+from repro.systems.dllm import packed, static
+from repro.systems.dllm.batching import batching_of, refuse_ignored
+from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.graded import task_of, task_workload
+from repro.systems.dllm.requests import requests_of, room_for_prompt
+from repro.systems.dllm.settings import Settings, resolve
+from repro.workloads import Workload
+
+
+@dataclass(frozen=True)
+class DllmSystem:
+    """A method, served: packed continuously if it is dLLM-Serve, else as the cell's reading says."""
+
+    method: Method
+
+    @property
+    def name(self) -> str:
+        return self.method.name
+
+    @property
+    def title(self) -> str:
+        return self.method.title
+
+    @property
+    def summary(self) -> str:
+        return self.method.summary
+
+    @property
+    def family(self) -> Family:
+        return DLLM
+
+    def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
+        """Every refusal a user can cause is raised here; nothing heavy is loaded."""
+        settings = self.settings(cell)
+        task = task_of(cell, settings)
+        if task is None:
+            workload = requests_of(cell, settings)
+        else:
+            workload = task_workload(cell, settings, task, room_for_prompt(settings))
+        deployment = self.deployment(settings, [request.total_len for request in workload.requests])
+        return replace(deployment, task=task), workload
+
+    def settings(self, cell: Cell) -> Settings:
+        """The cell's, with what the method makes of a generation."""
+        refuse_ignored(self.method, cell.knob_values)
+        settings = resolve(cell)
+        sampler = self.method.sampler(settings.family, settings.options)
+        generation = self.method.generation(settings.family, settings.options, settings.generation)
+        check_ties(generation, settings.engine.tie_policy)
+        if settings.is_simulated and (generation.is_parallel or sampler.decode.quota == "origin"):
+            raise UserError(
+                f"alg={settings.options.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not "
+                f"known beforehand: use --alg entropy or --executor torch"
+            )
+        return replace(settings, generation=generation)
+
+    def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
+        """Planned by arithmetic for requests of these total lengths."""
+        sampler = self.method.sampler(settings.family, settings.options)
+        batching = batching_of(self.method, settings.reading)
+        require(lengths != [], "the workload has no requests: ask for at least one")
+        config = replace(
+            settings.engine,
+            sparsity=sampler.sparsity,
+            decode=sampler.decode,
+            suppress_mask_token=sampler.suppress_mask_token,
+        )
+        deployment = Deployment(
+            method=self.method, settings=settings, sampler=sampler, batching=batching, config=config
+        )
+        return (packed if batching.kind == "packed" else static).planned(deployment, lengths)

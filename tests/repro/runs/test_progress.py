@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import logging
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.fake_system import breaking, fake_cell
+
+from engines.errors import UserError
+from repro.runs.experiment import prepare
+from repro.runs.progress import sweep_progress
+from repro.runs.store import Store
+from repro.runs.sweep import Sweep
+
+GOOD = prepare(fake_cell(seed=0))
+BAD = breaking(prepare(fake_cell(seed=1)).cell, UserError("seed=1 is unlucky: use another"))
+
+
+def test_progress_off_a_terminal_is_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = StringIO()
+    with caplog.at_level(logging.INFO), sweep_progress(2, Console(file=out)) as on_event:
+        Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=on_event, continue_on_error=True)
+    assert out.getvalue() == ""
+    names = [each.cell.folder_name for each in (GOOD, BAD)]
+    assert [entry.getMessage() for entry in caplog.records] == [
+        f"[0/2] started {names[0]}: no folder",
+        f"[1/2] ran {names[0]}: no folder",
+        f"[1/2] started {names[1]}: no folder",
+        f"[2/2] failed {names[1]}: seed=1 is unlucky: use another",
+    ]
+    assert [entry.levelname for entry in caplog.records] == ["INFO", "INFO", "INFO", "ERROR"]
+
+
+def test_progress_on_a_terminal_draws_and_tells_failures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = StringIO()
+    console = Console(file=out, force_terminal=True, width=200)
+    with caplog.at_level(logging.INFO, logger="repro.runs.progress"), sweep_progress(2, console) as on_event:
+        Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=on_event, continue_on_error=True)
+    assert "unlucky: use another" in out.getvalue()
+    assert "2/2" in out.getvalue()
+    assert [entry for entry in caplog.records if entry.name == "repro.runs.progress"] == []

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from repro.runs.statistics import discordance, mean_interval, student_t_two_sided, wilson_interval
+
+
+def test_wilson_interval() -> None:
+    low, high = wilson_interval(90, 100)
+    assert (low, high) == (pytest.approx(0.8256, abs=1e-4), pytest.approx(0.9448, abs=1e-4))
+    assert wilson_interval(0, 10)[0] == 0.0
+    assert wilson_interval(10, 10)[1] == pytest.approx(1.0)
+
+
+@given(n=st.integers(1, 2000), data=st.data())
+def test_wilson_interval_holds_the_share_and_mirrors(n: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(0, n))
+    low, high = wilson_interval(k, n)
+    assert 0 <= low <= k / n + 1e-12
+    assert k / n - 1e-12 <= high <= 1
+    assert wilson_interval(n - k, n) == (pytest.approx(1 - high), pytest.approx(1 - low))
+
+
+def test_discordance_counts_pairs() -> None:
+    found = discordance([True, True, False, False, True], [True, False, True, False, False])
+    assert (found.n, found.only_first, found.only_second) == (5, 2, 1)
+    assert found.p_value == 1.0
+    with pytest.raises(ValueError, match="zip"):
+        discordance([True], [])
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 0), (3, 3), (9, 1), (0, 8), (2, 5)])
+def test_mcnemar_is_the_two_sided_coin(first: int, second: int) -> None:
+    """By enumerating every outcome of the discordant problems."""
+    found = discordance([True] * first + [False] * second, [False] * first + [True] * second)
+    n = first + second
+    extreme = sum(min(sum(coins), n - sum(coins)) <= min(first, second) for coins in product((0, 1), repeat=n))
+    assert found.p_value == pytest.approx(extreme / 2**n)
+    assert discordance([False] * 4, [False] * 4).p_value == 1.0
+
+
+# Two-sided 95 % and 99 % points of Student's t, from printed tables.
+@pytest.mark.parametrize(
+    ("degrees", "at_95", "at_99"),
+    [
+        (1, 12.706, 63.657),
+        (2, 4.303, 9.925),
+        (3, 3.182, 5.841),
+        (4, 2.776, 4.604),
+        (5, 2.571, 4.032),
+        (9, 2.262, 3.250),
+        (10, 2.228, 3.169),
+        (29, 2.045, 2.756),
+        (30, 2.042, 2.750),
+        (120, 1.980, 2.617),
+    ],
+)
+def test_student_t(degrees: int, at_95: float, at_99: float) -> None:
+    assert student_t_two_sided(0.95, degrees) == pytest.approx(at_95, abs=6e-4)
+    assert student_t_two_sided(0.99, degrees) == pytest.approx(at_99, abs=6e-4)
+
+
+def test_interval() -> None:
+    # mean 2, s = 1, n = 3: 4.3027 / sqrt(3)
+    interval = mean_interval([1.0, 2.0, 3.0])
+    assert (interval.mean, interval.n) == (2.0, 3)
+    assert interval.half_width == pytest.approx(2.4841, abs=1e-4)
+    assert mean_interval([4.0]).half_width is None
+    assert mean_interval([]).mean is None
+    with pytest.raises(UserError, match=r"confidence=1\.0"):
+        mean_interval([1.0, 2.0], confidence=1.0)
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(11)
+    covered = 0
+    for sample in rng.normal(5.0, 2.0, size=(2000, 4)):
+        interval = mean_interval(sample.tolist(), confidence=0.9)
+        assert interval.mean is not None
+        assert interval.half_width is not None
+        covered += abs(interval.mean - 5.0) <= interval.half_width
+    # Binomial(2000, 0.9) has a standard deviation of 13.4; four of them.
+    assert abs(covered - 1800) < 54
+
+
+def test_an_interval_of_what_is_not_finite_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        mean_interval([1.0, float("inf")])

@@ -1,0 +1,376 @@
+"""Sweeps of a system without a model: what is stored is not run again, and a stop loses only what is in flight."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_system import breaking, deployed, fake_cell
+
+from engines.errors import UserError
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import DriveProgress
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.record import RunRecord
+from repro.runs.store import Store
+from repro.runs.sweep import CELLS_PER_WORKER, CellEvent, CellOutcome, Sweep
+
+EXPERIMENTS = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]
+CELLS = [experiment.cell for experiment in EXPERIMENTS]
+
+
+def run(
+    store: Store, experiments: Sequence[Experiment] = EXPERIMENTS, *, force: bool = False, **how: Any
+) -> list[CellOutcome]:
+    return Sweep(experiments, store, force=force).run(**how)
+
+
+def is_done(store: Store, experiment: Experiment) -> bool:
+    return store.find(experiment).is_done
+
+
+def with_unlucky(error: Exception, seed: int = 1) -> list[Experiment]:
+    """The same cells, some of whose deployments break."""
+    return [breaking(each.cell, error) if each.cell.seed == seed else each for each in EXPERIMENTS]
+
+
+UNLUCKY = with_unlucky(UserError("seed=1 is unlucky: use another"))
+
+
+class Counted:
+    """The experiments, and which of them were run in this process."""
+
+    def __init__(self, experiments: Sequence[Experiment] = EXPERIMENTS) -> None:
+        self.seen: list[Cell] = []
+        self.experiments = [deployed(each, before=partial(self.seen.append, each.cell)) for each in experiments]
+
+
+def contents(store: Store) -> dict[str, bytes]:
+    """Every stored byte but the times and machine of a run."""
+    files = (path for path in store.root.rglob("*") if path.is_file() and path.name != "provenance.json")
+    return {str(path.relative_to(store.root)): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "local")
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """An uninterrupted sweep."""
+    store = Store(tmp_path_factory.mktemp("whole"))
+    run(store)
+    return contents(store)
+
+
+@pytest.fixture
+def workers_can_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are fresh processes: they find the system as this one does."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+def test_runs_then_reuses(store: Store, expected: dict[str, bytes]) -> None:
+    counted = Counted()
+    first = run(store, counted.experiments)
+    assert [(o.cell, o.status, o.reason) for o in first] == [(cell, "ran", "no folder") for cell in CELLS]
+    assert all(o.run is not None and o.run.validity.valid for o in first)
+    assert contents(store) == expected
+
+    second = run(store, counted.experiments)
+    assert counted.seen == CELLS
+    assert [o.status for o in second] == ["reused"] * len(CELLS)
+    assert all(o.reason.startswith("done: same cell, finished 2") for o in second)
+    folders = [[o.run.folder for o in outcomes if o.run is not None] for outcomes in (first, second)]
+    assert folders[0] == folders[1] == [store.folder(cell) for cell in CELLS]
+
+
+def test_force_runs_again(store: Store) -> None:
+    run(store, EXPERIMENTS[:1])
+    counted = Counted(EXPERIMENTS[:1])
+    (outcome,) = run(store, counted.experiments, force=True)
+    assert counted.seen == CELLS[:1]
+    assert outcome.reason.startswith("forced (done: same cell")
+
+
+def test_a_cell_asked_for_twice_runs_once(store: Store) -> None:
+    counted = Counted()
+    other = replace(counted.experiments[0], cell=replace(CELLS[0], figure="another"))
+    sweep = Sweep([*counted.experiments[:2], other], store)
+    assert sweep.num_cells == 2
+    outcomes = sweep.run()
+    assert counted.seen == CELLS[:2]
+    assert [o.cell for o in outcomes] == [CELLS[0], CELLS[1], other.cell]
+    assert outcomes[2].run is not None is not outcomes[0].run
+    assert outcomes[2].run.folder == outcomes[0].run.folder
+
+
+def test_a_corrupt_folder_is_run_again(store: Store, expected: dict[str, bytes]) -> None:
+    run(store)
+    (store.folder(CELLS[1]) / "steps.parquet").write_bytes(b"PAR1")
+    (store.folder(CELLS[4]) / "manifest.json").unlink()
+    counted = Counted()
+    outcomes = run(store, counted.experiments)
+    assert counted.seen == [CELLS[1], CELLS[4]]
+    assert outcomes[1].reason == "incomplete: steps.parquet is not as it was written"
+    assert outcomes[4].reason == "incomplete: manifest.json is missing"
+    assert contents(store) == expected
+
+
+def test_a_stored_run_that_cannot_be_loaded_is_run_again(store: Store, expected: dict[str, bytes]) -> None:
+    run(store)
+    manifest = store.folder(CELLS[1]) / "manifest.json"
+    manifest.write_text(json.dumps({k: v for k, v in json.loads(manifest.read_text()).items() if k != "facts"}))
+    (store.folder(CELLS[2]) / "provenance.json").write_text('{"finished_utc": null}')
+    (store.folder(CELLS[4]) / "manifest.json").write_text("[" * 100_000)
+    counted = Counted()
+    run(store, counted.experiments)
+    assert counted.seen == [CELLS[1], CELLS[2], CELLS[4]]
+    assert contents(store) == expected
+
+
+@pytest.mark.parametrize("k", range(len(CELLS)))
+def test_an_interrupted_sweep_continues_to_the_same_bytes(store: Store, expected: dict[str, bytes], k: int) -> None:
+    interrupted = [*EXPERIMENTS]
+    interrupted[k] = deployed(EXPERIMENTS[k], before=partial(signal.raise_signal, signal.SIGINT))
+
+    events: list[CellEvent] = []
+    with pytest.raises(KeyboardInterrupt):
+        run(store, interrupted, on_event=events.append)
+    assert events[-1].kind == "interrupted"
+    assert events[-1].message == f"interrupted: {k} cells done, 0 failed, {6 - k} left; the same command continues"
+    stored = sorted(path.name for path in store.root.iterdir()) if store.root.exists() else []
+    assert stored == sorted(cell.folder_name for cell in CELLS[:k])
+
+    counted = Counted()
+    outcomes = run(store, counted.experiments)
+    assert counted.seen == CELLS[k:]
+    assert [o.status for o in outcomes] == ["reused"] * k + ["ran"] * (6 - k)
+    assert contents(store) == expected
+
+
+KILLED = """
+import os, signal, sys
+from functools import partial
+from pathlib import Path
+from support.fake_system import deployed, fake_cell
+from repro.runs.experiment import prepare
+from repro.runs.store import Store
+from repro.runs.sweep import Sweep
+
+last = int(sys.argv[2])
+experiments = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]
+experiments[last] = deployed(experiments[last], before=partial(os.kill, os.getpid(), signal.Signals[sys.argv[3]]))
+Sweep(experiments, Store(Path(sys.argv[1]))).run()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_a_process_that_is_ended_loses_the_run_in_flight_alone(
+    store: Store, expected: dict[str, bytes], name: str, workers_can_import: None
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", KILLED, str(store.root), "3", name], check=False, stderr=subprocess.DEVNULL
+    )
+    assert ended.returncode == -signal.Signals[name]
+    assert sorted(path.name for path in store.root.iterdir()) == sorted(cell.folder_name for cell in CELLS[:3])
+    counted = Counted()
+    run(store, counted.experiments)
+    assert counted.seen == CELLS[3:]
+    assert contents(store) == expected
+
+
+def test_an_error_ends_the_sweep(store: Store) -> None:
+    events: list[CellEvent] = []
+    with pytest.raises(UserError, match="seed=1 is unlucky"):
+        run(store, UNLUCKY, on_event=events.append)
+    assert [e.kind for e in events] == ["started", "ran", "started", "failed"]
+    assert events[-1].message == "seed=1 is unlucky: use another"
+    assert events[-1].num_closed == 2
+    assert [is_done(store, each) for each in EXPERIMENTS] == [True] + [False] * 5
+
+
+def test_continue_on_error(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    broken = [
+        breaking(each.cell, ZeroDivisionError("a bug")) if each.cell.seed == 2 else unlucky
+        for each, unlucky in zip(EXPERIMENTS, UNLUCKY, strict=True)
+    ]
+    with caplog.at_level(logging.ERROR):
+        outcomes = run(store, broken, continue_on_error=True)
+    assert [o.status for o in outcomes] == ["ran", "failed", "failed"] * 2
+    assert outcomes[2].reason == "ZeroDivisionError: a bug"
+    assert outcomes[2].run is None
+    # A bug's traceback is kept; a user's error is one sentence.
+    assert [entry.exc_info is not None for entry in caplog.records] == [True, True]
+    assert run(store)[1].status == "ran"
+
+
+def without_manifest(record: RunRecord) -> RunRecord:
+    return replace(record, manifest={})
+
+
+def test_a_record_that_cannot_be_stored_is_a_failure(store: Store) -> None:
+    (outcome,) = run(store, [deployed(EXPERIMENTS[0], after=without_manifest)], continue_on_error=True)
+    assert outcome.status == "failed"
+    assert "obtained" in outcome.reason
+
+
+def test_measured_runs_come_after_the_simulated_ones_and_in_order(store: Store) -> None:
+    counted = Counted()
+    mixed = [
+        deployed(each, obtained="measured") if each.cell.seed == 0 else each for each in reversed(counted.experiments)
+    ]
+    outcomes = run(store, mixed)
+    assert counted.seen == [*[c for c in reversed(CELLS) if c.seed != 0], CELLS[3], CELLS[0]]
+    assert [o.cell for o in outcomes] == CELLS[::-1]
+
+
+def test_steps_of_a_run_are_told_as_they_are_taken(store: Store) -> None:
+    heard: list[tuple[str, DriveProgress]] = []
+    run(store, EXPERIMENTS[:2], on_step=lambda experiment, step: heard.append((experiment.cell.key, step)))
+    for cell in CELLS[:2]:
+        closed = [step.num_closed for key, step in heard if key == cell.key]
+        assert closed == list(range(1, 31))
+
+
+def test_what_a_machine_lacks_is_said_before_any_run(store: Store) -> None:
+    run(store, EXPERIMENTS[:1])
+    lacking = [deployed(each, lacks="accelerator") for each in EXPERIMENTS[:2]]
+    Sweep(lacking[:1], store).check()  # stored: nothing is needed to reuse it
+    with pytest.raises(UserError, match="this machine has no accelerator"):
+        Sweep(lacking, store).check()
+
+
+def test_a_root_that_cannot_be_written_is_refused_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="result_dir="):
+        Sweep(EXPERIMENTS[:1], Store(tmp_path / "file")).check()
+
+
+# -- what a sweep has -------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_and_why(store: Store) -> None:
+    run(store, EXPERIMENTS[:2])
+    sweep = Sweep(EXPERIMENTS, store)
+    assert sweep.missing == CELLS[2:]
+    assert [each.cell for each in sweep.to_run] == CELLS[2:]
+    assert [stored.cell for stored in sweep.runs] == CELLS[:2]
+    assert sweep.why(CELLS[0]).startswith("done: same cell, finished 2")
+    assert sweep.why(CELLS[2]) == "no folder"
+    sweep.run()
+    assert sweep.missing == sweep.to_run == []
+    assert [stored.cell for stored in sweep.runs] == CELLS
+
+
+def test_a_run_that_failed_is_missing(store: Store) -> None:
+    sweep = Sweep(UNLUCKY, store)
+    sweep.run(continue_on_error=True)
+    assert sweep.missing == [CELLS[1], CELLS[4]]
+    assert len(sweep.runs) == 4
+
+
+def test_runs_by_grid(store: Store) -> None:
+    run(store, EXPERIMENTS[:4])
+    grids = [CELLS[:3], CELLS[3:], [], [CELLS[0]]]
+    sweep = Sweep([*EXPERIMENTS, EXPERIMENTS[0]], store)
+    first, second, empty, again = sweep.by_grid(grids)
+    assert first is not None is not again
+    assert [stored.cell for stored in first] == CELLS[:3]
+    assert second is None, "one of its runs is missing"
+    assert empty == []
+    assert again == first[:1]
+
+
+def test_the_store_is_asked_once_for_each_cell(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(store, EXPERIMENTS[:3])
+    asked: list[Cell] = []
+    find = Store.find
+    monkeypatch.setattr(Store, "find", lambda self, each: asked.append(each.cell) or find(self, each))
+    sweep = Sweep([*EXPERIMENTS, *EXPERIMENTS], store)
+    sweep.run()
+    sweep.by_grid([CELLS])
+    assert len(sweep.runs) == 12
+    assert asked == CELLS
+
+
+# -- several processes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("workers_can_import")
+def test_processes_give_the_same_bytes_in_the_same_order(store: Store, expected: dict[str, bytes]) -> None:
+    outcomes = run(store, jobs=2)
+    assert [(o.cell, o.status) for o in outcomes] == [(cell, "ran") for cell in CELLS]
+    assert contents(store) == expected
+
+
+@pytest.mark.usefixtures("workers_can_import")
+def test_processes_report_errors(store: Store) -> None:
+    outcomes = run(store, UNLUCKY, jobs=2, continue_on_error=True)
+    assert [o.status for o in outcomes] == ["ran", "failed", "ran"] * 2
+    with pytest.raises(UserError, match="seed=1 is unlucky"):
+        run(store, UNLUCKY, jobs=2)
+
+
+@pytest.mark.usefixtures("workers_can_import")
+def test_processes_interrupted_keep_what_is_stored(store: Store, expected: dict[str, bytes]) -> None:
+    def stop(event: CellEvent) -> None:
+        if event.kind == "ran":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(store, jobs=2, on_event=stop)
+    assert sum(is_done(store, each) for each in EXPERIMENTS) == len(list(store.root.iterdir())) == 1
+    run(store)
+    assert contents(store) == expected
+
+
+def note_process(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
+
+
+@pytest.mark.usefixtures("workers_can_import")
+def test_few_cells_run_here_and_measured_ones_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    many = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(2 * CELLS_PER_WORKER)]
+    here = {str(os.getpid())}
+
+    def processes(name: str, experiments: Sequence[Experiment], **changes: Any) -> set[str]:
+        folder = tmp_path / name
+        folder.mkdir()
+        noted = [deployed(each, before=partial(note_process, folder), **changes) for each in experiments]
+        assert {o.status for o in run(Store(tmp_path / f"{name} runs"), noted)} == {"ran"}
+        return {path.name for path in folder.iterdir()}
+
+    assert processes("few", many[:-1]) == here
+    assert processes("measured", many, obtained="measured") == here
+    assert not processes("many", many) & here
+
+
+def test_jobs_are_checked(store: Store) -> None:
+    with pytest.raises(UserError, match="jobs=0"):
+        run(store, jobs=0)
+
+
+def test_importing_the_harness_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, repro, repro.registry, repro.runs.cell, repro.runs.clock, repro.runs.code, repro.runs.drivers.steps, "
+        "repro.runs.experiment, repro.runs.family, repro.runs.metrics, repro.runs.progress, repro.runs.provenance, "
+        "repro.runs.record, repro.runs.runner, repro.runs.statistics, repro.runs.store, repro.runs.sweep, repro.runs.system, "
+        "repro.runs.tables, repro.runs.validity\n"
+        "print([m for m in ('torch', 'pandas', 'pyarrow', 'matplotlib', 'datasets', 'transformers', 'rich') "
+        "if m in sys.modules])"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,40 @@
+"""What the driver of a diffusion-LLM engine writes down of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from support.driven import FakeEngine, make_requests
+
+from engines.dllm.record import StepRecord
+from engines.runtime.step_timer import STEP_PARTS
+from repro.runs.clock import VirtualClock
+from repro.systems.dllm.log import drive_engine
+
+
+class LaggingEngine(FakeEngine):
+    """Its device says what a step took once all are over; every other step is profiled."""
+
+    def step(self) -> StepRecord | None:
+        record = super().step()
+        if record is None:
+            return None
+        return record._replace(outcome=record.outcome._replace(forward_s=None, graph=record.step > 0, bound_s=0.25))
+
+    def settled(self, records: Sequence[StepRecord]) -> Sequence[StepRecord]:
+        assert all(record.outcome.forward_s is None for record in records)
+        parts = {part: 1.0 + i for i, part in enumerate(STEP_PARTS)}
+        return [
+            r._replace(outcome=r.outcome._replace(forward_s=0.5 + r.step, parts=None if r.step % 2 else parts))
+            for r in records
+        ]
+
+
+def test_what_is_known_late_is_in_the_record() -> None:
+    clock = VirtualClock()
+    steps = drive_engine(LaggingEngine(clock, service_s=10.0), make_requests([0.0, 1.0, 2.0]), clock).tables["steps"]
+    assert steps["forward_s"] == [0.5, 1.5, 2.5]
+    assert steps["graph"] == [False, True, True]
+    assert steps["bound_s"] == [0.25] * 3
+    for i, part in enumerate(STEP_PARTS):
+        assert steps[f"{part}_s"] == [1.0 + i, None, 1.0 + i]

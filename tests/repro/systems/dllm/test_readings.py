@@ -1,0 +1,506 @@
+"""Three readings of a baseline: as published, in our implementation, and its cache policy alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.recorder import Recorder
+
+from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
+from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
+from baselines.dllm.dllm_cache.work import PackedFeatureCacheRooflineExecutor, packed_work, step_work
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.engine import Engine
+from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import Phase
+from engines.errors import UserError
+from engines.hardware.catalogue import L40S
+from engines.hardware.roofline import Calibration, Roofline
+from engines.models.loader import load_model
+from engines.models.shape import DREAM_7B, LLADA_8B
+from repro.paths import CALIBRATION
+from repro.reports.figures import View
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.record import RunRecord
+from repro.systems.calibration import load_calibration
+from repro.systems.dllm import on_torch
+from repro.systems.dllm.batching import READINGS
+from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.metrics import num_steps
+from repro.systems.dllm.shapes import model_shape
+from repro.systems.platforms import CPU_TINY
+
+BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
+SMALL = {"num_prompts": 24, "gen_length": 64, "steps": 64}
+"""Quick, and in several batches."""
+TINY = {"num_prompts": 12, "gen_length": 32, "steps": 32, "length_scale": 0.1}
+SHORTEST = {"num_prompts": 5, "gen_length": 16, "block_length": 8, "steps": 16}
+
+
+def cell_of(system: str, platform: str = "rtx4090", rate: float | None = None, **knobs: Scalar) -> Cell:
+    return Cell(
+        system=system,
+        dataset="osc",
+        platform=platform,
+        executor="torch" if platform == "cpu-tiny" else "roofline",
+        rate=rate,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+
+
+def planned(cell: Cell) -> Deployment:
+    deployment = prepare(cell).deployment
+    assert isinstance(deployment, Deployment)
+    return deployment
+
+
+@contextmanager
+def served(experiment: Experiment) -> Iterator[tuple[Engine, Deployment]]:
+    assert isinstance(experiment.deployment, Deployment)
+    with experiment.deployment.serving() as (engine, measured):
+        yield engine, measured
+
+
+def facts_of(cell: Cell) -> Mapping[str, Any]:
+    with served(prepare(cell)) as (_, measured):
+        return measured.facts
+
+
+def simulate(cell: Cell, **constants: float) -> RunRecord:
+    """With some of the card's constants replaced."""
+    experiment = prepare(cell)
+    calibration = replace(load_calibration(cell.platform), **constants)  # type: ignore[arg-type]
+    return replace(experiment.deployment, calibration=calibration).run(experiment.workload)  # type: ignore[type-var]
+
+
+# ---- knobs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("system", "knobs", "says"),
+    [
+        ("dllm-serve", {"reading": "policy"}, "reading='policy' has no effect with system='dllm-serve': leave it out"),
+        ("sparse-dllm", {"reading": "fast"}, "reading='fast' is unknown: use one of published, efficient, policy"),
+        (
+            "sparse-dllm",
+            {"reading": "policy", "batch_size": 4},
+            "batch_size=4 has no effect with system='sparse-dllm' and reading='policy'",
+        ),
+        (
+            "sparse-dllm",
+            {"scheduler": "phase"},
+            "scheduler='phase' has no effect with system='sparse-dllm' and reading='efficient'",
+        ),
+        (
+            "llada",
+            {"max_num_logits": 99},
+            "max_num_logits=99 has no effect with system='llada' and reading='efficient'",
+        ),
+        (
+            "fast-dllm",
+            {"reading": "published", "max_num_batched_tokens": 4000},
+            "max_num_batched_tokens=4000 has no effect",
+        ),
+        ("fast-dllm", {"reading": "published", "logit_rows": "monolithic"}, "logit_rows='monolithic' has no effect"),
+        ("fast-dllm", {"reading": "published", "batch_size": 0}, "batch_size=0 must be at least 1"),
+        ("llada", {"reading": "policy", "memory_limit": 16 * 10**9}, "budget too small for one request"),
+        ("sparse-dllm", {"reading": "policy", "memory_limit": 18 * 10**9}, "budget too small for one request"),
+    ],
+)
+def test_what_a_reading_does_not_heed_is_refused(system: str, knobs: dict[str, Scalar], says: str) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(cell_of(system, **knobs))
+    assert says in str(refused.value)
+
+
+def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching() -> None:
+    for reading in ("published", "efficient"):
+        with pytest.raises(
+            UserError, match=r"threshold=0\.9, factor=None: parallel decoding ends .*add --batch-size 1"
+        ):
+            prepare(cell_of("fast-dllm", "cpu-tiny", reading=reading, threshold=0.9))
+    assert prepare(cell_of("fast-dllm", "cpu-tiny", reading="policy", threshold=0.9)).deployment.batch_size is None
+
+
+def test_dllm_caches_policy_can_only_be_simulated() -> None:
+    with pytest.raises(UserError, match="reading='policy' of system='dllm-cache' can only be simulated"):
+        prepare(cell_of("dllm-cache", "cpu-tiny", reading="policy"))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_heeds_its_knobs(reading: str) -> None:
+    knobs: dict[str, Scalar] = {"batch_size": 3}
+    if reading == "policy":
+        knobs = {
+            "scheduler": "request",
+            "max_num_batched_tokens": 3000,
+            "max_num_logits": 700,
+            "logit_rows": "monolithic",
+        }
+    default, asked = (planned(cell_of("sparse-dllm", reading=reading, **extra)) for extra in ({}, knobs))
+    measured = {"attention_backend", "cuda_graphs", "tensor_parallel"}  # of no effect on a simulated card
+    assert set(knobs) == READINGS[reading].batching.knobs - measured
+    if reading == "policy":
+        config = asked.config
+        assert (config.scheduler, config.max_num_batched_tokens, config.max_num_logits) == ("request", 3000, 700)
+        assert asked.kv_rows < default.kv_rows
+    else:
+        assert asked.batch_size == 3 != default.batch_size
+
+
+@pytest.mark.parametrize("system", BASELINES)
+def test_efficient_is_the_default(system: str) -> None:
+    default, named = (prepare(cell_of(system, **SMALL, **extra)).run() for extra in ({}, {"reading": "efficient"}))
+    assert default.tables == named.tables
+    assert default.manifest["facts"] == named.manifest["facts"]
+
+
+# ---- published ----------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "rtx4090": {"fast-dllm": 1, "dllm-cache": 1, "sparse-dllm": 1, "llada": 1},
+    "l40s": {"fast-dllm": 2, "dllm-cache": 6, "sparse-dllm": 1, "llada": 1},
+}
+
+
+@pytest.mark.parametrize(("platform", "system"), list(product(PUBLISHED, BASELINES)))
+def test_published_batches(platform: str, system: str) -> None:
+    size = PUBLISHED[platform][system]
+    facts = facts_of(cell_of(system, platform, reading="published"))
+    assert facts["batch_size"] == size
+    assert ("one at a time" in facts["batch_obtained"]) == (system in ("sparse-dllm", "llada"))
+    assert "batch_peak_bytes" not in facts
+    assert facts_of(cell_of(system, platform, reading="published", num_prompts=1))["batch_size"] == 1
+    asked = facts_of(cell_of(system, platform, reading="published", batch_size=size))
+    assert (asked["batch_size"], asked["batch_obtained"]) == (size, "asked for")
+
+
+def test_published_batches_hold_the_longest_requests_with_upstreams_copies() -> None:
+    """Of 4096 tokens: logits in 2 + 8 + 8 bytes, activations, K and V. The workload's own lengths do not matter."""
+    each = 4096 * (LLADA_8B.activation_bytes_per_query_token + 126464 * 18 + LLADA_8B.kv_bytes_per_token)
+    left = 48 * 10**9 - LLADA_8B.weight_bytes - 48 * 10**9 // 20
+    for length in (100, 2000):
+        lengths: dict[str, Scalar] = {"input_len": length, "length_scale": 1.0}
+        assert facts_of(cell_of("fast-dllm", "l40s", reading="published", **lengths))["batch_size"] == left // each
+
+
+def test_requests_that_published_code_cannot_hold_are_counted_and_run() -> None:
+    """4000 tokens with logits in 16 bits, their float64 copies and their softmax, do not fit beside 16 GB of
+    weights; Sparse-dLLM's 16-bit softmax does."""
+    longest: dict[str, Scalar] = {"input_len": 3744, "length_scale": 1.0, "num_prompts": 5}
+    counts = {
+        (system, platform): facts_of(cell_of(system, platform, reading="published", **longest))["oom_requests"]
+        for system, platform in product(BASELINES, PUBLISHED)
+    }
+    assert counts == {key: 5 if key == ("fast-dllm", "rtx4090") else 0 for key in counts}
+
+    cell = cell_of("fast-dllm", reading="published", num_prompts=200)
+    experiment = prepare(replace(cell, dataset="burst"))
+    lengths = [request.total_len for request in experiment.workload.requests]
+    # Weights, guard band, activations, logits in 2 + 8 + 8 bytes, and K and V of every token.
+    each = LLADA_8B.activation_bytes_per_query_token + 126464 * 18 + LLADA_8B.kv_bytes_per_token
+    held = LLADA_8B.weight_bytes + 1_200_000_000
+    expected = sum(held + length * each > 24 * 10**9 for length in lengths)
+    assert 0 < expected < len(lengths)
+    facts = experiment.run().manifest["facts"]
+    assert facts["oom_requests"] == expected
+    assert "oom_requests" not in facts_of(cell_of("fast-dllm"))
+
+
+OVERHEAD_S = 0.0125
+
+
+@pytest.mark.parametrize("system", BASELINES)
+@pytest.mark.parametrize("reading", READINGS)
+def test_upstreams_overhead_is_charged_per_step_and_to_published_code_alone(system: str, reading: str) -> None:
+    cell = cell_of(system, reading=reading, **SMALL)
+    without, with_it = (simulate(cell, upstream_step_overhead_s=seconds) for seconds in (0.0, OVERHEAD_S))
+    each = OVERHEAD_S if reading == "published" else 0.0  # in place of our engine's own, which is not zero
+    assert num_steps(without) == num_steps(with_it)
+    durations = zip(without.tables["steps"]["duration_s"], with_it.tables["steps"]["duration_s"], strict=True)
+    assert all(later - sooner == pytest.approx(each, abs=1e-12) for sooner, later in durations)
+    # Everything arrives at once, so nothing waits for anything else: the last finish is so many steps later.
+    last = [max(record.requests["finished_s"]) for record in (without, with_it)]
+    assert last[1] - last[0] == pytest.approx(num_steps(without) * each, rel=1e-9, abs=1e-12)
+
+
+def test_published_code_is_not_charged_our_engines_overhead() -> None:
+    for reading, each in (("published", 0.0), ("efficient", 1.0), ("policy", 1.0)):
+        cell = cell_of("sparse-dllm", reading=reading, **SMALL)
+        without, with_it = (simulate(cell, step_overhead_s=seconds) for seconds in (0.0, 1.0))
+        durations = zip(without.tables["steps"]["duration_s"], with_it.tables["steps"]["duration_s"], strict=True)
+        assert all(later - sooner == pytest.approx(each) for sooner, later in durations)
+
+
+def test_it_leaves_dllm_serve_alone() -> None:
+    without, with_it = (simulate(cell_of("dllm-serve", **SMALL), upstream_step_overhead_s=s) for s in (0.0, 1.0))
+    assert without.tables["steps"] == with_it.tables["steps"]
+
+
+@pytest.mark.parametrize("system", BASELINES)
+def test_on_a_real_executor_published_code_differs_in_the_batch_alone(system: str) -> None:
+    cells = {reading: cell_of(system, "cpu-tiny", reading=reading, **TINY) for reading in ("published", "efficient")}
+    facts = {reading: facts_of(cell) for reading, cell in cells.items()}
+    assert facts["published"]["batch_size"] < facts["efficient"]["batch_size"]
+    assert facts["published"]["batch_size"] == 1 or system not in ("sparse-dllm", "llada")
+    assert "oom_requests" not in facts["published"]
+    assert facts["published"]["batch_obtained"].startswith("largest whose measured peak fits, up to")
+    assert facts["published"]["batch_peak_bytes"] < facts["efficient"]["batch_peak_bytes"]
+
+
+def test_on_a_real_executor_no_published_batch_is_larger_than_fits() -> None:
+    sizes = [
+        facts_of(cell_of("dllm-cache", "cpu-tiny", reading="published", memory_limit=mib * 2**20, **TINY))["batch_size"]
+        for mib in (8, 64)
+    ]
+    assert sizes[0] == 1 < sizes[1]
+
+
+def test_calibrations_without_the_constant_have_none_of_it() -> None:
+    raw = {**asdict(Calibration.datasheet(L40S)), "upstream_step_overhead_s": 0.01}
+    assert Calibration.from_dict(raw).upstream_step_overhead_s == 0.01
+    del raw["upstream_step_overhead_s"]
+    assert Calibration.from_dict(raw) == Calibration.datasheet(L40S)
+    with pytest.raises(UserError, match=r"upstream_step_overhead_s=-0\.1 must not be negative"):
+        replace(Calibration.datasheet(L40S), upstream_step_overhead_s=-0.1)
+    with pytest.raises(UserError, match=r"lacks \['step_overhead_s'\]"):
+        Calibration.from_dict({name: value for name, value in raw.items() if name != "step_overhead_s"})
+    for path in sorted(Path(CALIBRATION).glob("*[!t].json")):
+        assert Calibration.load(path).upstream_step_overhead_s == json.loads(path.read_text()).get(
+            "upstream_step_overhead_s", 0.0
+        )
+
+
+# ---- policy -------------------------------------------------------------------------------------
+
+
+def serve(cell: Cell) -> tuple[list[StepPlan], list[tuple[int, ...] | None]]:
+    """Everything at once; the plans, and the ids by request."""
+    experiment = prepare(cell)
+    with served(experiment) as (engine, _):
+        recorder = engine.executor = Recorder(engine.executor)
+        for request in experiment.workload.requests:
+            engine.submit(request)
+        engine.run()
+        return recorder.plans, [engine.take_output(request.request_id) for request in experiment.workload.requests]
+
+
+SCARCE: dict[str, dict[str, Scalar]] = {
+    "cpu-tiny": {**TINY, "memory_limit": 13 * 2**20, "max_num_batched_tokens": 230},
+    "rtx4090": SMALL,
+    "l40s": {**SMALL, "max_num_batched_tokens": 4096},
+}
+"""So that scheduling has something to decide."""
+
+
+@pytest.mark.parametrize("platform", SCARCE)
+@pytest.mark.parametrize("scheduler", ["phase", "request"])
+def test_sparse_dllms_policy_is_dllm_serve_but_for_its_decoding(platform: str, scheduler: str) -> None:
+    """Same plans step by step, on both executors: only how tokens are chosen differs."""
+    shared: dict[str, Scalar] = {**SCARCE[platform], "scheduler": scheduler}
+    policy, _ = serve(cell_of("sparse-dllm", platform, reading="policy", **shared))
+    ours, _ = serve(cell_of("dllm-serve", platform, selection="uniform", refresh_delay=1, **shared))
+    assert policy == ours
+    assert len({len(plan.items) for plan in policy}) >= 2
+    assert {item.phase for plan in policy for item in plan.items} == {Phase.FULL, Phase.BUILD, Phase.REUSE}
+
+
+def test_the_same_policy_makes_the_same_plans_on_both_executors() -> None:
+    """The tiny model's memory plan with measured activations against itself."""
+    experiment = prepare(cell_of("sparse-dllm", "cpu-tiny", reading="policy", **TINY))
+    plans = []
+    with served(experiment) as (real, measured):
+        roofline = Roofline(model_shape(measured.settings), L40S)
+        simulated = Engine(
+            measured.scheduler(), measured.method.packed_roofline(roofline, measured.config, measured.sampler)
+        )
+        for engine in (real, simulated):
+            recorder = engine.executor = Recorder(engine.executor)
+            for request in experiment.workload.requests:
+                engine.submit(request)
+            engine.run()
+            plans.append(recorder.plans)
+    assert plans[0] == plans[1]
+
+
+@pytest.mark.parametrize(
+    ("system", "knobs"),
+    [
+        ("fast-dllm", {}),
+        ("fast-dllm", {"cache": "prefix"}),
+        ("sparse-dllm", {}),
+        ("sparse-dllm", {"temperature": 0.7}),
+        ("llada", {}),
+    ],
+    ids=str,
+)
+def test_a_reading_changes_no_token(monkeypatch: pytest.MonkeyPatch, system: str, knobs: dict[str, Scalar]) -> None:
+    """In float64, where no two candidates are close enough for another order of sums to decide."""
+    model = load_model("tiny").double()
+    monkeypatch.setattr(on_torch, "load", lambda *_: model)
+    cells = [cell_of(system, "cpu-tiny", reading=reading, **{**TINY, **SHORTEST}, **knobs) for reading in READINGS]
+    published, efficient, policy = (serve(cell)[1] for cell in cells)
+    assert published == efficient == policy
+    assert len(set(policy)) >= 3
+    assert None not in policy
+
+
+@pytest.mark.parametrize(
+    ("system", "steps"), [("sparse-dllm", 128), ("fast-dllm", 64), ("llada", 128), ("dllm-cache", 128)]
+)
+def test_idle_steps_belong_to_the_policy(system: str, steps: int) -> None:
+    """Twice as many steps as tokens: published loops run them, Fast-dLLM's and dLLM-Serve's end with the block."""
+    shared: dict[str, Scalar] = {**SMALL, "steps": 128, "num_prompts": 1}
+    assert len(serve(cell_of(system, reading="policy", **shared))[0]) == steps
+    assert len(serve(cell_of("dllm-serve", **shared))[0]) == 64
+
+
+@pytest.mark.parametrize(
+    ("system", "knobs", "rows"),
+    [
+        ("fast-dllm", {"cache": "none"}, lambda total: 0),
+        ("fast-dllm", {"cache": "prefix"}, lambda total: total),
+        ("fast-dllm", {"cache": "dual"}, lambda total: total),
+        ("sparse-dllm", {}, lambda total: (total - 32) // 2 + 32),
+        ("dllm-cache", {}, lambda total: total),
+        ("llada", {}, lambda total: 0),
+    ],
+)
+def test_a_request_reserves_what_its_policy_keeps(system: str, knobs: dict[str, Scalar], rows: Any) -> None:
+    plans, _ = serve(cell_of(system, "l40s", reading="policy", input_len=301, length_scale=1.0, num_prompts=3, **knobs))
+    experiment = prepare(cell_of(system, "l40s", reading="policy", **knobs))
+    with served(experiment) as (engine, _):
+        assert engine.scheduler.pool.num_rows == experiment.deployment.kv_rows
+        request = Request(request_id=0, prompt_len=301, generation=GenerationConfig())
+        engine.submit(request)
+        assert engine.scheduler.waiting[0].kv_rows == rows(557)
+    assert all(plan.pad_to is None and plan.scheduled_tokens <= 16384 for plan in plans)
+
+
+def test_float64_confidences_take_their_share_of_the_plan() -> None:
+    """A chunk of 2048 rows has room for the copies of 128; of 64 it has not."""
+    chunks = {rows: planned(cell_of("fast-dllm", reading="policy", max_num_logits=rows)).facts for rows in (2048, 64)}
+    assert chunks[2048]["logits_bytes"] == 2048 * 126464 * 2 * 2
+    assert chunks[64]["logits_bytes"] == 64 * 126464 * (2 + 16)
+
+
+# ---- dLLM-Cache, request by request -------------------------------------------------------------
+
+DEMO = FeatureCacheConfig()
+CONFIG = EngineConfig(max_num_batched_tokens=16384, max_num_logits=40, suppress_mask_token=False)
+
+
+def item_of(request: Request) -> PlanItem:
+    """Some step in some block: dLLM-Cache asks for no more."""
+    start = request.prompt_len
+    return PlanItem(
+        request_id=request.request_id,
+        phase=Phase.FULL,
+        total_len=request.total_len,
+        block_start=start,
+        block_end=start + 32,
+        window_end=start + 32,
+        commit=1,
+        masks_left=32,
+        kept_rows=0,
+        kv_start=0,
+        step_in_block=0,
+    )
+
+
+def execute(
+    executor: PackedFeatureCacheRooflineExecutor, items: Sequence[Request], admitted: Sequence[Request]
+) -> StepOutcome:
+    plan = StepPlan(items=tuple(map(item_of, items)), admitted=tuple(admitted), scheduled_tokens=0)
+    return executor.execute(plan)
+
+
+def test_every_request_counts_its_own_steps() -> None:
+    """A newcomer refreshes all it has while others select rows; one that was held goes on where it was."""
+    generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
+    a, b = (Request(request_id=i, prompt_len=100 * i, generation=generation) for i in (1, 2))
+    executor = PackedFeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
+    assert execute(executor, [a], [a]).query_rows == 356
+    assert execute(executor, [a], []).query_rows == 64
+    assert execute(executor, [a, b], [b]).query_rows == 64 + 456
+    assert execute(executor, [b], []).query_rows == 64
+    found = [execute(executor, [a, b], []).query_rows for _ in range(5)]
+    # a: steps 4 to 8, of which the 8th refreshes the response; b: 3 to 7.
+    assert found == [128, 128, 128, 128, 256 + 64]
+    executor.release(1)
+    executor.release(2)
+    assert execute(executor, [a], [a]).query_rows == 356
+
+
+def test_logits_of_a_packed_step_are_the_blocks_in_chunks() -> None:
+    generation = GenerationConfig(gen_length=256, block_length=32, steps=256)
+    requests = [Request(request_id=i, prompt_len=100, generation=generation) for i in range(3)]
+    executor = PackedFeatureCacheRooflineExecutor(Roofline(LLADA_8B, L40S), CONFIG, DEMO)
+    found = execute(executor, requests, requests)
+    assert found.logit_rows == 96
+    work = packed_work([(DEMO.step(1, 100, 256), 3)], LLADA_8B, logit_rows=96, logit_chunks=3)
+    assert found.duration_s == executor.roofline.step_time(work).total_s
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 900), st.integers(1, 300)), min_size=1, max_size=6),
+    ratio=st.sampled_from([0.0, 0.001, 0.25, 1.0]),
+    shape=st.sampled_from([LLADA_8B, DREAM_7B]),
+)
+def test_packed_work_is_the_sum_but_for_the_weights(
+    steps: list[tuple[int, int, int]], ratio: float, shape: Any
+) -> None:
+    cache = replace(DEMO, transfer_ratio=ratio)
+    taken = [cache.step(*step) for step in steps]
+    whole = packed_work([(step, 1) for step in taken], shape, logit_rows=7)
+    alone = [step_work(step, 1, shape) for step in taken]
+    for name in (
+        "query_rows",
+        "attention_pairs",
+        "kv_read_rows",
+        "kv_written_rows",
+        "num_sequences",
+        "extra_linear_flops",
+        "extra_attention_flops",
+        "extra_cache_bytes",
+    ):
+        assert getattr(whole, name) == sum(getattr(part, name) for part in alone), name
+    assert whole.logit_rows == 7
+
+    # Weights are streamed once: by the request that needs most of them.
+    def streamed(work: Any) -> int:
+        return work.extra_weight_bytes + (shape.streamed_weight_bytes_layers(work.query_rows) if work.query_rows else 0)
+
+    assert streamed(whole) == max(map(streamed, alone))
+    same = packed_work([(taken[0], 5)], shape, logit_rows=5 * taken[0].gen_length)
+    assert (
+        same
+        == step_work(taken[0], 5, shape)
+        == packed_work([(taken[0], 1)] * 5, shape, logit_rows=5 * taken[0].gen_length)
+    )
+
+
+def test_features_of_a_pool_take_four_tensors_a_token() -> None:
+    fast, cache = (planned(cell_of(system, "l40s", reading="policy")) for system in ("fast-dllm", "dllm-cache"))
+    kv_bytes = cache.facts["kv_bytes"]
+    assert fast.facts["kv_bytes"] == kv_bytes
+    assert cache.kv_rows == kv_bytes // memory_bytes_per_token(LLADA_8B)
+    assert fast.kv_rows == kv_bytes // LLADA_8B.kv_bytes_per_token
+
+
+def test_figures_and_systems_know_the_same_readings() -> None:
+    assert [View(platform=CPU_TINY, reading=name).reading for name in READINGS] == list(READINGS)
+    with pytest.raises(UserError, match="reading='fast' is unknown: use one of published, efficient, policy"):
+        View(platform=CPU_TINY, reading="fast")

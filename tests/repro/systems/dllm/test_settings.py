@@ -1,0 +1,63 @@
+"""What a platform's measured runs default to, and what is refused before one begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engines.errors import UserError
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import prepare
+from repro.systems.dllm.settings import resolve
+from repro.systems.platforms import H200, L40S, RTX4090
+
+
+def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
+    return Cell(
+        system="dllm-serve",
+        dataset="osc",
+        platform=platform,
+        executor=executor,
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+
+
+@pytest.mark.parametrize("where", [H200, L40S, RTX4090], ids=lambda where: where.name)
+def test_a_card_is_measured_on_cuda_in_16_bits(where: Any) -> None:
+    settings = resolve(cell(where.name, weights="random"))
+    assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cuda", "bfloat16", "random")
+    asked = resolve(cell(where.name, weights="random", device="cpu", dtype="float32"))
+    assert (asked.on.device, asked.on.dtype) == ("cpu", "float32")
+
+
+def test_the_embedded_model_stays_where_it_was() -> None:
+    settings = resolve(cell("cpu-tiny"))
+    assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cpu", "float32", "checkpoint")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+@pytest.mark.parametrize("system", ["dllm-serve", "sparse-dllm"])
+def test_without_a_card_a_measured_run_is_refused_in_a_sentence(system: str) -> None:
+    asked = replace(cell("h200", weights="random", num_prompts=1), system=system)
+    experiment = prepare(asked)
+    for refused in (experiment.deployment.check_machine, experiment.run):
+        with pytest.raises(
+            UserError, match="device='cuda': this machine has no CUDA device that torch can use: use --device cpu"
+        ):
+            refused()
+
+
+@pytest.mark.parametrize("platform", ["h200", "l40s", "rtx4090"])
+def test_a_shape_has_no_weights_of_its_own(platform: str) -> None:
+    with pytest.raises(
+        UserError,
+        match="model='llada-8b' is a shape without weights: add --weights random, or give a checkpoint with --model",
+    ):
+        resolve(cell(platform))
+    assert resolve(cell(platform, model="tiny")).model == "tiny"
+    assert resolve(cell(platform, executor="roofline")).executor == "roofline"

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from repro.runs.record import RunRecord, Table, empty_table
+from repro.systems.dllm.columns import STEP_COLUMNS
+from repro.systems.dllm.family import DLLM
+
+REQUESTS: dict[str, list[Any]] = {
+    "request_id": [0, 1],
+    "arrival_s": [0.0, 1.0],
+    "submit_lag_s": [0.0, 1.0],
+    "admitted_s": [0.0, 2.0],
+    "first_output_s": [2.0, 4.0],
+    "finished_s": [2.0, 4.0],
+    "prompt_len": [8, 8],
+    "gen_length": [4, 4],
+    "output_len": [4, 4],
+    "status": ["ok", "ok"],
+    "error": [None, None],
+    "correct": [None, None],
+    "correct_strict": [None, None],
+}
+STEPS: dict[str, list[Any]] = {
+    "step": [0, 1],
+    "start_s": [0.0, 2.0],
+    "end_s": [2.0, 4.0],
+    "duration_s": [2.0, 2.0],
+    "forward_s": [1.0, 2.0],
+    "num_refresh": [1, 1],
+    "num_reuse": [0, 0],
+    "query_tokens": [12, 12],
+    "scheduled_tokens": [12, 12],
+    "logit_rows": [4, 4],
+    "committed_tokens": [4, 4],
+    "kv_rows_used": [12, 12],
+    "kv_rows_total": [64, 64],
+    "num_running": [1, 1],
+    "num_waiting": [0, 0],
+    "num_admitted": [1, 1],
+    "num_first_block": [1, 1],
+    "num_finished": [1, 1],
+    "num_failed": [0, 0],
+    "graph": [False, False],
+    "attention_s": [None, None],
+    "gemm_s": [None, None],
+    "logits_s": [None, None],
+    "selection_s": [None, None],
+    "commit_s": [None, None],
+    "metadata_s": [None, None],
+    "idle_s": [None, None],
+    "bound_s": [None, None],
+}
+
+
+def record(**changed: list[Any]) -> RunRecord:
+    unknown = set(changed) - set(REQUESTS) - set(STEPS)
+    assert not unknown
+    return record_of(
+        {name: changed.get(name, values) for name, values in REQUESTS.items()},
+        {name: changed.get(name, values) for name, values in STEPS.items()},
+    )
+
+
+def record_of(requests: Table, steps: Table) -> RunRecord:
+    made = RunRecord(tables={"requests": requests, "steps": steps})
+    DLLM.check_tables(made)
+    return made
+
+
+def test_a_good_run_is_valid() -> None:
+    assert DLLM.assess(record()).reasons == ()
+    assert DLLM.assess(record()).valid
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {
+                "status": ["ok", "failed"],
+                "error": [None, "out of memory"],
+                "finished_s": [2.0, None],
+                "output_len": [4, None],
+                "num_failed": [0, 1],
+                "num_finished": [1, 0],
+            },
+            "1 of 2 requests failed, the first with: out of memory",
+        ),
+        (
+            {
+                "status": ["ok", "unfinished"],
+                "finished_s": [2.0, None],
+                "output_len": [4, None],
+                "num_finished": [1, 0],
+            },
+            "1 of 2 requests did not finish",
+        ),
+        (
+            {"status": ["ok", "odd"], "output_len": [4, None], "num_finished": [1, 0]},
+            "1 of 2 requests have an unknown status",
+        ),
+        ({"request_id": [0, 0]}, "1 request ids are repeated"),
+        ({"finished_s": [2.0, None]}, "1 finished requests have no finished_s"),
+        ({"finished_s": [None, None]}, "2 finished requests have no finished_s"),
+        ({"first_output_s": [None, 4.0]}, "1 finished requests have no first_output_s"),
+        ({"submit_lag_s": [0.0, -0.5]}, "some requests were submitted before they were due"),
+        ({"admitted_s": [0.0, 0.5]}, "1 requests have admitted_s before arrival_s"),
+        ({"first_output_s": [2.0, 4.5]}, "1 requests have finished_s before first_output_s"),
+        ({"first_output_s": [None, None], "admitted_s": [0.0, 4.5]}, "1 requests have finished_s before admitted_s"),
+        ({"end_s": [2.0, 1.5]}, "1 steps end before they start"),
+        ({"start_s": [0.0, 1.5]}, "1 steps start before the previous one ends"),
+        ({"forward_s": [2.5, 2.0]}, "1 steps and those after them spend longer in the forward than they last"),
+        ({"forward_s": [1.0, 2.5]}, "1 steps and those after them spend longer in the forward than they last"),
+        ({"forward_s": [-1.0, 2.0]}, "1 steps have a negative duration"),
+        ({"num_finished": [1, 0]}, "steps report 1 requests as ok, the request table has 2"),
+        ({"num_failed": [0, 1]}, "steps report 1 requests as failed, the request table has 0"),
+        ({"kv_rows_used": [65, 12]}, "1 steps use more KV rows than the pool has"),
+        ({"output_len": [4, 5]}, "1 requests have an output_len that cannot be theirs"),
+        ({"output_len": [0, None]}, "2 requests have an output_len that cannot be theirs"),
+        (
+            {"output_len": [3, 2], "committed_tokens": [2, 2]},
+            "wrong output lengths: 4 tokens were committed, 5 were due",
+        ),
+        ({"committed_tokens": [4, 3]}, "wrong output lengths: 7 tokens were committed, 8 were due"),
+        ({"committed_tokens": [4, 5]}, "wrong output lengths: 9 tokens were committed, 8 were due"),
+    ],
+)
+def test_each_fault_is_the_only_reason(changed: dict[str, list[Any]], said: str) -> None:
+    validity = DLLM.assess(record(**changed))
+    assert not validity.valid
+    assert validity.reasons == (said,)
+
+
+def test_a_device_may_lag_behind_the_steps() -> None:
+    assert DLLM.assess(record(forward_s=[3.0, 1.0])).valid
+    assert DLLM.assess(record(forward_s=[None, 2.0])).valid
+
+
+def test_no_requests() -> None:
+    empty = record_of(empty_table(DLLM.columns["requests"]), empty_table(STEP_COLUMNS))
+    assert DLLM.assess(empty).reasons == ("there are no requests",)
+
+
+def test_a_stamp_no_driver_saw_is_no_fault() -> None:
+    assert DLLM.assess(record(admitted_s=[None, None], first_output_s=[None, None])).valid
+
+
+def test_a_run_without_steps_is_judged_by_its_requests() -> None:
+    without = record_of({**REQUESTS, "submit_lag_s": [0.0, 0.0]}, empty_table(STEP_COLUMNS))
+    assert DLLM.assess(without).valid
+
+
+def test_over_budget_steps() -> None:
+    assert DLLM.assess(record().with_manifest(max_num_batched_tokens=12)).valid
+    assert DLLM.assess(record().with_manifest(max_num_batched_tokens=11)).reasons == (
+        "2 steps schedule more than max_num_batched_tokens=11",
+    )
+
+
+def test_waiting_for_a_running_step_is_not_late_but_waiting_longer_is() -> None:
+    # The request due at 1 s may be submitted when the step that was running ends at 2 s. Mean latency is 2.5 s,
+    # so 25 ms more are allowed.
+    late = {"start_s": [0.0, 2.5], "admitted_s": [0.0, 2.5], "forward_s": [1.0, 1.5]}
+    assert DLLM.assess(record(**late, submit_lag_s=[0.0, 1.02])).valid
+    assert DLLM.assess(record(**late, submit_lag_s=[0.0, 1.03])).reasons == (
+        "1 of 2 requests were submitted more than 25 ms late by the harness (worst 30 ms)",
+    )
+
+
+def test_one_late_submission_in_a_hundred_is_allowed() -> None:
+    n = 100
+    table = {
+        "request_id": list(range(n)),
+        "arrival_s": [float(i) for i in range(n)],
+        "submit_lag_s": [0.0] * n,
+        "admitted_s": [None] * n,
+        "first_output_s": [None] * n,
+        "finished_s": [i + 0.5 for i in range(n)],
+        "prompt_len": [8] * n,
+        "gen_length": [4] * n,
+        "output_len": [4] * n,
+        "status": ["ok"] * n,
+        "error": [None] * n,
+        "correct": [None] * n,
+        "correct_strict": [None] * n,
+    }
+    for num_late, valid in ((1, True), (2, False)):
+        lags = [0.011] * num_late + [0.0] * (n - num_late)
+        run = record_of({**table, "submit_lag_s": lags}, empty_table(STEP_COLUMNS))
+        assert DLLM.assess(run).valid is valid

@@ -1,0 +1,132 @@
+"""The harness knows no family: one that it has never heard of runs, resumes, is drawn and claimed from its own module."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import md1
+
+from repro.paths import REPO
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.store import Store
+from repro.runs.sweep import Sweep
+
+SYSTEM, WORKSHOP = "support.md1:MD1", "support.md1:WORKSHOP"
+
+
+def repro(tmp_path: Path, *arguments: str, returncode: int = 0) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(REPO), str(REPO / "tests"), str(tmp_path)))
+    done = subprocess.run(
+        [sys.executable, "-m", "repro", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == returncode, done.stderr
+    return done
+
+
+def bench(*options: str) -> tuple[str, ...]:
+    return (
+        "bench",
+        "--system",
+        SYSTEM,
+        "--platform",
+        WORKSHOP,
+        "--dataset-name",
+        "jobs",
+        "--request-rate",
+        "0.5",
+        "--result-dir",
+        "runs",
+        *options,
+    )
+
+
+def test_it_runs_with_its_knob_and_is_not_run_twice(tmp_path: Path) -> None:
+    first = repro(tmp_path, *bench("--knob", "service_s=0.5", "--json"))
+    assert "1 runs done, 0 reused" in first.stderr
+    (run,) = json.loads(first.stdout)
+    assert (run["obtained"], run["valid"], run["cell"]["knobs"]["service_s"]) == ("simulated", True, 0.5)
+    assert set(run["summary"]) >= {"mean_queue", "queue_wait_s", "throughput_tok_s"}
+    assert "num_steps" not in run["summary"], "another family's metric"
+    assert "0 runs done, 1 reused" in repro(tmp_path, *bench("--knob", "service_s=0.5")).stderr
+    assert "1 runs done" in repro(tmp_path, *bench("--knob", "service_s=0.25")).stderr
+
+
+def test_its_table_shows_its_own_columns(tmp_path: Path) -> None:
+    said = repro(tmp_path, *bench()).stdout
+    assert "queue" in said
+    assert "outside fwd" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--knob", "service_s=0"), "error: service_s=0 must be above 0 seconds"),
+        (("--knob", "speed=2"), "error: speed=2 has no effect with system='md1': leave it out"),
+        (("--knob", "speed"), "error: knob='speed' is no setting: write NAME=VALUE"),
+        (("--retention-ratio", "0.5"), "error: retention_ratio=0.5 has no effect with system='md1': leave it out"),
+        (
+            ("--system", "support.md1:MD2"),
+            "error: system='support.md1:MD2': module 'support.md1' has no 'MD2': write module:NAME",
+        ),
+        (
+            ("--system", "support.md0:MD1"),
+            "error: system='support.md0:MD1': there is no module support.md0: correct it or install it",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
+    assert repro(tmp_path, *bench(*options), returncode=2).stderr.strip() == sentence
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(REPO), str(REPO / "tests"))))
+    cells = [
+        Cell(system=SYSTEM, dataset="jobs", platform=WORKSHOP, executor="virtual", rate=0.5, seed=seed)
+        for seed in range(3)
+    ]
+    experiments = [prepare(cell) for cell in cells]
+    for name, jobs in (("here", 1), ("pool", 2)):
+        Sweep(experiments, Store(tmp_path / name)).run(jobs=jobs)
+    here, pool = ([Store(tmp_path / name).load(e) for e in experiments] for name in ("here", "pool"))
+    for one, other in zip(here, pool, strict=True):
+        assert one.table("work") == other.table("work")
+        assert one.summary == other.summary
+
+
+def test_it_is_drawn_and_claimed(tmp_path: Path) -> None:
+    assert (
+        "no runs" not in repro(tmp_path, "reproduce", "support.md1:", "--result-dir", "runs", "--out-dir", "out").stderr
+    )
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {"md1.png", "md1.pdf", "md1.csv"}
+    (tmp_path / "claims.yaml").write_text(md1.CLAIMS_YAML)
+    (tmp_path / "queueing.py").write_text(
+        f"from pathlib import Path\nfrom support.md1 import paper_at\n\nPAPER = paper_at(Path({str(tmp_path / 'claims.yaml')!r}))\n"
+    )
+    claims = ("claims", "--paper", "queueing:PAPER", "--result-dir", "runs", "--out-dir", "out", "--json")
+    (claim,) = json.loads(repro(tmp_path, *claims).stdout)["claims"]
+    assert (claim["claim"], claim["verdict"], claim["obtained"]) == ("md1-wait", "reproduced", "simulated")
+    assert (tmp_path / "out" / "claims-queueing.csv").is_file()
+
+
+def test_an_edit_of_its_module_runs_it_again(tmp_path: Path) -> None:
+    text = Path(md1.__file__).read_text(encoding="utf-8").replace("support.md1", "own_md1")
+    own = tmp_path / "own_md1.py"
+    own.write_text(text)
+    asked = [each.replace("support.md1", "own_md1") for each in bench()]
+    assert "1 runs done, 0 reused" in repro(tmp_path, *asked).stderr
+    own.write_text(text.replace("start + self.service_s", "start + 2 * self.service_s"))
+    assert "1 runs done, 0 reused" in repro(tmp_path, *asked).stderr
+    own.write_text(f"{own.read_text()}\n# nothing more\n")
+    assert "0 runs done, 1 reused" in repro(tmp_path, *asked).stderr

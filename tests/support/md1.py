@@ -1,0 +1,191 @@
+"""A family of systems that the package knows nothing of: one server that takes the same time for every job (M/D/1 under
+Poisson arrivals), with a knob, columns, a metric, a platform, a figure and a claim of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from engines.errors import UserError, require
+from paper_figures.common import style
+from repro.reports.claims import Finding
+from repro.reports.figures import Paper, Rendered, View
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import OnProgress, RequestLog, in_arrival_order
+from repro.runs.family import Family, Shown
+from repro.runs.metrics import Metric, floats
+from repro.runs.record import REQUESTS, Column, Obtained, RunRecord
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
+
+COLUMNS = (Column(name="queue_len", kind="int", meaning="jobs there when it arrived, the one in service too"),)
+WORK = (Column(name="idle_s", kind="float", meaning="time the server waited for the job"),)
+
+
+def mean_queue(record: RunRecord) -> float:
+    return float(floats(record.requests["queue_len"]).mean())
+
+
+def served_in_turn(record: RunRecord) -> Iterator[str]:
+    if (np.diff(floats(record.requests["finished_s"])) < 0).any():
+        yield "jobs overtook each other"
+
+
+QUEUE = Family(
+    name="queue",
+    request_columns=COLUMNS,
+    tables={"work": WORK},
+    metrics=(Metric("mean_queue", "jobs", "mean of queue_len over jobs", "never", mean_queue),),
+    checks=(served_in_turn,),
+    shown=(Shown("queue", "mean_queue"),),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    request_id: int
+    arrival_s: float
+    prompt_len: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    source: str
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jobs:
+    requests: tuple[Job, ...]
+    provenance: Origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    service_s: float
+    obtained: ClassVar[Obtained] = "simulated"
+    basis: ClassVar[str] = ""
+    facts: ClassVar[Mapping[str, Any]] = {}
+    modules: ClassVar[tuple[str, ...]] = (__name__,)
+
+    def check_machine(self) -> None:
+        """Any machine will do."""
+
+    def run(self, workload: Jobs, on_progress: OnProgress | None = None) -> RunRecord:
+        ordered = in_arrival_order(workload.requests)
+        log = RequestLog(ordered, COLUMNS)
+        idle: list[float] = []
+        ends: list[float] = []
+        for job in ordered:
+            log.submit(job.request_id, job.arrival_s)
+            log.set_once("queue_len", job.request_id, sum(end > job.arrival_s for end in ends[-1000:]))
+            free = ends[-1] if ends else 0.0
+            start = max(free, job.arrival_s)
+            idle.append(start - free)
+            ends.append(start + self.service_s)
+            log.admit(job.request_id, start)
+            log.first_output(job.request_id, ends[-1])
+            log.finish(job.request_id, ends[-1], 1)
+        tables = {REQUESTS: log.table, "work": {"idle_s": idle}}
+        return RunRecord(tables=tables, manifest={"obtained": "simulated", "dataset": asdict(workload.provenance)})
+
+
+class Md1:
+    name = "md1"
+    title = "M/D/1"
+    summary = "one server, constant service"
+    family = QUEUE
+
+    def prepare(self, cell: Cell) -> tuple[Server, Jobs]:
+        knobs = {name: value for name, value in cell.knobs if name != "basis"}
+        service_s, num = knobs.pop("service_s", 1.0), knobs.pop("num_prompts", 200)
+        for name, value in knobs.items():
+            raise UserError(f"{name}={value!r} has no effect with system='md1': leave it out")
+        assert isinstance(service_s, int | float)
+        assert isinstance(num, int)
+        require(service_s > 0, f"service_s={service_s} must be above 0 seconds")
+        require(cell.rate is not None, "rate: jobs need an arrival rate")
+        gaps = np.random.default_rng(cell.seed).exponential(1 / (cell.rate or 1), num)
+        times = np.cumsum(gaps).tolist()
+        jobs = tuple(Job(request_id=i, arrival_s=time_s) for i, time_s in enumerate(times))
+        checksum = hashlib.sha256(repr(times).encode()).hexdigest()
+        return Server(service_s=float(service_s)), Jobs(
+            requests=jobs, provenance=Origin(source="exponential gaps", checksum=checksum)
+        )
+
+
+MD1 = Md1()
+WORKSHOP = Platform(name="workshop", title="a workshop", executor="virtual", gpu=None)
+
+# -- a figure, and a paper with one claim ------------------------------------------------------------------------
+
+TITLE = "Mean wait of M/D/1 against load"
+SOURCE = "Pollaczek and Khinchine"
+PLATFORMS = (f"{__name__}:WORKSHOP",)
+LOADS = (0.3, 0.6, 0.8)
+
+
+def cells(view: View) -> list[Cell]:
+    return [
+        view.applied(
+            Cell(
+                figure="md1",
+                system=f"{__name__}:MD1",
+                dataset="jobs",
+                platform=f"{__name__}:WORKSHOP",
+                executor=view.platform.executor,
+                rate=load,
+                seed=seed,
+                knobs=(("service_s", 1.0), ("num_prompts", 20000)),
+            )
+        )
+        for load in LOADS
+        for seed in view.seeds
+    ]
+
+
+def waits(runs: Sequence[StoredRun]) -> list[tuple[float, float]]:
+    return [(run.cell.rate or 0.0, run.summary["queue_wait_s"]["mean"]) for run in runs]
+
+
+def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+    found = waits(runs)
+    with style.drawing():
+        figure, (axes,) = style.row_of_panels([TITLE])
+        axes.plot(*zip(*found, strict=True), marker="o", label="simulated")
+        style.compose(figure, [axes], title=TITLE, caption=["All runs simulated."], legend_columns=1)
+        files = style.save(figure, out, "md1")
+    csv = style.save_csv(out / "md1.csv", ("load", "wait_s"), found)
+    return Rendered(files=(*files, csv), columns=("load", "wait s"), rows=tuple((str(a), f"{b:.3f}") for a, b in found))
+
+
+def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    worst = max(abs(wait / (load / (2 * (1 - load))) - 1) for load, wait in waits(runs))
+    return [Finding(claim="md1-wait", value=100 * worst, obtained="simulated", how="largest error of the mean wait")]
+
+
+CLAIMS_YAML = """
+- id: md1-wait
+  paper: queueing
+  kind: stated
+  section: eq. 1
+  statement: the mean wait is rho / (2 (1 - rho)) service times
+  metric: queue_wait_s
+  expected: {value: 0, unit: "%"}
+  direction: equal
+  tolerance: {type: absolute, value: 10}
+  figure: md1
+  conditions: null
+"""
+"""What the test writes beside the runs."""
+
+
+def paper_at(claims: Path) -> Paper:
+    return Paper(
+        name="queueing", title="Queueing", package=__name__.rpartition(".")[0], figures={"md1": TITLE}, claims=claims
+    )
