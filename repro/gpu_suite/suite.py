@@ -1,30 +1,60 @@
-"""Runs the GPU suite's jobs in order, within a budget of seconds, and goes on next time where it stopped.
+"""Runs the GPU suite's cells and checks within a budget of seconds, and goes on next time where it stopped.
 
-What is done is stored as it ends: a cell as a run below ``runs``, any other job as ``<name>.json``. ``suite.json`` and
-``README.md`` say what was found, on which machine, and what is left.
+Everything is a stored run below ``runs``. ``suite.json`` says how far each is and how long it took, ``README.md`` what was
+found. After every job the folder is as it would be at the end, and ``export`` holds it as one archive.
 """
 
 from __future__ import annotations
 
 import json
+import tarfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from engines.errors import UserError
 from repro.files import replace_text
-from repro.gpu_suite.jobs import Job, JobFailedError, runs_of
-from repro.runs.provenance import Timing, collect, utc_now
-from repro.runs.store import Store
+from repro.gpu_suite.checks import Check
+from repro.gpu_suite.stages import Planned
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import DriveProgress
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.provenance import utc_now
+from repro.runs.store import Store, StoredRun
+from repro.runs.sweep import Sweep
 
-SCHEMA_VERSION = 1
-STATE, README = "suite.json", "README.md"
+SCHEMA_VERSION = 2
+STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
 """On what finished jobs of the kind say."""
+SLOWER_THAN_PEAK = 2.5
+"""Times datasheet peaks that a step is expected to take."""
+STEP_OVERHEAD_S, PREPARATION_S = 0.02, 15.0
+"""Expected of a step besides what the roofline charges, and of a cell before its first step."""
 
 Status = Literal["new", "started", "done", "failed"]
+
+
+class OverTimeError(RuntimeError):
+    """A job took longer than it may; what is left of the call goes to others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    stage: str
+    experiment: Experiment
+    estimate_s: float
+
+    @property
+    def name(self) -> str:
+        return self.experiment.cell.folder_name
+
+    @property
+    def kind(self) -> str:
+        """Estimates of one kind err alike."""
+        return self.experiment.cell.system
 
 
 @dataclass(kw_only=True)
@@ -32,7 +62,6 @@ class Entry:
     """What is known of a job; ``attempts`` counts starts that did not come to an end."""
 
     stage: str
-    kind: str
     status: Status = "new"
     attempts: int = 0
     estimate_s: float = 0.0
@@ -52,16 +81,52 @@ class Outcome:
     """Why nothing more was run, in one sentence."""
 
 
+def jobs_of(asked: Sequence[Planned], root: Path) -> list[Job]:
+    """Prepared: what cannot run is refused here, before anything does. What is not known to take long is looked up in
+    its simulated run, which is stored too."""
+    experiments = [prepare(each.cell) for each in asked]
+    unknown = [each.cell for each in asked if each.estimate_s is None]
+    simulated = dict(zip((cell.key for cell in unknown), _expected(unknown, root), strict=True))
+    return [
+        Job(
+            stage=each.stage,
+            experiment=experiment,
+            estimate_s=simulated[each.cell.key] if each.estimate_s is None else each.estimate_s,
+        )
+        for each, experiment in zip(asked, experiments, strict=True)
+    ]
+
+
+def _expected(cells: Sequence[Cell], root: Path) -> list[float]:
+    """Seconds, from the simulated run of each cell at what a card reaches of its peaks."""
+    left_out = ("weights", "device", "dtype", "profile_every")
+    rooflines = [
+        replace(cell, executor="roofline", knobs=tuple(knob for knob in cell.knobs if knob[0] not in left_out))
+        for cell in cells
+    ]
+    sweep = Sweep([prepare(cell) for cell in rooflines], Store(root / "expected"))
+    found = []
+    for outcome in sweep.run():
+        assert outcome.run is not None
+        summary = outcome.run.summary
+        last_arrival = max(outcome.run.record.requests["arrival_s"])
+        busy = SLOWER_THAN_PEAK * summary["busy_s"] + STEP_OVERHEAD_S * summary["num_steps"]
+        found.append(round(PREPARATION_S + max(last_arrival, busy), 1))
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """``now`` is a clock in seconds."""
+    """``now`` is a clock in seconds; ``on_done`` is called after every job, to say and draw what is known by then."""
 
     jobs: Sequence[Job]
     root: Path
     platform: str
     command: str
-    """That goes on."""
+    """Command that resumes the suite."""
+    export: Path | None = None
     on_line: Callable[[str], object] = print
+    on_done: Callable[[Suite], object] = lambda suite: None
     now: Callable[[], float] = time.monotonic
     entries: dict[str, Entry] = field(default_factory=dict)
 
@@ -70,25 +135,28 @@ class Suite:
         if path.is_file():
             self.entries.update(_read(path, self.platform))
         for job in self.jobs:
-            entry = self.entries.setdefault(job.name, Entry(stage=job.stage, kind=job.kind))
-            entry.estimate_s = job.estimate_s
-            if self.is_done(job):
-                entry.status = "done"
+            entry = self.entries.setdefault(job.name, Entry(stage=job.stage))
+            entry.stage, entry.estimate_s = job.stage, job.estimate_s
+            run = self.stored(job)
+            if run is not None:
+                entry.status = "done" if run.validity.valid else "failed"
             elif entry.status == "done":
                 entry.status = "new"
 
-    def is_done(self, job: Job) -> bool:
-        if job.cell is not None:
-            return Store(runs_of(self.root)).is_done(job.cell)
-        return self._result(job).get("ok") is True
+    @property
+    def store(self) -> Store:
+        return Store(self.root / "runs")
+
+    def stored(self, job: Job) -> StoredRun | None:
+        return self.store.find(job.experiment).run
 
     def expected_s(self, job: Job) -> float:
         """The estimate, as far off as the worst of the kind's finished jobs was; twice that for every attempt cut off."""
         ratios = [
             entry.elapsed_s / entry.estimate_s
-            for entry in self.entries.values()
-            if entry.kind == job.kind
-            and entry.status == "done"
+            for other in self.jobs
+            if other.kind == job.kind
+            and (entry := self.entries[other.name]).status == "done"
             and entry.elapsed_s is not None
             and entry.estimate_s > 0
         ]
@@ -96,39 +164,32 @@ class Suite:
         return job.estimate_s * factor * 2 ** self.entries[job.name].attempts
 
     def run(self, budget_s: float, *, began: float | None = None) -> Outcome:
-        """Jobs that failed before come last. The first job that does not fit into what is left of the budget, which
-        counts from ``began`` (on the suite's clock), ends the call."""
+        """Jobs in order, those that failed before last; one that does not fit into what is left is skipped. The budget
+        counts from ``began`` (on the suite's clock)."""
         began, ran = self.now() if began is None else began, 0
         failed: list[str] = []
-        waiting: list[str] = []
-        stopped = "everything is done"
-        open_jobs = [job for job in self.jobs if self.entries[job.name].status != "done"]
-        for job in sorted(open_jobs, key=lambda job: self.entries[job.name].status == "failed"):
-            left = budget_s - (self.now() - began)
-            expected = self.expected_s(job)
-            if unmet := [name for name in job.needs if self.entries[name].status != "done"]:
-                waiting.append(f"{job.name} waits for {len(unmet)} runs")
-                continue
-            if expected > budget_s:
-                waiting.append(f"{job.name} is expected to take {expected:.0f} s: it needs a --budget of that")
-                continue
+        skipped: list[str] = []
+        stopped = None
+        self._close()
+        todo = [job for job in self.jobs if self.entries[job.name].status != "done"]
+        for job in sorted(todo, key=lambda job: self.entries[job.name].status == "failed"):
+            left, expected = budget_s - (self.now() - began), self.expected_s(job)
             if expected > left:
-                stopped = f"{job.name} is expected to take {expected:.0f} s and {left:.0f} s are left"
-                break
+                skipped.append(f"{job.name} is expected to take {expected:.0f} s and {max(0.0, left):.0f} s are left")
+                continue
             self.on_line(f"[{job.stage}] {job.name}: {expected:.0f} s expected")
             ran += 1
             reason = self._run_one(job, left)
+            self._close()
             if reason is not None:
                 failed.append(job.name)
                 if "CUDA error" in reason:
                     stopped = "a CUDA error ends the process's use of the device; the same command goes on in a new one"
                     break
-        else:
-            if waiting:
-                stopped = "; ".join(waiting)
-            elif failed:
-                stopped = "every job was tried"
-        return self._close(ran, tuple(failed), stopped)
+        if stopped is None:
+            stopped = skipped[0] if skipped else "every job was tried" if failed else "everything is done"
+            stopped += f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+        return self._outcome(ran, tuple(failed), stopped)
 
     def _run_one(self, job: Job, left_s: float) -> str | None:
         """None, or why it failed."""
@@ -136,142 +197,81 @@ class Suite:
         entry.attempts += 1
         entry.status = "started"
         self._save()
-        began, started = self.now(), utc_now()
+        began = self.now()
+
+        def watch(experiment: Experiment, progress: DriveProgress) -> None:
+            if self.now() - began > left_s:
+                raise OverTimeError(
+                    f"not over after {left_s:.0f} s, with {progress.num_closed} of {progress.num_total} requests"
+                )
+
+        experiment = job.experiment
+        if isinstance(experiment.deployment, Check):
+            experiment = replace(experiment, deployment=replace(experiment.deployment, limit_s=left_s))
         reason: str | None = None
         try:
-            facts: Mapping[str, Any] = job.run(left_s)
-        except JobFailedError as error:
-            reason, facts = str(error), error.facts
+            (outcome,) = Sweep([experiment], self.store, force=True).run(on_step=watch)
+            assert outcome.run is not None
+            entry.note = _note(outcome.run)
+            reason = None if outcome.run.validity.valid else "; ".join(outcome.run.validity.reasons)
         except UserError as error:
-            reason, facts = str(error), {}
+            reason = str(error)
         except Exception as error:
-            reason, facts = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}", {}
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
         elapsed = self.now() - began
-        entry.attempts = 0
+        # One that ran over its time comes again with twice the time.
+        entry.attempts = entry.attempts if reason is not None and reason.startswith("OverTimeError") else 0
         entry.status = "done" if reason is None else "failed"
         entry.elapsed_s, entry.finished_utc = round(elapsed, 2), utc_now()
-        entry.note = reason or str(facts.get("note", ""))
-        if job.cell is None:
-            timing = Timing(started_utc=started, finished_utc=entry.finished_utc, elapsed_s=elapsed)
-            value = {
-                "ok": reason is None,
-                "reason": reason,
-                **facts,
-                "provenance": collect(obtained="measured", timing=timing),
-            }
-            replace_text(self._file(job), _text(value))
-        self._save()
+        entry.note = reason or entry.note
         self.on_line(
             f"[{job.stage}] {job.name}: {entry.status} in {elapsed:.1f} s{f', {entry.note}' if entry.note else ''}"
         )
         return reason
 
-    def _close(self, ran: int, failed: tuple[str, ...], stopped: str) -> Outcome:
+    def _outcome(self, ran: int, failed: tuple[str, ...], stopped: str) -> Outcome:
         left = [job for job in self.jobs if self.entries[job.name].status in ("new", "started")]
         left_s = sum(self.expected_s(job) for job in left)
+        return Outcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
+
+    def _close(self) -> None:
+        """What is known, in the files: now, and in the archive."""
         self._save()
-        outcome = Outcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
-        replace_text(self.root / README, self._readme(outcome))
-        return outcome
-
-    def _file(self, job: Job) -> Path:
-        return self.root / f"{job.name}.json"
-
-    def _result(self, job: Job) -> Mapping[str, Any]:
-        path = self._file(job)
-        if not path.is_file():
-            return {}
-        try:
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        self.on_done(self)
+        if self.export is not None:
+            self.export.mkdir(parents=True, exist_ok=True)
+            partial = self.export / f".{ARCHIVE}.partial"
+            with tarfile.open(partial, "w:gz") as archive:
+                archive.add(self.root, arcname=self.root.name, filter=_kept)
+            partial.replace(self.export / ARCHIVE)
 
     def _save(self) -> None:
-        now = utc_now()
-        timing = Timing(started_utc=now, finished_utc=now, elapsed_s=0.0)
         value = {
             "schema_version": SCHEMA_VERSION,
             "platform": self.platform,
             "command": self.command,
-            "provenance": collect(obtained="measured", timing=timing),
             "jobs": {name: asdict(entry) for name, entry in self.entries.items()},
         }
-        replace_text(self.root / STATE, _text(value))
+        replace_text(self.root / STATE, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
-    # -- the summary ------------------------------------------------------------------------
 
-    def _readme(self, outcome: Outcome) -> str:
-        now = utc_now()
-        origin = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
-        gpu, git = origin["gpu"] or {}, origin["git"]
-        machine = gpu.get("name") or origin["cpu"]["model"] or "an unnamed CPU"
-        lines = [
-            f"# GPU suite on platform {self.platform}",
-            "",
-            f"Written by `repro gpu-suite`, last on {now}. Every number is measured; each run's `provenance.json` names its own "
-            f"machine and commit.",
-            "",
-            f"- machine: {machine}, driver {gpu.get('driver') or 'none'}, CUDA {gpu.get('cuda') or 'none'}",
-            f"- torch {origin['libraries']['torch']}, Python {origin['python']}",
-            f"- commit {git['commit'] or 'unknown'}{', with changes' if git['dirty'] else ''}",
-            "- LLaDA-8B runs with random weights: its speed does not depend on them, its answers would",
-            "",
-            "| stage | done | failed | left | s |",
-            "|---|---|---|---|---|",
-        ]
-        for stage in dict.fromkeys(job.stage for job in self.jobs):
-            own = [self.entries[job.name] for job in self.jobs if job.stage == stage]
-            counts = [
-                sum(entry.status in names for entry in own) for names in (("done",), ("failed",), ("new", "started"))
-            ]
-            lines.append(
-                f"| {stage} | {' | '.join(map(str, counts))} | {sum(entry.elapsed_s or 0 for entry in own):.0f} |"
-            )
-        lines += [
-            "",
-            *self._findings(),
-            f"Left: {len(outcome.left)} jobs, about {outcome.left_s:.0f} s. To go on:",
-            "",
-            f"    {self.command}",
-            "",
-        ]
-        return "\n".join(lines)
+def _note(run: StoredRun) -> str:
+    summary = run.summary
+    if "note" in summary:
+        return str(summary["note"])
+    speed = summary["throughput_tok_s"]
+    return "-" if speed is None else f"{speed:.1f} tok/s"
 
-    def _findings(self) -> list[str]:
-        """What jobs other than runs said, then throughput at saturation."""
-        said = [
-            f"- {job.name}: {self.entries[job.name].status}, {self.entries[job.name].note}"
-            for job in self.jobs
-            if (job.cell is None or self.entries[job.name].status == "failed") and self.entries[job.name].note
-        ]
-        rows = []
-        for job in self.jobs:
-            if job.stage == "throughput" and job.cell is not None and self.entries[job.name].status == "done":
-                run = Store(runs_of(self.root)).load(job.cell, with_steps=False)
-                limit = run.record.manifest["facts"].get("enforced_memory_bytes") or job.cell.knob_values.get(
-                    "memory_bytes"
-                )
-                size = "all" if limit is None else f"{float(limit) / 1e9:.3g} GB"
-                speed = run.summary["throughput_tok_s"]
-                rows.append(
-                    f"| {job.cell.dataset} | {size} | {job.cell.system} | {'-' if speed is None else f'{speed:.1f}'} | "
-                    f"{run.record.num_requests} | {'yes' if run.validity.valid else 'NO'} |"
-                )
-        table = [
-            "Throughput at saturation, all requests there at once:",
-            "",
-            "| data set | memory | system | tok/s | requests | valid |",
-            "|---|---|---|---|---|---|",
-            *rows,
-            "",
-        ]
-        return [*said, *([""] if said else []), *(table if rows else [])]
+
+def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Without what is half written, and without simulated runs, which any machine makes again."""
+    parts = Path(member.name).parts
+    return None if parts[-1].startswith(".") or parts[1:2] == ("expected",) else member
 
 
 def _read(path: Path, platform: str) -> dict[str, Entry]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, holds = value["schema_version"], value["platform"]
         entries = {name: Entry(**entry) for name, entry in value["jobs"].items()} if version == SCHEMA_VERSION else {}
     except (ValueError, KeyError, TypeError) as error:
@@ -279,7 +279,3 @@ def _read(path: Path, platform: str) -> dict[str, Entry]:
     if holds != platform:
         raise UserError(f"result_dir={str(path.parent)!r} holds the suite of platform {holds}: give another folder")
     return entries
-
-
-def _text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

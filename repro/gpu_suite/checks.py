@@ -1,0 +1,268 @@
+"""Checks as runs: tests, goldens, agreement and benchmarks go through the store like any cell, so that they resume, know
+their code and say where they were made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from engines.errors import UserError
+from repro.paths import REPO
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import OnProgress
+from repro.runs.family import Family
+from repro.runs.metrics import Metric
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
+from repro.systems.dllm.part import DllmPart
+from repro.systems.platforms import platform
+
+Facts = Mapping[str, Any]
+
+
+def _passed(record: RunRecord) -> Iterator[str]:
+    if (reason := record.facts["failed"]) is not None:
+        yield reason
+
+
+CHECK = Family(
+    name="check",
+    serves=False,
+    metrics=(Metric("note", "-", "what it found, in a clause", "never", lambda record: record.facts["note"]),),
+    checks=(_passed,),
+)
+
+
+@dataclass(frozen=True)
+class NoRequests:
+    checksum: str = ""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    provenance: NoRequests = field(default_factory=NoRequests)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(ABC):
+    """One check, configured. ``look`` returns facts, with ``note``, and ``failed`` where it found a fault."""
+
+    code: ClassVar[tuple[str, ...]] = ("repro.systems.dllm.on_torch",)
+    device: str
+    limit_s: float = 3600.0
+    """A process of its own is ended after this time."""
+    obtained: ClassVar[Obtained] = "measured"
+    basis: ClassVar[str] = ""
+    facts: ClassVar[Facts] = {}
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return type(self).__module__, *self.code
+
+    def check_machine(self) -> None:
+        from engines.models.loader import check_device
+
+        check_device(self.device)
+
+    def run(self, workload: Nothing, on_progress: OnProgress | None = None) -> RunRecord:
+        from repro.systems.dllm.on_torch import release
+
+        # Another process, or a larger model, has to find room.
+        release(self.device)
+        found = {"failed": None, **self.look()}
+        return RunRecord(
+            tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
+            manifest={"obtained": self.obtained, "device": self.device, "facts": found},
+        )
+
+    @abstractmethod
+    def look(self) -> Facts: ...
+
+
+@dataclass(frozen=True)
+class CheckSystem:
+    """Knobs of a cell are the check's fields."""
+
+    name: str
+    check: type[Check]
+    family: ClassVar[Family] = CHECK
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def summary(self) -> str:
+        return str(self.check.__doc__)
+
+    def prepare(self, cell: Cell) -> tuple[Check, Nothing]:
+        knobs = {name: value for name, value in cell.knobs if name != "basis"}
+        try:
+            return self.check(device=platform(cell.platform).part(DllmPart).device, **knobs), Nothing()  # type: ignore[arg-type]
+        except TypeError as error:
+            raise UserError(f"check {self.name!r}: {error}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTests(Check):
+    """The tests marked gpu, in a process of their own."""
+
+    paths: str = "tests"
+    """Separated by blanks."""
+
+    def look(self) -> Facts:
+        done = _process(
+            [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *self.paths.split()], self.limit_s
+        )
+        facts = {"returncode": done.returncode, "output": done.stdout[-4000:], "note": _last_line(done)}
+        if done.returncode == 5:
+            return {**facts, "note": "no test is marked gpu"}
+        return {**facts, "failed": _last_line(done) if done.returncode else None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goldens(Check):
+    """Golden cases in float32 on the device, token by token."""
+
+    code = ("repro.systems.dllm.on_torch", "repro.checks.goldens")
+    per_method: int = 0
+    """Cases of each method; 0 is all."""
+
+    def look(self) -> Facts:
+        from repro.checks.goldens import GOLDEN_DIR, METHODS, read_cases, verify
+
+        cases = [case for case in read_cases(GOLDEN_DIR) if case.required]
+        chosen = [
+            case for name in METHODS for case in [c for c in cases if c.method == name][: self.per_method or None]
+        ]
+        results = verify(chosen, device=self.device)
+        methods = {
+            name: {"cases": len(own), "passed": sum(result.passed for result in own)}
+            for name in METHODS
+            if (own := [result for result in results if result.case.method == name])
+        }
+        differences = {result.case.id: result.difference for result in results if not result.passed}
+        passed = len(results) - len(differences)
+        facts = {
+            "dtype": "float32",
+            "cases": len(results),
+            "passed": passed,
+            "methods": methods,
+            "differences": differences,
+            "note": f"{passed} of {len(results)} cases",
+        }
+        if differences:
+            name, difference = next(iter(differences.items()))
+            facts["failed"] = (
+                f"{len(differences)} of {len(results)} golden cases differ, the first: {name}: {difference}"
+            )
+        return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Check):
+    """How often bfloat16 picks another token than float32."""
+
+    code = ("repro.systems.dllm.on_torch", "repro.checks.agreement")
+    model: str
+    weights: str
+    prompts_of: str
+    """Platform whose prompts are asked."""
+    num_prompts: int
+
+    def look(self) -> Facts:
+        from repro.checks.agreement import load_pair, top1_agreement
+        from repro.runs.experiment import prepare
+
+        random = (("weights", "random"),) if self.weights == "random" else ()
+        cell = Cell(
+            system="dllm-serve",
+            dataset="burst",
+            platform=self.prompts_of,
+            executor="torch",
+            rate=None,
+            seed=0,
+            knobs=(("num_prompts", self.num_prompts), *random),
+        )
+        requests = prepare(cell).workload.requests
+        exact, rounded = load_pair(self.model, weights=self.weights, device=self.device)  # type: ignore[arg-type]
+        found = top1_agreement(exact, rounded, requests).to_dict()
+        return {
+            "model": self.model,
+            "weights": self.weights,
+            **found,
+            "note": f"{100 * found['share']:.2f} % of {found['n']} masked positions",
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Check):
+    """One of the scripts in ``benchmarks``, in a process of its own; its rows are facts."""
+
+    script: str
+    options: str = ""
+    """Separated by blanks."""
+
+    def look(self) -> Facts:
+        import json
+
+        with tempfile.TemporaryDirectory(prefix="repro-benchmark-") as folder:
+            rows = Path(folder, "rows.json")
+            script = str(REPO / "benchmarks" / f"{self.script}.py")
+            options = ["--device", self.device, "--json", str(rows), *self.options.split()]
+            done = _process([sys.executable, script, *options], self.limit_s)
+            found = json.loads(rows.read_text(encoding="utf-8")) if rows.is_file() else None
+        lines = done.stdout.strip().splitlines()
+        return {
+            "returncode": done.returncode,
+            "output": (done.stdout + done.stderr)[-4000:],
+            "rows": found,
+            "note": lines[0] if lines else "no output",
+            "failed": _last_line(done) if done.returncode else None,
+        }
+
+
+GPU_TESTS = CheckSystem("gpu-tests", GpuTests)
+GOLDENS = CheckSystem("goldens", Goldens)
+AGREEMENT = CheckSystem("agreement", Agreement)
+BENCHMARK = CheckSystem("benchmark", Benchmark)
+
+
+def check_cell(name: str, where: str, **knobs: Any) -> Cell:
+    """``name`` is one of the systems above."""
+    return Cell(
+        system=f"{__name__}:{name}",
+        dataset="none",
+        platform=where,
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+
+
+def _process(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, (str(REPO), os.environ.get("PYTHONPATH"))))
+    try:
+        return subprocess.run(
+            command,
+            cwd=REPO,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=max(1.0, limit_s),
+        )
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"{' '.join(command[1:3])} did not end within {limit_s:.0f} s: give it more time") from error
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"

@@ -1,0 +1,216 @@
+"""What the GPU suite measures: cells and checks in order of worth, each with the seconds it should take.
+
+Sizes are the paper's but for the number of requests, which saturates the card, so that a cell of LLaDA-8B takes a minute or
+two on an H200; ``cpu-tiny`` runs the same stages at a size for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from repro.gpu_suite.checks import check_cell
+from repro.reports.figures import View, default_reading, figure
+from repro.runs.cell import Cell, Scalar
+from repro.systems.dllm.part import DllmPart
+from repro.systems.dllm.settings import default_profile_every
+from repro.systems.platforms import GB, MIB, Platform, platform
+
+OURS = "dllm-serve"
+COMPARED = (OURS, "fast-dllm", "sparse-dllm", "dllm-cache")
+"""Fast-dLLM with its dual cache, its default."""
+
+FIRST = ("tests", "throughput", "step", "small-card", "burst", "profile")
+"""Stages of the first minutes on a card, in this order; the suite has them first too."""
+
+Knobs = Mapping[str, Scalar]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A cell of a stage; ``estimate_s`` None is what its simulated run says."""
+
+    stage: str
+    cell: Cell
+    estimate_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A figure to draw once all its runs are there."""
+
+    name: str
+    view: View
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """Requests of a data set, all there at once."""
+
+    dataset: str
+    num_prompts: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Sizes of the suite on one platform."""
+
+    where: Platform
+    knobs: Knobs
+    """Of every cell."""
+    saturating: Load
+    second: Load
+    small_card: tuple[Load, Knobs]
+    """Another memory: its load, and what all systems get; the packed one the smaller token budget besides."""
+    packed_small: Knobs
+    models: Mapping[str, Mapping[str, Knobs]]
+    """Shapes beside the platform's own model, each saturated: with knobs of single systems."""
+    tests: str | None
+    """Folders and files of the tests marked gpu; None where there are none."""
+    golden_per_method: int
+    agreement: tuple[tuple[str, str, str], ...]
+    """(model, weights, platform of its prompts)."""
+    agreement_prompts: int
+    benchmarks: Mapping[str, str]
+    """Script -> its options."""
+    step_benchmark: str
+    figures: Mapping[str, tuple[tuple[float, ...], int]]
+    """Name -> rates, the saturated one first, and requests per run."""
+    cell_s: float | None = None
+    """Of a cell where no roofline tells."""
+    check_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def scale_of(name: str) -> Scale:
+    where = platform(name)
+    return _tiny(where) if where.gpu is None else _card(where)
+
+
+def _card(where: Platform) -> Scale:
+    part = where.part(DllmPart)
+    rates = (part.rates[-1], part.rates[1])
+    return Scale(
+        where=where,
+        knobs={"weights": "random"},
+        saturating=Load(dataset="osc", num_prompts=256),
+        second=Load(dataset="burst", num_prompts=256),
+        small_card=(Load(dataset="osc", num_prompts=64), {"memory_limit": 24 * GB}),
+        # The paper's token budget on its 24 GB card (Table 3).
+        packed_small={"max_num_batched_tokens": 4000},
+        # What dLLM-Cache does on Dream unless told otherwise lets members of a static batch fall out of step.
+        models={"dream-7b": {"dllm-cache": {"alg": "entropy"}}},
+        tests="tests/gpu",
+        golden_per_method=0,
+        # In both precisions at once the full-size model takes 48 GB, and its float32 copy is made beside it.
+        agreement=(
+            ("tiny", "checkpoint", "cpu-tiny"),
+            *((("llada-8b", "random", where.name),) if part.memory_bytes >= 64 * GB else ()),
+        ),
+        agreement_prompts=16,
+        benchmarks={"peaks": "", "attention": "", "kernels": "", "logits": "--model llada-8b"},
+        step_benchmark="--model llada-8b --batch 1 16 64 256 --length 512",
+        figures=dict.fromkeys(("fig3", "fig4", "fig5", "table4", "fig7", "fig8", "growth"), (rates, 64)),
+        check_s={"tests": 120.0, "goldens": 90.0, "agreement": 30.0, "benchmark": 60.0},
+    )
+
+
+def _tiny(where: Platform) -> Scale:
+    return Scale(
+        where=where,
+        knobs={"gen_length": 16, "steps": 16},
+        saturating=Load(dataset="osc", num_prompts=4),
+        second=Load(dataset="burst", num_prompts=2),
+        small_card=(Load(dataset="osc", num_prompts=2), {"memory_limit": 48 * MIB}),
+        packed_small={"max_num_batched_tokens": 512},
+        models={},
+        tests=None,
+        golden_per_method=1,
+        agreement=(("tiny", "checkpoint", "cpu-tiny"),),
+        agreement_prompts=2,
+        benchmarks={"peaks": ""},
+        step_benchmark="--batch 1 2 --length 64 --repeats 2",
+        figures={"table4": ((8.0,), 2)},
+        cell_s=3.0,
+        check_s={"goldens": 5.0, "agreement": 3.0, "benchmark": 10.0},
+    )
+
+
+def stages(scale: Scale) -> list[Planned]:
+    """In the order of worth; a cell that several stages ask for is run in the first."""
+    first: dict[str, Planned] = {}
+    for asked in _all(scale):
+        first.setdefault(asked.cell.key, asked)
+    return list(first.values())
+
+
+def _all(scale: Scale) -> Iterator[Planned]:
+    small, small_knobs = scale.small_card
+    if scale.tests is not None:
+        yield _check(scale, "tests", "GPU_TESTS", "tests", paths=scale.tests)
+    yield from _saturated(scale, "throughput", scale.saturating, {})
+    for model, own in scale.models.items():
+        yield from _saturated(scale, "throughput", scale.saturating, {"model": model}, own)
+    yield _check(scale, "step", "BENCHMARK", "benchmark", script="step", options=scale.step_benchmark)
+    yield from _saturated(scale, "small-card", small, small_knobs, {OURS: scale.packed_small})
+    yield from _saturated(scale, "burst", scale.second, {})
+    every = default_profile_every(scale.where.part(DllmPart).device)
+    # A run of its own: profiling disturbs.
+    yield _cell(scale, "profile", OURS, scale.saturating, {"profile_every": every})
+    for script, options in scale.benchmarks.items():
+        yield _check(scale, "kernels", "BENCHMARK", "benchmark", script=script, options=options)
+    yield _check(scale, "goldens", "GOLDENS", "goldens", per_method=scale.golden_per_method)
+    for model, weights, prompts_of in scale.agreement:
+        yield _check(
+            scale,
+            "agreement",
+            "AGREEMENT",
+            "agreement",
+            model=model,
+            weights=weights,
+            prompts_of=prompts_of,
+            num_prompts=scale.agreement_prompts,
+        )
+    for drawn in figures(scale):
+        yield from (Planned(stage="figures", cell=cell, estimate_s=scale.cell_s) for cell in drawn.cells)
+
+
+def _check(scale: Scale, stage: str, name: str, kind: str, **knobs: Scalar) -> Planned:
+    cell = check_cell(name, scale.where.name, **knobs)
+    return Planned(stage=stage, cell=cell, estimate_s=scale.check_s[kind])
+
+
+def _saturated(
+    scale: Scale, stage: str, load: Load, knobs: Knobs, own: Mapping[str, Knobs] | None = None
+) -> Iterable[Planned]:
+    """Every system, in one run of the suite; ``own`` are knobs of single ones."""
+    for system in COMPARED:
+        yield _cell(scale, stage, system, load, {**knobs, **(own or {}).get(system, {})})
+
+
+def _cell(scale: Scale, stage: str, system: str, load: Load, knobs: Knobs) -> Planned:
+    cell = Cell(
+        figure="saturation",
+        system=system,
+        dataset=load.dataset,
+        platform=scale.where.name,
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple({**scale.knobs, "num_prompts": load.num_prompts, **knobs}.items()),
+    )
+    return Planned(stage=stage, cell=cell, estimate_s=scale.cell_s)
+
+
+def figures(scale: Scale) -> Sequence[Drawn]:
+    """Measured on the platform, whatever its default."""
+    drawn = []
+    for name, (rates, num_prompts) in scale.figures.items():
+        where = replace(scale.where, executor="torch").with_part(DllmPart, rates=tuple(sorted(rates)))
+        knobs = {"num_prompts": num_prompts, **scale.knobs}
+        view = View(platform=where, reading=default_reading(where), knobs=tuple(knobs.items()))
+        order = {rate: i for i, rate in enumerate(rates)}
+        cells = [view.applied(cell) for cell in figure(name).load().cells(view)]
+        cells.sort(key=lambda cell: 0 if cell.rate is None else order[cell.rate])
+        drawn.append(Drawn(name=name, view=view, cells=tuple(cells)))
+    return drawn

@@ -1,0 +1,166 @@
+"""Checks as runs: what they find is stored like any run, and a fault makes it INVALID."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.errors import UserError
+from repro.gpu_suite import checks
+from repro.gpu_suite.checks import CHECK, Benchmark, Goldens, GpuTests, check_cell
+from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.store import Store, StoredRun
+from repro.runs.sweep import Sweep
+from repro.systems.dllm import on_torch
+
+
+def told(**knobs: Any) -> Experiment:
+    cell = Cell(
+        system="support.fake_checks:TOLD",
+        dataset="none",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+    return prepare(cell)
+
+
+def run_of(experiment: Experiment, root: Path) -> StoredRun:
+    Sweep([experiment], Store(root)).run()
+    return Store(root).load(experiment)
+
+
+def test_what_a_check_found_is_stored(tmp_path: Path) -> None:
+    run = run_of(told(finds="all is well"), tmp_path)
+    assert run.validity.valid
+    assert run.summary == {"note": "all is well"}
+    assert run.facts["note"] == "all is well"
+    assert (run.manifest["family"], run.obtained, run.record.num_requests) == ("check", "measured", 0)
+    assert run.manifest["facts"]["device"] == "cpu"
+
+
+def test_a_fault_makes_it_invalid(tmp_path: Path) -> None:
+    run = run_of(told(finds="a token", fails=True), tmp_path)
+    assert run.validity.reasons == ("a token is wrong",)
+    assert run.summary["note"] == "a token"
+
+
+def test_knobs_are_fields_and_part_of_the_key(tmp_path: Path) -> None:
+    assert told(finds="a").cell.key != told(finds="b").cell.key
+    with pytest.raises(UserError, match=r"check 'told': .*unexpected keyword argument 'colour'"):
+        told(colour="red")
+    with pytest.raises(UserError, match=r"check 'goldens': .*'cases'"):
+        prepare(check_cell("GOLDENS", "cpu-tiny", cases=3))
+
+
+def test_a_check_says_what_device_it_needs() -> None:
+    import torch
+
+    experiment = prepare(check_cell("GOLDENS", "h200"))
+    assert experiment.deployment.device == "cuda"  # type: ignore[attr-defined]
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="device='cuda': this machine has no CUDA device"):
+            experiment.deployment.check_machine()
+
+
+def test_the_device_is_free_before_a_check_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A model that the last cell has left, and the limit it was held to."""
+    limits: list[tuple[str, int | None]] = []
+    monkeypatch.setattr(on_torch, "limit_memory", lambda device, limit: limits.append((device.type, limit)))
+    on_torch.load("tiny", "float32", "cpu", "checkpoint")
+    assert on_torch.load.cache_info().currsize > 0
+    run_of(told(), tmp_path)
+    assert on_torch.load.cache_info().currsize == 0
+    assert limits == [("cpu", None)]
+
+
+# ---- tests and benchmarks, in processes of their own --------------------------------------------
+
+GPU_TEST = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    assert {}\n"
+
+
+def looked(check: checks.Check) -> dict[str, Any]:
+    return dict(check.look())
+
+
+@pytest.mark.parametrize(
+    ("text", "failed", "note"),
+    [
+        (GPU_TEST.format("True"), False, "1 passed"),
+        (GPU_TEST.format("False"), True, "1 failed"),
+        ("def test_it():\n    assert False\n", False, "no test is marked gpu"),
+    ],
+    ids=["passes", "fails", "none"],
+)
+def test_tests_of_a_card(tmp_path: Path, text: str, failed: bool, note: str) -> None:
+    path = tmp_path / "test_card.py"
+    path.write_text(text)
+    found = looked(GpuTests(device="cpu", paths=str(path)))
+    assert note in found["note"]
+    assert (found.get("failed") is not None) == failed
+    assert not failed or note in found["failed"]
+    assert not list(tmp_path.glob("**/.pytest_cache"))
+
+
+def test_a_benchmark_leaves_its_rows() -> None:
+    found = looked(Benchmark(device="cpu", script="peaks"))
+    (row,) = found["rows"]["rows"]
+    assert row["flops_per_s"] > 0
+    assert found["rows"]["device"] == "cpu"
+    assert "TFLOP/s" in found["note"]
+    assert found["failed"] is None
+
+
+def test_a_benchmark_that_fails_says_why() -> None:
+    found = looked(Benchmark(device="cpu", script="peaks", options="--colour red"))
+    assert found["returncode"] == 2
+    assert "unrecognized arguments: --colour red" in found["failed"]
+    assert found["rows"] is None
+
+
+def test_a_process_of_its_own_ends_with_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "test_card.py"
+    path.write_text("import pytest, time\n@pytest.mark.gpu\ndef test_it():\n    time.sleep(600)\n")
+    with pytest.raises(UserError, match="did not end within 1 s: give it more time"):
+        looked(GpuTests(device="cpu", paths=str(path), limit_s=1.0))
+
+
+# ---- goldens and agreement ----------------------------------------------------------------------
+
+
+def test_goldens_that_differ_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from repro.checks import goldens
+    from repro.checks.goldens import METHODS
+
+    found = looked(Goldens(device="cpu", per_method=1))
+    assert found["passed"] == found["cases"] == sum(entry["cases"] for entry in found["methods"].values())
+    assert set(found["methods"]) <= set(METHODS)
+    assert "failed" not in found
+    assert found["note"] == f"{found['cases']} of {found['cases']} cases"
+
+    replay, wrong = goldens.replay, list[str]()
+
+    def replayed(case: goldens.GoldenCase, *, device: str) -> goldens.CaseResult:
+        result = replay(case, device=device)
+        if wrong:
+            return result
+        wrong.append(case.id)
+        return replace(result, token_ids=(-1, *result.token_ids[1:]))
+
+    monkeypatch.setattr(goldens, "replay", replayed)
+    spoilt = looked(Goldens(device="cpu", per_method=1))
+    assert spoilt["passed"] == spoilt["cases"] - 1
+    (difference,) = spoilt["differences"].values()
+    assert spoilt["differences"].keys() == {wrong[0]}
+    assert difference.startswith("token 0 is -1, recorded ")
+    assert spoilt["failed"] == (f"1 of {spoilt['cases']} golden cases differ, the first: {wrong[0]}: {difference}")
+
+
+def test_checks_have_no_metrics_of_requests() -> None:
+    assert [metric.name for metric in CHECK.all_metrics] == ["note"]

@@ -1,0 +1,142 @@
+"""What the GPU suite measures, in which order, and how long it expects that to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from repro.gpu_suite.checks import CHECK
+from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, stages
+from repro.gpu_suite.suite import PREPARATION_S, Job, jobs_of
+from repro.runs.cell import Cell
+from repro.systems.dllm.deployment import Deployment
+from repro.systems.platforms import GB, MIB
+
+CARDS = ("h200", "l40s", "rtx4090")
+ALL = ("tests", "throughput", "step", "small-card", "burst", "profile", "kernels", "goldens", "agreement", "figures")
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
+    return jobs_of(stages(scale_of("h200")), tmp_path_factory.mktemp("h200"))
+
+
+def served(jobs: Sequence[Job], stage: str) -> list[Cell]:
+    """Cells of a stage that serve requests."""
+    return [job.experiment.cell for job in jobs if job.stage == stage and job.experiment.family is not CHECK]
+
+
+def asked_of(asked: Sequence[Planned], stage: str) -> list[Cell]:
+    return [each.cell for each in asked if each.stage == stage]
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_stages_come_in_order_of_worth(name: str) -> None:
+    asked = stages(scale_of(name))
+    assert tuple(dict.fromkeys(each.stage for each in asked)) == ALL
+    assert ALL[: len(FIRST)] == FIRST
+    assert len({each.cell.key for each in asked}) == len(asked)
+
+
+def test_the_small_suite_has_every_stage_but_tests() -> None:
+    asked = stages(scale_of("cpu-tiny"))
+    assert tuple(dict.fromkeys(each.stage for each in asked)) == ALL[1:]
+    assert all(each.estimate_s is not None for each in asked)
+    assert {cell.knob_values["memory_limit"] for cell in asked_of(asked, "small-card")} == {48 * MIB}
+
+
+def test_everything_can_be_prepared_without_a_card(h200: list[Job]) -> None:
+    assert len(h200) == len(stages(scale_of("h200"))) > 90
+    for job in h200:
+        assert job.experiment.is_measured
+        assert job.experiment.cell.platform == "h200"
+        assert job.experiment.cell.executor == "torch"
+        deployment = job.experiment.deployment
+        if isinstance(deployment, Deployment):
+            on = deployment.settings.on
+            assert (on.device, on.dtype, on.weights) == ("cuda", "bfloat16", "random")
+
+
+@pytest.mark.parametrize("name", CARDS[1:])
+def test_other_cards_can_be_prepared_too(name: str) -> None:
+    from repro.runs.experiment import prepare
+
+    asked = stages(scale_of(name))
+    assert {prepare(each.cell).cell.platform for each in asked if each.stage != "figures"} == {name}
+
+
+def test_all_systems_are_compared_side_by_side(h200: list[Job]) -> None:
+    """One after the other on the same load, so that a call that ends early has whole comparisons."""
+    throughput = served(h200, "throughput")
+    assert [cell.system for cell in throughput] == [*COMPARED, *COMPARED]
+    assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in throughput} == {("osc", None, 256)}
+    assert [c.knob_values.get("model") for c in throughput] == [None] * 4 + ["dream-7b"] * 4
+    burst = served(h200, "burst")
+    assert [cell.system for cell in burst] == [*COMPARED]
+    assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in burst} == {("burst", None, 256)}
+
+
+def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200: list[Job]) -> None:
+    small = served(h200, "small-card")
+    assert [cell.system for cell in small] == [*COMPARED]
+    assert {cell.knob_values["memory_limit"] for cell in small} == {24 * GB}
+    assert [cell.knob_values.get("max_num_batched_tokens") for cell in small] == [4000, None, None, None]
+
+
+def test_the_profiled_run_is_one_of_its_own(h200: list[Job]) -> None:
+    (profiled,) = served(h200, "profile")
+    plain = served(h200, "throughput")[0]
+    assert profiled.knob_values["profile_every"] == 7
+    ignored = {"basis", "profile_every"}
+    knobs = [{k: v for k, v in cell.knobs if k not in ignored} for cell in (profiled, plain)]
+    assert knobs[0] == knobs[1]
+    assert profiled.system == plain.system == "dllm-serve"
+
+
+@pytest.mark.parametrize(
+    ("name", "models"), [("h200", ["tiny", "llada-8b"]), ("l40s", ["tiny"]), ("rtx4090", ["tiny"])]
+)
+def test_both_precisions_at_once_only_where_they_fit(name: str, models: list[str]) -> None:
+    cells = asked_of(stages(scale_of(name)), "agreement")
+    assert [cell.knob_values["model"] for cell in cells] == models
+
+
+def test_every_benchmark_is_a_script(h200: list[Job]) -> None:
+    from repro.paths import REPO
+
+    scripts = {job.experiment.cell.knob_values.get("script") for job in h200} - {None}
+    assert scripts == {"step", "peaks", "attention", "kernels", "logits"}
+    assert all((REPO / "benchmarks" / f"{script}.py").is_file() for script in scripts)
+
+
+def test_figures_begin_with_the_saturated_rate_and_share_runs(h200: list[Job]) -> None:
+    drawn = {each.name: each for each in figures(scale_of("h200"))}
+    assert list(drawn) == ["fig3", "fig4", "fig5", "table4", "fig7", "fig8", "growth"]
+    rates = [cell.rate for cell in drawn["fig3"].cells]
+    assert list(dict.fromkeys(rates)) == [6.0, 2.0]
+    assert {each.view.obtained for each in drawn.values()} == {"measured"}
+    assert {each.view.reading for each in drawn.values()} == {"efficient"}
+    keys = {cell.key for each in drawn.values() for cell in each.cells}
+    assert len(served(h200, "figures")) == len(keys)
+    assert len(keys) < sum(len(each.cells) for each in drawn.values())
+
+
+def of_growth(axis: str) -> Callable[[Job], bool]:
+    return lambda job: job.stage == "figures" and axis in job.experiment.cell.knob_values
+
+
+def test_estimates_are_of_the_simulated_run_and_grow_with_the_work(h200: list[Job]) -> None:
+    served_jobs = [job for job in h200 if job.experiment.family is not CHECK]
+    assert all(PREPARATION_S < job.estimate_s < 900 for job in served_jobs)
+    growing = [job for job in h200 if of_growth("max_num_seqs")(job)]
+    counts = [job.experiment.cell.knob_values["max_num_seqs"] for job in growing]
+    assert counts == sorted(counts)
+    estimates = [job.estimate_s for job in growing]
+    assert estimates == sorted(estimates)
+    assert estimates[0] < estimates[-1]
+    # A run at a rate takes at least until its last request arrives.
+    slow = [job for job in served_jobs if job.experiment.cell.rate == 2.0]
+    for job in slow:
+        last = max(request.arrival_s for request in job.experiment.workload.requests)
+        assert job.estimate_s >= PREPARATION_S + last
