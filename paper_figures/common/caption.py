@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engines.errors import UserError
-from paper_figures.common.curve import BASELINES, DATASETS, Curve, dataset_title
+from paper_figures.common.curve import Curve, dataset_title
 from repro import paths
-from repro.reports.figures import READINGS, View
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
@@ -63,18 +62,10 @@ def basis(run: StoredRun) -> str:
     )
 
 
-def reading_sentence(view: View) -> str:
-    """What the baselines stand for; upstream's overheads can only be simulated."""
-    text = READINGS[view.reading].capitalize()
-    if view.reading == "published" and view.platform.executor != "roofline":
-        text += " (here its batch limits only: our code has no such overhead)"
-    return f"{text}."
-
-
 def prompt_sources(runs: Sequence[StoredRun]) -> str:
     """Per data set: source and number of requests; several where its runs differ."""
     texts = []
-    for dataset in DATASETS:
+    for dataset in dict.fromkeys(run.cell.dataset for run in runs):
         sources = sorted({_prompt_source(run) for run in runs if run.cell.dataset == dataset})
         if sources:
             texts.append(f"{dataset_title(dataset)} {' and '.join(sources)}")
@@ -103,7 +94,7 @@ def seeds_sentence(runs: Sequence[StoredRun]) -> str:
 def batch_sentence(curves: Sequence[Curve]) -> str | None:
     """Static batch sizes, by system; where the panels agree they are said once."""
     texts = []
-    for system in BASELINES:
+    for system in dict.fromkeys(curve.system for curve in curves):
         own = [curve for curve in curves if curve.system == system and curve.batch_sizes]
         if not own:
             continue

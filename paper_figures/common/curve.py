@@ -1,24 +1,14 @@
-"""Curves over the arrival rate: stored runs grouped by panel and system, and what is read off them."""
+"""Curves over the arrival rate, and what is read off them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engines.errors import UserError
-from paper_figures.common.style import SYSTEMS, system_look
-from repro.reports.figures import View
-from repro.runs.cell import Cell
-from repro.runs.metrics import Interval, mean_interval
+from paper_figures.common.style import system_look
+from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
 from repro.workloads import load_card
-
-DATASETS = ("livebench", "burst", "osc")
-"""Panels, in the paper's order."""
-
-OURS = "dllm-serve"
-BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
-COMPARED = (OURS, *BASELINES)
 
 FOLLOWS_LOAD = 0.9
 """A throughput of at least this share of the offered load is not saturated."""
@@ -111,51 +101,8 @@ class Curve:
     @property
     def batch_sizes(self) -> list[int]:
         """Static batch sizes its runs used; none under continuous batching."""
-        found = {run.record.manifest.get("facts", {}).get("batch_size") for point in self.points for run in point.runs}
-        return sorted(found - {None})
-
-
-def rate_cells(figure: str, view: View, rates: Sequence[float], systems: Sequence[str] = COMPARED) -> list[Cell]:
-    """Every system on every data set at every rate, each with every seed."""
-    where = view.platform
-    return [
-        Cell(
-            figure=figure,
-            system=system,
-            dataset=dataset,
-            platform=where.name,
-            executor=where.executor,
-            rate=rate,
-            seed=seed,
-            knobs=() if system == OURS else view.baseline_knobs(),
-        )
-        for dataset in DATASETS
-        for system in systems
-        for rate in rates
-        for seed in view.seeds
-    ]
-
-
-def load_curves(runs: Sequence[StoredRun]) -> list[Curve]:
-    """In the order of the panels, then of the systems in the style."""
-    grouped: dict[tuple[str, str], dict[float, list[StoredRun]]] = {}
-    for run in runs:
-        cell = run.cell
-        if cell.dataset not in DATASETS or cell.rate is None:
-            raise UserError(
-                f"run {cell.folder_name} has dataset={cell.dataset!r} and rate={cell.rate}: give runs of {', '.join(DATASETS)} at a rate"
-            )
-        system_look(cell.system)
-        grouped.setdefault((cell.dataset, cell.system), {}).setdefault(cell.rate, []).append(run)
-    systems = list(SYSTEMS)
-    curves = []
-    for dataset, system in sorted(grouped, key=lambda key: (DATASETS.index(key[0]), systems.index(key[1]))):
-        points = [
-            Point(dataset=dataset, system=system, rate=rate, runs=tuple(sorted(repeats, key=lambda run: run.cell.seed)))
-            for rate, repeats in sorted(grouped[dataset, system].items())
-        ]
-        curves.append(Curve(dataset=dataset, system=system, points=tuple(points)))
-    return curves
+        found = {run.facts.get("batch_size") for point in self.points for run in point.runs}
+        return sorted(size for size in found if size is not None)
 
 
 def curve_of(curves: Sequence[Curve], dataset: str, system: str) -> Curve | None:

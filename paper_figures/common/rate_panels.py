@@ -15,11 +15,11 @@ from paper_figures.common.caption import (
     invalid_notes,
     missing_note,
     prompt_sources,
-    reading_sentence,
     require_runs,
     seeds_sentence,
 )
-from paper_figures.common.curve import COMPARED, DATASETS, OURS, Curve, Measure, curve_of, dataset_title, load_curves
+from paper_figures.common.comparison import Comparison
+from paper_figures.common.curve import Curve, Measure, curve_of, dataset_title
 from repro.reports.figures import View
 from repro.runs.store import StoredRun
 from repro.systems.platforms import Platform
@@ -60,12 +60,13 @@ class PaperValue:
     is_bound: bool = False
 
 
-def curves_of(name: str, runs: Sequence[StoredRun], platform: Platform) -> list[Curve]:
+def curves_of(comparison: Comparison, name: str, runs: Sequence[StoredRun], platform: Platform) -> list[Curve]:
     require_runs(name, runs, platform)
-    return load_curves(runs)
+    return comparison.curves(runs)
 
 
 def draw(
+    comparison: Comparison,
     curves: Sequence[Curve],
     measure: Measure,
     paper: Sequence[PaperValue],
@@ -78,8 +79,8 @@ def draw(
 ) -> tuple[Path, Path]:
     """PNG and PDF. ``finish`` adds what only one figure has to a panel."""
     with style.drawing():
-        figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in DATASETS])
-        for axes, dataset in zip(panels, DATASETS, strict=True):
+        figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in comparison.datasets])
+        for axes, dataset in zip(panels, comparison.datasets, strict=True):
             own = [curve for curve in curves if curve.dataset == dataset]
             _draw_panel(axes, own, measure, [value for value in paper if value.dataset == dataset])
             axes.set_xlabel("arrival rate (req/s)")
@@ -171,13 +172,12 @@ def _draw_curve(axes: Axes, curve: Curve, measure: Measure) -> None:
         )
 
 
-def caption(curves: Sequence[Curve], view: View, *sentences: str) -> list[str]:
+def caption(curves: Sequence[Curve], *sentences: str) -> list[str]:
     """What every such figure says under itself, then ``sentences``."""
     runs = [run for curve in curves for point in curve.points for run in point.runs]
     lengths = sorted({point.gen_length for curve in curves for point in curve.points})
     found = [
         *curves_obtained(curves),
-        reading_sentence(view),
         prompt_sources(runs),
         f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request. {seeds_sentence(runs)}",
         *sentences,
@@ -190,9 +190,21 @@ def caption(curves: Sequence[Curve], view: View, *sentences: str) -> list[str]:
 
 
 def save_csv(
-    curves: Sequence[Curve], paper: Sequence[PaperValue], measure: Measure, view: View, out: Path, name: str
+    comparison: Comparison,
+    curves: Sequence[Curve],
+    paper: Sequence[PaperValue],
+    measure: Measure,
+    view: View,
+    out: Path,
+    name: str,
 ) -> Path:
-    rows = [_csv_row(run, view) for curve in curves for point in curve.points for run in point.runs]
+    """A reading is one of the baselines'."""
+    rows = [
+        _csv_row(run, view, None if curve.system == comparison.own else view.reading)
+        for curve in curves
+        for point in curve.points
+        for run in point.runs
+    ]
     for value in paper:
         known: dict[str, object] = {
             "platform": view.platform.name,
@@ -205,14 +217,14 @@ def save_csv(
     return style.save_csv(out / f"{name}.csv", CSV_COLUMNS, rows)
 
 
-def _csv_row(run: StoredRun, view: View) -> tuple[object, ...]:
+def _csv_row(run: StoredRun, view: View, reading: str | None) -> tuple[object, ...]:
     cell, latency = run.cell, run.summary["e2el_s"]
     return (
         view.platform.name,
-        None if cell.system == OURS else view.reading,
+        reading,
         cell.dataset,
         cell.system,
-        run.record.manifest.get("facts", {}).get("batch_size"),
+        run.facts.get("batch_size"),
         cell.rate,
         cell.seed,
         run.summary["throughput_tok_s"],
@@ -229,17 +241,19 @@ def _csv_row(run: StoredRun, view: View) -> tuple[object, ...]:
     )
 
 
-def notes(curves: Sequence[Curve], view: View, rates: Sequence[float]) -> list[str]:
+def notes(comparison: Comparison, curves: Sequence[Curve], view: View, rates: Sequence[float]) -> list[str]:
     """What is wrong or missing, and how good the simulation is where it can be checked."""
     runs = [run for curve in curves for point in curve.points for run in point.runs]
-    asked = [(dataset, system, rate) for dataset in DATASETS for system in COMPARED for rate in rates]
+    asked = [
+        (dataset, system, rate) for dataset in comparison.datasets for system in comparison.systems for rate in rates
+    ]
     missing = []
     for dataset, system, rate in asked:
         curve = curve_of(curves, dataset, system)
         point = None if curve is None else curve.at(rate)
         if point is None or len(point.runs) < view.num_runs:
             missing.append(f"{dataset_title(dataset)} {style.system_look(system).title} at {rate:g} req/s")
-    found = [*invalid_notes(runs), *missing_note(missing, len(asked)), *curves_obtained(curves), reading_sentence(view)]
+    found = [*invalid_notes(runs), *missing_note(missing, len(asked)), *curves_obtained(curves)]
     if any(run.record.obtained == "simulated" for run in runs):
         found += held_out_note(view.platform)
     return found

@@ -1,7 +1,7 @@
 """One look for all figures, and files that are the same bytes for the same data.
 
 A system has one colour (Okabe and Ito's palette, told apart in every common form of colour blindness) and one
-marker everywhere. Filled markers are our runs, hollow ones the paper's values, an x is an invalid run. Every
+marker everywhere; its title is its registry entry's. Filled markers are our runs, hollow ones the paper's values, an x is an invalid run. Every
 figure carries a caption that says how each series was obtained.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from engines.errors import UserError
+from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,22 +47,23 @@ class SystemLook:
     marker: str
 
 
-SYSTEMS: Mapping[str, SystemLook] = MappingProxyType(
+_LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "dllm-serve": SystemLook(title="dLLM-Serve", color="#0072B2", marker="o"),
-        "sparse-dllm": SystemLook(title="Sparse-dLLM", color="#D55E00", marker="s"),
-        "fast-dllm": SystemLook(title="Fast-dLLM", color="#009E73", marker="^"),
-        "dllm-cache": SystemLook(title="dLLM-Cache", color="#CC79A7", marker="D"),
-        "llada": SystemLook(title="LLaDA", color="#56B4E9", marker="v"),
-        "dream": SystemLook(title="Dream", color="#E69F00", marker="P"),
+        "dllm-serve": ("#0072B2", "o"),
+        "sparse-dllm": ("#D55E00", "s"),
+        "fast-dllm": ("#009E73", "^"),
+        "dllm-cache": ("#CC79A7", "D"),
+        "llada": ("#56B4E9", "v"),
+        "dream": ("#E69F00", "P"),
     }
 )
+_OTHER_LOOK = ("#000000", "X")
+"""Of a system that comes from elsewhere."""
 
 
 def system_look(name: str) -> SystemLook:
-    if name not in SYSTEMS:
-        raise UserError(f"system={name!r} has no colour and marker yet: add it to paper_figures.common.style.SYSTEMS")
-    return SYSTEMS[name]
+    color, marker = _LOOKS.get(name, _OTHER_LOOK)
+    return SystemLook(title=SYSTEMS.get(name).title, color=color, marker=marker)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from paper_figures.common.caption import (
     require_runs,
     validity_text,
 )
+from paper_figures.common.repeats import Repeats
 from paper_figures.common.table import save_table
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
@@ -56,11 +57,13 @@ TABLE_COLUMNS = (
     "valid",
 )
 
+BATCHING = ("alone", "batched")
+
 Knobs = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class Row:
     label: str
     system: str
     options: Knobs = ()
@@ -70,45 +73,43 @@ class Sampler:
         return (("max_num_seqs" if self.system == "dllm-serve" else "batch_size", 1),)
 
 
-SAMPLERS = (
-    Sampler(label="dLLM-Serve", system="dllm-serve"),
-    Sampler(label="Fast-dLLM, dual cache", system="fast-dllm"),
-    Sampler(label="Fast-dLLM, prefix cache", system="fast-dllm", options=(("cache", "prefix"),)),
-    Sampler(label="Fast-dLLM, no cache", system="fast-dllm", options=(("cache", "none"),)),
-    Sampler(label="dLLM-Cache", system="dllm-cache"),
-    Sampler(label="Sparse-dLLM", system="sparse-dllm"),
-    Sampler(label="LLaDA, no cache", system="llada"),
+ROWS = (
+    Row(label="dLLM-Serve", system="dllm-serve"),
+    Row(label="Fast-dLLM, dual cache", system="fast-dllm"),
+    Row(label="Fast-dLLM, prefix cache", system="fast-dllm", options=(("cache", "prefix"),)),
+    Row(label="Fast-dLLM, no cache", system="fast-dllm", options=(("cache", "none"),)),
+    Row(label="dLLM-Cache", system="dllm-cache"),
+    Row(label="Sparse-dLLM", system="sparse-dllm"),
+    Row(label="LLaDA, no cache", system="llada"),
 )
 
 
 def cells(view: View) -> list[Cell]:
     """All requests at once; batched is the largest static batch, or dLLM-Serve's own packing."""
+    return [_cell(view, row, batching, seed) for row in ROWS for batching in BATCHING for seed in view.seeds]
+
+
+def _cell(view: View, row: Row, batching: str, seed: int) -> Cell:
     where = view.platform
-    return [
-        Cell(
-            figure=NAME,
-            system=sampler.system,
-            dataset=DATASET,
-            platform=where.name,
-            executor=where.executor,
-            rate=None,
-            seed=seed,
-            knobs=(("num_requests", NUM_REQUESTS), *sampler.options, *batching),
-        )
-        for sampler in SAMPLERS
-        for batching in (sampler.alone, ())
-        for seed in view.seeds
-    ]
+    return Cell(
+        figure=NAME,
+        system=row.system,
+        dataset=DATASET,
+        platform=where.name,
+        executor=where.executor,
+        rate=None,
+        seed=seed,
+        knobs=(("num_prompts", NUM_REQUESTS), *row.options, *(row.alone if batching == "alone" else ())),
+    )
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     require_runs(NAME, runs, view.platform)
-    found = {
-        (sampler, name): runs_of(runs, sampler, name, view) for sampler in SAMPLERS for name in ("alone", "batched")
-    }
-    rows = [_table_row(sampler, found[sampler, "alone"], found[sampler, "batched"]) for sampler in SAMPLERS]
-    csv_rows = [_csv_row(sampler, name, run, view) for (sampler, name), own in found.items() for run in own]
-    missing = [f"{sampler.label} {name}" for (sampler, name), own in found.items() if not own]
+    repeats = Repeats(runs, view)
+    found = {(row, batching): repeats.of(_cell(view, row, batching, 0)) for row in ROWS for batching in BATCHING}
+    rows = [_table_row(row, found[row, "alone"], found[row, "batched"]) for row in ROWS]
+    csv_rows = [_csv_row(row, name, run, view) for (row, name), own in found.items() for run in own]
+    missing = [f"{row.label} {name}" for (row, name), own in found.items() if not own]
     notes = [
         *invalid_notes(runs),
         *missing_note(missing, len(found)),
@@ -135,24 +136,13 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     return []
 
 
-def runs_of(runs: Sequence[StoredRun], sampler: Sampler, name: str, view: View) -> list[StoredRun]:
-    own_knobs = (("num_requests", NUM_REQUESTS), *sampler.options, *(sampler.alone if name == "alone" else ()))
-    asked = {**dict(view.knobs), **dict(own_knobs)}.items()
-    own = [
-        run
-        for run in runs
-        if run.cell.system == sampler.system and {knob for knob in run.cell.knobs if knob[0] != "basis"} == asked
-    ]
-    return sorted(own, key=lambda run: run.cell.seed)
-
-
-def _csv_row(sampler: Sampler, name: str, run: StoredRun, view: View) -> tuple[object, ...]:
+def _csv_row(row: Row, name: str, run: StoredRun, view: View) -> tuple[object, ...]:
     return (
         view.platform.name,
-        sampler.system,
-        " ".join(f"{key}={value}" for key, value in sampler.options),
+        row.system,
+        " ".join(f"{key}={value}" for key, value in row.options),
         name,
-        run.record.manifest.get("facts", {}).get("batch_size"),
+        run.facts.get("batch_size"),
         run.cell.seed,
         run.summary["throughput_tok_s"],
         run.summary["e2el_s"]["mean"],
@@ -165,12 +155,12 @@ def _csv_row(sampler: Sampler, name: str, run: StoredRun, view: View) -> tuple[o
     )
 
 
-def _table_row(sampler: Sampler, alone: Sequence[StoredRun], batched: Sequence[StoredRun]) -> tuple[str, ...]:
+def _table_row(row: Row, alone: Sequence[StoredRun], batched: Sequence[StoredRun]) -> tuple[str, ...]:
     single, several = (over_repeats(own, "throughput_tok_s").mean for own in (alone, batched))
-    sizes = {run.record.manifest.get("facts", {}).get("batch_size") for run in batched} - {None}
+    sizes = {size for run in batched if (size := run.facts.get("batch_size")) is not None}
     shares = [over_repeats(own, "outside_forward_share").mean for own in (alone, batched)]
     return (
-        sampler.label,
+        row.label,
         _text(single),
         _text(several),
         ", ".join(map(str, sorted(sizes))) or "packed",

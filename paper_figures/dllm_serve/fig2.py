@@ -21,6 +21,7 @@ from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
 NAME = "fig2"
@@ -79,7 +80,7 @@ def cells(view: View) -> list[Cell]:
             dataset="burst",
             platform=where.name,
             executor=where.executor,
-            rate=max(where.rates),
+            rate=max(where.part(DllmPart).rates),
             seed=0,
             knobs=() if mode == "decomposed" else (("logit_rows", mode),),
         )
@@ -143,7 +144,9 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
             "16 x 2048 rows of the model's vocabulary, 2 bytes each",
         ),
         found(
-            "dllm-logit-chunk", where.max_num_logits * shape.logits_bytes_per_row(), "max_num_logits rows, one buffer"
+            "dllm-logit-chunk",
+            where.part(DllmPart).max_num_logits * shape.logits_bytes_per_row(),
+            "max_num_logits rows, one buffer",
         ),
         found(
             "dllm-logit-ar-shape",
@@ -174,52 +177,55 @@ def splits_of(runs: Sequence[StoredRun], view: View) -> list[Split]:
 
 
 def _computed(where: Platform, mode: str) -> Split:
-    plan = divide_memory(_shape(where), where.memory_bytes, _config(where), logit_rows=mode)  # type: ignore[arg-type]
+    plan = divide_memory(_shape(where), where.part(DllmPart).memory_bytes, _config(where), logit_rows=mode)  # type: ignore[arg-type]
     return _split(where, mode, plan, "simulated")
 
 
 def _measured_plan(run: StoredRun) -> MemoryPlan:
-    return MemoryPlan(**run.record.manifest["facts"]["memory_plan"])
+    return MemoryPlan(**run.facts["memory_plan"])
 
 
 def _split(where: Platform, mode: str, plan: MemoryPlan, obtained: str) -> Split:
     generation = _generation(where)
-    prompt_len = max(1, round(PROMPT_LEN * where.length_scale))
+    prompt_len = max(1, round(PROMPT_LEN * where.part(DllmPart).length_scale))
     requests = concurrency(plan, _config(where), prompt_len + generation.gen_length, generation) if plan.fits else 0
     return Split(mode=mode, plan=plan, requests=requests, obtained=obtained)
 
 
 def _config(where: Platform) -> EngineConfig:
+    part = where.part(DllmPart)
     return EngineConfig(
-        max_num_batched_tokens=where.max_num_batched_tokens,
-        max_num_logits=where.max_num_logits,
-        max_num_seqs=where.max_num_seqs,
-        max_model_len=where.max_model_len,
+        max_num_batched_tokens=part.max_num_batched_tokens,
+        max_num_logits=part.max_num_logits,
+        max_num_seqs=part.max_num_seqs,
+        max_model_len=part.max_model_len,
     )
 
 
 def _generation(where: Platform) -> GenerationConfig:
-    return GenerationConfig(gen_length=where.gen_length, block_length=where.block_length, steps=where.steps)
+    part = where.part(DllmPart)
+    return GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
 
 
 def _shape(where: Platform) -> ModelShape:
-    return ModelShape.from_config(config_of(where.model), name=where.model)
+    part = where.part(DllmPart)
+    return ModelShape.from_config(config_of(part.model), name=part.model)
 
 
 def _unit(where: Platform) -> tuple[int, str]:
-    return (GB, "GB") if where.memory_bytes >= GB else (10**6, "MB")
+    return (GB, "GB") if where.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
 
 
 def _caption(splits: Sequence[Split], runs: Sequence[StoredRun], view: View) -> list[str]:
-    where = view.platform
+    where, part = view.platform, view.dllm
     if where.executor == "roofline":
         how = "Computed from the model's shape and the settings of the paper's Table 3; nothing was run."
     else:
         how = f"All runs {basis(runs[0])}: peak of a real worst-case step, KV pool from what it leaves."
-    length = round(PROMPT_LEN * where.length_scale) + where.gen_length
+    length = round(PROMPT_LEN * part.length_scale) + part.gen_length
     sentences = [
         how,
-        f"Weights {where.model}; max_num_batched_tokens {where.max_num_batched_tokens}, max_num_logits {where.max_num_logits}. "
+        f"Weights {part.model}; max_num_batched_tokens {part.max_num_batched_tokens}, max_num_logits {part.max_num_logits}. "
         f"Requests at once: of {length} tokens, retention 0.5.",
     ]
     sentences += [

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from paper_figures.common import rate_panels, style
 from paper_figures.common.caption import obtained_text, validity_text
-from paper_figures.common.curve import BASELINES, DATASETS, OURS, THROUGHPUT, Curve, curve_of, dataset_title, rate_cells
+from paper_figures.common.curve import THROUGHPUT, Curve, curve_of, dataset_title
 from paper_figures.common.rate_panels import PaperValue
+from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_figures
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
@@ -33,11 +35,11 @@ TABLE_COLUMNS = ("dataset", "system", "peak tok/s", "at req/s", "dLLM-Serve is",
 
 
 def cells(view: View) -> list[Cell]:
-    return rate_cells(NAME, view, view.platform.rates)
+    return COMPARISON.cells(NAME, view, view.dllm.rates)
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     paper = paper_peaks(view.platform)
     stem = f"{NAME}-{view.stem}"
     sentences = [
@@ -50,18 +52,19 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             "Where the calibration was fitted on one of them, meeting it is no prediction."
         )
     files = rate_panels.draw(
+        COMPARISON,
         curves,
         THROUGHPUT,
         paper,
         out,
         name=stem,
         title=f"{TITLE}\n{view.platform.title}",
-        caption=rate_panels.caption(curves, view, *sentences),
+        caption=rate_panels.caption(curves, reading_sentence(view), *sentences),
         finish=_offered_load,
     )
     rows = [_table_row(curve, curves) for curve in curves]
     return Rendered(
-        files=(*files, rate_panels.save_csv(curves, paper, THROUGHPUT, view, out, stem)),
+        files=(*files, rate_panels.save_csv(COMPARISON, curves, paper, THROUGHPUT, view, out, stem)),
         columns=TABLE_COLUMNS,
         rows=(*rows, *map(_table_paper_row, paper)),
         notes=tuple(_notes(curves, paper, view)),
@@ -72,7 +75,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     """Against the paper only on its card, and only baselines as published."""
     if view.platform.name != PAPER_PLATFORM or view.reading != "published":
         return []
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     obtained = view.obtained
     peaks = {(curve.dataset, curve.system): curve.peak for curve in curves}
     if any(peak is None for peak in peaks.values()) or len(peaks) < len(DATASETS) * (1 + len(BASELINES)):
@@ -80,7 +83,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     peak = {key: value[1] for key, value in peaks.items() if value is not None}
     best = {dataset: max(peak[dataset, system] for system in BASELINES) for dataset in DATASETS}
     gains = [peak[dataset, OURS] / best[dataset] for dataset in DATASETS]
-    last = max(view.platform.rates)
+    last = max(view.dllm.rates)
     served = {
         key: max(run.summary["request_throughput"] for point in curve.points for run in point.valid_runs)
         for curve in curves
@@ -123,7 +126,7 @@ def paper_peaks(platform: Platform) -> tuple[PaperValue, ...]:
         return ()
     figure = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE)
     return tuple(
-        PaperValue(dataset=dataset, system=system.lower(), rate=max(platform.rates), value=float(value))
+        PaperValue(dataset=dataset, system=system.lower(), rate=max(platform.part(DllmPart).rates), value=float(value))
         for dataset in DATASETS
         for system, value in figure.values.get(f"{dataset_title(dataset)}_peak", {}).items()
     )
@@ -179,7 +182,8 @@ def _notes(curves: Sequence[Curve], paper: Sequence[PaperValue], view: View) -> 
     yield from _ratio_notes(curves, paper)
     yield from _saturation_notes(curves)
     yield from _outside_forward_notes(curves)
-    yield from rate_panels.notes(curves, view, view.platform.rates)
+    yield from rate_panels.notes(COMPARISON, curves, view, view.dllm.rates)
+    yield reading_sentence(view)
 
 
 def _ratio_notes(curves: Sequence[Curve], paper: Sequence[PaperValue]) -> Iterable[str]:

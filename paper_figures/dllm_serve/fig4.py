@@ -7,17 +7,9 @@ from pathlib import Path
 
 from paper_figures.common import rate_panels
 from paper_figures.common.caption import obtained_text, validity_text
-from paper_figures.common.curve import (
-    BASELINES,
-    DATASETS,
-    MEAN_LATENCY,
-    OURS,
-    Curve,
-    curve_of,
-    dataset_title,
-    rate_cells,
-)
+from paper_figures.common.curve import MEAN_LATENCY, Curve, curve_of, dataset_title
 from paper_figures.common.rate_panels import PaperValue
+from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_claims
@@ -33,29 +25,30 @@ PAPER_PLATFORM = "rtx4090"
 
 
 def cells(view: View) -> list[Cell]:
-    return rate_cells(NAME, view, view.platform.rates)
+    return COMPARISON.cells(NAME, view, view.dllm.rates)
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     paper = paper_latencies(view.platform)
     stem = f"{NAME}-{view.stem}"
     sentences = ["Latency: from a request's arrival to its last token, queueing included; mean over finished requests."]
     if paper:
         sentences.append(f"Hollow marker and dotted line: printed in {SOURCE}; of the baselines it says 'above'.")
     files = rate_panels.draw(
+        COMPARISON,
         curves,
         MEAN_LATENCY,
         paper,
         out,
         name=stem,
         title=f"{TITLE}\n{view.platform.title}",
-        caption=rate_panels.caption(curves, view, *sentences),
+        caption=rate_panels.caption(curves, reading_sentence(view), *sentences),
     )
     rates = sorted({point.rate for curve in curves for point in curve.points})
     low, high = rates[0], rates[-1]
     return Rendered(
-        files=(*files, rate_panels.save_csv(curves, paper, MEAN_LATENCY, view, out, stem)),
+        files=(*files, rate_panels.save_csv(COMPARISON, curves, paper, MEAN_LATENCY, view, out, stem)),
         columns=(
             "dataset",
             "system",
@@ -66,15 +59,15 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             "valid",
         ),
         rows=tuple(_table_row(curve, curves, low, high) for curve in curves),
-        notes=tuple(rate_panels.notes(curves, view, view.platform.rates)),
+        notes=(*rate_panels.notes(COMPARISON, curves, view, view.dllm.rates), reading_sentence(view)),
     )
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     if view.platform.name != PAPER_PLATFORM or view.reading != "published":
         return []
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
-    low, high = min(view.platform.rates), max(view.platform.rates)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
+    low, high = min(view.dllm.rates), max(view.dllm.rates)
     at_high = {system: _mean(curves, "burst", system, high) for system in (OURS, *BASELINES)}
     at_low = {
         (dataset, system): _mean(curves, dataset, system, low) for dataset in DATASETS for system in (OURS, *BASELINES)

@@ -14,15 +14,15 @@ from paper_figures.common.caption import (
     invalid_notes,
     obtained_text,
     prompt_sources,
-    reading_sentence,
     seeds_sentence,
 )
-from paper_figures.common.curve import BASELINES, DATASETS, OURS, Curve, Measure, curve_of, dataset_title, rate_cells
+from paper_figures.common.curve import Curve, Measure, curve_of, dataset_title
+from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_figures
 from repro.runs.cell import Cell
-from repro.runs.metrics import Interval, mean_interval
+from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
 from repro.systems.platforms import Platform
 
@@ -74,11 +74,11 @@ class Gain:
 
 def cells(view: View) -> list[Cell]:
     """Runs of Figure 3 at its highest rate."""
-    return rate_cells(NAME, view, (max(view.platform.rates),))
+    return COMPARISON.cells(NAME, view, (max(view.dllm.rates),))
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     gains = [gain_of(curves, dataset, measure) for dataset in DATASETS for measure in MEASURES]
     stem = f"{NAME}-{view.stem}"
     paper = paper_gains(view.platform)
@@ -125,9 +125,9 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     if view.platform.name != PAPER_PLATFORM or view.reading != "published":
         return []
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     obtained = view.obtained
-    rate = max(view.platform.rates)
+    rate = max(view.dllm.rates)
     found = []
     reductions = {
         (dataset, measure.column): gain_of(curves, dataset, measure).reduction_percent

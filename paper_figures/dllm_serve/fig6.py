@@ -27,8 +27,8 @@ from paper_figures.dllm_serve.retention import (
     SELECTIONS,
     TASKS,
     UNIFORM,
-    PaperValue,
-    Point,
+    AccuracyPoint,
+    PaperAccuracy,
     Share,
     compare,
     find,
@@ -38,7 +38,7 @@ from paper_figures.dllm_serve.retention import (
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell, Scalar
-from repro.runs.proportions import Discordance
+from repro.runs.statistics import Discordance
 from repro.runs.store import StoredRun
 from repro.tasks.registry import task_entry
 
@@ -60,13 +60,13 @@ GENERATION: tuple[tuple[str, Scalar], ...] = (
     ("block_length", 8),
     ("steps", 40),
     ("stop_at_eos", True),
-    ("num_requests", NUM_PROBLEMS),
+    ("num_prompts", NUM_PROBLEMS),
 )
 """One protocol for both tasks. Answers have up to 38 tokens, so 40 hold them. Blocks of 8 make of an answer three to
 five blocks, each denoised over a cache of its own; in one block of 32 nothing could be looked up between its 32 steps.
 The rest is the published default: pooling over 3 rows, the cache built at a block's second step."""
 
-LOOKS = {HEAD: style.SYSTEMS["dllm-serve"], UNIFORM: style.SYSTEMS["sparse-dllm"]}
+LOOKS = {HEAD: style.system_look("dllm-serve"), UNIFORM: style.system_look("sparse-dllm")}
 LABELS = {HEAD: "head-level (dLLM-Serve)", UNIFORM: "uniform (Sparse-dLLM's rule)", DENSE: "dense (every row kept)"}
 CSV_COLUMNS = (
     "platform",
@@ -175,7 +175,12 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 
 def _draw(
-    points: Sequence[Point], printed: Sequence[PaperValue], runs: Sequence[StoredRun], view: View, out: Path, stem: str
+    points: Sequence[AccuracyPoint],
+    printed: Sequence[PaperAccuracy],
+    runs: Sequence[StoredRun],
+    view: View,
+    out: Path,
+    stem: str,
 ) -> tuple[Path, Path]:
     with style.drawing():
         titles = [f"({letter}) {task}, {task_entry(task).criterion}" for letter, task in zip("ab", TASKS, strict=True)]
@@ -188,7 +193,7 @@ def _draw(
         return style.save(figure, out, stem)
 
 
-def _draw_panel(axes: Axes, points: Sequence[Point], printed: Sequence[PaperValue]) -> None:
+def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint], printed: Sequence[PaperAccuracy]) -> None:
     axes.set_xlabel("context rows kept (%)")
     axes.set_xticks([100 * ratio for ratio in RATIOS])
     axes.set_ylim(-3, 108)
@@ -234,7 +239,7 @@ def _draw_panel(axes: Axes, points: Sequence[Point], printed: Sequence[PaperValu
         )
 
 
-def _caption(runs: Sequence[StoredRun], printed: Sequence[PaperValue]) -> list[str]:
+def _caption(runs: Sequence[StoredRun], printed: Sequence[PaperAccuracy]) -> list[str]:
     return [
         *how_obtained(runs, ["runs"] * len(runs)),
         _protocol(runs),
@@ -243,7 +248,7 @@ def _caption(runs: Sequence[StoredRun], printed: Sequence[PaperValue]) -> list[s
     ]
 
 
-def _printed(value: PaperValue) -> str:
+def _printed(value: PaperAccuracy) -> str:
     return f"{PAPER_DATASETS[value.task]} {value.selection} {value.percent:g} %"
 
 
@@ -262,7 +267,7 @@ def _protocol(runs: Sequence[StoredRun]) -> str:
 # -- CSV, table, notes ------------------------------------------------------------------------------------
 
 
-def _csv_rows(point: Point, view: View) -> list[tuple[object, ...]]:
+def _csv_rows(point: AccuracyPoint, view: View) -> list[tuple[object, ...]]:
     """One row for each criterion; repeats are pooled."""
     entry = task_entry(point.task)
     rows: list[tuple[object, ...]] = []
@@ -288,7 +293,7 @@ def _numbers(share: Share | None) -> tuple[float | int | None, ...]:
     return (None,) * 4 if share is None else (share.value, share.low, share.high, share.n)
 
 
-def _paper_row(value: PaperValue) -> tuple[object, ...]:
+def _paper_row(value: PaperAccuracy) -> tuple[object, ...]:
     known = {
         "task": PAPER_DATASETS[value.task],
         "selection": value.selection,
@@ -299,7 +304,7 @@ def _paper_row(value: PaperValue) -> tuple[object, ...]:
     return tuple(known.get(column) for column in CSV_COLUMNS)
 
 
-def _table_row(points: Sequence[Point], task: str, ratio: float) -> tuple[str, ...]:
+def _table_row(points: Sequence[AccuracyPoint], task: str, ratio: float) -> tuple[str, ...]:
     head, uniform, dense = (
         find(points, task, HEAD, ratio),
         find(points, task, UNIFORM, ratio),
@@ -319,7 +324,7 @@ def _table_row(points: Sequence[Point], task: str, ratio: float) -> tuple[str, .
     )
 
 
-def _notes(points: Sequence[Point], runs: Sequence[StoredRun], view: View) -> list[str]:
+def _notes(points: Sequence[AccuracyPoint], runs: Sequence[StoredRun], view: View) -> list[str]:
     asked = [(task, selection, ratio) for task in TASKS for selection in SELECTIONS for ratio in RATIOS]
     missing = [f"{t} {s} at {100 * r:g} %" for t, s, r in asked if find(points, t, s, r) is None]
     missing += [f"{task} {DENSE}" for task in TASKS if find(points, task, DENSE) is None]
@@ -333,7 +338,7 @@ def _notes(points: Sequence[Point], runs: Sequence[StoredRun], view: View) -> li
     ]
 
 
-def _difference_notes(points: Sequence[Point]) -> list[str]:
+def _difference_notes(points: Sequence[AccuracyPoint]) -> list[str]:
     notes = []
     for task in TASKS:
         for ratio in RATIOS:
@@ -355,7 +360,7 @@ def _difference_notes(points: Sequence[Point]) -> list[str]:
     return notes
 
 
-def _match_notes(points: Sequence[Point]) -> list[str]:
+def _match_notes(points: Sequence[AccuracyPoint]) -> list[str]:
     """The paper's halving: head-level at 10 % against uniform at 20 %."""
     notes = []
     for task in TASKS:
@@ -373,11 +378,11 @@ def _p_value(pair: Discordance) -> str:
     return f"p = {pair.p_value:.2g}" if pair.p_value >= 1e-4 else "p < 0.0001"
 
 
-def _text(point: Point | None) -> str:
+def _text(point: AccuracyPoint | None) -> str:
     share = point.share() if point is not None else None
     return "-" if share is None else f"{100 * share.value:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
 
 
-def _share(points: Sequence[Point], task: str, selection: str, ratio: float) -> Share | None:
+def _share(points: Sequence[AccuracyPoint], task: str, selection: str, ratio: float) -> Share | None:
     point = find(points, task, selection, ratio)
     return None if point is None else point.share()

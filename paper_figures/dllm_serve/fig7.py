@@ -13,17 +13,17 @@ from paper_figures.common.caption import (
     how_obtained,
     invalid_notes,
     obtained_text,
-    reading_sentence,
     require_runs,
     seeds_sentence,
     validity_text,
 )
-from paper_figures.common.curve import OURS
+from paper_figures.common.repeats import Repeats
+from paper_figures.dllm_serve.comparison import OURS, reading_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_figures
 from repro.runs.cell import Cell, Scalar
-from repro.runs.metrics import Interval, mean_interval
+from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun, over_repeats
 from repro.systems.platforms import Platform
 
@@ -98,13 +98,13 @@ def cells(view: View) -> list[Cell]:
 
 def _cell(view: View, length: Length, system: str, seed: int) -> Cell:
     where = view.platform
-    output = round(length.output_len * where.length_scale)
+    output = round(length.output_len * view.dllm.length_scale)
     knobs: tuple[tuple[str, Scalar], ...] = (
-        ("fixed_prompt_len", round(length.input_len * where.length_scale)),
+        ("input_len", round(length.input_len * view.dllm.length_scale)),
         ("gen_length", output),
         ("steps", output),
         ("length_scale", 1.0),
-        ("num_requests", NUM_REQUESTS[where.executor]),
+        ("num_prompts", NUM_REQUESTS[where.executor]),
     )
     return Cell(
         figure=NAME,
@@ -129,8 +129,8 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         f"All {NUM_REQUESTS[view.platform.executor]} requests at once, every one of the same lengths; (a) {_scaled(view, FIXED_OUTPUT)} "
         f"tokens generated, (b) prompts of {_scaled(view, FIXED_INPUT)} tokens. {seeds_sentence(runs)}",
     ]
-    if view.platform.length_scale != 1:
-        sentences.append(f"Lengths are the paper's x {view.platform.length_scale:g}.")
+    if view.dllm.length_scale != 1:
+        sentences.append(f"Lengths are the paper's x {view.dllm.length_scale:g}.")
     if printed:
         sentences.append(f"Hollow markers: {SOURCE}, which states neither card, rate nor the other axis's length.")
     files = _draw(found, printed, view, sentences, out, stem)
@@ -186,19 +186,12 @@ Found = dict[Length, dict[str, tuple[StoredRun, ...]]]
 
 
 def runs_by_length(runs: Sequence[StoredRun], view: View) -> Found:
-    stored: dict[tuple[object, object, str], list[StoredRun]] = {}
-    for run in runs:
-        knobs = run.cell.knob_values
-        stored.setdefault((knobs["fixed_prompt_len"], knobs["gen_length"], run.cell.system), []).append(run)
-    found: Found = {}
-    for _, lengths in AXES:
-        for length in lengths:
-            key = (_scaled(view, length.input_len), _scaled(view, length.output_len))
-            found[length] = {
-                system: tuple(sorted(stored.get((*key, system), []), key=lambda run: run.cell.seed))
-                for system in (OURS, BASE)
-            }
-    return found
+    repeats = Repeats(runs, view)
+    return {
+        length: {system: repeats.of(_cell(view, length, system, 0)) for system in (OURS, BASE)}
+        for _, lengths in AXES
+        for length in lengths
+    }
 
 
 def relative(found: Found, length: Length) -> Interval:
@@ -226,7 +219,7 @@ def paper_values(platform: Platform) -> dict[tuple[str, int], float]:
 
 
 def _scaled(view: View, length: int) -> int:
-    return round(length * view.platform.length_scale)
+    return round(length * view.dllm.length_scale)
 
 
 def _draw(
@@ -279,13 +272,13 @@ def _csv_row(length: Length, run: StoredRun, view: View) -> tuple[object, ...]:
         view.platform.name,
         view.reading if run.cell.system == BASE else None,
         length.axis,
-        knobs["fixed_prompt_len"],
+        knobs["input_len"],
         knobs["gen_length"],
         run.cell.system,
         run.cell.seed,
         run.summary["throughput_tok_s"],
         run.summary["e2el_s"]["mean"],
-        run.record.manifest.get("facts", {}).get("batch_size"),
+        run.facts.get("batch_size"),
         run.record.num_requests,
         run.obtained,
         run.validity.valid,

@@ -18,18 +18,19 @@ from paper_figures.common.caption import (
     missing_note,
     obtained_text,
     prompt_sources,
-    reading_sentence,
     require_runs,
     seeds_sentence,
     validity_text,
 )
-from paper_figures.common.curve import DATASETS, dataset_title
+from paper_figures.common.curve import dataset_title
+from paper_figures.common.repeats import Repeats
+from paper_figures.dllm_serve.comparison import DATASETS, reading_sentence
 from repro.reports.ablation import LADDER, Variant
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_figures
 from repro.runs.cell import Cell
-from repro.runs.metrics import Interval, mean_interval
+from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun, over_repeats
 from repro.systems.platforms import Platform
 
@@ -70,7 +71,7 @@ Runs = dict[tuple[str, Variant], tuple[StoredRun, ...]]
 def cells(view: View) -> list[Cell]:
     """At the platform's highest rate, where Figure 3 has the first rung and the full system already."""
     return [
-        rung.cell(view, dataset, max(view.platform.rates), seed, NAME)
+        rung.cell(view, dataset, max(view.dllm.rates), seed, NAME)
         for dataset in DATASETS
         for rung in LADDER
         for seed in view.seeds
@@ -150,18 +151,12 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 
 def runs_by_rung(runs: Sequence[StoredRun], view: View) -> Runs:
-    """Stored runs, by the cells that asked for them; a stored cell knows its basis besides."""
-    stored: dict[tuple[str, str, frozenset[tuple[str, object]]], list[StoredRun]] = {}
-    for run in runs:
-        knobs = frozenset((name, value) for name, value in run.cell.knobs if name != "basis")
-        stored.setdefault((run.cell.dataset, run.cell.system, knobs), []).append(run)
-    found: Runs = {}
-    for dataset in DATASETS:
-        for rung in LADDER:
-            cell = view.applied(rung.cell(view, dataset, max(view.platform.rates), 0))
-            own = stored.get((dataset, cell.system, frozenset(cell.knobs)), [])
-            found[dataset, rung] = tuple(sorted(own, key=lambda run: run.cell.seed))
-    return found
+    repeats = Repeats(runs, view)
+    return {
+        (dataset, rung): repeats.of(rung.cell(view, dataset, max(view.dllm.rates), 0))
+        for dataset in DATASETS
+        for rung in LADDER
+    }
 
 
 def relative(by_rung: Runs, dataset: str, rung: Variant) -> Interval:
@@ -199,7 +194,7 @@ def _draw(
     stem: str,
 ) -> tuple[Path, Path]:
     with style.drawing():
-        figure, (axes,) = style.row_of_panels([f"at {max(view.platform.rates):g} req/s"])
+        figure, (axes,) = style.row_of_panels([f"at {max(view.dllm.rates):g} req/s"])
         for i, (rung, color) in enumerate(zip(LADDER, COLORS, strict=True)):
             _draw_rung(axes, by_rung, printed, rung, i, color)
         axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +17,24 @@ from paper_figures.common.caption import (
     seeds_sentence,
     validity_text,
 )
-from paper_figures.common.curve import OURS
+from paper_figures.dllm_serve.comparison import OURS
+from paper_figures.dllm_serve.growth_points import (
+    AXES,
+    INPUT,
+    OUTPUT,
+    RETENTION_LEN,
+    Axis,
+    GrowthPoint,
+    cell_of,
+    exponent,
+    memory_of,
+    points_of,
+    scaled,
+)
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
-from repro.runs.cell import Cell, Scalar
-from repro.runs.metrics import Interval
+from repro.runs.cell import Cell
 from repro.runs.store import StoredRun, over_repeats
-from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,23 +43,6 @@ NAME = "growth"
 TITLE = "dLLM-Serve growth: throughput and memory by concurrency, length, retention and logit budget"
 SOURCE = "ours; what dLLM-Serve (arXiv:2512.17077) §3 and §4 say grows, measured or simulated"
 PLATFORMS = ("cpu-tiny", "rtx4090", "l40s", "h200")
-
-DATASET = "burst"
-"""Only its texts are used: lengths are fixed."""
-INPUT, OUTPUT = 300, 128
-"""Tokens of every request where the axis is another one; a platform scales both. A short output keeps a run of
-256 requests on a card below two minutes."""
-
-CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-TOTAL_LEN = (256, 512, 1024, 2048)
-RETENTION = (0.1, 0.25, 0.5, 0.75, 1.0)
-MAX_NUM_LOGITS = (256, 512, 1024, 2048, 4096)
-
-SMALL = {"total_len": 8, "retention_ratio": 16, "max_num_logits": 16}
-LARGE = {"total_len": 8, "retention_ratio": 64, "max_num_logits": 64}
-"""Requests at once on an axis, of the embedded model and of a card."""
-RETENTION_LEN = 1024
-"""Long enough for retained rows to weigh."""
 
 CSV_COLUMNS = (
     "platform",
@@ -90,128 +82,12 @@ TABLE_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """One table: what is varied, at which values, and what each run is asked for there."""
-
-    name: str
-    label: str
-    values: Callable[[Platform], tuple[float, ...]]
-    knobs: Callable[[Platform, float], dict[str, Scalar]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes by part: planned from shapes, activations and logits measured where the run was."""
-
-    weights: int
-    activations: int
-    logits: int
-    kv: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """The repeats of one value of an axis, by seed."""
-
-    axis: Axis
-    value: float
-    runs: tuple[StoredRun, ...]
-
-    @property
-    def throughput(self) -> Interval:
-        return over_repeats(self.runs, "throughput_tok_s")
-
-    @property
-    def cost(self) -> float | None:
-        """Seconds per generated token."""
-        mean = self.throughput.mean
-        return 1 / mean if mean else None
-
-    @property
-    def memory(self) -> Memory | None:
-        return memory_of(self.runs[0]) if self.runs else None
-
-
-def _scaled(where: Platform, length: int) -> int:
-    return round(length * where.length_scale)
-
-
-def _counts(where: Platform) -> Mapping[str, int]:
-    return SMALL if where.gpu is None else LARGE
-
-
-def _lengths(where: Platform) -> tuple[float, ...]:
-    return tuple(_scaled(where, length) for length in TOTAL_LEN if _scaled(where, length) <= where.max_model_len)
-
-
-def _shape(where: Platform, total_len: int) -> dict[str, Scalar]:
-    output = _scaled(where, OUTPUT)
-    return {"fixed_prompt_len": total_len - output, "gen_length": output, "steps": output, "length_scale": 1.0}
-
-
-def _usual(where: Platform) -> dict[str, Scalar]:
-    return _shape(where, _scaled(where, INPUT) + _scaled(where, OUTPUT))
-
-
-AXES = (
-    Axis(
-        name="concurrency",
-        label="requests at once",
-        values=lambda where: tuple(n for n in CONCURRENCY if n <= where.max_num_seqs),
-        knobs=lambda where, n: {**_usual(where), "num_requests": int(n), "max_num_seqs": int(n)},
-    ),
-    Axis(
-        name="total_len",
-        label="tokens of a request",
-        values=_lengths,
-        knobs=lambda where, n: {**_shape(where, int(n)), "num_requests": _counts(where)["total_len"]},
-    ),
-    Axis(
-        name="retention_ratio",
-        label="retention ratio",
-        values=lambda where: RETENTION,
-        knobs=lambda where, share: {
-            **_shape(where, _scaled(where, RETENTION_LEN)),
-            "num_requests": _counts(where)["retention_ratio"],
-            "retention_ratio": share,
-        },
-    ),
-    Axis(
-        name="max_num_logits",
-        label="logit rows at once",
-        values=lambda where: tuple(
-            n for n in (_scaled(where, rows) for rows in MAX_NUM_LOGITS) if n <= where.max_num_batched_tokens
-        ),
-        knobs=lambda where, rows: {
-            **_usual(where),
-            "num_requests": _counts(where)["max_num_logits"],
-            "max_num_logits": int(rows),
-        },
-    ),
-)
-
-
 def cells(view: View) -> list[Cell]:
     """All requests of a run at once; one system, so that nothing but the axis changes."""
     grid = [
-        _cell(view, axis, value, seed) for axis in AXES for value in axis.values(view.platform) for seed in view.seeds
+        cell_of(view, axis, value, seed) for axis in AXES for value in axis.values(view.platform) for seed in view.seeds
     ]
     return list({cell.key: cell for cell in grid}.values())
-
-
-def _cell(view: View, axis: Axis, value: float, seed: int) -> Cell:
-    where = view.platform
-    return Cell(
-        figure=NAME,
-        system=OURS,
-        dataset=DATASET,
-        platform=where.name,
-        executor=where.executor,
-        rate=None,
-        seed=seed,
-        knobs=tuple(axis.knobs(where, value).items()),
-    )
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -220,8 +96,8 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     stem = f"{NAME}-{view.stem}"
     sentences = [
         *how_obtained(runs, ["runs"] * len(runs)),
-        f"All requests of a run at once; {_scaled(view.platform, INPUT)} + {_scaled(view.platform, OUTPUT)} tokens where the axis is "
-        f"another one, {_scaled(view.platform, RETENTION_LEN)} in all on the axis of retention. {seeds_sentence(runs)}",
+        f"All requests of a run at once; {scaled(view.platform, INPUT)} + {scaled(view.platform, OUTPUT)} tokens where the axis is "
+        f"another one, {scaled(view.platform, RETENTION_LEN)} in all on the axis of retention. {seeds_sentence(runs)}",
         "Exponent: slope on logarithmic axes from the axis's first value to this one, so its last is the slope between the "
         "ends; of seconds per generated token, and of bytes of logits.",
     ]
@@ -250,44 +126,10 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     return []
 
 
-def points_of(runs: Sequence[StoredRun], view: View) -> list[Point]:
-    """Every point asked for, by axis and value; without runs where none is stored. Axes may share a run."""
-    stored: dict[frozenset[tuple[str, Scalar]], list[StoredRun]] = {}
-    for run in runs:
-        stored.setdefault(frozenset(knob for knob in run.cell.knobs if knob[0] != "basis"), []).append(run)
-    points = []
-    for axis in AXES:
-        for value in axis.values(view.platform):
-            own = stored.get(frozenset(view.applied(_cell(view, axis, value, 0)).knobs), [])
-            points.append(Point(axis=axis, value=value, runs=tuple(sorted(own, key=lambda run: run.cell.seed))))
-    return points
-
-
-def memory_of(run: StoredRun) -> Memory | None:
-    facts: Mapping[str, Any] = run.record.manifest.get("facts", {})
-    plan = facts.get("memory_plan")
-    if plan is None:
-        return None
-    return Memory(
-        weights=plan["weights_bytes"],
-        activations=facts.get("measured_activation_bytes", plan["activation_bytes"]),
-        logits=facts.get("measured_logits_bytes", plan["logits_bytes"]),
-        kv=plan["kv_bytes"],
-    )
-
-
-def exponent(first: tuple[float, float | None], last: tuple[float, float | None]) -> float | None:
-    """x of y ~ value^x through two points (value, y); None for one point, or a y that is not positive."""
-    (x0, y0), (x1, y1) = first, last
-    if not y0 or not y1 or x0 == x1 or min(y0, y1) <= 0:
-        return None
-    return math.log(y1 / y0) / math.log(x1 / x0)
-
-
 # -- drawing ----------------------------------------------------------------------------------------------
 
 
-def _draw(points: Sequence[Point], view: View, caption: Sequence[str], out: Path, stem: str) -> tuple[Path, Path]:
+def _draw(points: Sequence[GrowthPoint], view: View, caption: Sequence[str], out: Path, stem: str) -> tuple[Path, Path]:
     with style.drawing():
         figure, panels = style.row_of_panels(
             [f"({letter}) {axis.name}" for letter, axis in zip("abcd", AXES, strict=True)]
@@ -301,7 +143,7 @@ def _draw(points: Sequence[Point], view: View, caption: Sequence[str], out: Path
         return style.save(figure, out, stem)
 
 
-def _draw_panel(axes: Axes, axis: Axis, points: Sequence[Point]) -> None:
+def _draw_panel(axes: Axes, axis: Axis, points: Sequence[GrowthPoint]) -> None:
     look = style.system_look(OURS)
     axes.set_xlabel(axis.label)
     is_memory = axis.name == "max_num_logits"
@@ -337,7 +179,7 @@ def _draw_panel(axes: Axes, axis: Axis, points: Sequence[Point]) -> None:
 # -- table and CSV ----------------------------------------------------------------------------------------
 
 
-def _table(points: Sequence[Point]) -> list[tuple[str, ...]]:
+def _table(points: Sequence[GrowthPoint]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for axis in AXES:
         own = [point for point in points if point.axis is axis]
@@ -370,7 +212,7 @@ def _table(points: Sequence[Point]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _csv_row(point: Point, run: StoredRun, view: View) -> tuple[object, ...]:
+def _csv_row(point: GrowthPoint, run: StoredRun, view: View) -> tuple[object, ...]:
     knobs, summary, memory = run.cell.knob_values, run.summary, memory_of(run)
     parts = (None,) * 4 if memory is None else (memory.weights, memory.activations, memory.logits, memory.kv)
     throughput = summary["throughput_tok_s"]
@@ -380,7 +222,7 @@ def _csv_row(point: Point, run: StoredRun, view: View) -> tuple[object, ...]:
         point.value,
         run.cell.seed,
         run.record.num_requests,
-        knobs["fixed_prompt_len"],
+        knobs["input_len"],
         knobs["gen_length"],
         throughput,
         1 / throughput if throughput else None,
@@ -396,7 +238,7 @@ def _csv_row(point: Point, run: StoredRun, view: View) -> tuple[object, ...]:
 
 
 def _fact(run: StoredRun, name: str) -> Any:
-    return run.record.manifest.get("facts", {}).get(name)
+    return run.facts.get(name)
 
 
 def _text(value: float | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from repro.reports.paper import load_figures
-from repro.runs.proportions import Discordance, discordance, wilson_interval
+from repro.runs.statistics import Discordance, discordance, wilson_interval
 from repro.runs.store import StoredRun
 
 HEAD, UNIFORM, DENSE = "head", "uniform", "dense"
@@ -29,7 +29,7 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class AccuracyPoint:
     """All repeats of one cell, in the order of their seeds."""
 
     task: str
@@ -57,14 +57,14 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperValue:
+class PaperAccuracy:
     task: str
     selection: str
     ratio: float
     percent: float
 
 
-def load_points(runs: Sequence[StoredRun]) -> list[Point]:
+def load_points(runs: Sequence[StoredRun]) -> list[AccuracyPoint]:
     """By panel, then selection, then ratio, dense last."""
     grouped: dict[tuple[str, str, float | None], list[StoredRun]] = {}
     for run in runs:
@@ -74,29 +74,33 @@ def load_points(runs: Sequence[StoredRun]) -> list[Point]:
         grouped.setdefault(key, []).append(run)
     order = (*SELECTIONS, DENSE)
     return [
-        Point(task=key[0], selection=key[1], ratio=key[2], runs=tuple(sorted(own, key=lambda run: run.cell.seed)))
+        AccuracyPoint(
+            task=key[0], selection=key[1], ratio=key[2], runs=tuple(sorted(own, key=lambda run: run.cell.seed))
+        )
         for key, own in sorted(
             grouped.items(), key=lambda item: (TASKS.index(item[0][0]), order.index(item[0][1]), item[0][2] or 0)
         )
     ]
 
 
-def find(points: Sequence[Point], task: str, selection: str, ratio: float | None = None) -> Point | None:
+def find(
+    points: Sequence[AccuracyPoint], task: str, selection: str, ratio: float | None = None
+) -> AccuracyPoint | None:
     return next((p for p in points if (p.task, p.selection, p.ratio) == (task, selection, ratio)), None)
 
 
-def compare(first: Point | None, second: Point | None) -> Discordance | None:
+def compare(first: AccuracyPoint | None, second: AccuracyPoint | None) -> Discordance | None:
     """Of two points, problem by problem; None where they have not asked the same ones."""
     if first is None or second is None or first.asked != second.asked or not first.verdicts():
         return None
     return discordance(first.verdicts(), second.verdicts())
 
 
-def paper_values() -> list[PaperValue]:
+def paper_values() -> list[PaperAccuracy]:
     """The points that the paper's text prints, of LLaDA-8B-Instruct."""
     values = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE).values
     return [
-        PaperValue(task=task, selection=selection, ratio=float(percent) / 100, percent=float(printed[selection]))
+        PaperAccuracy(task=task, selection=selection, ratio=float(percent) / 100, percent=float(printed[selection]))
         for task, dataset in PAPER_DATASETS.items()
         for percent, printed in values[dataset].items()
         for selection in SELECTIONS

@@ -18,6 +18,7 @@ from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
 NAME = "table1"
@@ -111,9 +112,11 @@ IMPLEMENTED: Mapping[str, tuple[str, Footprint | None]] = MappingProxyType(
 
 
 def _request(where: Platform) -> Request:
-    generation = GenerationConfig(gen_length=where.gen_length, block_length=where.block_length, steps=where.steps)
+    part = where.part(DllmPart)
+    generation = GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
     return Request(request_id=0, prompt_len=PROMPT_LEN, generation=generation)
 
 
 def _shape(where: Platform) -> ModelShape:
-    return ModelShape.from_config(config_of(where.model), name=where.model)
+    part = where.part(DllmPart)
+    return ModelShape.from_config(config_of(part.model), name=part.model)

@@ -15,6 +15,7 @@ from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.calibration import describe_calibration
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS as ALL
 
 NAME = "table2"
@@ -45,7 +46,10 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     for row in load_table("dllm_serve/table2.csv"):
         where = ALL[str(row["platform"])]
         assert where.gpu is not None
-        card, shape = gpu(where.gpu), ModelShape.from_config(config_of(where.model), name=where.model)
+        card, shape = (
+            gpu(where.gpu),
+            ModelShape.from_config(config_of(where.part(DllmPart).model), name=where.part(DllmPart).model),
+        )
         rows.append(
             (
                 str(row["gpu"]),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.method import method
+from baselines.dllm.registry import method
 from engines.dllm.config import SparsityConfig
 from engines.dllm.scheduling.phase import DelayedCache
 from paper_figures.common.table import save_table
@@ -16,6 +16,7 @@ from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import L40S, RTX4090
 
 NAME = "table3"
@@ -50,11 +51,11 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     where = view.platform
-    blocks = where.gen_length // where.block_length
+    blocks = where.part(DllmPart).gen_length // where.part(DllmPart).block_length
     return [
         Finding(
             claim="dllm-steps-per-block",
-            value=where.steps / blocks,
+            value=where.part(DllmPart).steps / blocks,
             obtained="computed",
             how="steps over blocks, as run here",
         ),
@@ -69,20 +70,20 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 def defaults() -> dict[str, Any]:
     """Parameter as the table names it -> value of a run here."""
-    fast = method("fast-dllm", "llada", {})
+    fast = method("fast-dllm").sampler("llada", {})
     dual = isinstance(fast.rule, DelayedCache) and fast.rule.window == "block"
     cache = FeatureCacheConfig()
     sparsity = SparsityConfig()
     return {
-        "Generation Length": RTX4090.gen_length,
-        "Total Decoding Steps": RTX4090.steps,
-        "KV Block Size": RTX4090.block_length,
+        "Generation Length": RTX4090.part(DllmPart).gen_length,
+        "Total Decoding Steps": RTX4090.part(DllmPart).steps,
+        "KV Block Size": RTX4090.part(DllmPart).block_length,
         "Retention Ratio": sparsity.retention_ratio,
         "Kernel Size": sparsity.pool_kernel,
         "Fast-dLLM Mode": "Dual-Cache, no parallel decoding" if dual else "another",
         "dLLM-Cache Prompt Interval": cache.prompt_interval,
         "dLLM-Cache Gen Interval": cache.gen_interval,
-        "Max Batched Tokens (4090)": RTX4090.max_num_batched_tokens,
-        "Max Batched Tokens (L40S)": L40S.max_num_batched_tokens,
-        "Max Materialized Logits": RTX4090.max_num_logits,
+        "Max Batched Tokens (4090)": RTX4090.part(DllmPart).max_num_batched_tokens,
+        "Max Batched Tokens (L40S)": L40S.part(DllmPart).max_num_batched_tokens,
+        "Max Materialized Logits": RTX4090.part(DllmPart).max_num_logits,
     }

@@ -8,25 +8,14 @@ from typing import Any
 
 from paper_figures.common import rate_panels, style
 from paper_figures.common.caption import batch_sentence, obtained_text, prompt_sources, seeds_sentence, validity_text
-from paper_figures.common.curve import (
-    BASELINES,
-    COMPARED,
-    DATASETS,
-    MEAN_LATENCY,
-    OURS,
-    THROUGHPUT,
-    Curve,
-    Measure,
-    curve_of,
-    dataset_title,
-    rate_cells,
-)
+from paper_figures.common.curve import MEAN_LATENCY, THROUGHPUT, Curve, Measure, curve_of, dataset_title
 from paper_figures.common.table import save_table
+from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
-from repro.runs.metrics import Interval
+from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 
 NAME = "table4"
@@ -71,11 +60,11 @@ TABLE_COLUMNS = (
 
 def cells(view: View) -> list[Cell]:
     """At the platform's highest rate; on the paper's card that is its 1 req/s."""
-    return rate_cells(NAME, view, (max(view.platform.rates),))
+    return COMPARISON.cells(NAME, view, (max(view.dllm.rates),))
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     printed = paper_rows() if view.platform.name == PAPER_PLATFORM else {}
     stem = f"{NAME}-{view.stem}"
     rows, csv_rows = [], []
@@ -119,13 +108,14 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             )
     all_runs = [run for curve in curves for point in curve.points for run in point.runs]
     notes = [
-        *rate_panels.notes(curves, view, (max(view.platform.rates),)),
+        *rate_panels.notes(COMPARISON, curves, view, (max(view.dllm.rates),)),
+        reading_sentence(view),
         prompt_sources(all_runs),
         seeds_sentence(all_runs),
     ]
     if batches := batch_sentence(curves):
         notes.append(batches)
-    title = f"{TITLE} - {view.platform.title}, {max(view.platform.rates):g} req/s"
+    title = f"{TITLE} - {view.platform.title}, {max(view.dllm.rates):g} req/s"
     return save_table(
         out,
         stem,
@@ -141,17 +131,17 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     if view.platform.name != PAPER_PLATFORM or view.reading != "published":
         return []
-    curves = rate_panels.curves_of(NAME, runs, view.platform)
-    throughput = {(d, s): _interval(curves, d, s, THROUGHPUT).mean for d in DATASETS for s in COMPARED}
-    latency = {(d, s): _interval(curves, d, s, MEAN_LATENCY).mean for d in DATASETS for s in COMPARED}
-    rate = max(view.platform.rates)
+    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
+    throughput = {(d, s): _interval(curves, d, s, THROUGHPUT).mean for d in DATASETS for s in COMPARISON.systems}
+    latency = {(d, s): _interval(curves, d, s, MEAN_LATENCY).mean for d in DATASETS for s in COMPARISON.systems}
+    rate = max(view.dllm.rates)
     found: list[Finding] = []
 
     def add(claim: str, value: float | tuple[float, ...], how: str) -> None:
         found.append(Finding(claim=claim, value=value, obtained=view.obtained, how=f"{how}, {rate:g} req/s"))
 
     for dataset in DATASETS:
-        for system in COMPARED:
+        for system in COMPARISON.systems:
             short = "serve" if system == OURS else system
             own, mean, base = throughput[dataset, system], latency[dataset, system], throughput[dataset, BASE]
             if own is None or mean is None or base is None:
@@ -190,7 +180,7 @@ _P99 = Measure(column="p99_latency_s", label="p99 latency (s)", of=lambda run: r
 
 def paper_rows() -> dict[tuple[str, str], dict[str, Any]]:
     titles = {dataset_title(dataset): dataset for dataset in DATASETS}
-    systems = {style.system_look(system).title: system for system in COMPARED}
+    systems = {style.system_look(system).title: system for system in COMPARISON.systems}
     found = {}
     for row in load_table("dllm_serve/table4.csv"):
         system = systems[str(row["system"]).replace(" (Ours)", "")]

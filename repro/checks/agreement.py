@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from engines.dllm.request import Request
-from repro.runs.proportions import wilson_interval
+from repro.runs.statistics import wilson_interval
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,6 +15,7 @@ from engines.models.checkpoint import TINY_DIR
 from repro import paths
 from repro.runs.provenance import Timing, collect, utc_now
 from repro.systems.calibration import describe_calibration
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
 from repro.workloads import known_datasets, load_card
@@ -44,7 +45,7 @@ CARD_TOLERANCE = 0.93
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class FoundGpu:
     name: str
     memory_bytes: int
 
@@ -59,7 +60,7 @@ class Machine:
     """Why an installed torch cannot be loaded."""
     cuda: str | None
     """The CUDA version torch was built for."""
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[FoundGpu, ...]
     has_nvidia_driver: bool
     cpu: str | None
     cores: int | None
@@ -78,7 +79,7 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Item:
     """``ok`` and ``no`` answer whether it can be used; ``info`` is neither here nor there."""
 
     item: str
@@ -86,11 +87,11 @@ class Row:
     detail: str
 
 
-def examine() -> tuple[Row, ...]:
+def examine() -> tuple[Item, ...]:
     return rows_for(look())
 
 
-def to_json(rows: Sequence[Row]) -> list[dict[str, str]]:
+def to_json(rows: Sequence[Item]) -> list[dict[str, str]]:
     return [asdict(row) for row in rows]
 
 
@@ -126,18 +127,18 @@ def look() -> Machine:
     )
 
 
-def rows_for(machine: Machine) -> tuple[Row, ...]:
+def rows_for(machine: Machine) -> tuple[Item, ...]:
     """Software, hardware, data, then one row per platform and executor."""
     return (
         _python_row(machine),
         _torch_row(machine),
         _gpu_row(machine),
-        Row(
+        Item(
             item="CPU",
             status="info",
             detail=f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable",
         ),
-        Row(
+        Item(
             item="memory",
             status="info",
             detail="unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes),
@@ -160,21 +161,21 @@ def rows_for(machine: Machine) -> tuple[Row, ...]:
 # -- rows -------------------------------------------------------------------------------------------------
 
 
-def _python_row(machine: Machine) -> Row:
+def _python_row(machine: Machine) -> Item:
     version = ".".join(map(str, machine.python))
     if machine.python[:2] < OLDEST_PYTHON:
-        return Row(
+        return Item(
             item="python",
             status="no",
             detail=f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer",
         )
-    return Row(item="python", status="ok", detail=version)
+    return Item(item="python", status="ok", detail=version)
 
 
-def _torch_row(machine: Machine) -> Row:
+def _torch_row(machine: Machine) -> Item:
     if (reason := _torch_reason(machine)) is not None:
-        return Row(item="torch", status="no", detail=reason)
-    return Row(
+        return Item(item="torch", status="no", detail=reason)
+    return Item(
         item="torch",
         status="ok",
         detail=f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}",
@@ -189,14 +190,14 @@ def _torch_reason(machine: Machine) -> str | None:
     return None
 
 
-def _gpu_row(machine: Machine) -> Row:
+def _gpu_row(machine: Machine) -> Item:
     if machine.gpus:
-        return Row(
+        return Item(
             item="GPU",
             status="ok",
             detail="; ".join(f"{gpu.name}, {_gigabytes(gpu.memory_bytes)}" for gpu in machine.gpus),
         )
-    return Row(item="GPU", status="info", detail=f"none: {_no_gpu_reason(machine)}")
+    return Item(item="GPU", status="info", detail=f"none: {_no_gpu_reason(machine)}")
 
 
 def _no_gpu_reason(machine: Machine) -> str:
@@ -205,81 +206,81 @@ def _no_gpu_reason(machine: Machine) -> str:
     return "no CUDA device"
 
 
-def _disk_row(machine: Machine) -> Row:
+def _disk_row(machine: Machine) -> Item:
     free = f"{_gigabytes(machine.disk_free_bytes)} free"
     if machine.disk_free_bytes < MIN_DISK_BYTES:
-        return Row(
+        return Item(
             item="disk",
             status="no",
             detail=f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures",
         )
-    return Row(item="disk", status="ok", detail=free)
+    return Item(item="disk", status="ok", detail=free)
 
 
-def _git_row(machine: Machine) -> Row:
+def _git_row(machine: Machine) -> Item:
     if not machine.has_git:
-        return Row(item="git", status="info", detail="not installed: runs are stored without a commit")
+        return Item(item="git", status="info", detail="not installed: runs are stored without a commit")
     if machine.commit is None:
-        return Row(item="git", status="info", detail="not a checkout with commits: runs are stored without a commit")
-    return Row(item="git", status="ok", detail=f"commit {machine.commit[:12]}")
+        return Item(item="git", status="info", detail="not a checkout with commits: runs are stored without a commit")
+    return Item(item="git", status="ok", detail=f"commit {machine.commit[:12]}")
 
 
-def _checkpoint_row(machine: Machine) -> Row:
+def _checkpoint_row(machine: Machine) -> Item:
     if machine.missing_weights:
-        return Row(item="embedded model", status="no", detail=_no_checkpoint_reason(machine))
-    return Row(item="embedded model", status="ok", detail="present")
+        return Item(item="embedded model", status="no", detail=_no_checkpoint_reason(machine))
+    return Item(item="embedded model", status="ok", detail="present")
 
 
 def _no_checkpoint_reason(machine: Machine) -> str:
     return f"the embedded checkpoint lacks {', '.join(machine.missing_weights)}: restore it, or run 'repro train-tiny'"
 
 
-def _data_dir_row(machine: Machine) -> Row:
+def _data_dir_row(machine: Machine) -> Item:
     if machine.data_dir_error is not None:
-        return Row(item=DATA_DIR_VARIABLE, status="no", detail=machine.data_dir_error)
+        return Item(item=DATA_DIR_VARIABLE, status="no", detail=machine.data_dir_error)
     if machine.data_dir is None:
-        return Row(item=DATA_DIR_VARIABLE, status="info", detail="not set: prompts come from the embedded generators")
-    return Row(item=DATA_DIR_VARIABLE, status="ok", detail=str(machine.data_dir))
+        return Item(item=DATA_DIR_VARIABLE, status="info", detail="not set: prompts come from the embedded generators")
+    return Item(item=DATA_DIR_VARIABLE, status="ok", detail=str(machine.data_dir))
 
 
-def _dataset_row(machine: Machine, name: str) -> Row:
+def _dataset_row(machine: Machine, name: str) -> Item:
     """Where source=auto takes the prompts from."""
     directory = machine.data_dir
     found = next(
         (f.path for f in load_card(name).local if directory is not None and (directory / f.path).is_file()), None
     )
-    return Row(
+    return Item(
         item=f"dataset {name}", status="ok", detail="embedded generator" if found is None else f"local file {found}"
     )
 
 
-def _sandbox_row(machine: Machine) -> Row:
+def _sandbox_row(machine: Machine) -> Item:
     item, support = "generated code", machine.sandbox
     if support is None:
-        return Row(item=item, status="no", detail=machine.sandbox_error or "not looked at")
+        return Item(item=item, status="no", detail=machine.sandbox_error or "not looked at")
     if support.is_isolated:
-        return Row(item=item, status="ok", detail=f"isolated by {', '.join(support.layers)}")
-    return Row(
+        return Item(item=item, status="ok", detail=f"isolated by {', '.join(support.layers)}")
+    return Item(
         item=item,
         status="no",
         detail=f"not run, it could {' and '.join(support.gaps)}, unless accepted with {ACCEPT_VARIABLE}=1",
     )
 
 
-def _package_row(name: str, version: str | None) -> Row:
+def _package_row(name: str, version: str | None) -> Item:
     use = OPTIONAL[name]
     if version is None:
-        return Row(item=name, status="info", detail=f"not installed, optional: {use}")
-    return Row(item=name, status="ok", detail=f"{version}: {use}")
+        return Item(item=name, status="info", detail=f"not installed, optional: {use}")
+    return Item(item=name, status="ok", detail=f"{version}: {use}")
 
 
-def _measured_row(machine: Machine, platform: Platform) -> Row:
+def _measured_row(machine: Machine, platform: Platform) -> Item:
     reason = _not_measurable(machine, platform)
     if reason is not None:
-        return Row(item=f"{platform.name} measured", status="no", detail=reason)
+        return Item(item=f"{platform.name} measured", status="no", detail=reason)
     if platform.gpu is None:
-        return Row(item=f"{platform.name} measured", status="ok", detail=f"yes, on {machine.cpu or 'this CPU'}")
-    return Row(
+        return Item(item=f"{platform.name} measured", status="ok", detail=f"yes, on {machine.cpu or 'this CPU'}")
+    return Item(
         item=f"{platform.name} measured", status="ok", detail=f"yes, numbers are those of {_largest(machine).name}"
     )
 
@@ -292,27 +293,27 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if not machine.gpus:
         return _no_gpu_reason(machine)
     largest = _largest(machine)
-    if largest.memory_bytes < CARD_TOLERANCE * platform.memory_bytes:
+    if largest.memory_bytes < CARD_TOLERANCE * platform.part(DllmPart).memory_bytes:
         return (
             f"{largest.name} has {_gigabytes(largest.memory_bytes)} and the platform plans with "
-            f"{_gigabytes(platform.memory_bytes)}: use a larger card or a smaller memory limit"
+            f"{_gigabytes(platform.part(DllmPart).memory_bytes)}: use a larger card or a smaller memory limit"
         )
     return None
 
 
-def _simulated_row(platform: Platform) -> Row:
+def _simulated_row(platform: Platform) -> Item:
     if platform.gpu is None:
-        return Row(
+        return Item(
             item=f"{platform.name} simulated",
             status="no",
             detail="the platform names no GPU to simulate: measure instead",
         )
-    return Row(
+    return Item(
         item=f"{platform.name} simulated", status="ok", detail=f"yes, roofline of {describe_calibration(platform.gpu)}"
     )
 
 
-def _largest(machine: Machine) -> Gpu:
+def _largest(machine: Machine) -> FoundGpu:
     return max(machine.gpus, key=lambda gpu: gpu.memory_bytes)
 
 
@@ -331,11 +332,11 @@ def _load_torch() -> tuple[Any, str | None]:
     return torch, None
 
 
-def _gpus(torch: Any) -> tuple[Gpu, ...]:
+def _gpus(torch: Any) -> tuple[FoundGpu, ...]:
     if not torch.cuda.is_available():
         return ()
     devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(Gpu(name=device.name, memory_bytes=device.total_memory) for device in devices)
+    return tuple(FoundGpu(name=device.name, memory_bytes=device.total_memory) for device in devices)
 
 
 def _version(package: str) -> str | None:

@@ -18,7 +18,7 @@ import baselines
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from engines.models.checkpoint import read_config, read_json
-from repro.generation import GenerateOptions, generate, plan_generation
+from repro.generation import GenerateOptions, generate, prepare_generation
 
 GOLDEN_DIR = Path(baselines.__file__).parent / "golden"
 """The cases that come with the package; its README.md says where their ids come from."""
@@ -206,11 +206,11 @@ def _case(entry: Any, checkpoints: Mapping[str, Path], ties: str, where: str) ->
     prompt_ids = _token_ids(entry, "prompt_ids", where)
     try:
         options = _options(method, params, checkpoints[checkpoint], ties)
-        plan = plan_generation(options)
-        plan.request(prompt_ids)
+        prepared = prepare_generation(options)
+        prepared.request(prompt_ids)
     except (UserError, TypeError) as error:
         raise UserError(f"{where} cannot be replayed: {error}") from error
-    if (length := options.generation.block_length) != plan.generation.block_length:
+    if (length := options.generation.block_length) != prepared.generation.block_length:
         raise UserError(f"{where} has params block_length={length}, but method {method!r} has no blocks: remove it")
     tie_sensitive = bool(entry.get("tie_sensitive"))
     # Recorded from code that read cache rows it had never written: no rule says what these ids are.

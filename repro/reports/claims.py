@@ -8,7 +8,7 @@ from typing import Literal
 
 from repro.reports.paper import Claim
 
-Obtained = Literal["measured", "simulated", "computed"]
+How = Literal["measured", "simulated", "computed"]
 Verdict = Literal[
     "reproduced", "partly (trend holds)", "not reproduced", "not run", "not comparable", "paper's inconsistency"
 ]
@@ -21,7 +21,7 @@ class Finding:
 
     claim: str
     value: float | tuple[float, ...]
-    obtained: Obtained
+    obtained: How
     how: str
     holds: bool | None = None
     """Whether an ordering holds, for claims that state no number."""

@@ -4,26 +4,22 @@ imported when its figure is asked for."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
 from engines.errors import UserError
-from repro.reports.claims import Finding, Obtained
+from repro.paths import PAPER as CLAIMS
+from repro.registry import load
+from repro.reports.claims import Finding
 from repro.runs.cell import Cell, Scalar
+from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
+from repro.systems.dllm.batching import reading
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
-
-READINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "published": "baselines as published: upstream's batch limits and overheads",
-        "efficient": "baselines in our implementation, largest static batch",
-        "policy": "baselines' cache policies under continuous batching",
-    }
-)
-"""Three readings of every comparison. Only the first can be held against the paper, only the last isolates the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +34,18 @@ class View:
     """Of every cell that does not set them itself: the weights of a measured run, or fewer requests."""
 
     def __post_init__(self) -> None:
-        if self.reading not in READINGS:
-            raise UserError(f"reading={self.reading!r} is unknown: use one of {', '.join(READINGS)}")
+        reading(self.reading)  # refuses an unknown one
         if self.num_runs < 1:
             raise UserError(f"num_runs={self.num_runs} must be at least 1")
 
     @property
     def seeds(self) -> range:
         return range(self.num_runs)
+
+    @property
+    def dllm(self) -> DllmPart:
+        """What diffusion-LLM systems run on the platform by default."""
+        return self.platform.part(DllmPart)
 
     @property
     def obtained(self) -> Obtained:
@@ -111,48 +111,86 @@ class FigureModule(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FigureEntry:
+    """``name`` is ``paper/figure``."""
+
     name: str
-    module: str
     title: str
-    aliases: tuple[str, ...] = field(default=())
+    module: str
 
     def load(self) -> FigureModule:
         return cast(FigureModule, import_module(self.module))
 
 
-def _dllm_serve(name: str, title: str) -> FigureEntry:
-    return FigureEntry(
-        name=name,
-        module=f"paper_figures.dllm_serve.{name}",
-        title=f"dLLM-Serve {title}",
-        aliases=(f"dllm-serve/{name}",),
-    )
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    """A paper whose figures are modules of one package and whose claims are in a YAML file."""
 
+    name: str
+    title: str
+    package: str
+    figures: Mapping[str, str]
+    """Module -> what it draws."""
+    claims: Path
 
-FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
-    {
-        entry.name: entry
-        for entry in (
-            _dllm_serve("fig2", "Figure 2: standard against logit-aware profiling"),
-            _dllm_serve("fig3", "Figure 3: throughput against arrival rate"),
-            _dllm_serve("fig4", "Figure 4: mean latency against arrival rate"),
-            _dllm_serve("fig5", "Figure 5: jitter under high load"),
-            _dllm_serve("fig6", "Figure 6: accuracy against retention ratio"),
-            _dllm_serve("fig7", "Figure 7: relative throughput by input and output length"),
-            _dllm_serve("fig8", "Figure 8: ablation of relative throughput"),
-            _dllm_serve("table1", "Table 1: what is cached, and its footprint"),
-            _dllm_serve("table2", "Table 2: hardware settings"),
-            _dllm_serve("table3", "Table 3: hyper-parameters"),
-            _dllm_serve("table4", "Table 4: latency and throughput at a high rate"),
-            _dllm_serve("baselines", "baselines: every sampler alone and batched"),
-            _dllm_serve("growth", "growth: throughput and memory by concurrency, length, retention and logit budget"),
+    @property
+    def entries(self) -> tuple[FigureEntry, ...]:
+        return tuple(
+            FigureEntry(name=f"{self.name}/{module}", title=f"{self.title} {what}", module=f"{self.package}.{module}")
+            for module, what in self.figures.items()
         )
-    }
+
+
+DLLM_SERVE = Paper(
+    name="dllm-serve",
+    title="dLLM-Serve",
+    package="paper_figures.dllm_serve",
+    figures={
+        "fig2": "Figure 2: standard against logit-aware profiling",
+        "fig3": "Figure 3: throughput against arrival rate",
+        "fig4": "Figure 4: mean latency against arrival rate",
+        "fig5": "Figure 5: jitter under high load",
+        "fig6": "Figure 6: accuracy against retention ratio",
+        "fig7": "Figure 7: relative throughput by input and output length",
+        "fig8": "Figure 8: ablation of relative throughput",
+        "table1": "Table 1: what is cached, and its footprint",
+        "table2": "Table 2: hardware settings",
+        "table3": "Table 3: hyper-parameters",
+        "table4": "Table 4: latency and throughput at a high rate",
+        "baselines": "baselines: every sampler alone and batched",
+        "growth": "growth: throughput and memory by concurrency, length, retention and logit budget",
+    },
+    claims=CLAIMS / "dllm_serve" / "claims.yaml",
+)
+AMPD = Paper(
+    name="ampd", title="AMPD", package="paper_figures.ampd", figures={}, claims=CLAIMS / "ampd" / "claims.yaml"
+)
+LAPS = Paper(
+    name="laps", title="LAPS", package="paper_figures.laps", figures={}, claims=CLAIMS / "laps" / "claims.yaml"
+)
+
+PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in (DLLM_SERVE, AMPD, LAPS)})
+FIGURES: Mapping[str, FigureEntry] = MappingProxyType(
+    {entry.name: entry for paper in PAPERS.values() for entry in paper.entries}
 )
 
 
+def paper(name: str) -> Paper:
+    """One of ``PAPERS``, or any other as ``module:NAME``."""
+    if name in PAPERS:
+        return PAPERS[name]
+    if ":" in name:
+        found: Paper = load("paper", name)
+        return found
+    raise UserError(f"paper={name!r} is unknown: use one of {', '.join(PAPERS)}")
+
+
 def figure(name: str) -> FigureEntry:
+    """By ``paper/figure``, by the figure's bare name (of the first paper that has it), or by its module and a colon."""
     for entry in FIGURES.values():
-        if name == entry.name or name in entry.aliases:
+        if name in (entry.name, entry.name.partition("/")[2]):
             return entry
-    raise UserError(f"figure={name!r} is unknown: use one of {', '.join(FIGURES)}")
+    if name.endswith(":"):
+        module = name.removesuffix(":")
+        return FigureEntry(name=module, title=module, module=module)
+    known = ", ".join(entry.partition("/")[2] for entry in FIGURES)
+    raise UserError(f"figure={name!r} is unknown: use one of {known}, or a module of your own and a colon")

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from engines.errors import UserError
-from engines.hardware.catalogue import gpu
-from engines.hardware.roofline import Calibration, Roofline
+from engines.hardware.roofline import Calibration
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.runs.clock import VirtualClock
-from repro.runs.drivers.steps import drive_steps
 from repro.runs.experiment import prepare
-from repro.runs.metrics import summarize
+from repro.runs.metrics import throughput_tok_s
+from repro.systems.dllm.deployment import Deployment
 
 BANDWIDTH_EFFICIENCY = 0.8
 STEP_OVERHEAD_S = 0.005
@@ -177,10 +175,11 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
         knobs=knobs,
     )
     experiment = prepare(cell)
-    engine = experiment.system.assemble(experiment.settings, experiment.resources).engine
-    executor = engine.executor
-    executor.roofline = Roofline(executor.roofline.shape, gpu(protocol.card), calibration)  # type: ignore[attr-defined]
-    return float(summarize(drive_steps(engine, experiment.workload.requests, VirtualClock()))["throughput_tok_s"])
+    deployment = experiment.deployment
+    assert isinstance(deployment, Deployment)
+    reached = throughput_tok_s(replace(deployment, calibration=calibration).run(experiment.workload))
+    assert reached is not None, "every request of a simulated cell finishes"
+    return reached
 
 
 def _stated(protocol: CardProtocol) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
 
 from engines.dllm.memory.budget import divide_memory
 from paper_figures.dllm_serve import fig2, fig3, fig7, fig8
@@ -16,6 +16,7 @@ from repro.reports.figures import View
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import CPU_TINY, L40S, RTX4090
 
 CPU_VIEW = View(platform=CPU_TINY, reading="efficient")
@@ -48,8 +49,10 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
     runs = []
     for run in runs_of(cells, lambda _: 100.0):
         mode = run.cell.knob_values.get("logit_rows", "decomposed")
-        plan = divide_memory(shape, CPU_TINY.memory_bytes, config, logit_rows=mode, activations_measured_bytes=10**6)  # type: ignore[arg-type]
-        runs.append(replace(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
+        plan = divide_memory(
+            shape, CPU_TINY.part(DllmPart).memory_bytes, config, logit_rows=mode, activations_measured_bytes=10**6
+        )  # type: ignore[arg-type]
+        runs.append(changed(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
     rows = read_csv(fig2.render(runs, CPU_VIEW, tmp_path))
     assert [(row["logits"], row["activation_bytes"], row["obtained"]) for row in rows] == [
         ("monolithic", "1000000", "measured"),
@@ -75,7 +78,7 @@ def test_findings_about_memory() -> None:
 
 def by_length(cell: Cell) -> float:
     knobs = cell.knob_values
-    gain = 4 - knobs["fixed_prompt_len"] / 400 - knobs["gen_length"] / 512  # type: ignore[operator]
+    gain = 4 - knobs["input_len"] / 400 - knobs["gen_length"] / 512  # type: ignore[operator]
     return 10.0 * (gain if cell.system == "dllm-serve" else 1.0)
 
 
@@ -84,7 +87,7 @@ def test_lengths_grid_shares_its_common_point() -> None:
     assert len({cell.key for cell in cells}) == len(cells) == 2 * (6 + 4 - 1)
     assert all(cell.rate is None and cell.knob_values["gen_length"] == cell.knob_values["steps"] for cell in cells)
     tiny = fig7.cells(CPU_VIEW)
-    assert {cell.knob_values["fixed_prompt_len"] for cell in tiny} == {25, 50, 75, 100, 125, 150}
+    assert {cell.knob_values["input_len"] for cell in tiny} == {25, 50, 75, 100, 125, 150}
     assert {cell.knob_values["gen_length"] for cell in tiny} == {32, 64, 96, 128}
 
 
@@ -106,7 +109,7 @@ def test_relative_throughput_by_length(tmp_path: Path, drawn: list[Figure]) -> N
 
 def test_an_invalid_length_is_left_out(tmp_path: Path) -> None:
     runs = runs_of(fig7.cells(L40S_VIEW), by_length)
-    broken = [replace(r, validity=FAILED) if r.cell.knob_values["fixed_prompt_len"] == 100 else r for r in runs]
+    broken = [changed(r, validity=FAILED) if r.cell.knob_values["input_len"] == 100 else r for r in runs]
     rendered = fig7.render(broken, L40S_VIEW, tmp_path)
     assert rendered.rows[0][2:5] == ("-", "-", "-")
     assert rendered.rows[0][-1] == "2 of 2 runs INVALID"
@@ -132,7 +135,7 @@ def test_ladder_shares_its_ends_with_figure_3() -> None:
     for view in (CPU_VIEW, CARD_VIEW):
         cells = fig8.cells(view)
         assert len({cell.key for cell in cells}) == len(cells) == 3 * len(LADDER)
-        top = {cell.key for cell in fig3.cells(view) if cell.rate == max(view.platform.rates)}
+        top = {cell.key for cell in fig3.cells(view) if cell.rate == max(view.dllm.rates)}
         assert sum(cell.key in top for cell in cells) == 2 * 3
 
 
@@ -166,10 +169,10 @@ def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
     view = View(
         platform=replace(RTX4090, executor="torch"),
         reading="efficient",
-        knobs=(("weights", "random"), ("num_requests", 3)),
+        knobs=(("weights", "random"), ("num_prompts", 3)),
     )
     runs = runs_of([view.applied(cell) for cell in fig8.cells(view)], climb)
-    assert {run.cell.knob_values["num_requests"] for run in runs} == {3}
+    assert {run.cell.knob_values["num_prompts"] for run in runs} == {3}
     rendered = fig8.render(runs, view, tmp_path)
     assert len(rendered.rows) == 3 * len(LADDER)
     assert {path.stem for path in rendered.files} == {"fig8-rtx4090-measured"}

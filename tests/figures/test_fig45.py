@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, drawn_lines, panel, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, changed, drawn_lines, panel, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import fig3, fig4, fig5
 from repro.reports.figures import View, figure
@@ -37,11 +36,11 @@ def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure
     assert {path.name for path in rendered.files} == {f"fig4-rtx4090.{kind}" for kind in ("png", "pdf", "csv")}
     burst = drawn_lines(panel(drawn[0], "Burst"))
     # All four requests are due at 0 and end together after 4 x 64 tokens.
-    assert list(burst["dLLM-Serve"].get_ydata()) == pytest.approx([256 / 80] * len(RTX4090.rates))
+    assert list(burst["dLLM-Serve"].get_ydata()) == pytest.approx([256 / 80] * len(CARD_VIEW.dllm.rates))
     assert list(burst["dLLM-Serve (paper)"].get_ydata()) == [1370]
     assert set(burst["Fast-dLLM (paper, above)"].get_ydata()) == {4000}
     assert not any("paper" in label for label in drawn_lines(panel(drawn[0], "OSC")))
-    assert rendered.rows[2][:5] == ("LiveBench", "Fast-dLLM", "6.4", "6.4", "2.00x")
+    assert rendered.rows[1][:5] == ("LiveBench", "Fast-dLLM", "6.4", "6.4", "2.00x")
     paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
     assert [(row["system"], float(row["mean_latency_s"])) for row in paper] == [
         ("dllm-serve", 1370),
@@ -59,7 +58,7 @@ def test_latency_findings() -> None:
     }
     assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
     runs = runs_of(fig4.cells(CARD_VIEW), speed)
-    broken = [replace(r, validity=FAILED) if r.cell.system == "dllm-serve" else r for r in runs]
+    broken = [changed(r, validity=FAILED) if r.cell.system == "dllm-serve" else r for r in runs]
     assert fig4.findings(broken, CARD_VIEW) == []
     assert fig4.findings(runs_of(fig4.cells(CPU_VIEW), speed), CPU_VIEW) == []
 
@@ -86,7 +85,7 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: li
 
 def test_jitter_without_a_valid_baseline_says_so(tmp_path: Path) -> None:
     runs = runs_of(fig5.cells(CPU_VIEW), speed, stretch=0.5)
-    broken = [replace(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
+    broken = [changed(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
     rendered = fig5.render(broken, CPU_VIEW, tmp_path)
     assert {row[3:7] for row in rendered.rows} == {("-", "-", "-", "-")}
     assert sum(note.startswith("INVALID") for note in rendered.notes) == 9

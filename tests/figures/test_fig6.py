@@ -3,11 +3,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, drawn_lines, panel, read_csv, stored, text_of
+from support.stored_runs import FAILED, changed, drawn_lines, panel, read_csv, stored, text_of
 
 from engines.errors import UserError
 from paper_figures.dllm_serve import fig6
@@ -15,8 +14,7 @@ from paper_figures.dllm_serve.retention import compare, find, load_points, paper
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.runs.proportions import wilson_interval
-from repro.runs.record import RunRecord
+from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
 from repro.systems.platforms import CPU_TINY, RTX4090
 
@@ -41,14 +39,9 @@ def graded(cell: Cell) -> StoredRun:
     verdicts = [True] * k + [False] * (N - k)
     if cell.knob_values["selection"] == "uniform":
         verdicts.reverse()
-    requests: dict[str, Any] = {**run.record.requests, "correct": verdicts, "correct_strict": [False] * N}
     dataset = {**run.record.manifest["dataset"], "checksum": f"{cell.dataset}-{cell.seed}"}
-    return replace(
-        run,
-        record=RunRecord(
-            requests=requests, steps=run.record.steps, manifest={**run.record.manifest, "dataset": dataset}
-        ),
-    )
+    record = run.record.with_columns("requests", correct=verdicts, correct_strict=[False] * N)
+    return changed(run, record=record.with_manifest(dataset=dataset))
 
 
 def made(view: View) -> list[StoredRun]:
@@ -60,7 +53,7 @@ def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[Stor
         knobs = run.cell.knob_values
         return (run.cell.dataset, knobs["selection"], knobs.get("retention_ratio")) == ("mini-gsm", selection, ratio)
 
-    return [replace(run, validity=FAILED) if is_it(run) else run for run in runs]
+    return [changed(run, validity=FAILED) if is_it(run) else run for run in runs]
 
 
 def test_is_the_registered_figure() -> None:
@@ -74,7 +67,7 @@ def test_grid_differs_in_the_selection_alone() -> None:
     assert {(cell.system, cell.executor, cell.rate, cell.seed) for cell in cells} == {("dllm-serve", "torch", None, 0)}
     varied = {"selection", "retention_ratio"}
     assert len({tuple(pair for pair in cell.knobs if pair[0] not in varied) for cell in cells}) == 1
-    assert min(cell.knob_values["num_requests"] for cell in cells) >= 500  # type: ignore[type-var, operator]
+    assert min(cell.knob_values["num_prompts"] for cell in cells) >= 500  # type: ignore[type-var, operator]
     assert {cell.seed for cell in fig6.cells(TWICE)} == {0, 1}
     with pytest.raises(UserError, match="platform='rtx4090' simulates, and accuracy needs a model"):
         fig6.cells(View(platform=RTX4090, reading="published"))
@@ -167,7 +160,7 @@ def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
     assert "dllm-gsm-gain" not in {f.claim for f in fig6.findings(broken(made(VIEW), "uniform", 0.1), VIEW)}
     # One repeat of one series only: its other repeat has no partner.
     half = [
-        replace(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
+        changed(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
         for run in made(TWICE)
     ]
     points = load_points(half)

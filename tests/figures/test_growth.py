@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import growth
 from repro.reports.figures import View
@@ -23,7 +23,7 @@ H200_VIEW = View(platform=H200, reading="published")
 def speed(cell: Cell) -> float:
     """tok/s ~ (requests at once) ^ 0.5 / (tokens of a request), nothing else."""
     knobs: dict[str, Any] = cell.knob_values
-    total = knobs["fixed_prompt_len"] + knobs["gen_length"]
+    total = knobs["input_len"] + knobs["gen_length"]
     return 1000 * knobs.get("max_num_seqs", 1) ** 0.5 / total
 
 
@@ -32,26 +32,27 @@ def planned(run: StoredRun, **measured: int) -> StoredRun:
     plan = {"weights_bytes": 5, "activation_bytes": 7, "logits_bytes": 1000 * rows, "kv_bytes": 11}
     calibration = "h200, uncalibrated: datasheet peaks" if run.record.obtained == "simulated" else None
     facts = {"memory_plan": plan, "kv_rows": 3, **measured}
-    return replace(run, record=run.record.with_manifest(facts=facts, calibration=calibration))
+    return changed(run, record=run.record.with_manifest(facts=facts, calibration=calibration))
 
 
 @pytest.mark.parametrize("where", PLATFORMS.values(), ids=lambda where: where.name)
 def test_every_value_fits_the_platform(where: Any) -> None:
-    cells = growth.cells(View(platform=where, reading="efficient"))
+    view = View(platform=where, reading="efficient")
+    cells = growth.cells(view)
     assert len({cell.key for cell in cells}) == len(cells)
     for cell in cells:
         knobs: dict[str, Any] = cell.knob_values
         assert cell.rate is None
         assert knobs["gen_length"] == knobs["steps"]
-        assert 0 < knobs["fixed_prompt_len"] + knobs["gen_length"] <= where.max_model_len
-        assert knobs.get("max_num_seqs", 1) <= where.max_num_seqs
-        assert knobs.get("max_num_logits", 1) <= where.max_num_batched_tokens
+        assert 0 < knobs["input_len"] + knobs["gen_length"] <= view.dllm.max_model_len
+        assert knobs.get("max_num_seqs", 1) <= view.dllm.max_num_seqs
+        assert knobs.get("max_num_logits", 1) <= view.dllm.max_num_batched_tokens
 
 
 def test_concurrency_is_as_many_requests_as_may_run() -> None:
     cells = [cell for cell in growth.cells(H200_VIEW) if "max_num_seqs" in cell.knob_values]
     assert [cell.knob_values["max_num_seqs"] for cell in cells] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert all(cell.knob_values["num_requests"] == cell.knob_values["max_num_seqs"] for cell in cells)
+    assert all(cell.knob_values["num_prompts"] == cell.knob_values["max_num_seqs"] for cell in cells)
 
 
 def test_slopes_are_those_of_the_law(tmp_path: Path, drawn: list[Figure]) -> None:
@@ -90,7 +91,7 @@ def test_measured_memory_replaces_the_planned(tmp_path: Path) -> None:
 
 def test_missing_and_invalid_points_are_named(tmp_path: Path) -> None:
     runs = [planned(run) for run in runs_of(growth.cells(H200_VIEW), speed)]
-    broken = [replace(runs[0], validity=FAILED), *runs[2:]]
+    broken = [changed(runs[0], validity=FAILED), *runs[2:]]
     rendered = growth.render(broken, H200_VIEW, tmp_path)
     assert rendered.rows[0][2:5] == ("-", "-", "-")
     assert rendered.rows[0][-1] == "1 of 1 runs INVALID"
@@ -104,11 +105,11 @@ def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path: Path) -> None:
     view = View(
         platform=replace(RTX4090, executor="torch"),
         reading="efficient",
-        knobs=(("weights", "random"), ("num_requests", 99)),
+        knobs=(("weights", "random"), ("num_prompts", 99)),
     )
     cells = [view.applied(cell) for cell in growth.cells(view)]
     assert {cell.knob_values["weights"] for cell in cells} == {"random"}
-    assert 99 not in {cell.knob_values["num_requests"] for cell in cells}, "the figure's own number goes first"
+    assert 99 not in {cell.knob_values["num_prompts"] for cell in cells}, "the figure's own number goes first"
     rendered = growth.render([planned(run) for run in runs_of(cells, speed)], view, tmp_path)
     assert {path.stem for path in rendered.files} == {"growth-rtx4090-measured"}
     assert not any("missing" in note for note in rendered.notes)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import repro.checks.doctor
-from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, Gpu, Machine, Row, examine, look, rows_for, to_json
+from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, examine, look, rows_for, to_json
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, RTX4090
 from repro.tasks.sandbox.client import SandboxSupport
 
@@ -31,22 +32,22 @@ LAPTOP = Machine(
     has_git=True,
     commit="0123456789abcdef",
 )
-H200 = Gpu(name="NVIDIA H200", memory_bytes=141 * 10**9)
+H200 = FoundGpu(name="NVIDIA H200", memory_bytes=141 * 10**9)
 SERVER = replace(LAPTOP, torch="2.13.0", cuda="13.0", gpus=(H200,), has_nvidia_driver=True)
 
 
-def row(machine: Machine, item: str) -> Row:
+def row(machine: Machine, item: str) -> Item:
     (found,) = (row for row in rows_for(machine) if row.item == item)
     return found
 
 
 def test_a_laptop_measures_the_small_model_and_simulates_the_cards() -> None:
-    assert row(LAPTOP, "cpu-tiny measured") == Row(
+    assert row(LAPTOP, "cpu-tiny measured") == Item(
         item="cpu-tiny measured", status="ok", detail="yes, on A Processor 9000"
     )
     assert row(LAPTOP, "cpu-tiny simulated").status == "no"
     for name in ("rtx4090", "l40s"):
-        assert row(LAPTOP, f"{name} measured") == Row(item=f"{name} measured", status="no", detail="no CUDA device")
+        assert row(LAPTOP, f"{name} measured") == Item(item=f"{name} measured", status="no", detail="no CUDA device")
         simulated = row(LAPTOP, f"{name} simulated")
         assert simulated.status == "ok"
         assert f"roofline of {name}" in simulated.detail
@@ -62,12 +63,12 @@ def test_every_platform_has_a_row_for_each_executor(machine: Machine) -> None:
 
 def test_a_server_names_the_card_its_numbers_would_be_of() -> None:
     assert row(SERVER, "rtx4090 measured").detail == "yes, numbers are those of NVIDIA H200"
-    assert row(SERVER, "GPU") == Row(item="GPU", status="ok", detail="NVIDIA H200, 141.0 GB")
+    assert row(SERVER, "GPU") == Item(item="GPU", status="ok", detail="NVIDIA H200, 141.0 GB")
     assert row(SERVER, "torch").detail == "2.13.0, CUDA 13.0"
 
 
 def test_the_largest_card_counts() -> None:
-    small = Gpu(name="small", memory_bytes=8 * 10**9)
+    small = FoundGpu(name="small", memory_bytes=8 * 10**9)
     two = replace(SERVER, gpus=(small, H200))
     assert row(two, "l40s measured").status == "ok"
     only_small = row(replace(SERVER, gpus=(small,)), "rtx4090 measured")
@@ -77,7 +78,7 @@ def test_the_largest_card_counts() -> None:
 
 @pytest.mark.parametrize(("share", "status"), [(CARD_TOLERANCE, "ok"), (CARD_TOLERANCE - 0.01, "no")])
 def test_a_card_may_report_a_little_less_than_its_name(share: float, status: str) -> None:
-    card = Gpu(name="card", memory_bytes=round(share * RTX4090.memory_bytes))
+    card = FoundGpu(name="card", memory_bytes=round(share * RTX4090.part(DllmPart).memory_bytes))
     assert row(replace(SERVER, gpus=(card,)), "rtx4090 measured").status == status
 
 
@@ -134,7 +135,7 @@ def test_generated_code_is_isolated_or_not_run(change: dict[str, object], status
 
 def test_optional_packages_never_fail() -> None:
     with_one = replace(LAPTOP, packages=(("datasets", "3.1"), ("vllm", None)))
-    assert row(with_one, "datasets") == Row(
+    assert row(with_one, "datasets") == Item(
         item="datasets", status="ok", detail="3.1: data sets from the hub (source=hub)"
     )
     assert row(with_one, "vllm").status == "info"

@@ -12,7 +12,7 @@ from repro.runs.cell import Cell
 from repro.systems.platforms import platform
 
 SPEED = {"dllm-serve": 80.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
-WITH_ANSWERS = ("fig6",)
+WITH_ANSWERS = ("dllm-serve/fig6",)
 """Their runs carry grades; tested with them."""
 
 

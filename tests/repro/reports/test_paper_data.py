@@ -13,7 +13,7 @@ from engines.errors import UserError
 from engines.hardware.catalogue import L40S, RTX4090
 from engines.models.shape import LLADA_8B
 from repro.paths import PAPER
-from repro.reports.paper import FOLDERS, load_claims, load_figures, load_protocol, load_table
+from repro.reports.paper import load_claims, load_figures, load_table
 
 CLAIMS = load_claims()
 RECOMPUTED = [claim for claim in CLAIMS if claim.recomputed is not None and claim.recomputed.expr is not None]
@@ -112,13 +112,6 @@ def test_every_claim_names_an_existing_figure_and_every_file_exists():
             assert load_table(figure.values_file)
 
 
-def test_protocols():
-    for paper in FOLDERS:
-        protocol = load_protocol(paper)
-        assert protocol["paper"] == paper
-        assert protocol["not_stated"]
-
-
 def test_table4_columns_follow_from_each_other():
     rows = load_table("dllm_serve/table4.csv")
     assert len(rows) == 12
@@ -144,7 +137,8 @@ def test_stated_values_agree_with_table4():
 def test_the_papers_settings_are_the_ones_used_here():
     by_parameter = {row["parameter"]: row["value"] for row in load_table("dllm_serve/table3.csv")}
     from engines.dllm.config import GenerationConfig, SparsityConfig
-    from engines.dllm.memory.budget import PAPER_CASES
+    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import PLATFORMS
 
     generation, sparsity = GenerationConfig(), SparsityConfig()
     assert by_parameter["Generation Length"] == generation.gen_length
@@ -152,10 +146,10 @@ def test_the_papers_settings_are_the_ones_used_here():
     assert by_parameter["KV Block Size"] == generation.block_length
     assert by_parameter["Retention Ratio"] == sparsity.retention_ratio
     assert by_parameter["Kernel Size"] == sparsity.pool_kernel
-    small, large = PAPER_CASES
-    assert by_parameter["Max Batched Tokens (4090)"] == small.config.max_num_batched_tokens
-    assert by_parameter["Max Batched Tokens (L40S)"] == large.config.max_num_batched_tokens
-    assert by_parameter["Max Materialized Logits"] == small.config.max_num_logits == large.config.max_num_logits
+    small, large = (PLATFORMS[name].part(DllmPart) for name in ("rtx4090", "l40s"))
+    assert by_parameter["Max Batched Tokens (4090)"] == small.max_num_batched_tokens
+    assert by_parameter["Max Batched Tokens (L40S)"] == large.max_num_batched_tokens
+    assert by_parameter["Max Materialized Logits"] == small.max_num_logits == large.max_num_logits
     memory = {row["platform"]: row["gpu_mem_gb_from_text"] * 10**9 for row in load_table("dllm_serve/table2.csv")}
     assert memory == {"rtx4090": RTX4090.memory_bytes, "l40s": L40S.memory_bytes}
 

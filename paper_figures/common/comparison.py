@@ -1,0 +1,76 @@
+"""Systems beside each other on several data sets, at several arrival rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engines.errors import UserError
+from paper_figures.common.curve import Curve, Point
+from repro.reports.figures import View
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A panel per data set, a curve per system; both in the order of the paper."""
+
+    datasets: tuple[str, ...]
+    own: str
+    """The paper's system, which the others are the baselines of."""
+    baselines: tuple[str, ...]
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        return (self.own, *self.baselines)
+
+    def cells(self, figure: str, view: View, rates: Sequence[float]) -> list[Cell]:
+        """Every system on every data set at every rate, each with every seed."""
+        where = view.platform
+        return [
+            Cell(
+                figure=figure,
+                system=system,
+                dataset=dataset,
+                platform=where.name,
+                executor=where.executor,
+                rate=rate,
+                seed=seed,
+                knobs=() if system == self.own else view.baseline_knobs(),
+            )
+            for dataset in self.datasets
+            for system in self.systems
+            for rate in rates
+            for seed in view.seeds
+        ]
+
+    def curves(self, runs: Sequence[StoredRun]) -> list[Curve]:
+        """Runs of other data sets and systems than these are an error."""
+        grouped: dict[tuple[str, str], dict[float, list[StoredRun]]] = {}
+        for run in runs:
+            cell = run.cell
+            if cell.dataset not in self.datasets or cell.system not in self.systems or cell.rate is None:
+                raise UserError(
+                    f"run {cell.folder_name} has system={cell.system!r}, dataset={cell.dataset!r} and rate={cell.rate}: "
+                    f"give runs of {', '.join(self.systems)} on {', '.join(self.datasets)} at a rate"
+                )
+            grouped.setdefault((cell.dataset, cell.system), {}).setdefault(cell.rate, []).append(run)
+        return [
+            Curve(
+                dataset=dataset,
+                system=system,
+                points=tuple(
+                    Point(
+                        dataset=dataset,
+                        system=system,
+                        rate=rate,
+                        runs=tuple(sorted(repeats, key=lambda run: run.cell.seed)),
+                    )
+                    for rate, repeats in sorted(grouped[dataset, system].items())
+                ),
+            )
+            for dataset in self.datasets
+            for system in self.systems
+            if (dataset, system) in grouped
+        ]

@@ -1,0 +1,29 @@
+"""Stored runs by the cell that asked for them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from repro.reports.figures import View
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+
+
+class Repeats:
+    """The runs of a cell that differ in nothing but their seed."""
+
+    def __init__(self, runs: Sequence[StoredRun], view: View) -> None:
+        self._view = view
+        self._by_question: dict[Hashable, list[StoredRun]] = {}
+        for run in sorted(runs, key=lambda run: run.cell.seed):
+            self._by_question.setdefault(_question(run.cell), []).append(run)
+
+    def of(self, cell: Cell) -> tuple[StoredRun, ...]:
+        """By seed; the cell's own seed does not matter."""
+        return tuple(self._by_question.get(_question(self._view.applied(cell)), ()))
+
+
+def _question(cell: Cell) -> Hashable:
+    """What is asked; a stored cell knows the basis of its answer besides."""
+    knobs = frozenset(knob for knob in cell.knobs if knob[0] != "basis")
+    return (cell.system, cell.dataset, cell.rate, knobs)

@@ -1,0 +1,20 @@
+"""What the paper's figures compare (§6.1), and how its baselines are read."""
+
+from __future__ import annotations
+
+from paper_figures.common.comparison import Comparison
+from repro.reports.figures import View
+from repro.systems.dllm.batching import READINGS
+
+COMPARISON = Comparison(
+    datasets=("livebench", "burst", "osc"), own="dllm-serve", baselines=("fast-dllm", "dllm-cache", "sparse-dllm")
+)
+DATASETS, OURS, BASELINES = COMPARISON.datasets, COMPARISON.own, COMPARISON.baselines
+
+
+def reading_sentence(view: View) -> str:
+    """What the baselines stand for; upstream's overheads can only be simulated."""
+    text = READINGS[view.reading].text.capitalize()
+    if view.reading == "published" and view.platform.executor != "roofline":
+        text += " (here its batch limits only: our code has no such overhead)"
+    return f"{text}."
