@@ -1,3 +1,20 @@
-"""Experiment harness and command line."""
+"""Experiment harness and command line. From Python: ``repro.run(...)``, ``repro.sweep(...)``, ``repro.load(...)``."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repro.api import load, run, sweep
+
+__all__ = ["load", "run", "sweep"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """What is asked for by name is imported then: a command line that prints its help needs none of it."""
+    if name in __all__:
+        from repro import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'repro' has no attribute {name!r}")
