@@ -26,16 +26,18 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all $(FIGURES:%=reproduce-%) test lint check gpu-suite clean
+.PHONY: help setup reproduce-all $(FIGURES:%=reproduce-%) check-results test lint check gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
 	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures' \
 	  'make reproduce-all   every figure there is: $(FIGURES)' \
-	  'make test            the tests' \
+	  'make check-results   whether the committed figures are those of the code and calibration of today' \
+  'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
-	  'make gpu-suite       tests and measurements on a CUDA device, BUDGET seconds a call, or what is missing for them' \
+	  'make gpu-first       the first 20 minutes on a CUDA device: tests, throughput, steps, a verdict' \
+  'make gpu-suite       tests and measurements on a CUDA device, BUDGET seconds a call, or what is missing for them' \
 	  'make clean           remove .venv, caches and build files; results stay' \
 	  'Every target but help and clean runs setup first where needed.'
 
@@ -68,6 +70,10 @@ $(FIGURES:%=reproduce-%): reproduce-%: $(STAMP)
 
 reproduce-all: $(FIGURES:%=reproduce-%)
 
+check-results: $(STAMP)
+	$(SAY) 'check-results: every committed figure against what it would be drawn from today (seconds)'
+	@$(BIN)/repro check-results
+
 test: $(STAMP)
 	$(SAY) 'test: $(TEST_JOBS) workers (a few minutes)'
 	@$(BIN)/python -m pytest -n $(TEST_JOBS)
@@ -84,6 +90,10 @@ gpu-suite: $(STAMP)
 	@if [ -n '$(TESTS)' ]; then echo 'gpu-suite: the tests marked gpu, again'; $(BIN)/python -m pytest -m gpu -n 0; fi
 	$(SAY) 'gpu-suite: up to $(BUDGET) s; the same command goes on where this one stops'
 	@$(BIN)/python -m repro gpu-suite --platform $(GPU_PLATFORM) --budget $(BUDGET)
+
+gpu-first: $(STAMP)
+	$(SAY) 'gpu-first: up to $(BUDGET) s; the same command goes on where this one stops'
+	@$(BIN)/python -m repro gpu-suite --first --platform $(GPU_PLATFORM) --budget $(BUDGET)
 
 clean:
 	$(SAY) 'clean: removing $(VENV), caches and build files; results stay'

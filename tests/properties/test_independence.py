@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.engine_runs import Ids, chi_square, engine_for, run_alone, run_together
 from support.tiny_models import GQA, LOUD, MHA, ONE_LAYER, TinyModel, network, prompt_of
 
-from baselines.dllm.method import Method, method, serve_decode
+from baselines.dllm.registry import method
 from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
@@ -23,10 +23,12 @@ from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
 from engines.dllm.decode.noise import gumbel_argmax, row_keys, uniform
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
+from engines.dllm.method import Sampler
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule, Window
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.dllm.serve import serve_decode
 from engines.errors import UserError
 
 MAX_TOTAL = 40
@@ -110,12 +112,12 @@ def test_company_changes_nothing(mix: tuple[TinyModel, EngineConfig, int, list[t
 
 
 @st.composite
-def baseline_mixes(draw: st.DrawFn) -> tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]]:
+def baseline_mixes(draw: st.DrawFn) -> tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]]:
     """Requests of every kind next to each other: greedy, sampled, with a threshold, with a factor, remasked at random
     and, where nothing is cached, guided."""
     model = draw(st.sampled_from((MHA, GQA, LOUD)))
     system, family, options = draw(st.sampled_from(MIXED_METHODS))
-    chosen = method(system, family, options)
+    chosen = method(system).sampler(family, options)
     arrivals = []
     for i in range(draw(st.integers(2, 6))):
         request = draw(requests(model, i))
@@ -158,7 +160,7 @@ MIXED_METHODS = (
 @settings(max_examples=80)
 @given(baseline_mixes())
 def test_company_of_any_kind_changes_nothing(
-    mix: tuple[TinyModel, Method, EngineConfig, int, list[tuple[int, Request]]],
+    mix: tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]],
 ) -> None:
     model, chosen, config, kv_rows, arrivals = mix
     outputs = run_together(engine_for(model, config, kv_rows, chosen.rule), arrivals)
@@ -169,7 +171,7 @@ def test_company_of_any_kind_changes_nothing(
 
 def test_guidance_is_refused_where_rows_are_cached() -> None:
     """Its second forward has masked prompts, which must not get into anybody's cache."""
-    chosen = method("dllm-serve", "llada", {})
+    chosen = method("dllm-serve").sampler("llada", {})
     generation = GenerationConfig(gen_length=12, block_length=6, steps=12, cfg_scale=1.5)
     guided = Request(request_id=0, prompt_len=14, prompt_ids=prompt_of(MHA, 0, 14), generation=generation)
     config = EngineConfig(max_num_seqs=2, max_model_len=64, sparsity=chosen.sparsity, decode=chosen.decode)

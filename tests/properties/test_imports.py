@@ -1,0 +1,183 @@
+"""Who imports whom, read from the sources: no cycles, no edge against the order of the layers, no torch in a policy."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from repro.paths import REPO
+
+LAYERS = ("engines", "baselines", "repro", "paper_figures")
+"""A layer imports those before it."""
+
+LEAVES = {
+    "engines.models": {"engines.errors", "engines.models"},
+    "engines.hardware": {"engines.errors", "engines.models", "engines.hardware"},
+    "engines.runtime": {"engines.errors", "engines.runtime"},
+    "engines.attention": {"engines.errors", "engines.attention"},
+    "engines.kernels": {"engines.errors", "engines.models", "engines.kernels"},
+    "engines.parallel": {"engines.errors", "engines.models", "engines.parallel"},
+}
+"""Packages that know tensors, shapes or devices only -> all they may import of this repository."""
+
+POLICIES = (
+    "engines.dllm.config",
+    "engines.dllm.plan",
+    "engines.dllm.request",
+    "engines.dllm.sequence",
+    "engines.dllm.engine",
+    "engines.dllm.method",
+    "engines.dllm.serve",
+    "engines.dllm.scheduling",
+    "engines.dllm.memory.budget",
+    "engines.dllm.cache.kv_pool",
+    "engines.dllm.executor.roofline",
+    "engines.hardware.roofline",
+    "baselines.dllm.registry",
+    "baselines.dllm.static.scheduler",
+    "repro.systems.dllm.system",
+    "repro.systems.dllm.on_roofline",
+    "repro.workloads",
+)
+"""Plain Python over plain data: none of it, nor what it imports, loads torch."""
+
+HEAVY = ("torch", "transformers", "datasets", "lm_eval", "vllm", "ray", "pandas", "matplotlib", "pyarrow")
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    found = {}
+    for layer in LAYERS:
+        for path in sorted((REPO / layer).rglob("*.py")):
+            parts = path.relative_to(REPO).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def imports(tree: ast.AST, *, lazy: bool) -> Iterator[str]:
+    """What is imported when the module runs; ``lazy`` adds what its functions import when they are called."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not lazy:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            for alias in node.names:
+                own = f"{node.module}.{alias.name}"
+                yield own if own in modules() else str(node.module)
+        yield from imports(node, lazy=lazy)
+
+
+def edges(*, lazy: bool) -> dict[str, set[str]]:
+    return {name: set(imports(tree, lazy=lazy)) & modules().keys() - {name} for name, tree in modules().items()}
+
+
+def test_there_is_no_cycle_among_modules() -> None:
+    """Not even of imports inside functions."""
+    try:
+        TopologicalSorter(edges(lazy=True)).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_there_is_no_cycle_among_packages() -> None:
+    """The folders of a layer, each with all that is below it; a module directly in a layer stands for itself."""
+
+    def package(name: str) -> str:
+        return ".".join(name.split(".")[:2])
+
+    found: dict[str, set[str]] = {}
+    for name, targets in edges(lazy=True).items():
+        found.setdefault(package(name), set()).update(map(package, targets))
+    for name, targets in found.items():
+        targets.discard(name)
+    try:
+        TopologicalSorter(found).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_layers_import_downwards_alone() -> None:
+    rank = {layer: i for i, layer in enumerate(LAYERS)}
+    wrong = [
+        (name, target)
+        for name, targets in edges(lazy=True).items()
+        for target in targets
+        if rank[target.partition(".")[0]] > rank[name.partition(".")[0]]
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("leaf", LEAVES)
+def test_leaves_know_no_engine(leaf: str) -> None:
+    allowed = LEAVES[leaf]
+    wrong = [
+        (name, target)
+        for name, targets in edges(lazy=True).items()
+        if name == leaf or name.startswith(f"{leaf}.")
+        for target in targets
+        if not any(target == prefix or target.startswith(f"{prefix}.") for prefix in allowed | {"engines"})
+        or target.startswith(("engines.dllm", "engines.ar", "engines.ampd", "engines.laps"))
+    ]
+    assert wrong == []
+
+
+def reached(start: str) -> set[str]:
+    """Modules that are loaded with those of a package or module, without calling anything."""
+    graph, seen = edges(lazy=False), set()
+    waiting = [name for name in modules() if name == start or name.startswith(f"{start}.")]
+    while waiting:
+        name = waiting.pop()
+        if name not in seen:
+            seen.add(name)
+            waiting += graph[name]
+            parent = name.rpartition(".")[0]
+            waiting += [parent] if parent in graph else []
+    return seen
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_policies_load_no_torch(policy: str) -> None:
+    loaded = reached(policy)
+    assert loaded
+    direct = {
+        name
+        for name in loaded
+        if {"torch", "triton"} & {i.partition(".")[0] for i in imports(modules()[name], lazy=False)}
+    }
+    assert direct == set()
+
+
+def test_the_command_line_starts_without_anything_heavy() -> None:
+    code = f"import sys, repro, repro.cli.main; sys.exit(' '.join(n for n in {HEAVY} if n in sys.modules) or None)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_files_are_short_and_the_harness_has_few_modules_at_its_root() -> None:
+    """One idea a file, at most 400 lines."""
+    long = {
+        str(path.relative_to(REPO)): lines
+        for folder in (*LAYERS, "benchmarks")
+        for path in (REPO / folder).rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 400
+    }
+    assert long == {}
+    assert len(list((REPO / "repro").glob("*.py"))) <= 12
+
+
+def test_a_method_is_in_the_file_of_its_name() -> None:
+    for name in ("llada", "dream", "fast_dllm", "sparse_dllm", "dllm_cache"):
+        folder = REPO / "baselines" / "dllm"
+        assert (folder / f"{name}.py").is_file() or Path(folder, name, "method.py").is_file()
