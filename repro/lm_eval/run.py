@@ -2,7 +2,7 @@
 
 ``python -m repro.lm_eval.run`` is lm-eval's own command line with the model registered:
 
-    python -m repro.lm_eval.run --model dllm-serve --model_args system=sparse-dllm,gen_length=64 --tasks gsm8k
+    python -m repro.lm_eval.run run --model dllm-serve --model_args system=sparse-dllm,gen_length=64 --tasks gsm8k
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ def main() -> None:
     """lm-eval's command line with the model registered."""
     try:
         from lm_eval.__main__ import cli_evaluate
+
+        import repro.lm_eval.model  # noqa: F401
 
         cli_evaluate()
     except UserError as error:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,6 +43,36 @@ def test_without_lm_eval_one_sentence_names_the_extra() -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("engines.errors.UserError: lm-eval cannot be imported")
     assert "pip install 'dllm-serve-repro[eval]'" in last
+
+
+def test_the_command_line_registers_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against the few names of lm-eval that are used, whether it is installed or not."""
+    registered: list[str] = []
+    seen: list[str] = []
+
+    def register_model(name: str) -> Any:
+        registered.append(name)
+        return lambda model: model
+
+    fakes = {
+        "": {},
+        ".__main__": {"cli_evaluate": lambda: seen.extend(registered)},
+        ".api": {},
+        ".api.instance": {"Instance": object},
+        ".api.model": {"LM": object},
+        ".api.registry": {"register_model": register_model},
+        ".utils": {"simple_parse_args_string": dict},
+    }
+    for name, names in fakes.items():
+        module = ModuleType(f"lm_eval{name}")
+        vars(module).update(names)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.delitem(sys.modules, "repro.lm_eval.model", raising=False)
+    from repro.lm_eval.run import main
+
+    main()
+    sys.modules.pop("repro.lm_eval.model", None)
+    assert seen == ["dllm-serve"]
 
 
 def task_of(name: str, num_problems: int, **options: Any) -> Task:
