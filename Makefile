@@ -4,7 +4,8 @@
 #   TORCH        what pip installs as torch; by default a CPU build, or plain torch where nvidia-smi works
 #   TORCH_INDEX  where CPU builds are looked for, besides the usual index
 #   TEST_JOBS    pytest workers; each computes with one thread
-#   BUDGET       seconds of one call of gpu-suite; GPU_PLATFORM is the platform it measures, TESTS=1 repeats its tests
+#   BUDGET       seconds of one call of gpu-suite and gpu-first; GPU_PLATFORM is the platform they measure
+#   TESTS        1 runs the tests marked gpu again before gpu-suite
 
 PYTHON ?= python3
 TORCH ?=
@@ -30,14 +31,14 @@ SAY := @printf '%s\n'
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
-	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures' \
+	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures; any other likewise' \
 	  'make reproduce-all   every figure there is: $(FIGURES)' \
-	  'make check-results   whether the committed figures are those of the code and calibration of today' \
+	  'make check-results   whether the committed figures are those of the code, calibration and data of today' \
   'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
-	  'make gpu-first       the first 20 minutes on a CUDA device: tests, throughput, steps, a verdict' \
-  'make gpu-suite       tests and measurements on a CUDA device, BUDGET seconds a call, or what is missing for them' \
+	  'make gpu-first       the first stages of gpu-suite alone: tests, throughput, steps' \
+	  'make gpu-suite       tests and measurements on a CUDA device, $(BUDGET) s a call, or what is missing for them' \
 	  'make clean           remove .venv, caches and build files; results stay' \
 	  'Every target but help and clean runs setup first where needed.'
 
