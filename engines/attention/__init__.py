@@ -1,6 +1,6 @@
 """Varlen attention: one call for a whole batch of ragged sequences, whose keys lie anywhere in a KV pool.
 
-``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/test_attention.py).
+``attention_backend`` picks the implementation; all give the same numbers within rounding (tests/engines/test_attention.py).
 """
 
 from engines.attention.protocol import VarlenAttention

@@ -1,6 +1,6 @@
 """Writes baselines/golden: what the reference samplers give on the tiny random models.
 
-    python tests/make_golden.py
+    python tests/support/make_golden.py
 
 A candidate is kept only if no decision in it was close, float64 arithmetic gives the same ids and at least
 three of them differ, so any correct implementation in float32 must reproduce it. Exactly equal importances

@@ -1,0 +1,209 @@
+"""What the pages name exists: paths, modules, links, commands with their options, make targets, metrics, stages."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import repro
+from repro.cli.main import app
+from repro.gpu_suite import stages
+from repro.paths import REPO
+from repro.runs.metrics import METRICS
+from repro.runs.system import SYSTEMS
+from repro.systems.dllm.metrics import DLLM_METRICS
+
+PAGES = sorted(
+    [
+        REPO / "README.md",
+        *(REPO / "docs").glob("*.md"),
+        *(
+            REPO / folder / "README.md"
+            for folder in ("datasets", "results", "results/paper", "baselines/golden", "engines/models/tiny")
+        ),
+    ]
+)
+TOP = {path.name for path in REPO.iterdir() if path.is_dir() and not path.name.startswith(".")}
+PACKAGES = ("engines", "baselines", "repro", "paper_figures")
+SHORT_FOR = (REPO / "engines", REPO / "engines" / "dllm")
+"""Folders that a page leaves out in front of a module's path."""
+MADE_HERE = ("results/local", "results/figures")
+"""Not in the repository."""
+
+page_of = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(REPO)) for page in PAGES])
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def fenced(text: str) -> Iterator[str]:
+    """Lines of code blocks, a continued one as one."""
+    for block in re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        yield from re.sub(r"\\\n\s*", "", block).splitlines()
+
+
+def quoted(text: str) -> list[str]:
+    """What stands in backticks on a line or two; code blocks left out."""
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(found.split()) for found in re.findall(r"`([^`]+)`", prose)]
+
+
+@page_of
+def test_paths_exist(page: Path) -> None:
+    missing = []
+    for word in quoted(text_of(page)):
+        if not re.fullmatch(r"[\w.*-]+(/[\w.*-]+)*/?", word) or word.startswith(MADE_HERE):
+            continue
+        first = word.partition("/")[0]
+        if "/" in word and first in TOP:
+            found = any(REPO.glob(word.rstrip("/")))
+        elif "/" in word and any((root / first).is_dir() for root in SHORT_FOR):
+            found = any((root / f"{word}.py").is_file() for root in SHORT_FOR)
+        elif re.fullmatch(r"\w+\.py", word):
+            found = any(any((REPO / folder).rglob(word)) for folder in (*PACKAGES, "benchmarks", "tests"))
+        else:
+            continue
+        if not found:
+            missing.append(word)
+    assert missing == []
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Names that a module defines or imports at its top level."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found.add(node.target.id)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found.update(alias.asname or alias.name for alias in node.names)
+    return frozenset(found)
+
+
+def resolves(dotted: str) -> bool:
+    """A module, a package, or a name at the top level of one."""
+    place = REPO.joinpath(*dotted.split("."))
+    if place.is_dir() or place.with_suffix(".py").is_file():
+        return True
+    above, name = place.parent, place.name
+    module = above / "__init__.py" if above.is_dir() else above.with_suffix(".py")
+    return module.is_file() and (name in names_in(module) or (above == REPO / "repro" and name in repro.__all__))
+
+
+@page_of
+def test_modules_exist(page: Path) -> None:
+    named = re.findall(rf"(?<![\w./-])(?:{'|'.join(PACKAGES)})(?:\.\w+)+", " ".join(quoted(text_of(page))))
+    entry_points = f"repro.{SYSTEMS.kind}"
+    assert [name for name in named if name != entry_points and not resolves(name)] == []
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@page_of
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        if not place.exists() or (anchor and anchor not in anchors(place)):
+            broken.append(target)
+    assert broken == []
+
+
+@cache
+def options() -> dict[str, set[str]]:
+    """Command -> its options."""
+    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
+    return {
+        name: {"--help"} | {opt for parameter in command.params for opt in (*parameter.opts, *parameter.secondary_opts)}
+        for name, command in commands.items()
+    }
+
+
+def calls(text: str) -> Iterator[list[str]]:
+    """Words behind ``repro`` of every call of the command line."""
+    for line in (*fenced(text), *quoted(text)):
+        if found := re.search(r"(?:^|[\s;/])(?:python3? -m )?repro (?=[a-z-])(.*)", line):
+            yield shlex.split(found[1], comments=True)
+
+
+@page_of
+def test_commands_have_their_options(page: Path) -> None:
+    wrong = []
+    for words in calls(text_of(page)):
+        known = options().get(words[0])
+        if known is None:
+            wrong.append(words[0])
+        else:
+            wrong += [word for word in words[1:] if word.startswith("--") and word.partition("=")[0] not in known]
+    assert wrong == []
+
+
+@page_of
+def test_options_by_themselves_are_some_command_s(page: Path) -> None:
+    every = set().union(*options().values())
+    named = [word.split()[0] for word in quoted(text_of(page)) if word.startswith("--")]
+    assert [name for name in named if name not in every] == []
+
+
+def targets() -> set[str]:
+    text = (REPO / "Makefile").read_text(encoding="utf-8")
+    figures = re.search(r"^FIGURES := (.+)$", text, re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
+    assert figures is not None
+    assert phony is not None
+    own = {name for name in phony[1].split() if re.fullmatch(r"[\w-]+", name)}
+    return own | {f"reproduce-{name}" for name in figures[1].split()}
+
+
+@page_of
+def test_make_targets_exist(page: Path) -> None:
+    text = text_of(page)
+    named = [found[1] for line in (*fenced(text), *quoted(text)) if (found := re.match(r"make ([\w-]+)", line))]
+    assert [name for name in named if name not in targets()] == []
+
+
+def test_make_help_lists_every_target() -> None:
+    """One figure stands for all."""
+    listed = set(re.findall(r"'make ([\w-]+) ", (REPO / "Makefile").read_text(encoding="utf-8")))
+    figures = {name for name in targets() if name.startswith("reproduce-") and name != "reproduce-all"}
+    assert listed - figures == targets() - figures - {"help"}
+    assert listed & figures
+
+
+def test_readme_lists_every_command() -> None:
+    listed = re.findall(r"^\| `repro ([\w-]+)", text_of(REPO / "README.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(options())
+
+
+def test_metrics_are_those_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", text_of(REPO / "docs" / "metrics.md"), re.MULTILINE
+    )
+    assert rows == [(metric.name, metric.unit, metric.formula, metric.undefined) for metric in METRICS + DLLM_METRICS]
+
+
+def test_stages_are_those_of_the_suite() -> None:
+    text = text_of(REPO / "docs" / "gpu.md")
+    rows = re.findall(r"^\| `([\w-]+)` \| .+ \| (\d+) \| [\d.]+ min \|$", text, re.MULTILINE)
+    planned = [each.stage for each in stages.stages(stages.scale_of("h200"))]
+    assert rows == [(stage, str(planned.count(stage))) for stage in dict.fromkeys(planned)]
+    assert f"alone: {', '.join(f'`{stage}`' for stage in stages.FIRST)} |" in text
