@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 @spread
 def bench(
     *,
-    system: Annotated[list[str] | None, typer.Option(help="May be given several times [default: dllm-serve].")] = None,
+    system: Annotated[
+        list[str] | None, typer.Option(help="'repro list', or module:NAME; several times [default: dllm-serve].")
+    ] = None,
     dataset_name: Annotated[
         list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")
     ] = None,
-    platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090, l40s or h200.")] = "cpu-tiny",
+    platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090, l40s, h200 or module:NAME.")] = "cpu-tiny",
     executor: Annotated[str | None, typer.Option(help="torch (measured) or roofline (simulated).")] = None,
     request_rate: Annotated[
         list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")
@@ -34,7 +36,7 @@ def bench(
     dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
     dataset_source: Annotated[str | None, typer.Option(help="auto, hub, local or embedded.")] = None,
     input_len: Annotated[int | None, typer.Option(help="Fix every prompt to this many tokens.")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="phase, request or lookahead.")] = None,
+    scheduler: Annotated[str | None, typer.Option(help="phase, request, lookahead or module:NAME.")] = None,
     max_num_batched_tokens: Annotated[int | None, typer.Option(help="Query tokens per packed step.")] = None,
     max_num_logits: Annotated[int | None, typer.Option(help="Logit rows alive at once.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests running at once.")] = None,

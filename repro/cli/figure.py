@@ -83,7 +83,9 @@ class FigureOptions:
         return self.out_dir or LOCAL_FIGURES
 
 
-Name = Annotated[str, typer.Argument(help="Name of the figure ('repro list' shows them).")]
+Name = Annotated[
+    str, typer.Argument(help="Name of the figure ('repro list' shows them), or a module of your own and a colon.")
+]
 
 
 @spread
