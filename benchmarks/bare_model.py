@@ -1,4 +1,4 @@
-"""The layers of a published model as functions of its weights, in two readings (benchmarks.bare_sampler).
+"""The layers of a published model as functions of its weights, in two readings (bare_sampler.py).
 
 Shapes: L query columns, H / Hkv heads, D head width.
 """

@@ -1,8 +1,8 @@
 """One look for all figures, and files that are the same bytes for the same data.
 
 A system has one colour (Okabe and Ito's palette, told apart in every common form of colour blindness) and one
-marker everywhere; its title is its registry entry's. Filled markers are our runs, hollow ones the paper's values, an x is an invalid run. Every
-figure carries a caption that says how each series was obtained.
+marker everywhere; its title is the system's own. Filled markers are our runs, hollow ones the paper's values, an x is an
+invalid run. Every figure carries a caption that says how each series was obtained.
 """
 
 from __future__ import annotations

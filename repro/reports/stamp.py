@@ -1,4 +1,4 @@
-"""What a drawn figure rests on, in a JSON file beside it: its runs, their code and calibration, and its own files."""
+"""What a drawn figure rests on, in a JSON file beside it: its runs, their code, and its own files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One cell of an experiment grid: everything that decides a run's numbers, and nothing else."""
+"""One cell of an experiment grid: everything that is asked of a run; the code that answers is apart (repro.runs.code)."""
 
 from __future__ import annotations
 

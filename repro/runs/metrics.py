@@ -1,4 +1,4 @@
-"""Metrics that every run has, each with its formula, unit, and when it is undefined.
+"""Metrics of every run that serves requests, each with its formula, unit, and when it is undefined.
 
 An undefined value is None, never NaN. "ok" requests are the finished ones; failed and unfinished requests
 have no latency, and count against goodput. Times count from the due time, so waiting for the engine is in.

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[OnEvent]:
-    """Yields an ``on_event`` for ``run_cells``. Reused, failed and interrupted cells are told in words on both."""
+    """Yields an ``on_event`` for ``Sweep.run``. Reused, failed and interrupted cells are told in words on both."""
     from rich.console import Console as RichConsole
 
     console = console or RichConsole(stderr=True)

@@ -1,4 +1,4 @@
-"""Puts beside every executed step what the card could not beat."""
+"""Adds the roofline's lower bound to each executed step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running generated Python for pass@1, isolated by what the kernel offers (``repro.confinement``).
+"""Running generated Python for pass@1, isolated by what the kernel offers (``layers``).
 
 A program runs in a process of its own without network, without files but the Python installation
 (read-only) and an empty folder, without the right to start processes, and within limits of time, memory
