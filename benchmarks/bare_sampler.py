@@ -43,7 +43,7 @@ class BareSampler:
     """
 
     confidence_dtype: torch.dtype | None = None
-    """Of the softmax; None is the logits' own."""
+    """Dtype of the softmax; None is the logits' own."""
     turns_keys = True
     """Whether keys are rotated as they are made, not as they are used."""
 

@@ -56,7 +56,7 @@ from engines.models.loader import load_model
 
 Prompts = Sequence[tuple[int, ...]]
 Step = StepRecord | StepKind | None
-"""Of our engine, of a plain sampler; None where there is none left."""
+"""A step of our engine or of a plain sampler; None where there is none left."""
 
 MEDIUM = LLaDAConfig(
     d_model=512,

@@ -109,7 +109,7 @@ def size_of(*tensors: Tensor) -> int:
 
 
 def packing(at: Setting, heads: int) -> Work:
-    """Of ``heads`` selections a request; 0 is the dense mode."""
+    """Packing with ``heads`` selections a request; 0 is the dense mode."""
     building = at.building()
     shape = (at.heads, at.head_dim)
     k, v = (at.random(at.requests * at.length, *shape) for _ in "kv")

@@ -138,7 +138,7 @@ class Round:
     outcomes: list[StepOutcome]
     forward_s: float
     parts: list[Mapping[str, float]]
-    """Of the profiled steps."""
+    """Seconds by part, one mapping a profiled step."""
 
 
 def run_round(executor: TorchExecutor, batch: Batch, kind: str, requests: tuple[Request, ...]) -> Round:
@@ -198,7 +198,7 @@ def time_steps(
 
 
 def host_share(model: DiffusionModel, batch: Batch, kind: str, requests: tuple[Request, ...]) -> float:
-    """Of the timed steps of one round after another, in which every step is profiled."""
+    """Idle share of the timed steps of one round after another, in which every step is profiled."""
     executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
     run_round(executor, batch, kind, requests)
     own = run_round(executor, batch, kind, requests)

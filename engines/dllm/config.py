@@ -175,7 +175,7 @@ class EngineConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     tie_policy: TiePolicy = "stable"
     attention_backend: AttentionName = "auto"
-    """Of the torch executor (``engines.attention``)."""
+    """Attention of the torch executor (``engines.attention``)."""
     cuda_graphs: bool = True
     """Capture the forwards of small Reuse steps, on CUDA, where the attention backend allows it."""
     fused_kernels: bool = True

@@ -27,7 +27,7 @@ class PlanItem(NamedTuple):
     kv_start: int
     step_in_block: int
     commit_probability: float = 0.0
-    """Of each mask, where chance decides how many are committed (Dream's ``origin``)."""
+    """Probability that a mask is committed, where chance decides how many are (Dream's ``origin``)."""
 
     @property
     def block_len(self) -> int:

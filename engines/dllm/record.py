@@ -32,7 +32,7 @@ class Completion(NamedTuple):
     """Requests whose first block completed (what a client can see first)."""
     finished: tuple[int, ...] = ()
     stopped: tuple[tuple[int, int], ...] = ()
-    """Of the finished, those a stop token ended, each with its tokens up to and including it."""
+    """The finished requests that a stop token ended, each with its tokens up to and including it."""
     failed: tuple[tuple[int, str], ...] = ()
     """Requests given up, each with one sentence why."""
 

@@ -89,7 +89,7 @@ def _copy_s(num_bytes: int, device: torch.device) -> float:
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, repeats: int = REPEATS) -> Sequence[float]:
-    """Of each of ``repeats`` runs after one to warm up, by the device's own time where it has one."""
+    """Seconds of each of ``repeats`` runs after one to warm up, by the device's own time where it has one."""
     run()
     if device.type != "cuda":
         seconds = []

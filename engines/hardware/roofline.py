@@ -41,7 +41,7 @@ class StepWork:
     logit_chunks: int = 1
     """Serial passes over the LM head (dLLM-Serve §4.3); each streams the head's weights again."""
     extra_linear_flops: int = 0
-    """Of rows that pass some layers or some matrices only; ``query_rows`` pass all. So the next three."""
+    """FLOPs of rows that pass some layers or some matrices only; ``query_rows`` pass all. So the next three."""
     extra_weight_bytes: int = 0
     """Layer weights streamed for such rows alone."""
     extra_attention_flops: int = 0
@@ -66,7 +66,7 @@ class Calibration:
     attention_efficiency: float
     bandwidth_efficiency: float
     step_overhead_s: float
-    """Of every step of our engine."""
+    """Charged to every step of our engine."""
     upstream_step_overhead_s: float = 0.0
     """What a step of published baseline code takes besides what hardware explains (eager kernels, Python); charged in
     place of the above where a run stands for published code."""

@@ -51,7 +51,7 @@ def confidence_reference(logits: Tensor, suppress_id: int | None = None) -> tupl
 
 
 def partial(logits: Tensor, suppress_id: int | None, offset: int) -> Partial:
-    """Of the shard [M, V] whose first column is token ``offset``; ``suppress_id`` is a token of any shard."""
+    """Reduce the shard [M, V] whose first column is token ``offset``; ``suppress_id`` is a token of any shard."""
     parts = _tile_parts(logits, suppress_id, offset)
     from engines.kernels.jit.confidence import merge_parts
 
@@ -136,7 +136,7 @@ def _tile_parts(logits: Tensor, suppress_id: int | None, offset: int) -> Partial
 
 
 def _combine(parts: Partial, *, by_row: bool) -> tuple[Tensor, Tensor]:
-    """Of parts [M, count] or [count, M]."""
+    """Merge parts [M, count] or [count, M]."""
     from engines.kernels.jit.confidence import merge_parts
 
     parts = Partial(*(t.contiguous() for t in parts))

@@ -54,7 +54,7 @@ class DiffusionModel(Protocol):
 
     @property
     def config(self) -> ModelConfig:
-        """Of the whole model."""
+        """The whole model's, however it is divided."""
         ...
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -47,7 +47,7 @@ class Point:
         return len(self.valid_runs) == len(self.runs)
 
     def values(self, measure: Measure) -> list[float]:
-        """Of the valid repeats that have one."""
+        """Values of the valid repeats that have one."""
         return [value for run in self.valid_runs if (value := measure.of(run)) is not None]
 
     def interval(self, measure: Measure) -> Interval:

@@ -28,13 +28,13 @@ DPI = 200
 PANEL_INCHES = (3.6, 2.1)
 """Width with its margins, height without."""
 WIDE_INCHES = 6.4
-"""Of a figure with one panel."""
+"""Width of a figure with one panel."""
 TITLE_INCHES, LEGEND_INCHES = 0.2, 0.19
-"""Of one line."""
+"""Height of one line."""
 CAPTION_POINTS = 7
 LINE_SPACING = 1.35
 CHARACTERS_PER_INCH = 17
-"""Of caption text, with a margin."""
+"""Density of caption text, with a margin."""
 
 GUIDE_COLOR = "#8A8A8A"
 """Lines that are no series."""
@@ -58,7 +58,7 @@ _LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
     }
 )
 _OTHER_LOOK = ("#000000", "X")
-"""Of a system that comes from elsewhere."""
+"""Look of a system that comes from elsewhere."""
 
 
 def system_look(name: str) -> SystemLook:

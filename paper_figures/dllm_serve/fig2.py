@@ -39,7 +39,7 @@ PARTS = (
     ("KV pool", "#0072B2"),
 )
 PROMPT_LEN = 300
-"""Of the request whose copies are counted."""
+"""Prompt of the request whose copies are counted."""
 
 CSV_COLUMNS = (
     "platform",

@@ -44,7 +44,7 @@ DATASET = "burst"
 INPUT_LENGTHS = (100, 200, 300, 400, 500, 600)
 OUTPUT_LENGTHS = (128, 256, 384, 512)
 FIXED_INPUT, FIXED_OUTPUT = 300, 256
-"""Of the other axis; the paper does not state them."""
+"""Lengths while the other axis varies; the paper does not state them."""
 
 NUM_REQUESTS = {"torch": 24, "roofline": 200}
 CSV_COLUMNS = (

@@ -20,7 +20,7 @@ PAPER_DATASETS = {"mini-code": "HumanEval", "mini-gsm": "GSM8K"}
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """Of ``n`` problems; ``low`` and ``high`` are Wilson's 95 % interval."""
+    """Share of ``n`` problems; ``low`` and ``high`` are Wilson's 95 % interval."""
 
     value: float
     low: float
@@ -51,7 +51,7 @@ class AccuracyPoint:
         return [run.record.manifest["dataset"]["checksum"] for run in self.runs if run.validity.valid]
 
     def verdicts(self, column: str = "correct") -> list[bool]:
-        """Of valid runs, by seed and problem; empty where one was not graded."""
+        """Verdicts of valid runs, by seed and problem; empty where one was not graded."""
         found = [verdict for run in self.runs if run.validity.valid for verdict in run.record.requests[column]]
         return [] if None in found else found
 
@@ -90,7 +90,7 @@ def find(
 
 
 def compare(first: AccuracyPoint | None, second: AccuracyPoint | None) -> Discordance | None:
-    """Of two points, problem by problem; None where they have not asked the same ones."""
+    """Compare two points, problem by problem; None where they have not asked the same ones."""
     if first is None or second is None or first.asked != second.asked or not first.verdicts():
         return None
     return discordance(first.verdicts(), second.verdicts())

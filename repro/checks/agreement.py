@@ -25,7 +25,7 @@ class Agreement:
     num_positions: int
     num_agreeing: int
     median_margin: float
-    """Of float32's best logit over its second: how near the decisions are."""
+    """Median lead of float32's best logit over its second: how near the decisions are."""
 
     @property
     def share(self) -> float:

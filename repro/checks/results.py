@@ -37,7 +37,7 @@ def check_results(root: Path) -> list[Checked]:
 
 
 def _stamps(root: Path) -> Iterator[Path]:
-    """Of the folders of platforms."""
+    """Stamps in the folders of platforms."""
     for path in root.glob("*/*.json"):
         if path.with_suffix(".csv").is_file():
             yield path

@@ -75,7 +75,7 @@ def claims(
 
 
 def _findings(entries: Sequence[FigureEntry], store: Store) -> list[Finding]:
-    """Of every platform in its usual reading, where all runs behind a figure are stored."""
+    """Findings on every platform in its usual reading, where all runs behind a figure are stored."""
     from repro.cli.sweep import sweep_of
     from repro.reports.figures import View, default_reading
     from repro.systems.platforms import platform as platform_of

@@ -58,7 +58,7 @@ class Scale:
 
     where: Platform
     knobs: Knobs
-    """Of every cell."""
+    """Set in every cell."""
     saturating: Load
     second: Load
     small_card: tuple[Load, Knobs]
@@ -78,7 +78,7 @@ class Scale:
     figures: Mapping[str, tuple[tuple[float, ...], int]]
     """Name -> rates, the saturated one first, and requests per run."""
     cell_s: float | None = None
-    """Of a cell where no roofline tells."""
+    """Seconds expected of a cell where no roofline tells."""
     check_s: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -31,7 +31,7 @@ class View:
     num_runs: int = 1
     """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
     knobs: tuple[tuple[str, Scalar], ...] = ()
-    """Of every cell that does not set them itself: the weights of a measured run, or fewer requests."""
+    """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
 
     def __post_init__(self) -> None:
         reading(self.reading)  # refuses an unknown one

@@ -20,7 +20,7 @@ Direction = Literal["higher", "lower", "equal"]
 ToleranceType = Literal["relative", "absolute", "exact", "ordering", "one_sided"]
 Severity = Literal["high", "medium", "low"]
 TableValue: TypeAlias = str | int | float | None
-"""Of a table: empty is None, a plain number is a number, anything else stays text."""
+"""A table's entry: empty is None, a plain number is a number, anything else stays text."""
 
 
 @dataclass(frozen=True, kw_only=True)

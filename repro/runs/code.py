@@ -35,7 +35,7 @@ class Code:
 
 
 def code_of(modules: Sequence[str]) -> Code:
-    """Of these modules and all they import."""
+    """Identity of these modules and all they import."""
     return _code_of(tuple(sorted(set(modules))))
 
 

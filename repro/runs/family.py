@@ -37,7 +37,7 @@ class Family:
 
     @cached_property
     def columns(self) -> Mapping[str, tuple[Column, ...]]:
-        """Of every table of a run."""
+        """Columns of every table of a run."""
         return {REQUESTS: REQUEST_COLUMNS + self.request_columns, **self.tables}
 
     @property

@@ -37,7 +37,7 @@ class Discordance:
 
 
 def discordance(first: Sequence[bool], second: Sequence[bool]) -> Discordance:
-    """Of two runs over the same problems, in the same order."""
+    """Compare two runs over the same problems, in the same order."""
     pairs = list(zip(first, second, strict=True))
     return Discordance(
         n=len(pairs), only_first=sum(a and not b for a, b in pairs), only_second=sum(b and not a for a, b in pairs)

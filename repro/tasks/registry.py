@@ -18,7 +18,7 @@ class TaskEntry:
     name: str
     title: str
     num_problems: int
-    """Of a published task all there are; of a generated one how many are asked by default."""
+    """All there are of a published task; how many are asked of a generated one by default."""
     is_generated: bool
     num_fewshot: int | None = None
     """Examples before each question by default; None for a task without."""

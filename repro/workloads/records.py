@@ -33,7 +33,7 @@ class Records:
     """``sha256:...`` of a local file; the hub's commit hash, None if the card pins none."""
     rows: tuple[Record, ...]
     path: Path | None = None
-    """Of a local file."""
+    """Path of a local file; None for the hub."""
 
 
 def open_records(

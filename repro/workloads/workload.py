@@ -74,7 +74,7 @@ class WorkloadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthStats:
-    """Of prompt lengths in tokens; percentile p is sorted[int(p * n)]."""
+    """Prompt lengths in tokens; percentile p is sorted[int(p * n)]."""
 
     n: int
     mean: float

@@ -47,7 +47,7 @@ class Batch:
     key_mask: Tensor | None
     caches: tuple[LayerCache, ...]
     blind_caches: tuple[LayerCache, ...]
-    """Of the forwards without the prompts; none unless a member asks for guidance."""
+    """Caches of the forwards without the prompts; empty unless a member asks for guidance."""
 
 
 def form_batch(

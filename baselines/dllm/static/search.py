@@ -17,7 +17,7 @@ from engines.errors import UserError
 class FoundBatch:
     size: int
     peak_bytes: int
-    """Of the step that takes most, everything included."""
+    """Peak of the step that takes most, everything included."""
     probes: tuple[tuple[int, int], ...]
     """(size, peak) of every batch that was run, in order."""
 

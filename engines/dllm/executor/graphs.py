@@ -172,7 +172,7 @@ class StepGraphs:
         return tuple(self._graphs)
 
     def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
-        """Of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
+        """Key of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
         if packed.num_rows > MAX_ROWS:
             return None
         longest = int(np.diff(packed.base).max())
@@ -206,7 +206,7 @@ class StepGraphs:
 
 
 def _sizes(key: GraphKey) -> list[int]:
-    """Of position, flat and pool_row, then of the spans of Refresh sequences and of Reuse ones."""
+    """Lengths of position, flat and pool_row, then of the spans of Refresh sequences and of Reuse ones."""
     n = key.sequences
     return [key.rows] * 3 + [n + 1, n + 1, n, n + 2, n + 2, n + 1]
 
@@ -244,14 +244,14 @@ def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> 
 
 
 def mixed_keys(max_num_seqs: int) -> Iterator[GraphKey]:
-    """Of steps in which some requests are computed in full and none builds a cache. One size of sequences and windows
+    """Keys of steps in which some requests are computed in full and none builds a cache. One size of sequences and windows
     does for each number of rows: empty blocks of a launch cost little beside a full forward."""
     for rows in ROWS:
         yield graph_key(rows, min(max_num_seqs, MIXED_SEQUENCES), min(rows, MAX_ROWS), has_refresh=True)
 
 
 def reuse_keys(max_num_seqs: int, block_length: int) -> Iterator[GraphKey]:
-    """Of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length."""
+    """Keys of steps in which up to ``max_num_seqs`` requests reuse their caches, each with a block of that length."""
     for sequences in range(1, max_num_seqs + 1):
         if sequences * block_length > MAX_ROWS:
             return

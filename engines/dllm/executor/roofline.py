@@ -68,11 +68,11 @@ class RooflineExecutor:
         )
 
     def work(self, plan: StepPlan) -> StepWork:
-        """Of one step; to be asked once for every step and in their order, as some methods count them."""
+        """Work of one step; to be asked once for every step and in their order, as some methods count them."""
         return step_work(plan, self.config)
 
     def lower_bound_s(self, plan: StepPlan) -> float:
-        """Of one step, in place of executing it."""
+        """Lower bound of one step, in place of executing it."""
         return self._priced(self.work(plan))[1]
 
     def _priced(self, work: StepWork) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from engines.errors import UserError
 from engines.models.shape import ModelShape
 
 GUARD_FRACTION = 0.05
-"""Of the whole memory, for the CUDA context, fragmentation and kernel workspaces; the paper says "small"."""
+"""Share of the whole memory for the CUDA context, fragmentation and kernel workspaces; the paper says "small"."""
 
 REDUCTION_ROWS = 128
 """Rows of logits whose copies are alive together where a step reduces logits in parts."""

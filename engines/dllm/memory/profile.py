@@ -31,9 +31,9 @@ class MeasuredPeak:
     """Bytes above what was allocated before (weights, KV pool, request state)."""
 
     activation_bytes: int
-    """Of a whole worst-case step; its few logit rows are included."""
+    """Peak of a whole worst-case step; its few logit rows are included."""
     logits_bytes: int
-    """Of the output head on a full budget of rows: in chunks of max_num_logits, or all at once if monolithic."""
+    """Peak of the output head on a full budget of rows: in chunks of max_num_logits, or all at once if monolithic."""
 
 
 def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:

@@ -44,10 +44,10 @@ class Deployment:
     """Tokens of the workload's longest request."""
     kv_rows: int = 0
     batch_size: int | None = None
-    """Of static batches."""
+    """Requests of a static batch; None where steps are packed."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     calibration: Calibration | None = None
-    """Of a simulated card, in place of the stored one."""
+    """Calibration of a simulated card, in place of the stored one."""
     task: Task | None = None
     """Whose problems the workload asks; None where nothing is graded."""
 

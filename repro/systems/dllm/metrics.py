@@ -84,8 +84,8 @@ def graph_hit_rate(record: RunRecord) -> float | None:
 
 
 def profile(record: RunRecord) -> dict[str, Any] | None:
-    """Of the profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share
-    by part (``STEP_PARTS``)."""
+    """The profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share by
+    part (``STEP_PARTS``)."""
     taken = {part: floats(_steps(record)[name]) for name, part in PART_COLUMNS.items()}
     profiled = ~np.isnan(taken["idle"])
     if not profiled.any():

@@ -219,7 +219,7 @@ def _with_measured_pool(deployment: Deployment, model: DiffusionModel, group: Te
 
 @lru_cache(maxsize=8)
 def _measured_peak(key: ModelKey, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
-    """Of the worst step, measured once per sweep."""
+    """Peak of the worst step, measured once per sweep."""
     return measure_worst_step(load(*key), config, generation)
 
 

@@ -19,7 +19,7 @@ class DllmPart:
     device: str = "cuda"
     """What a measured run is on."""
     dtype: str = "bfloat16"
-    """Of a measured run's weights."""
+    """Dtype of a measured run's weights."""
     gen_length: int = 256
     block_length: int = 32
     steps: int = 256

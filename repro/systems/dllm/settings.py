@@ -22,7 +22,7 @@ from repro.workloads.card import load_card
 
 GENERATION = tuple(f.name for f in fields(GenerationConfig) if f.name != "seed")
 _EVERY_METHODS = ("gen_length", "steps", "temperature", "top_p", "top_k", "stop_at_eos")
-"""Of GENERATION; the others are options of some methods only."""
+"""Settings that every method heeds; the others of GENERATION are options of some."""
 _ENGINE = (
     "max_num_batched_tokens",
     "max_num_logits",
@@ -103,7 +103,7 @@ class Settings:
     """torch or roofline."""
     generation: GenerationConfig
     options: Mapping[str, Any]
-    """Of the system's method, only those asked for."""
+    """Options of the system's method, only those asked for."""
     engine: EngineConfig
     asked: Asked
     on: Device = field(default_factory=Device)
@@ -132,8 +132,8 @@ class Settings:
 
     @property
     def checkpoint_digest(self) -> str:
-        """Of all files behind a measured run: weights, configuration, tokenizer; of the configuration alone where
-        weights are random."""
+        """Digest of all files behind a measured run: weights, configuration, tokenizer; of the configuration alone
+        where weights are random."""
         if self.on.weights == "random":
             return _digest(repr(config_of(self.model)).encode())
         folder = checkpoint_dir(self.model)
@@ -163,8 +163,8 @@ def _digest_of_files(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) ->
 
 
 def default_profile_every(device: str) -> int:
-    """Of a profiled run: all steps of a CPU; on a GPU few, by a number prime to a block's steps, which a batch in
-    lockstep then meets one after another."""
+    """Profile every step on a CPU; few on a GPU, by a number prime to a block's steps, which a batch in lockstep then
+    meets one after another."""
     return 7 if device.startswith("cuda") else 1
 
 

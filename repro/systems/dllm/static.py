@@ -71,7 +71,7 @@ def most_members(deployment: Deployment) -> int:
 
 
 def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping[str, Any]:
-    """Of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
+    """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
     settings = deployment.settings
     if settings.batch_size is None:
         return _facts(found, f"largest whose measured peak fits{_within(deployment)}")

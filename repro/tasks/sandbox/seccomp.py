@@ -166,7 +166,7 @@ class Architecture:
     audit: int
     """AUDIT_ARCH_* of linux/audit.h."""
     column: int
-    """Of the table above."""
+    """Column of the table above."""
     seccomp: int
     clone: int
     ioctl: int

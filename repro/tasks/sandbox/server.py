@@ -27,7 +27,7 @@ from repro.tasks.sandbox.layers import LANDLOCK, LIMITS, NAMESPACES, PRIVATE_ROO
 MAX_OPEN_FILES = 64
 MAX_FILE_BYTES = 16 << 20
 MAX_FOLDER_BYTES, MAX_FOLDER_FILES = namespaces.SCRATCH_BYTES, namespaces.SCRATCH_FILES
-"""Of the program's folder: the size of the private root, or looked after where there is none."""
+"""Limits of the program's folder: the size of the private root, or looked after where there is none."""
 MAX_REASON_CHARS = 200
 _MAX_MESSAGE_BYTES = 4096
 _POLL_S, _POLL_EXIT_S = 0.05, 0.001
@@ -371,7 +371,7 @@ def _empty(folder: str) -> None:
 
 
 def _remove_files() -> str | None:
-    """Of the current folder, until a folder is met; its name."""
+    """Remove the files of the current folder, until a folder is met; its name."""
     with os.scandir() as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
