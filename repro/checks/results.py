@@ -12,13 +12,14 @@ from repro.reports.stamp import changed_files, read_stamp
 from repro.runs.experiment import Experiment, prepare_all
 from repro.systems.platforms import platform
 
-Status = Literal["same", "other code", "stale"]
+Status = Literal["same", "other code", "stale", "no stamp"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
     """``stale``: other data, calibration or settings, or files that were changed by hand. ``other code`` is a fault of
-    simulated figures, which any machine can draw again; measured ones stay true of the code that they name."""
+    simulated figures, which any machine can draw again; measured ones stay true of the code that they name. ``no
+    stamp``: nothing says what the figure rests on."""
 
     figure: str
     path: Path
@@ -28,22 +29,25 @@ class Checked:
 
     @property
     def is_fault(self) -> bool:
-        return self.status == "stale" or (self.status == "other code" and not self.is_measured)
+        return self.status in ("stale", "no stamp") or (self.status == "other code" and not self.is_measured)
 
 
 def check_results(root: Path) -> list[Checked]:
-    """Every figure below ``root`` that has a stamp, by path."""
-    return [_check(path) for path in sorted(_stamps(root))]
+    """Every figure and table in the folders of platforms, by path."""
+    return [_check(path) for path in sorted(_figures(root))]
 
 
-def _stamps(root: Path) -> Iterator[Path]:
-    """Stamps in the folders of platforms."""
-    for path in root.glob("*/*.json"):
-        if path.with_suffix(".csv").is_file():
-            yield path
+def _figures(root: Path) -> Iterator[Path]:
+    """Where the stamp of each is, or should be."""
+    for path in root.glob("*/*.csv"):
+        if path.with_suffix(".pdf").is_file() or path.with_suffix(".md").is_file():
+            yield path.with_suffix(".json")
 
 
 def _check(path: Path) -> Checked:
+    if not path.is_file():
+        reason = "nothing says what it was drawn from"
+        return Checked(figure=path.stem, path=path, status="no stamp", is_measured=False, reason=reason)
     stamp = read_stamp(path)
     experiments = _experiments(stamp)
     runs: Sequence[Mapping[str, Any]] = stamp["runs"]
@@ -61,7 +65,11 @@ def _experiments(stamp: Mapping[str, Any]) -> list[Experiment]:
     """What the figure would be drawn from today."""
     where = replace(platform(stamp["platform"]), executor=stamp["executor"])
     view = View(
-        platform=where, reading=stamp["reading"], num_runs=stamp["num_runs"], knobs=tuple(stamp["knobs"].items())
+        platform=where,
+        reading=stamp["reading"],
+        num_runs=stamp["num_runs"],
+        knobs=tuple(stamp["knobs"].items()),
+        rates=tuple(stamp["rates"]),
     )
     return prepare_all(view.applied(cell) for cell in figure(stamp["figure"]).load().cells(view))
 

@@ -49,7 +49,6 @@ class FigureOptions:
     def views(self, name: str) -> list[View]:
         from repro.reports.figures import View, default_reading
         from repro.reports.figures import figure as figure_of
-        from repro.systems.dllm.part import DllmPart
         from repro.systems.platforms import platform as platform_of
 
         if self.executor not in (None, "torch", "roofline"):
@@ -58,13 +57,11 @@ class FigureOptions:
         if None in parsed:
             raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
         rates = tuple(sorted({rate for rate in parsed if rate is not None}))
-        places = []
-        for each in self.platform or figure_of(name).load().PLATFORMS:
-            where = replace(platform_of(each), **opt.given(executor=self.executor))
-            places.append(where.with_part(DllmPart, rates=rates) if rates else where)
+        names = self.platform or figure_of(name).load().PLATFORMS
+        places = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
         knobs = tuple(opt.given(num_prompts=self.num_prompts, weights=self.weights).items())
         return [
-            View(platform=where, reading=reading, num_runs=self.num_runs, knobs=knobs)
+            View(platform=where, reading=reading, num_runs=self.num_runs, knobs=knobs, rates=rates)
             for where in places
             for reading in self.reading or [default_reading(where)]
         ]

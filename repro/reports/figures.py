@@ -32,6 +32,8 @@ class View:
     """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
     knobs: tuple[tuple[str, Scalar], ...] = ()
     """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
+    rates: tuple[float, ...] = ()
+    """Arrival rates in place of the platform's, requests/s."""
 
     def __post_init__(self) -> None:
         reading(self.reading)  # refuses an unknown one
@@ -45,7 +47,8 @@ class View:
     @property
     def dllm(self) -> DllmPart:
         """What diffusion-LLM systems run on the platform by default."""
-        return self.platform.part(DllmPart)
+        part = self.platform.part(DllmPart)
+        return replace(part, rates=self.rates) if self.rates else part
 
     @property
     def obtained(self) -> Obtained:

@@ -27,6 +27,7 @@ def write_stamp(entry: FigureEntry, view: View, runs: Sequence[StoredRun], rende
         "reading": view.reading,
         "num_runs": view.num_runs,
         "knobs": dict(view.knobs),
+        "rates": list(view.rates),
         "notes": list(rendered.notes),
         "files": {file.name: _digest(file) for file in rendered.files},
         "runs": [_run(run) for run in runs],

@@ -1,0 +1,97 @@
+"""Which committed figures would come out the same today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from repro.checks.results import Checked, check_results
+from repro.cli.main import app
+from repro.systems import calibration
+
+SMALL = ("--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated figure in the folder of its platform, with rates, sizes and a number of repeats of its own."""
+    root = tmp_path_factory.mktemp("results")
+    out = root / "rtx4090"
+    result = CliRunner().invoke(
+        app, ["reproduce", "fig3", *SMALL, "--num-runs", "2", "--result-dir", str(root / "runs"), "--out-dir", str(out)]
+    )
+    assert result.exit_code == 0, result.output
+    return root
+
+
+@pytest.fixture
+def results(drawn: Path, tmp_path: Path) -> Path:
+    """A copy that may be spoilt."""
+    (tmp_path / "rtx4090").mkdir()
+    for path in (drawn / "rtx4090").iterdir():
+        (tmp_path / "rtx4090" / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def only(root: Path) -> Checked:
+    (found,) = check_results(root)
+    return found
+
+
+def edit_stamp(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = root / "rtx4090" / "fig3-rtx4090.json"
+    stamp = json.loads(path.read_text())
+    change(stamp)
+    path.write_text(json.dumps(stamp))
+
+
+def test_what_was_just_drawn_is_the_same(results: Path) -> None:
+    found = only(results)
+    assert (found.figure, found.status, found.is_fault) == ("dllm-serve/fig3", "same", False)
+    assert found.reason == "24 runs"
+
+
+def test_a_file_changed_by_hand_is_stale(results: Path) -> None:
+    path = results / "rtx4090" / "fig3-rtx4090.csv"
+    path.write_text(path.read_text().replace("osc", "OSC", 1))
+    found = only(results)
+    assert (found.status, found.is_fault, found.reason) == ("stale", True, f"{path.name} is not as it was drawn")
+
+
+def test_another_calibration_is_stale(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "CALIBRATION", results)
+    calibration.load_calibration.cache_clear()
+    try:
+        found = only(results)
+    finally:
+        calibration.load_calibration.cache_clear()
+    assert (found.status, found.is_fault) == ("stale", True)
+    assert "other data, calibration or settings" in found.reason
+
+
+def test_other_code_is_a_fault_of_simulated_figures_alone(results: Path) -> None:
+    edit_stamp(results, lambda stamp: stamp["runs"][0].update(code="0" * 12))
+    found = only(results)
+    assert (found.status, found.is_fault, found.reason) == ("other code", True, "1 of 24 runs were made by other code")
+    edit_stamp(results, lambda stamp: [run.update(obtained="measured") for run in stamp["runs"]])
+    assert not only(results).is_fault
+
+
+def test_a_figure_without_a_stamp_is_a_fault(results: Path) -> None:
+    (results / "rtx4090" / "fig3-rtx4090.json").unlink()
+    assert (only(results).status, only(results).is_fault) == ("no stamp", True)
+
+
+def test_the_command_says_which_and_ends_with_1(results: Path) -> None:
+    asked = ["check-results", "--results", str(results), "--json"]
+    fine = CliRunner().invoke(app, asked)
+    assert fine.exit_code == 0
+    edit_stamp(results, lambda stamp: stamp["files"].update({"gone.png": "0"}))
+    spoilt = CliRunner().invoke(app, asked)
+    assert spoilt.exit_code == 1
+    assert [(each["status"], each["fault"]) for each in json.loads(spoilt.stdout)] == [("stale", True)]
