@@ -66,9 +66,9 @@ class PublishedMethod(Method):
         )
 
     def static_roofline(
-        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, is_upstream: bool
+        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
     ) -> RooflineExecutor:
-        return RooflineExecutor(roofline, config, is_upstream=is_upstream)
+        return RooflineExecutor(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
 
     def static_torch(
         self,

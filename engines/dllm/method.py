@@ -61,6 +61,14 @@ class Sampler:
             return 16
         return dtype_bytes if self.decode.confidence == "max_prob" else 3 * dtype_bytes
 
+    def reduction_traffic_per_value(self, dtype_bytes: int) -> int:
+        """Bytes per logit that published code reads and writes to reduce all logits through those copies, besides the
+        writing of the logits and the reading of the argmax: a softmax that is stored; a float64 copy and its softmax;
+        of Dream's other confidences also the logarithm, the product and their sum."""
+        if self.decode.confidence_dtype == "float64":
+            return dtype_bytes + 8 + 8 + 8
+        return (2 if self.decode.confidence == "max_prob" else 8) * dtype_bytes
+
     def rows_of_request(self, total_len: int, generation: GenerationConfig) -> int:
         """Cache rows a request of ``total_len`` tokens holds for life; 0 without a cache."""
         if not self.rule.caches:

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,18 +58,15 @@ class StepWork:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """The constants of a GPU, at most four of them free: fits give matrix products and attention one share.
-    Efficiencies are fractions of the datasheet peaks."""
+    """The constants of a GPU, the same for every system. Efficiencies are fractions of the datasheet peaks; fits give
+    matrix products and attention one share, and assume the rest."""
 
     gpu: str
     matmul_efficiency: float
     attention_efficiency: float
     bandwidth_efficiency: float
     step_overhead_s: float
-    """Charged to every step of our engine."""
-    upstream_step_overhead_s: float = 0.0
-    """What a step of published baseline code takes besides what hardware explains (eager kernels, Python); charged in
-    place of the above where a run stands for published code."""
+    """Of every step, whatever hardware does not explain (launches, Python)."""
     fitted_on: tuple[str, ...]
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str
@@ -79,10 +76,8 @@ class Calibration:
             value = getattr(self, name)
             if not 0 < value <= 1:
                 raise UserError(f"calibration of {self.gpu}: {name}={value} must be in (0, 1]")
-        for name in ("step_overhead_s", "upstream_step_overhead_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"calibration of {self.gpu}: {name}={value} must not be negative")
+        if not (math.isfinite(self.step_overhead_s) and self.step_overhead_s >= 0):
+            raise UserError(f"calibration of {self.gpu}: step_overhead_s={self.step_overhead_s} must not be negative")
 
     @property
     def is_fitted(self) -> bool:
@@ -103,8 +98,7 @@ class Calibration:
     @staticmethod
     def from_dict(raw: Mapping[str, Any]) -> Calibration:
         names = [field.name for field in fields(Calibration)]
-        needed = [field.name for field in fields(Calibration) if field.default is MISSING]
-        unknown, missing = sorted(set(raw) - set(names)), [name for name in needed if name not in raw]
+        unknown, missing = sorted(set(raw) - set(names)), [name for name in names if name not in raw]
         if unknown or missing:
             raise UserError(
                 f"calibration has unknown keys {unknown} and lacks {missing}: give exactly {', '.join(names)}"
@@ -170,13 +164,15 @@ class Roofline:
                 f"calibration is for gpu={self.calibration.gpu!r}, not {gpu.name!r}: give the one of that GPU"
             )
 
-    def step_time(self, work: StepWork, *, is_upstream: bool = False) -> StepCost:
+    def step_time(self, work: StepWork, *, copied_bytes_per_logit: int = 0) -> StepCost:
         """Each part is max(FLOP / (efficiency x peak), bytes / (efficiency x bandwidth)).
 
-        ``is_upstream`` charges published code's overhead instead of our engine's.
+        ``copied_bytes_per_logit`` are read and written beyond LOGIT_PASSES by code that reduces logits through copies.
         """
         calibration = self.calibration
-        linear, attention, logits = self._parts(work, logit_passes=LOGIT_PASSES)
+        linear, attention, logits = self._parts(
+            work, logit_passes=LOGIT_PASSES, copied_bytes_per_logit=copied_bytes_per_logit
+        )
         matmul = calibration.matmul_efficiency * self.gpu.peak_flops
         scores = calibration.attention_efficiency * self.gpu.peak_flops
         bandwidth = calibration.bandwidth_efficiency * self.gpu.bandwidth
@@ -186,7 +182,7 @@ class Roofline:
         # A step without work launches nothing.
         overhead_s = 0.0
         if work.query_rows or work.extra_linear_flops:
-            overhead_s = calibration.upstream_step_overhead_s if is_upstream else calibration.step_overhead_s
+            overhead_s = calibration.step_overhead_s
         return StepCost(
             total_s=linear_s + attention_s + logits_s + overhead_s,
             linear_s=linear_s,
@@ -212,7 +208,9 @@ class Roofline:
         """The traffic behind ``lower_bound_s``."""
         return sum(part.bytes for part in self._parts(work, logit_passes=1))
 
-    def _parts(self, work: StepWork, *, logit_passes: int) -> tuple[_Part, _Part, _Part]:
+    def _parts(
+        self, work: StepWork, *, logit_passes: int, copied_bytes_per_logit: int = 0
+    ) -> tuple[_Part, _Part, _Part]:
         shape = self.shape
         linear = _Part(
             flops=shape.linear_flops_per_token * work.query_rows + work.extra_linear_flops,
@@ -226,7 +224,8 @@ class Roofline:
         logits = _Part(
             flops=shape.logits_flops_per_row * work.logit_rows,
             bytes=shape.streamed_weight_bytes_head * work.logit_chunks
-            + shape.logits_bytes_per_row() * work.logit_rows * logit_passes
+            + (shape.logits_bytes_per_row() * logit_passes + shape.vocab_rows * copied_bytes_per_logit)
+            * work.logit_rows
             if work.logit_rows
             else 0,
         )

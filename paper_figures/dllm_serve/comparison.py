@@ -13,8 +13,8 @@ DATASETS, OURS, BASELINES = COMPARISON.datasets, COMPARISON.own, COMPARISON.base
 
 
 def reading_sentence(view: View) -> str:
-    """What the baselines stand for; upstream's overheads can only be simulated."""
+    """What the baselines stand for; upstream's copies can only be simulated."""
     text = READINGS[view.reading].text.capitalize()
     if view.reading == "published" and view.platform.executor != "roofline":
-        text += " (here its batch limits only: our code has no such overhead)"
+        text += " (here its batches only: our code makes no such copies)"
     return f"{text}."

@@ -14,7 +14,7 @@ from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.calibration import describe_calibration
+from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS as ALL
 
@@ -61,7 +61,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
                 str(row["headroom_after_weights_gb_from_text"]),
                 f"{card.bf16_tflops:g}",
                 f"{card.memory_bandwidth_gb_s:g}",
-                describe_calibration(where.gpu),
+                describe_calibration(load_calibration(where.gpu)),
             )
         )
     notes = [

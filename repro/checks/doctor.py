@@ -14,7 +14,7 @@ from engines.errors import UserError
 from engines.models.checkpoint import TINY_DIR
 from repro import paths
 from repro.runs.provenance import Timing, collect, utc_now
-from repro.systems.calibration import describe_calibration
+from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
@@ -309,7 +309,9 @@ def _simulated_row(platform: Platform) -> Item:
             detail="the platform names no GPU to simulate: measure instead",
         )
     return Item(
-        item=f"{platform.name} simulated", status="ok", detail=f"yes, roofline of {describe_calibration(platform.gpu)}"
+        item=f"{platform.name} simulated",
+        status="ok",
+        detail=f"yes, roofline of {describe_calibration(load_calibration(platform.gpu))}",
     )
 
 

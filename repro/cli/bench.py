@@ -42,7 +42,14 @@ def bench(
     max_num_seqs: Annotated[int | None, typer.Option(help="Requests running at once.")] = None,
     reading: opt.Reading = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
+        int | None, typer.Option(help="Static batch of a baseline [default: what --batch-rule says].")
+    ] = None,
+    batch_rule: Annotated[
+        str | None,
+        typer.Option(
+            help="Static batch of a baseline: one, or the largest that holds the workload's longest request or one of "
+            "max_model_len: workload or max_model_len [default: workload]."
+        ),
     ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
     logit_rows: Annotated[
@@ -130,6 +137,7 @@ def bench(
         fused_kernels=fused_kernels,
         tensor_parallel=tensor_parallel,
         batch_size=batch_size,
+        batch_rule=batch_rule,
         memory_limit=opt.parse_memory_limit(memory_limit),
         logit_rows=logit_rows,
         model=model,

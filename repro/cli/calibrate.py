@@ -1,4 +1,4 @@
-"""``repro calibrate``: fit a card's constants and say what they predict."""
+"""``repro calibrate``: fit a card's constant and say what it predicts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def calibrate(
     keep: Annotated[bool, typer.Option(help="Keep the stored constants, write the report again.")] = False,
     json: opt.Json = False,
 ) -> None:
-    """Fit a card's constants on its named cells, and compare every other stated number with its prediction."""
+    """Fit a card's constant on its named cells, and compare every other stated number with its prediction."""
     from engines.errors import UserError
     from engines.hardware.roofline import Calibration
     from repro.files import replace_text
@@ -45,10 +45,7 @@ def calibrate(
     if json:
         print_json(report)
         return
-    print(
-        f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, published baselines "
-        f"{1e3 * calibration.upstream_step_overhead_s:.2f} ms per step; {calibration.note}"
-    )
+    print(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
     print(f"fitted on {'; '.join(calibration.fitted_on)}")
     if dry_run:
         return

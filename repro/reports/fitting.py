@@ -1,14 +1,14 @@
-"""Fits a card's roofline to a few stated throughputs; what it says of every other stated number is a prediction.
+"""Fits a card's roofline to dLLM-Serve's stated throughputs; what it says of any baseline is a prediction.
 
-Two constants are fitted per card. The share of the matmul peak (attention gets the same) makes dLLM-Serve's stated
-throughputs right in the geometric mean; then the overhead of a published baseline's step makes Fast-dLLM's right.
-The share of bandwidth and the overhead of our engine's step are assumed.
+One constant is fitted per card: the share of the matmul peak (attention gets the same), so that dLLM-Serve's stated
+throughputs are right in the geometric mean. The share of bandwidth and the overhead of a step are assumed, the same for
+every system.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -16,10 +16,12 @@ from engines.errors import UserError
 from engines.hardware.roofline import Calibration
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.runs.experiment import prepare
 from repro.runs.metrics import throughput_tok_s
+from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
+from repro.workloads import Workload
 
+SYSTEM = "dllm-serve"
 BANDWIDTH_EFFICIENCY = 0.8
 STEP_OVERHEAD_S = 0.005
 TOLERANCE = 1e-3
@@ -29,32 +31,30 @@ MAX_STEPS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class FittedCell:
-    """A stated throughput, by its claim, and the run that answers it."""
+    """A stated throughput of dLLM-Serve, by its claim, and the data set of the run that answers it."""
 
     claim: str
-    system: str
     dataset: str
 
     @property
     def name(self) -> str:
-        return f"{self.system} on {self.dataset}"
+        return f"{SYSTEM} on {self.dataset}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardProtocol:
-    """``engine`` fixes the share of peak, ``upstream`` the overhead of published baselines."""
+    """``cells`` fix the share of peak: all of the system under test."""
 
     card: str
     rate: float
     source: str
-    engine: tuple[FittedCell, ...]
-    upstream: tuple[FittedCell, ...]
+    cells: tuple[FittedCell, ...]
     restated: tuple[str, ...] = ()
     """Claims that state a fitted number again: meeting them is no prediction either."""
 
     @property
     def claims(self) -> frozenset[str]:
-        return frozenset((*(cell.claim for cell in (*self.engine, *self.upstream)), *self.restated))
+        return frozenset((*(cell.claim for cell in self.cells), *self.restated))
 
 
 PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
@@ -65,20 +65,14 @@ PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
                 card="rtx4090",
                 rate=0.5,
                 source="dLLM-Serve §6.2",
-                engine=(FittedCell(claim="dllm-4090-burst-peak", system="dllm-serve", dataset="burst"),),
-                upstream=(FittedCell(claim="dllm-4090-burst-fast", system="fast-dllm", dataset="burst"),),
-                restated=("dllm-4090-burst-ratio",),
+                cells=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
             ),
             CardProtocol(
                 card="l40s",
                 rate=1.0,
                 source="dLLM-Serve Table 4",
-                engine=tuple(
-                    FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", system="dllm-serve", dataset=dataset)
-                    for dataset in ("livebench", "burst", "osc")
-                ),
-                upstream=tuple(
-                    FittedCell(claim=f"dllm-t4-{dataset}-fast-dllm-tput", system="fast-dllm", dataset=dataset)
+                cells=tuple(
+                    FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset)
                     for dataset in ("livebench", "burst", "osc")
                 ),
                 restated=("dllm-l40s-burst",),
@@ -98,59 +92,37 @@ Simulate = Callable[[FittedCell, Calibration], float]
 
 
 def fit(
-    protocol: CardProtocol, on_run: Callable[[], object] = lambda: None, simulate: Simulate | None = None
+    protocol: CardProtocol,
+    on_run: Callable[[], object] = lambda: None,
+    simulate: Simulate | None = None,
+    *,
+    step_overhead_s: float = STEP_OVERHEAD_S,
 ) -> Calibration:
     """``simulate`` gives a cell's throughput under a calibration; by default it runs the cell. ``on_run`` is
     called after each."""
     stated = _stated(protocol)
 
-    def bias(cells: Sequence[FittedCell], calibration: Calibration) -> float:
+    def bias(share: float) -> float:
         """Mean of log(simulated / stated)."""
-        logs = []
-        for cell in cells:
+        calibration, logs = _calibration(protocol, share, step_overhead_s), []
+        for cell in protocol.cells:
             reached = throughput(protocol, cell, calibration) if simulate is None else simulate(cell, calibration)
             logs.append(math.log(reached / stated[cell.claim]))
             on_run()
         return sum(logs) / len(logs)
 
-    def with_share(share: float) -> Calibration:
-        return _calibration(protocol, share, 0.0)
-
-    share = find_root(
-        lambda x: bias(protocol.engine, with_share(math.exp(x))),
-        math.log(0.4),
-        high=0.0,
-        slope=1.0,
-        name="share of peak",
-    )
-    engine = with_share(math.exp(share))
-    # Throughput is about inverse to time per step; a first guess for the slope is enough.
-    overhead = find_root(
-        lambda x: bias(protocol.upstream, replace(engine, upstream_step_overhead_s=x)),
-        STEP_OVERHEAD_S,
-        low=0.0,
-        slope=-1 / 0.05,
-        name="upstream step overhead",
-    )
-    return replace(engine, upstream_step_overhead_s=overhead)
+    root = find_root(lambda x: bias(math.exp(x)), math.log(0.4), high=0.0, slope=1.0, name="share of peak")
+    return _calibration(protocol, math.exp(root), step_overhead_s)
 
 
-def find_root(
-    f: Callable[[float], float],
-    start: float,
-    *,
-    slope: float,
-    name: str,
-    low: float = -math.inf,
-    high: float = math.inf,
-) -> float:
-    """Secant steps from ``start``, the first along ``slope``, to |f| < ``TOLERANCE``. A root outside
-    [low, high] is the bound."""
+def find_root(f: Callable[[float], float], start: float, *, slope: float, name: str, high: float = math.inf) -> float:
+    """Secant steps from ``start``, the first along ``slope``, to |f| < ``TOLERANCE``. A root above ``high`` is
+    ``high``."""
     x, value = start, f(start)
     for _ in range(MAX_STEPS):
         if abs(value) < TOLERANCE:
             return x
-        following = min(high, max(low, x - value / slope))
+        following = min(high, x - value / slope)
         if following == x:
             return x
         after = f(following)
@@ -164,20 +136,14 @@ def find_root(
 
 def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibration) -> float:
     """Tokens per second of the cell as Figure 3 and Table 4 run it, with a calibration that is not stored yet."""
-    knobs = () if fitted.system == "dllm-serve" else (("reading", "published"),)
     cell = Cell(
-        system=fitted.system,
-        dataset=fitted.dataset,
-        rate=protocol.rate,
-        platform=protocol.card,
-        executor="roofline",
-        seed=0,
-        knobs=knobs,
+        system=SYSTEM, dataset=fitted.dataset, rate=protocol.rate, platform=protocol.card, executor="roofline", seed=0
     )
-    experiment = prepare(cell)
-    deployment = experiment.deployment
+    # Not ``prepare``, which reads the stored calibration: one that cannot be read is fitted again here.
+    deployment, workload = SYSTEMS.get(SYSTEM).prepare(cell)
     assert isinstance(deployment, Deployment)
-    reached = throughput_tok_s(replace(deployment, calibration=calibration).run(experiment.workload))
+    assert isinstance(workload, Workload)
+    reached = throughput_tok_s(replace(deployment, calibration=calibration).run(workload))
     assert reached is not None, "every request of a simulated cell finishes"
     return reached
 
@@ -191,19 +157,18 @@ def _stated(protocol: CardProtocol) -> dict[str, float]:
     return found
 
 
-def _calibration(protocol: CardProtocol, share: float, upstream: float) -> Calibration:
+def _calibration(protocol: CardProtocol, share: float, step_overhead_s: float) -> Calibration:
     stated = _stated(protocol)
     return Calibration(
         gpu=protocol.card,
         matmul_efficiency=share,
         attention_efficiency=share,
         bandwidth_efficiency=BANDWIDTH_EFFICIENCY,
-        step_overhead_s=STEP_OVERHEAD_S,
-        upstream_step_overhead_s=upstream,
+        step_overhead_s=step_overhead_s,
         fitted_on=tuple(
             f"{cell.name}: {stated[cell.claim]:g} tok/s at {protocol.rate:g} req/s ({protocol.source})"
-            for cell in (*protocol.engine, *protocol.upstream)
+            for cell in protocol.cells
         ),
-        note="two constants fitted: matmul = attention share of peak, and the overhead of a published baseline's step; "
-        f"bandwidth share {BANDWIDTH_EFFICIENCY} and {1e3 * STEP_OVERHEAD_S:g} ms per step of our engine are assumed",
+        note=f"one constant fitted: matmul = attention share of peak; bandwidth share {BANDWIDTH_EFFICIENCY} and "
+        f"{1e3 * step_overhead_s:g} ms per step of any system are assumed",
     )

@@ -16,9 +16,8 @@ def load_calibration(card: str) -> Calibration:
     return Calibration.load(path) if path.is_file() else Calibration.datasheet(gpu(card))
 
 
-def describe_calibration(card: str) -> str:
+def describe_calibration(calibration: Calibration) -> str:
     """One sentence for manifests and captions."""
-    calibration = load_calibration(card)
     if not calibration.is_fitted:
-        return f"{card}, {calibration.note}"
-    return f"{card}, fitted on {'; '.join(calibration.fitted_on)}"
+        return f"{calibration.gpu}, {calibration.note}"
+    return f"{calibration.gpu}, fitted on {'; '.join(calibration.fitted_on)}"

@@ -277,7 +277,7 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
         return base_bytes(model_shape(settings), settings.memory_limit) + peak_bytes(serve, torch.device("cpu"))
 
     facts = measured_facts(tiny_cell(system))
-    assert facts["batch_obtained"] == "largest whose measured peak fits"
+    assert facts["batch_obtained"] == "largest that holds the workload's longest request, by the measured peak"
     assert 1 < facts["batch_size"] < 8
     held = run()
     assert 0.9 * facts["batch_peak_bytes"] < held <= settings.memory_limit
@@ -344,6 +344,9 @@ def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_torch, "static_batch_bytes", None)
-    assert planned(tiny_cell("sparse-dllm")).facts["batch_obtained"] == "largest that fits the memory model"
+    assert (
+        planned(tiny_cell("sparse-dllm")).facts["batch_obtained"]
+        == "largest that holds the workload's longest request, by the memory model"
+    )
     asked = planned(tiny_cell("sparse-dllm", batch_size=3)).facts
     assert asked == {"batch_size": 3, "batch_obtained": "asked for"}

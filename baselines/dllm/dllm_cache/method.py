@@ -82,9 +82,11 @@ class DllmCache(PublishedMethod):
         )
 
     def static_roofline(
-        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, is_upstream: bool
+        self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
     ) -> RooflineExecutor:
-        return FeatureCacheRooflineExecutor(roofline, config, _features(sampler), is_upstream=is_upstream)
+        return FeatureCacheRooflineExecutor(
+            roofline, config, _features(sampler), copied_bytes_per_logit=copied_bytes_per_logit
+        )
 
     def static_torch(
         self,

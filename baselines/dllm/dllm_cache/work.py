@@ -76,9 +76,9 @@ class FeatureCacheRooflineExecutor(RooflineExecutor):
     """Charges what ``feature_cache_executor`` computes."""
 
     def __init__(
-        self, roofline: Roofline, config: EngineConfig, cache: FeatureCacheConfig, *, is_upstream: bool = False
+        self, roofline: Roofline, config: EngineConfig, cache: FeatureCacheConfig, *, copied_bytes_per_logit: int = 0
     ) -> None:
-        super().__init__(roofline, config, is_upstream=is_upstream)
+        super().__init__(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
         self._clock = BatchClock(cache)
 
     def validate(self, request: Request) -> None:

@@ -16,13 +16,13 @@ from engines.runtime.step_timer import StepTimes
 class RooflineExecutor:
     """Rows are counted as the torch executors compute them, padding and monolithic logits included.
 
-    ``is_upstream`` charges every step published code's overhead instead of our engine's.
+    ``copied_bytes_per_logit`` are moved by code that reduces logits through copies of all of them.
     """
 
-    def __init__(self, roofline: Roofline, config: EngineConfig, *, is_upstream: bool = False) -> None:
+    def __init__(self, roofline: Roofline, config: EngineConfig, *, copied_bytes_per_logit: int = 0) -> None:
         self.roofline = roofline
         self.config = config
-        self.is_upstream = is_upstream
+        self.copied_bytes_per_logit = copied_bytes_per_logit
         # Steps repeat: most of a simulation's time would go into pricing the same ones.
         self._seconds: dict[StepWork, tuple[float, float]] = {}
 
@@ -79,7 +79,7 @@ class RooflineExecutor:
         """Seconds charged, and the lower bound of them."""
         priced = self._seconds.get(work)
         if priced is None:
-            charged = self.roofline.step_time(work, is_upstream=self.is_upstream).total_s
+            charged = self.roofline.step_time(work, copied_bytes_per_logit=self.copied_bytes_per_logit).total_s
             priced = self._seconds[work] = charged, self.roofline.lower_bound_s(work)
         return priced
 

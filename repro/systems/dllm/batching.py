@@ -22,7 +22,7 @@ PACKED_KNOBS = frozenset(
         "tensor_parallel",
     }
 )
-STATIC_KNOBS = frozenset({"batch_size"})
+STATIC_KNOBS = frozenset({"batch_size", "batch_rule"})
 _PARTICULAR = PACKED_KNOBS | STATIC_KNOBS | {"reading"}
 """Knobs that only some batchings heed."""
 
@@ -32,7 +32,7 @@ class Batching:
     kind: Literal["packed", "static"]
     """``packed``: continuous batching on dLLM-Serve's engine; ``static``: padded batches that run to completion."""
     is_upstream: bool = False
-    """Whether batches are as published code can hold them, and simulated steps charged its overhead."""
+    """Whether batches are as published code can hold them, and simulated steps charged its copies of logits."""
 
     @property
     def knobs(self) -> frozenset[str]:
@@ -40,6 +40,23 @@ class Batching:
 
 
 PACKED = Batching(kind="packed")
+
+BATCH_RULES: Mapping[str, str] = MappingProxyType(
+    {
+        "one": "one request at a time",
+        "workload": "largest that holds the workload's longest request",
+        "max_model_len": "largest that holds requests of max_model_len tokens",
+    }
+)
+"""How large a static batch is. The paper (§6.1) says "the maximum static batch size that fits in memory", found by
+"preliminary profiling", and not what was profiled."""
+
+DEFAULT_BATCH_RULE = "workload"
+
+
+def check_batch_rule(name: str) -> None:
+    if name not in BATCH_RULES:
+        raise UserError(f"batch_rule={name!r} is unknown: use one of {', '.join(BATCH_RULES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +68,7 @@ class Reading:
 READINGS: Mapping[str, Reading] = MappingProxyType(
     {
         "published": Reading(
-            text="baselines as published: upstream's batch limits and overheads",
+            text="baselines as published: batches that published code's memory holds, and its copies of logits",
             batching=Batching(kind="static", is_upstream=True),
         ),
         "efficient": Reading(

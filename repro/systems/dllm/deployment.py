@@ -19,7 +19,7 @@ from engines.hardware.roofline import Calibration
 from repro.runs.clock import VirtualClock, WallClock
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.record import Obtained, RunRecord
-from repro.systems.calibration import describe_calibration
+from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.batching import Batching
 from repro.systems.dllm.graded import grade_run
 from repro.systems.dllm.log import drive_engine
@@ -107,7 +107,9 @@ def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progre
         platform=settings.platform.title,
         model=settings.model,
         system=deployment.method.title,
-        calibration=describe_calibration(gpu) if settings.is_simulated and gpu else None,
+        calibration=describe_calibration(deployment.calibration or load_calibration(gpu))
+        if settings.is_simulated and gpu
+        else None,
         facts=dict(deployment.facts),
     )
 

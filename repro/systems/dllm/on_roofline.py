@@ -31,9 +31,10 @@ def serving(deployment: Deployment) -> Iterator[tuple[Engine, Deployment]]:
 
 
 def executor_on(deployment: Deployment, roofline: Roofline, *, is_upstream: bool) -> RooflineExecutor:
-    """What charges the deployment's steps to a roofline."""
+    """What charges the deployment's steps to a roofline; ``is_upstream`` charges the copies of published code too."""
     method = deployment.method
     if deployment.batching.kind == "packed":
         return method.packed_roofline(roofline, deployment.config, deployment.sampler)
     assert isinstance(method, PublishedMethod)
-    return method.static_roofline(roofline, deployment.config, deployment.sampler, is_upstream=is_upstream)
+    copied = deployment.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
+    return method.static_roofline(roofline, deployment.config, deployment.sampler, copied_bytes_per_logit=copied)

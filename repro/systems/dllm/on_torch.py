@@ -244,7 +244,7 @@ def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
         replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
         deployment.sampler,
         settings.generation,
-        deployment.longest,
+        static.member_tokens(deployment),
         memory_bytes=settings.memory_limit,
         fixed_bytes=base_bytes(model_shape(settings), settings.memory_limit),
         most=most,

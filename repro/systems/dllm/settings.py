@@ -15,6 +15,7 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_
 from engines.parallel.division import check_division
 from repro.runs.cell import Cell, Scalar
 from repro.systems.calibration import load_calibration
+from repro.systems.dllm.batching import DEFAULT_BATCH_RULE
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
@@ -87,7 +88,7 @@ class Device:
 
 _ASKED = tuple(f.name for f in fields(Asked))
 _DEVICE = tuple(f.name for f in fields(Device))
-_RUN = ("model", "memory_limit", "reading", "batch_size")
+_RUN = ("model", "memory_limit", "reading", "batch_size", "batch_rule")
 _NOTES = ("basis",)
 """Said about a cell, not asked of it: part of its key, without an effect on the run."""
 _EVERYONES = frozenset((*_EVERY_METHODS, *_ENGINE, *_RUN, *_ASKED, *_DEVICE, *_NOTES))
@@ -96,7 +97,7 @@ _EVERYONES = frozenset((*_EVERY_METHODS, *_ENGINE, *_RUN, *_ASKED, *_DEVICE, *_N
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything a run needs besides its requests. ``batch_size`` None means the largest that fits."""
+    """Everything a run needs besides its requests. ``batch_size`` None means what ``batch_rule`` says."""
 
     platform: Platform
     executor: str
@@ -113,6 +114,7 @@ class Settings:
     reading: str = "efficient"
     """What a baseline stands for (repro.systems.dllm.batching)."""
     batch_size: int | None = None
+    batch_rule: str = DEFAULT_BATCH_RULE
 
     @property
     def is_simulated(self) -> bool:

@@ -1,13 +1,13 @@
 """How large a static batch is, and on what evidence (dLLM-Serve §6.1).
 
-The largest that fits, in our implementation: by the memory model where a card is simulated, by the measured peak where
-the model runs ("preliminary profiling"). A batch that was asked for is held to the same.
+The paper gives no sizes, only that they are the largest that fit, found beforehand. ``batch_rule`` says what has to fit:
+the workload's longest request or one of ``max_model_len`` tokens; or it says one request. What fits is known by the
+memory model where a card is simulated, by the measured peak where the model runs ("preliminary profiling"). A batch that
+was asked for is held to the same.
 
-Upstream, a batch is as published code is run. The paper gives no sizes, only that they are the largest that fit, found
-beforehand. So a size is the largest that holds requests of ``max_model_len`` tokens with what published code
-allocates, whatever the workload, and one where published code serves one request at a time. One request is run even
-where that allocation does not fit; ``oom_requests`` counts the requests for which it would fail alone. On a real
-executor, where our code stands in for the published, only the batch differs from the largest.
+Upstream, what has to fit is what published code allocates, and a batch is one where published code serves one request
+at a time. One request is run even where that allocation does not fit; ``oom_requests`` counts the requests for which it
+would fail alone. On a real executor, where our code stands in for the published, only the batch differs from the largest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.memory import StaticFootprint
 from baselines.dllm.static.search import FoundBatch, largest_batch
 from engines.errors import UserError, require
+from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE, check_batch_rule
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.shapes import model_shape
 
@@ -34,6 +35,7 @@ def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
         asked is None or asked <= limit,
         f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
     )
+    _check_rule(deployment)
     deployment = replace(deployment, longest=max(lengths))
     most = most_members(deployment)
     _refuse_out_of_step(deployment, most)
@@ -64,17 +66,27 @@ def most_members(deployment: Deployment) -> int:
     settings, method = deployment.settings, deployment.method
     asked = settings.asked.num_prompts if settings.batch_size is None else settings.batch_size
     most = min(asked, settings.asked.num_prompts, settings.engine.max_num_seqs)
-    if settings.batch_size is not None or not deployment.batching.is_upstream:
+    if settings.batch_size is not None:
+        return most
+    if settings.batch_rule == "one":
+        return 1
+    if not deployment.batching.is_upstream:
         return most
     assert isinstance(method, PublishedMethod)
     return min(most, _upstream_size(deployment) if method.batches_upstream else 1)
+
+
+def member_tokens(deployment: Deployment) -> int:
+    """Tokens of the request that every member of a batch has to have room for."""
+    settings = deployment.settings
+    return settings.engine.max_model_len if settings.batch_rule == "max_model_len" else deployment.longest
 
 
 def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping[str, Any]:
     """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
     settings = deployment.settings
     if settings.batch_size is None:
-        return _facts(found, f"largest whose measured peak fits{_within(deployment)}")
+        return _facts(found, f"{_rule(deployment)}, by the measured peak{_within(deployment)}")
     if found.size < most:
         _refuse_batch(most, settings.memory_limit, found.size)
     return _facts(found, _as_asked(settings.batch_size, most))
@@ -85,12 +97,11 @@ def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
     if deployment.batching.is_upstream and settings.is_simulated:
         assert isinstance(method, PublishedMethod)
         if not method.batches_upstream:
-            return {"batch_size": most, "batch_obtained": "one at a time, as published code serves"}
-        held = f"requests of {settings.engine.max_model_len} tokens in published code's memory"
-        return {"batch_size": most, "batch_obtained": f"largest that holds {held}"}
-    footprint = _footprint(deployment, deployment.longest)
+            return {"batch_size": most, "batch_obtained": "one request at a time, as published code serves"}
+        return {"batch_size": most, "batch_obtained": f"{_rule(deployment)}, in published code's memory"}
+    footprint = _footprint(deployment, member_tokens(deployment))
     found = largest_batch(footprint.peak_bytes, settings.memory_limit, fixed_bytes=footprint.fixed_bytes, most=most)
-    return _facts(found, f"largest that fits the memory model{_within(deployment)}")
+    return _facts(found, f"{_rule(deployment)}, by the memory model{_within(deployment)}")
 
 
 def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
@@ -109,7 +120,7 @@ def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
 
 def _upstream_size(deployment: Deployment) -> int:
     settings = deployment.settings
-    footprint = _footprint(deployment, settings.engine.max_model_len, is_upstream=True)
+    footprint = _footprint(deployment, member_tokens(deployment), is_upstream=True)
     return max(1, (settings.memory_limit - footprint.fixed_bytes) // footprint.per_request_bytes)
 
 
@@ -124,6 +135,26 @@ def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = Fals
         longest=longest,
         is_upstream=is_upstream,
     )
+
+
+def _check_rule(deployment: Deployment) -> None:
+    settings, method, batching = deployment.settings, deployment.method, deployment.batching
+    check_batch_rule(settings.batch_rule)
+    if settings.batch_rule == DEFAULT_BATCH_RULE:
+        return
+    assert isinstance(method, PublishedMethod)
+    given = f"batch_rule={settings.batch_rule!r} has no effect with"
+    require(settings.batch_size is None, f"{given} batch_size={settings.batch_size}: leave one of them out")
+    require(
+        method.batches_upstream or not batching.is_upstream,
+        f"{given} system={method.name!r} and reading={settings.reading!r}, whose code serves one request at a time: leave "
+        f"it out",
+    )
+
+
+def _rule(deployment: Deployment) -> str:
+    """What the batch size is, for the facts."""
+    return BATCH_RULES[deployment.settings.batch_rule]
 
 
 def _within(deployment: Deployment) -> str:

@@ -114,7 +114,7 @@ OPTIONS = {
     "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio "
     "--accept-other-code --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
-    "--batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
+    "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
