@@ -16,7 +16,7 @@ BUDGET ?= 520
 GPU_PLATFORM ?= h200
 TESTS ?=
 
-FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 baselines growth
+FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines growth
 
 VENV := .venv
 STAMP := $(VENV)/.stamp

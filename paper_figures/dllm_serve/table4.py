@@ -21,7 +21,7 @@ from repro.runs.store import StoredRun
 NAME = "table4"
 TITLE = "dLLM-Serve Table 4: latency and throughput at a high rate"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 4, §6.2"
-PLATFORMS = ("l40s",)
+PLATFORMS = ("rtx4090", "l40s")
 PAPER_PLATFORM = "l40s"
 
 BASE = "sparse-dllm"

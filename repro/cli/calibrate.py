@@ -22,10 +22,17 @@ def calibrate(
     platform: Annotated[str, typer.Option(help="rtx4090 or l40s.")] = "rtx4090",
     dry_run: Annotated[bool, typer.Option(help="Show the fit without storing it.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the stored constants, write the report again.")] = False,
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Instead: how far predictions depend on lengths, batch rule and step overhead; a minute or two.",
+        ),
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Fit a card's constant on its named cells, and compare every other stated number with its prediction."""
-    from engines.errors import UserError
+    from engines.errors import UserError, require
     from engines.hardware.roofline import Calibration
     from repro.files import replace_text
     from repro.paths import CALIBRATION
@@ -33,6 +40,11 @@ def calibrate(
     from repro.systems.calibration import load_calibration
 
     protocol = protocol_of(platform)
+    if sensitivity:
+        for name, given in (("dry_run", dry_run), ("keep", keep)):
+            require(not given, f"{name} has no effect with sensitivity, which fits nothing that is kept: leave it out")
+        _print_sensitivity(protocol, json=json)
+        return
     if dry_run and keep:
         raise UserError("dry_run and keep: nothing would be done, give one of them")
     calibration = Calibration.load(CALIBRATION / f"{platform}.json") if keep else _fit(protocol)
@@ -81,6 +93,27 @@ def _fit(protocol: CardProtocol) -> Any:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", card=protocol.card)
         return fit(protocol, on_run=lambda: progress.advance(task))
+
+
+def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from repro.paths import CALIBRATION
+    from repro.reports.sensitivity import num_runs, save, sensitivity
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"sensitivity of {protocol.card}", total=num_runs(protocol))
+        found = sensitivity(protocol, on_run=lambda: progress.advance(task))
+    path = save(found, CALIBRATION / f"{protocol.card}-sensitivity.csv")
+    if json:
+        print_json([asdict(row) for row in found.rows])
+        return
+    for table in found.tables:
+        print_table(table.title, table.columns, table.rows)
+        print(table.note, end="\n\n")
+    print(f"simulated, {protocol.card}, all requests at once; file: {path}")
 
 
 def _judged(platform: str) -> list[Judged]:

@@ -159,6 +159,7 @@ DLLM_SERVE = Paper(
         "table2": "Table 2: hardware settings",
         "table3": "Table 3: hyper-parameters",
         "table4": "Table 4: latency and throughput at a high rate",
+        "readings": "readings: every baseline in every reading and batch rule",
         "baselines": "baselines: every sampler alone and batched",
         "growth": "growth: throughput and memory by concurrency, length, retention and logit budget",
     },

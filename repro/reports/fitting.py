@@ -37,24 +37,30 @@ class FittedCell:
     dataset: str
 
     @property
+    def system(self) -> str:
+        return SYSTEM
+
+    @property
     def name(self) -> str:
-        return f"{SYSTEM} on {self.dataset}"
+        return f"{self.system} on {self.dataset}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardProtocol:
-    """``cells`` fix the share of peak: all of the system under test."""
+    """``targets`` fix the share of peak: all of the system under test."""
 
     card: str
     rate: float
     source: str
-    cells: tuple[FittedCell, ...]
+    targets: tuple[FittedCell, ...]
     restated: tuple[str, ...] = ()
     """Claims that state a fitted number again: meeting them is no prediction either."""
+    baselines: Mapping[str, tuple[str, str]]
+    """Claims that state a baseline's throughput at the same rate, with its system and data set: all predictions."""
 
     @property
     def claims(self) -> frozenset[str]:
-        return frozenset((*(cell.claim for cell in self.cells), *self.restated))
+        return frozenset((*(cell.claim for cell in self.targets), *self.restated))
 
 
 PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
@@ -65,17 +71,23 @@ PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
                 card="rtx4090",
                 rate=0.5,
                 source="dLLM-Serve §6.2",
-                cells=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
+                targets=(FittedCell(claim="dllm-4090-burst-peak", dataset="burst"),),
+                baselines={"dllm-4090-burst-fast": ("fast-dllm", "burst")},
             ),
             CardProtocol(
                 card="l40s",
                 rate=1.0,
                 source="dLLM-Serve Table 4",
-                cells=tuple(
+                targets=tuple(
                     FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset)
                     for dataset in ("livebench", "burst", "osc")
                 ),
                 restated=("dllm-l40s-burst",),
+                baselines={
+                    f"dllm-t4-{dataset}-{system}-tput": (system, dataset)
+                    for dataset in ("livebench", "burst", "osc")
+                    for system in ("fast-dllm", "dllm-cache", "sparse-dllm")
+                },
             ),
         )
     }
@@ -104,15 +116,15 @@ def fit(
 
     def bias(share: float) -> float:
         """Mean of log(simulated / stated)."""
-        calibration, logs = _calibration(protocol, share, step_overhead_s), []
-        for cell in protocol.cells:
+        calibration, logs = calibration_with(protocol, share, step_overhead_s), []
+        for cell in protocol.targets:
             reached = throughput(protocol, cell, calibration) if simulate is None else simulate(cell, calibration)
             logs.append(math.log(reached / stated[cell.claim]))
             on_run()
         return sum(logs) / len(logs)
 
     root = find_root(lambda x: bias(math.exp(x)), math.log(0.4), high=0.0, slope=1.0, name="share of peak")
-    return _calibration(protocol, math.exp(root), step_overhead_s)
+    return calibration_with(protocol, math.exp(root), step_overhead_s)
 
 
 def find_root(f: Callable[[float], float], start: float, *, slope: float, name: str, high: float = math.inf) -> float:
@@ -148,16 +160,24 @@ def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibrat
     return reached
 
 
+def stated_values(protocol: CardProtocol) -> dict[tuple[str, str], float]:
+    """(system, data set) -> stated tok/s, fitted or not."""
+    stated = _stated(protocol)
+    own = {(SYSTEM, cell.dataset): stated[cell.claim] for cell in protocol.targets}
+    return own | {where: stated[claim] for claim, where in protocol.baselines.items()}
+
+
 def _stated(protocol: CardProtocol) -> dict[str, float]:
     found = {}
     for claim in load_claims("dllm-serve"):
-        if claim.id in protocol.claims:
+        if claim.id in protocol.claims or claim.id in protocol.baselines:
             assert isinstance(claim.expected.value, float | int)
             found[claim.id] = float(claim.expected.value)
     return found
 
 
-def _calibration(protocol: CardProtocol, share: float, step_overhead_s: float) -> Calibration:
+def calibration_with(protocol: CardProtocol, share: float, step_overhead_s: float = STEP_OVERHEAD_S) -> Calibration:
+    """The card's, with this share of peak and what is assumed."""
     stated = _stated(protocol)
     return Calibration(
         gpu=protocol.card,
@@ -167,7 +187,7 @@ def _calibration(protocol: CardProtocol, share: float, step_overhead_s: float) -
         step_overhead_s=step_overhead_s,
         fitted_on=tuple(
             f"{cell.name}: {stated[cell.claim]:g} tok/s at {protocol.rate:g} req/s ({protocol.source})"
-            for cell in protocol.cells
+            for cell in protocol.targets
         ),
         note=f"one constant fitted: matmul = attention share of peak; bandwidth share {BANDWIDTH_EFFICIENCY} and "
         f"{1e3 * step_overhead_s:g} ms per step of any system are assumed",

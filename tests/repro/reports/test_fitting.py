@@ -70,7 +70,7 @@ def test_a_fit_recovers_what_made_the_numbers(card: str, share: float, overhead:
     )
     assert calibration.matmul_efficiency == calibration.attention_efficiency == pytest.approx(share, rel=2e-3)
     assert calibration.step_overhead_s == overhead
-    assert len(calibration.fitted_on) == len(PROTOCOLS[card].cells)
+    assert len(calibration.fitted_on) == len(PROTOCOLS[card].targets)
     assert 0 < len(runs) < 40
 
 
