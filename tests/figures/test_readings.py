@@ -1,0 +1,116 @@
+"""The readings view: what is run, what is drawn, and what its table says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.stored_runs import read_csv, runs_of
+
+from paper_figures.dllm_serve import fig3, fig4, fig7, fig8, readings, table4
+from paper_figures.dllm_serve.readings import BASELINES, DATASETS, ENGINES, SETTINGS
+from repro.reports.figures import View
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
+from repro.systems.platforms import CPU_TINY, L40S, RTX4090
+
+VIEWS = [View(platform=where, reading="published") for where in (RTX4090, L40S)]
+SPEED = {"fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
+
+
+def speed(cell: Cell) -> float:
+    """A baseline gains by its batch and more by packing; dLLM-Serve by a single refresh."""
+    knobs = cell.knob_values
+    if cell.system == "dllm-serve":
+        return 100.0 if "refresh_delay" in knobs else 80.0
+    reading = knobs.get("reading", "efficient")
+    return SPEED[cell.system] * (2.2 if reading == "policy" else 0.5 if knobs.get("batch_rule") == "one" else 1)
+
+
+def ids(view: View) -> str:
+    return view.platform.name
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=ids)
+def test_every_reading_and_every_rule_is_run(view: View) -> None:
+    cells = readings.cells(view)
+    asked = {
+        (c.knob_values.get("reading", "efficient"), c.knob_values.get("batch_rule"))
+        for c in cells
+        if c.system == "fast-dllm"
+    }
+    assert {reading for reading, _ in asked} == set(READINGS)
+    assert {rule or DEFAULT_BATCH_RULE for reading, rule in asked if reading == "published"} == set(BATCH_RULES)
+    assert len(cells) == len(DATASETS) * (len(ENGINES) + 2 * len(SETTINGS) + 3)
+    for cell in cells:
+        prepare(cell)  # refuses what has no effect
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=ids)
+def test_it_shares_the_runs_of_the_papers_figures(view: View) -> None:
+    own = {cell.key for cell in readings.cells(view)}
+    assert {cell.key for cell in table4.cells(view)} <= own
+    policy = View(platform=view.platform, reading="policy")
+    assert {cell.key for cell in table4.cells(policy)} <= own
+
+
+@pytest.mark.parametrize("view", VIEWS, ids=ids)
+def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path: Path) -> None:
+    rendered = readings.render(runs_of(readings.cells(view), speed), view, tmp_path)
+    assert len(rendered.rows) == len(DATASETS) * len(SETTINGS)
+    by_label = {row[1]: row for row in rendered.rows if row[0] == "OSC"}
+    assert by_label["published, batch of one"][2:9] == (
+        "20.0 (3)",
+        "8.0 (3)",
+        "20.0 (3)",
+        "80.0",
+        "4.00x",
+        "100.0",
+        "5.00x",
+    )
+    assert by_label["policy, packed"][2] == "88.0 (3)"  # of made-up runs, which all have a batch
+    assert by_label["policy, packed"][5:9] == ("80.0", "0.91x", "100.0", "1.14x")
+    assert {row[-1] for row in rendered.rows} == {"yes"}
+    assert any("0.91 to 0.91x (policy, packed)" in note for note in rendered.notes)
+    assert {path.suffix for path in rendered.files} == {".png", ".pdf", ".md", ".csv"}
+
+    rows = read_csv(rendered)
+    assert len(rows) == len(DATASETS) * (len(ENGINES) + len(BASELINES) * len(SETTINGS))
+    single = next(row for row in rows if row["system"] == "dllm-serve" and "one refresh" in row["setting"])
+    assert (float(single["of_dllm_serve"]), float(single["of_single_refresh"])) == (1.25, 1.0)
+    paper = {(row["dataset"], row["system"]): row["paper_throughput_tok_s"] for row in rows}
+    assert float(paper["burst", "fast-dllm"]) == (61.26 if view.platform is L40S else 42.4)
+
+
+def test_what_was_not_run_is_named_and_left_out(tmp_path: Path) -> None:
+    view = VIEWS[0]
+    cells = [cell for cell in readings.cells(view) if (cell.dataset, cell.system) != ("burst", "fast-dllm")]
+    rendered = readings.render(runs_of(cells, speed), view, tmp_path)
+    assert any("5 of 51 points are missing: Burst Fast-dLLM published, batch of one" in note for note in rendered.notes)
+    assert next(row for row in rendered.rows if row[0] == "Burst")[2] == "-"
+
+
+def test_a_cpu_measures_all_but_dllm_caches_policy() -> None:
+    view = View(platform=CPU_TINY, reading="efficient")
+    policy = [cell.system for cell in readings.cells(view) if cell.knob_values.get("reading") == "policy"]
+    assert set(policy) == {"fast-dllm", "sparse-dllm"}
+    for cell in readings.cells(view):
+        prepare(cell)
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("where", [RTX4090, L40S], ids=lambda where: where.name)
+@pytest.mark.parametrize("module", [fig3, fig4, fig7, fig8, table4], ids=lambda module: module.NAME)
+def test_the_papers_comparisons_are_drawn_on_both_cards_in_every_reading(
+    module: object, where: object, reading: str, tmp_path: Path
+) -> None:
+    view = View(platform=where, reading=reading)  # type: ignore[arg-type]
+    assert where.name in module.PLATFORMS  # type: ignore[attr-defined]
+    cells = module.cells(view)  # type: ignore[attr-defined]
+    for cell in cells:
+        prepare(cell)
+    rendered = module.render(runs_of(cells, speed, n=8, stretch=0.5), view, tmp_path)  # type: ignore[attr-defined]
+    stem = f"{module.NAME}-{where.name}{'' if reading == 'published' else f'-{reading}'}"  # type: ignore[attr-defined]
+    assert {path.stem for path in rendered.files} == {stem}
+    assert rendered.rows
