@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration
+from repro.paths import CALIBRATION
 from repro.reports import sensitivity as module
 from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, calibration_with, stated_values
-from repro.reports.sensitivity import BATCH_RULES, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
+from repro.reports.sensitivity import BATCH_RULES, DATASETS, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
 from repro.runs.cell import Cell, Scalar
 from repro.runs.metrics import throughput_tok_s
 from repro.runs.system import SYSTEMS
+from repro.workloads import load_card
 
 SMALL: dict[str, Scalar] = {"num_prompts": 9, "gen_length": 64, "steps": 64}
 CASES: list[tuple[str, dict[str, Scalar]]] = [
@@ -116,3 +118,40 @@ def test_the_tables(card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     rows = list(csv.DictReader(path.read_text().splitlines()))
     assert [(row["table"], row["item"], row["setting"]) for row in rows] == list(values)
     assert [float(row["value"]) for row in rows] == pytest.approx(list(values.values()), rel=1e-5)
+
+
+def documented(card: str, *begins: str) -> list[str]:
+    """Cells of the documentation's row of the card that begins so, after the names."""
+    title = {"l40s": "L40S", "rtx4090": "RTX 4090"}[card]
+    start = f"| {' | '.join((title, *begins))} |"
+    (line,) = [line for line in Path("docs/semantics.md").read_text().splitlines() if line.startswith(start)]
+    return [cell.strip() for cell in line.removeprefix(start).strip("|").split("|")]
+
+
+@pytest.mark.parametrize("card", PROTOCOLS)
+def test_the_documentation_quotes_what_is_stored(card: str) -> None:
+    rows = list(csv.DictReader((CALIBRATION / f"{card}-sensitivity.csv").read_text().splitlines()))
+    values = {(row["table"], row["item"], row["setting"]): float(row["value"]) for row in rows}
+    for seconds in OVERHEADS_S:
+        setting = f"{1e3 * seconds:g} ms"
+        share, *cells = documented(card, setting)
+        assert share == f"{values['step overhead', 'share of peak', setting]:.3f}"
+        for rule, cell in zip(BATCH_RULES, cells, strict=True):
+            gains = [values["step overhead", f"gain {dataset} {rule}", setting] for dataset in DATASETS]
+            error = values["step overhead", f"median error of baselines {rule}", setting]
+            assert cell == f"{min(gains):.2f}-{max(gains):.2f} ({error:.0f} %)"
+    for system, dataset in stated_values(PROTOCOLS[card]):
+        if system != "dllm-serve":
+            _, *cells = documented(card, load_card(dataset).title, SYSTEMS.get(system).title)
+            reached = [f"{values['batch rule', f'{system} {dataset}', rule]:.1f}" for rule in BATCH_RULES]
+            assert [cell.partition(" ")[0] for cell in cells] == reached
+
+
+def test_the_documentation_quotes_the_lengths_that_would_be_needed() -> None:
+    rows = list(csv.DictReader((CALIBRATION / "l40s-sensitivity.csv").read_text().splitlines()))
+    needed = {row["item"]: float(row["value"]) for row in rows if row["setting"] == "mean prompt for the paper's"}
+    text = Path("docs/semantics.md").read_text()
+    for dataset, length in needed.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {load_card(dataset).title} |")]
+        assert line.split("|")[5].strip() == f"{length:.0f}"
+    assert needed["burst"] < needed["osc"] < needed["livebench"]
