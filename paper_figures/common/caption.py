@@ -9,6 +9,7 @@ from typing import Any
 from engines.errors import UserError
 from paper_figures.common.curve import Curve, dataset_title
 from repro import paths
+from repro.reports.figures import View
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
@@ -27,6 +28,17 @@ def validity_text(runs: Sequence[StoredRun]) -> str:
 
 def obtained_text(runs: Sequence[StoredRun]) -> str:
     return ", ".join(sorted({run.obtained for run in runs}))
+
+
+def figure_title(title: str, runs: Sequence[StoredRun], view: View) -> str:
+    """The title, and under it whether the figure is simulated or measured, on what and with which model."""
+    where = view.platform
+    if view.obtained == "simulated":
+        uncalibrated = any("uncalibrated" in run.obtained for run in runs)
+        return f"{title}\nsimulated{', uncalibrated' if uncalibrated else ''}: {where.title}"
+    model = "embedded tiny LLaDA" if view.dllm.model == "tiny" else view.dllm.model
+    devices = dict.fromkeys(device_text(run) for run in runs)
+    return f"{title}\nmeasured: {' and '.join(devices)}; {model}"
 
 
 def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:
@@ -50,16 +62,19 @@ def basis(run: StoredRun) -> str:
     if run.record.obtained == "simulated":
         calibration = run.record.manifest.get("calibration")
         return f"simulated, each step charged to the roofline of {calibration or 'a card without calibration'}"
+    return f"measured on {device_text(run)}"
+
+
+def device_text(run: StoredRun) -> str:
+    """What a measured run was on; random weights are said."""
     graphics, manifest = run.provenance.get("gpu"), run.record.manifest
     device = manifest.get("device") or run.cell.knob_values.get("device", "cpu")
     weights = ", random weights" if run.cell.knob_values.get("weights") == "random" else ""
     if str(device).startswith("cuda") and graphics:
         limit = manifest.get("facts", {}).get("enforced_memory_bytes")
-        return f"measured on {graphics['name']}{'' if limit is None else f' held to {limit / 1e9:g} GB'}{weights}"
+        return f"{graphics['name']}{'' if limit is None else f' held to {limit / 1e9:g} GB'}{weights}"
     cpu = run.provenance.get("cpu", {})
-    return (
-        f"measured on {cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores{weights}"
-    )
+    return f"{cpu.get('model') or 'an unnamed CPU'}, {cpu.get('usable') or 'unknown number of'} cores{weights}"
 
 
 def prompt_sources(runs: Sequence[StoredRun]) -> str:

@@ -51,11 +51,12 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PaperValue:
-    """A printed value, drawn hollow at ``rate``; ``is_bound`` where only a lower bound is printed."""
+    """A printed value, drawn hollow at its rate, or beside the panel's last one where none is printed; ``is_bound`` where
+    only a lower bound is."""
 
     dataset: str
     system: str
-    rate: float
+    rate: float | None
     value: float
     is_bound: bool = False
 
@@ -75,32 +76,45 @@ def draw(
     name: str,
     title: str,
     caption: Sequence[str],
+    is_log: bool = False,
     finish: Callable[[Axes, Sequence[Curve]], None] = lambda axes, curves: None,
-) -> tuple[Path, Path]:
-    """PNG and PDF. ``finish`` adds what only one figure has to a panel."""
+) -> tuple[Path, Path, Path]:
+    """PNG, PDF and caption. ``finish`` adds what only one figure has to a panel."""
     with style.drawing():
         figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in comparison.datasets])
         for axes, dataset in zip(panels, comparison.datasets, strict=True):
             own = [curve for curve in curves if curve.dataset == dataset]
-            _draw_panel(axes, own, measure, [value for value in paper if value.dataset == dataset])
+            _draw_panel(axes, own, measure, [value for value in paper if value.dataset == dataset], is_log)
             axes.set_xlabel("arrival rate (req/s)")
             if own:
                 finish(axes, own)
         panels[0].set_ylabel(measure.label)
-        style.compose(figure, panels, title=title, caption=caption, legend_columns=4)
-        return style.save(figure, out, name)
+        return style.publish(figure, panels, out, name, title=title, caption=caption)
 
 
-def _draw_panel(axes: Axes, curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue]) -> None:
+def _draw_panel(
+    axes: Axes, curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], is_log: bool
+) -> None:
     if not curves:
         axes.text(0.5, 0.5, "no runs stored", transform=axes.transAxes, ha="center", color=style.GUIDE_COLOR)
         return
     rates = [point.rate for curve in curves for point in curve.points]
-    heights = [interval.mean for curve in curves for _, interval in curve.usable(measure) if interval.mean is not None]
-    heights += [value.value for value in paper]
+    ends = [
+        interval.mean + side * (interval.half_width or 0.0)
+        for curve in curves
+        for _, interval in curve.usable(measure)
+        if interval.mean is not None
+        for side in (-1, 0, 1)
+    ]
+    ends = [end for end in (*ends, *(value.value for value in paper)) if end > 0 or not is_log]
     span = max(rates) - min(rates) or max(rates)
-    axes.set_xlim(max(0.0, min(rates) - 0.08 * span), max(rates) + 0.1 * span)
-    axes.set_ylim(0, 1.15 * max(heights, default=0) or 1)
+    margin = 0.24 if any(value.rate is None for value in paper) else 0.1
+    axes.set_xlim(max(0.0, min(rates) - 0.08 * span), max(rates) + margin * span)
+    if is_log and ends:
+        style.log_scale(axes)
+        axes.set_ylim(min(ends) / 1.4, 1.6 * max(ends))
+    else:
+        axes.set_ylim(0, 1.15 * max(ends, default=0) or 1)
     for curve in curves:
         _draw_curve(axes, curve, measure)
     for value in paper:
@@ -115,27 +129,9 @@ def _draw_panel(axes: Axes, curves: Sequence[Curve], measure: Measure, paper: Se
                 label=f"{look.title} (paper, above)",
             )
             continue
-        axes.plot(
-            [value.rate],
-            [value.value],
-            linestyle="none",
-            marker=look.marker,
-            markersize=8,
-            fillstyle="none",
-            markeredgewidth=1.4,
-            color=look.color,
-            label=f"{look.title} (paper)",
-            zorder=4,
-        )
-        axes.annotate(
-            f"paper {value.value:g}",
-            (value.rate, value.value),
-            xytext=(0, 7),
-            textcoords="offset points",
-            ha="center",
-            fontsize=7,
-            color=look.color,
-        )
+        place = max(rates) + 0.14 * span if value.rate is None else value.rate
+        label = f"{look.title} (paper)"
+        style.paper_marker(axes, place, value.value, color=look.color, marker=look.marker, label=label)
 
 
 def _draw_curve(axes: Axes, curve: Curve, measure: Measure) -> None:
@@ -172,20 +168,22 @@ def _draw_curve(axes: Axes, curve: Curve, measure: Measure) -> None:
         )
 
 
-def caption(curves: Sequence[Curve], *sentences: str) -> list[str]:
-    """What every such figure says under itself, then ``sentences``."""
+def caption(curves: Sequence[Curve], lead: Sequence[str], rest: Sequence[str] = ()) -> list[str]:
+    """What every such figure says of itself between ``lead``, which stands under the panels, and ``rest``."""
     runs = [run for curve in curves for point in curve.points for run in point.runs]
     lengths = sorted({point.gen_length for curve in curves for point in curve.points})
     found = [
-        *curves_obtained(curves),
+        *lead,
+        seeds_sentence(runs),
+        *rest,
         prompt_sources(runs),
-        f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request. {seeds_sentence(runs)}",
-        *sentences,
+        f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request.",
+        *curves_obtained(curves),
     ]
     if batches := batch_sentence(curves):
         found.append(batches)
     if invalid := sum(not run.validity.valid for run in runs):
-        found.append(f"x: {invalid} INVALID of {len(runs)} runs, not joined by the line.")
+        found.insert(0, f"x: {invalid} INVALID of {len(runs)} runs, not joined by the line.")
     return found
 
 

@@ -29,12 +29,16 @@ PANEL_INCHES = (3.6, 2.1)
 """Width with its margins, height without."""
 WIDE_INCHES = 6.4
 """Width of a figure with one panel."""
-TITLE_INCHES, LEGEND_INCHES = 0.2, 0.19
-"""Height of one line."""
+EDGE_INCHES = 0.1
+"""Free space at the sides of the canvas."""
+TITLE_POINTS = 11
 CAPTION_POINTS = 7
+CAPTION_LINES = 3
 LINE_SPACING = 1.35
-CHARACTERS_PER_INCH = 17
-"""Density of caption text, with a margin."""
+CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 11
+"""Density of caption and title text, with a margin."""
+PAPER_ZORDER = 10
+"""The paper's values lie on top of everything."""
 
 GUIDE_COLOR = "#8A8A8A"
 """Lines that are no series."""
@@ -110,46 +114,48 @@ def compose(
     *,
     title: str,
     caption: Sequence[str],
-    legend_columns: int,
+    more: str,
     width_inches: float | None = None,
 ) -> None:
-    """Title, one legend for all panels, the panels, and the caption, a paragraph per sentence.
+    """Title, one legend for all panels, the panels, and up to three lines of the caption.
 
-    Heights are counted in inches, so that no part can run into another whatever the caption's length. A label that
-    several panels have is listed once.
+    Heights and margins are measured in inches, so that no part runs into another or leaves the canvas. A label that
+    several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, and
+    where the rest is: ``more``, the name of a file.
     """
     entries: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     width = width_inches or PANEL_INCHES[0] * len(panels)
-    characters = int(width * CHARACTERS_PER_INCH)
-    lines = [line for sentence in caption for line in textwrap.wrap(sentence, characters)]
+    figure.set_size_inches(width, PANEL_INCHES[1] + 2)
+    lines = shown_caption(caption, more, int(width * CHARACTERS_PER_INCH))
+    heading = "\n".join(
+        line for part in title.split("\n") for line in textwrap.wrap(part, int(width * TITLE_CHARACTERS_PER_INCH))
+    )
+    suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS)
+    legend = _legend(figure, entries, width) if entries else None
 
-    legend_top = 0.1 + TITLE_INCHES * (1 + title.count("\n"))
-    panel_top = legend_top + LEGEND_INCHES * -(-len(entries) // legend_columns) + 0.4
+    left, right, above, below, between = _margins(figure, panels)
+    title_top = 0.08
+    legend_top = title_top + _inches(figure, suptitle)[1] + 0.08
+    panel_top = legend_top + (0 if legend is None else _inches(figure, legend)[1] + 0.1) + above
     panel_bottom = panel_top + PANEL_INCHES[1]
-    caption_top = panel_bottom + 0.5
+    caption_top = panel_bottom + below + 0.1
     height = caption_top + len(lines) * CAPTION_POINTS * LINE_SPACING / 72 + 0.08
 
     figure.set_size_inches(width, height)
+    panel_width = (width - left - right - between * (len(panels) - 1)) / len(panels)
     figure.subplots_adjust(
-        left=0.55 / width,
-        right=1 - 0.15 / width,
+        left=left / width,
+        right=1 - right / width,
         top=1 - panel_top / height,
         bottom=1 - panel_bottom / height,
-        wspace=0.22,
+        wspace=between / panel_width,
     )
-    figure.suptitle(title, y=1 - 0.08 / height, va="top", fontsize=11)
-    figure.legend(
-        entries.values(),
-        entries.keys(),
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1 - legend_top / height),
-        ncols=min(legend_columns, len(entries)),
-        frameon=False,
-        borderaxespad=0,
-    )
+    suptitle.set_y(1 - title_top / height)
+    if legend is not None:
+        legend.set_bbox_to_anchor((0.5, 1 - legend_top / height))
     figure.supxlabel(
         "\n".join(lines),
         x=0.1 / width,
@@ -160,6 +166,133 @@ def compose(
         linespacing=LINE_SPACING,
         color="#404040",
     )
+
+
+def shown_caption(sentences: Sequence[str], more: str, characters: int) -> list[str]:
+    """At most ``CAPTION_LINES`` lines: the leading sentences that fit whole, and where all of them are."""
+    pointer = f"Full caption: {more}."
+    for count in range(len(sentences), -1, -1):
+        lines = textwrap.wrap(
+            " ".join([*sentences[:count], pointer]), characters, break_long_words=False, break_on_hyphens=False
+        )
+        if len(lines) <= CAPTION_LINES:
+            return lines
+    return [pointer]
+
+
+def _legend(figure: Figure, entries: Mapping[str, Any], width: float) -> Any:
+    """In as few rows as fit the width."""
+    rows = 1
+    while True:
+        legend = figure.legend(
+            entries.values(),
+            entries.keys(),
+            loc="upper center",
+            ncols=-(-len(entries) // rows),
+            frameon=False,
+            borderaxespad=0,
+            borderpad=0,
+        )
+        if rows >= len(entries) or _inches(figure, legend)[0] <= width - 2 * EDGE_INCHES:
+            return legend
+        legend.remove()
+        rows += 1
+
+
+def _inches(figure: Figure, artist: Any) -> tuple[float, float]:
+    """Width and height."""
+    box = artist.get_window_extent(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+    return box.width / figure.dpi, box.height / figure.dpi
+
+
+def _margins(figure: Figure, panels: Sequence[Axes]) -> tuple[float, float, float, float, float]:
+    """Inches that labels, ticks and titles need left of the panels, right of them, above, below, and between two."""
+    renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
+    sides = []
+    for axes in panels:
+        inner, outer = axes.get_window_extent(renderer), axes.get_tightbbox(renderer)
+        assert outer is not None
+        sides.append(
+            [
+                max(0.0, inches) / figure.dpi
+                for inches in (inner.x0 - outer.x0, outer.x1 - inner.x1, outer.y1 - inner.y1, inner.y0 - outer.y0)
+            ]
+        )
+    between = max((sides[i][1] + sides[i + 1][0] for i in range(len(sides) - 1)), default=0.0)
+    return (
+        sides[0][0] + EDGE_INCHES,
+        sides[-1][1] + EDGE_INCHES,
+        max(side[2] for side in sides) + 0.04,
+        max(side[3] for side in sides),
+        between + 0.15,
+    )
+
+
+def log_scale(axes: Axes) -> None:
+    """Make the y-axis logarithmic, with plain numbers at 1, 2 and 5 of every decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def paper_marker(
+    axes: Axes, place: float, value: float, *, color: str, marker: str, label: str, size: float = 8
+) -> None:
+    """A value that the paper prints: hollow, on top of all else, with a white rim that sets it off."""
+    from matplotlib import patheffects
+
+    axes.plot(
+        [place],
+        [value],
+        linestyle="none",
+        marker=marker,
+        markersize=size,
+        fillstyle="none",
+        markeredgewidth=1.4,
+        color=color,
+        label=label,
+        zorder=PAPER_ZORDER,
+        path_effects=[patheffects.withStroke(linewidth=3, foreground="white")],
+    )
+
+
+def foot_label(axes: Axes, place: float, text: str) -> None:
+    """A bar's number at its foot, where neither its interval nor the paper's value can be."""
+    axes.annotate(
+        text,
+        (place, 0),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="center",
+        fontsize=6,
+        zorder=PAPER_ZORDER,
+        bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+    )
+
+
+def save_caption(path: Path, title: str, caption: Sequence[str]) -> Path:
+    """All of a figure's caption, a sentence a line, under its title."""
+    _replace(path, "\n".join([*title.split("\n"), "", *caption, ""]).encode())
+    return path
+
+
+def publish(
+    figure: Figure,
+    panels: Sequence[Axes],
+    out: Path,
+    name: str,
+    *,
+    title: str,
+    caption: Sequence[str],
+    width_inches: float | None = None,
+) -> tuple[Path, Path, Path]:
+    """PNG, PDF, and the caption beside them."""
+    text = save_caption(out / f"{name}.txt", title, caption)
+    compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches)
+    return *save(figure, out, name), text
 
 
 def save(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:

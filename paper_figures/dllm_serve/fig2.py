@@ -16,7 +16,7 @@ from engines.hardware.catalogue import GB
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
 from paper_figures.common import style
-from paper_figures.common.caption import basis
+from paper_figures.common.caption import basis, figure_title
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -92,7 +92,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     splits = splits_of(runs, view)
     stem = f"{NAME}-{view.stem}"
     caption = _caption(splits, runs, view)
-    files = _draw(splits, view, caption, out, stem)
+    files = _draw(splits, runs, view, caption, out, stem)
     rows = [
         (
             view.platform.name,
@@ -223,11 +223,10 @@ def _caption(splits: Sequence[Split], runs: Sequence[StoredRun], view: View) -> 
     else:
         how = f"All runs {basis(runs[0])}: peak of a real worst-case step, KV pool from what it leaves."
     length = round(PROMPT_LEN * part.length_scale) + part.gen_length
-    sentences = [
-        how,
-        f"Weights {part.model}; max_num_batched_tokens {part.max_num_batched_tokens}, max_num_logits {part.max_num_logits}. "
-        f"Requests at once: of {length} tokens, retention 0.5.",
-    ]
+    sentences = [f"Requests at once: of {length} tokens, retention 0.5."]
+    if any(split.requests == part.max_num_seqs for split in splits):
+        sentences[0] += f" {part.max_num_seqs} is the scheduler's cap (max_num_seqs), not the memory's."
+    sentences += [f"max_num_batched_tokens {part.max_num_batched_tokens}, max_num_logits {part.max_num_logits}.", how]
     sentences += [
         f"With {split.mode} logits the worst step misses {-split.plan.kv_bytes / GB:.2f} GB before any KV row."
         for split in splits
@@ -236,7 +235,9 @@ def _caption(splits: Sequence[Split], runs: Sequence[StoredRun], view: View) -> 
     return sentences
 
 
-def _draw(splits: Sequence[Split], view: View, caption: Sequence[str], out: Path, stem: str) -> tuple[Path, Path]:
+def _draw(
+    splits: Sequence[Split], runs: Sequence[StoredRun], view: View, caption: Sequence[str], out: Path, stem: str
+) -> tuple[Path, Path, Path]:
     scale, unit = _unit(view.platform)
     labels = dict(MODES)
     with style.drawing():
@@ -247,20 +248,10 @@ def _draw(splits: Sequence[Split], view: View, caption: Sequence[str], out: Path
             axes.barh(range(len(splits)), widths, left=left, color=color, edgecolor="white", height=0.55, label=name)
             left = [start + width for start, width in zip(left, widths, strict=True)]
         axes.axvline(splits[0].plan.total_bytes / scale, linestyle="--", linewidth=1, color="black", label="memory")
-        for place, split in enumerate(splits):
-            axes.annotate(
-                f"{split.requests} requests at once",
-                (left[place], place),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
-            )
-        axes.set_yticks(range(len(splits)), [labels[split.mode] for split in splits])
+        names = [f"{labels[split.mode]}\n{split.requests} requests at once" for split in splits]
+        axes.set_yticks(range(len(splits)), names)
         axes.invert_yaxis()
         axes.set_xlabel(f"memory ({unit})")
-        axes.set_xlim(0, 1.3 * max(left))
-        title = f"{TITLE}\n{view.platform.title}"
-        style.compose(figure, [axes], title=title, caption=caption, legend_columns=6, width_inches=style.WIDE_INCHES)
-        figure.subplots_adjust(left=0.22)
-        return style.save(figure, out, stem)
+        axes.set_xlim(0, 1.02 * max(*left, splits[0].plan.total_bytes / scale))
+        title = figure_title(TITLE, runs, view)
+        return style.publish(figure, [axes], out, stem, title=title, caption=caption, width_inches=style.WIDE_INCHES)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paper_figures.common import rate_panels, style
-from paper_figures.common.caption import obtained_text, validity_text
+from paper_figures.common.caption import figure_title, obtained_text, validity_text
 from paper_figures.common.curve import THROUGHPUT, Curve, curve_of, dataset_title
 from paper_figures.common.rate_panels import PaperValue
 from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
@@ -16,7 +16,6 @@ from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_figures
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
@@ -42,14 +41,21 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     paper = paper_peaks(view.platform)
     stem = f"{NAME}-{view.stem}"
-    sentences = [
-        "Throughput: tokens of finished requests over the time from first arrival to last finish. "
-        "Offered load: nominal rate x tokens per request; the arrivals drawn can be a little faster or slower."
-    ]
+    lead, sentences = (
+        [reading_sentence(view)],
+        [
+            "Throughput: tokens of finished requests over the time from first arrival to last finish. "
+            "Offered load: nominal rate x tokens per request; the arrivals drawn can be a little faster or slower."
+        ],
+    )
     if paper:
+        values = ", ".join(
+            f"{dataset_title(value.dataset)} {style.system_look(value.system).title} {value.value:g}" for value in paper
+        )
+        lead.append(f"Hollow: the paper's peaks, beside the last rate because it prints no rates ({values} tok/s).")
         sentences.append(
-            f"Hollow markers: peaks printed in {SOURCE}, whose rates it does not print; drawn at the highest rate. "
-            "Where the calibration was fitted on one of them, meeting it is no prediction."
+            f"The paper's peaks are those printed in {SOURCE}. Where the calibration was fitted on one of them, meeting it "
+            "is no prediction."
         )
     files = rate_panels.draw(
         COMPARISON,
@@ -58,8 +64,8 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         paper,
         out,
         name=stem,
-        title=f"{TITLE}\n{view.platform.title}",
-        caption=rate_panels.caption(curves, reading_sentence(view), *sentences),
+        title=figure_title(TITLE, runs, view),
+        caption=rate_panels.caption(curves, lead, sentences),
         finish=_offered_load,
     )
     rows = [_table_row(curve, curves) for curve in curves]
@@ -126,7 +132,7 @@ def paper_peaks(platform: Platform) -> tuple[PaperValue, ...]:
         return ()
     figure = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE)
     return tuple(
-        PaperValue(dataset=dataset, system=system.lower(), rate=max(platform.part(DllmPart).rates), value=float(value))
+        PaperValue(dataset=dataset, system=system.lower(), rate=None, value=float(value))
         for dataset in DATASETS
         for system, value in figure.values.get(f"{dataset_title(dataset)}_peak", {}).items()
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paper_figures.common import rate_panels
-from paper_figures.common.caption import obtained_text, validity_text
+from paper_figures.common.caption import figure_title, obtained_text, validity_text
 from paper_figures.common.curve import MEAN_LATENCY, Curve, curve_of, dataset_title
 from paper_figures.common.rate_panels import PaperValue
 from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
@@ -32,9 +32,12 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
     paper = paper_latencies(view.platform)
     stem = f"{NAME}-{view.stem}"
-    sentences = ["Latency: from a request's arrival to its last token, queueing included; mean over finished requests."]
+    lead = [
+        reading_sentence(view),
+        "Latency: from a request's arrival to its last token, queueing included; mean over finished requests, log scale.",
+    ]
     if paper:
-        sentences.append(f"Hollow marker and dotted line: printed in {SOURCE}; of the baselines it says 'above'.")
+        lead.append("Hollow marker and dotted line: the paper's, which says 'above' of the baselines.")
     files = rate_panels.draw(
         COMPARISON,
         curves,
@@ -42,8 +45,9 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         paper,
         out,
         name=stem,
-        title=f"{TITLE}\n{view.platform.title}",
-        caption=rate_panels.caption(curves, reading_sentence(view), *sentences),
+        title=figure_title(TITLE, runs, view),
+        caption=rate_panels.caption(curves, lead, [f"The paper's values are printed in {SOURCE}."] if paper else []),
+        is_log=True,
     )
     rates = sorted({point.rate for curve in curves for point in curve.points})
     low, high = rates[0], rates[-1]

@@ -11,6 +11,7 @@ from paper_figures.common import rate_panels, style
 from paper_figures.common.caption import (
     batch_sentence,
     curves_obtained,
+    figure_title,
     invalid_notes,
     obtained_text,
     prompt_sources,
@@ -200,7 +201,7 @@ def _draw(
     view: View,
     out: Path,
     stem: str,
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path, Path]:
     rate = max(point.rate for curve in curves for point in curve.points)
     runs = [run for curve in curves for point in curve.points for run in point.runs]
     with style.drawing():
@@ -209,21 +210,22 @@ def _draw(
             _draw_bars(axes, [gain for gain in gains if gain.measure is measure], paper, side, color)
         axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="best baseline")
         axes.set_xticks(range(len(DATASETS)), [dataset_title(dataset) for dataset in DATASETS])
-        axes.set_ylabel("gain over the best baseline (x)")
+        axes.set_ylabel("gain over the\nbest baseline (x)")
         axes.margins(y=0.15)
         sentences = [
-            *curves_obtained(curves),
+            "Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's; above 1 dLLM-Serve "
+            "spreads less.",
             reading_sentence(view),
-            prompt_sources(runs),
-            f"Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's. {seeds_sentence(runs)}",
+            seeds_sentence(runs),
         ]
         if paper:
-            sentences.append(f"Hollow diamonds: reductions stated in {SOURCE}, as gains.")
+            sentences.insert(2, "Hollow diamonds: the paper's reductions, as gains.")
+            sentences.append(f"The paper's reductions are stated in {SOURCE}.")
+        sentences += [prompt_sources(runs), *curves_obtained(curves)]
         if batches := batch_sentence(curves):
             sentences.append(batches)
-        title = f"{TITLE}\n{view.platform.title}"
-        style.compose(figure, [axes], title=title, caption=sentences, legend_columns=4, width_inches=style.WIDE_INCHES)
-        return style.save(figure, out, stem)
+        title = figure_title(TITLE, runs, view)
+        return style.publish(figure, [axes], out, stem, title=title, caption=sentences, width_inches=style.WIDE_INCHES)
 
 
 def _draw_bars(axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], float], side: int, color: str) -> None:
@@ -240,21 +242,9 @@ def _draw_bars(axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], f
     )
     for place, gain in zip(places, gains, strict=True):
         text = "no run" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x"
-        axes.annotate(
-            text, (place, gain.gain.mean or 0.0), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=7
-        )
+        style.foot_label(axes, place, text)
         if (value := paper.get((gain.dataset, gain.measure.column))) is not None:
-            axes.plot(
-                [place],
-                [value],
-                linestyle="none",
-                marker="D",
-                fillstyle="none",
-                color="black",
-                markersize=7,
-                label="paper",
-                zorder=4,
-            )
+            style.paper_marker(axes, place, value, color="black", marker="D", label="paper", size=7)
 
 
 def _table_row(gain: Gain, paper: dict[tuple[str, str], float], obtained: str) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from engines.errors import UserError
 from paper_figures.common import style
 from paper_figures.common.caption import (
+    figure_title,
     how_obtained,
     invalid_notes,
     missing_note,
@@ -50,7 +51,7 @@ TITLE = "dLLM-Serve Figure 6: accuracy against retention ratio"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 6, §6.4"
 PLATFORMS = ("cpu-tiny",)
 
-RATIOS = (0.1, 0.2, 0.3, 0.5)
+RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 """The paper's range."""
 TESTED = (0.1, 0.2)
 """Where the difference is said in words."""
@@ -181,16 +182,15 @@ def _draw(
     view: View,
     out: Path,
     stem: str,
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path, Path]:
     with style.drawing():
         titles = [f"({letter}) {task}, {task_entry(task).criterion}" for letter, task in zip("ab", TASKS, strict=True)]
         figure, panels = style.row_of_panels(titles)
         for axes, task in zip(panels, TASKS, strict=True):
             _draw_panel(axes, [p for p in points if p.task == task], [v for v in printed if v.task == task])
         panels[0].set_ylabel("accuracy (%)")
-        title = f"{TITLE}\n{view.platform.title}, held-out problems"
-        style.compose(figure, panels, title=title, caption=_caption(runs, printed), legend_columns=3)
-        return style.save(figure, out, stem)
+        title = figure_title(TITLE, runs, view)
+        return style.publish(figure, panels, out, stem, title=title, caption=_caption(runs, printed))
 
 
 def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint], printed: Sequence[PaperAccuracy]) -> None:
@@ -225,26 +225,17 @@ def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint], printed: Sequence[P
         axes.axhspan(100 * dense.low, 100 * dense.high, color=style.GUIDE_COLOR, alpha=0.2, linewidth=0, zorder=1)
     for value in printed:
         look = LOOKS[value.selection]
-        axes.plot(
-            [100 * value.ratio],
-            [value.percent],
-            linestyle="none",
-            marker=look.marker,
-            markersize=8,
-            fillstyle="none",
-            markeredgewidth=1.4,
-            color=look.color,
-            label=f"{value.selection}, paper (LLaDA-8B)",
-            zorder=4,
-        )
+        label = f"{value.selection}, paper (LLaDA-8B)"
+        style.paper_marker(axes, 100 * value.ratio, value.percent, color=look.color, marker=look.marker, label=label)
 
 
 def _caption(runs: Sequence[StoredRun], printed: Sequence[PaperAccuracy]) -> list[str]:
     return [
-        *how_obtained(runs, ["runs"] * len(runs)),
+        "Only the selection differs between the series. Bars and band: Wilson's 95 % intervals.",
+        "Hollow: the paper's, of LLaDA-8B on HumanEval and GSM8K, another model and other tasks: not to be compared in height.",
+        f"Printed in {SOURCE}: {', '.join(_printed(value) for value in printed)}.",
         _protocol(runs),
-        f"Hollow markers: {', '.join(_printed(value) for value in printed)}, the values that the text of {SOURCE} prints, "
-        f"of LLaDA-8B: another model and other tasks, not to be compared in height.",
+        *how_obtained(runs, ["runs"] * len(runs)),
     ]
 
 
@@ -258,7 +249,7 @@ def _protocol(runs: Sequence[StoredRun]) -> str:
     seeds = sorted({run.cell.seed for run in runs})
     return (
         f"{' or '.join(map(str, counts))} held-out problems a point and seed (seed {', '.join(map(str, seeds))}), the same "
-        f"for every series. Bars and band: Wilson's 95 % intervals. {knobs['gen_length']} tokens in blocks of "
+        f"for every series. {knobs['gen_length']} tokens in blocks of "
         f"{knobs['block_length']}, one token a step, temperature 0, scores pooled over 3 rows, cache built at a block's second "
         f"step. The engine is the same for all series, dLLM-Serve's: only the selection differs."
     )

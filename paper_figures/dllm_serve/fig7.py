@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paper_figures.common import style
 from paper_figures.common.caption import (
+    figure_title,
     held_out_note,
     how_obtained,
     invalid_notes,
@@ -124,7 +125,6 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     printed = paper_values(view.platform)
     stem = f"{NAME}-{view.stem}"
     sentences = [
-        *how_obtained(runs, ["runs"] * len(runs)),
         reading_sentence(view),
         f"All {NUM_REQUESTS[view.platform.executor]} requests at once, every one of the same lengths; (a) {_scaled(view, FIXED_OUTPUT)} "
         f"tokens generated, (b) prompts of {_scaled(view, FIXED_INPUT)} tokens. {seeds_sentence(runs)}",
@@ -132,8 +132,10 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     if view.dllm.length_scale != 1:
         sentences.append(f"Lengths are the paper's x {view.dllm.length_scale:g}.")
     if printed:
-        sentences.append(f"Hollow markers: {SOURCE}, which states neither card, rate nor the other axis's length.")
-    files = _draw(found, printed, view, sentences, out, stem)
+        sentences.insert(1, "Hollow: the paper's, which states neither card, rate nor the other axis's length.")
+        sentences.append(f"The paper's values are those of {SOURCE}.")
+    sentences += how_obtained(runs, ["runs"] * len(runs))
+    files = _draw(found, printed, view, figure_title(TITLE, runs, view), sentences, out, stem)
     notes = [*invalid_notes(runs), *sentences]
     if any(run.record.obtained == "simulated" for run in runs):
         notes += held_out_note(view.platform)
@@ -223,17 +225,24 @@ def _scaled(view: View, length: int) -> int:
 
 
 def _draw(
-    found: Found, printed: dict[tuple[str, int], float], view: View, caption: Sequence[str], out: Path, stem: str
-) -> tuple[Path, Path]:
+    found: Found,
+    printed: dict[tuple[str, int], float],
+    view: View,
+    title: str,
+    caption: Sequence[str],
+    out: Path,
+    stem: str,
+) -> tuple[Path, Path, Path]:
     with style.drawing():
         figure, panels = style.row_of_panels(["(a) by input length", "(b) by output length"])
         for axes, (axis, lengths) in zip(panels, AXES, strict=True):
             _draw_panel(axes, found, lengths, {n: v for (a, n), v in printed.items() if a == axis}, view)
             axes.set_xlabel(f"{axis} length (tokens)")
-        panels[0].set_ylabel("throughput relative to Sparse-dLLM (x)")
-        title = f"{TITLE}\n{view.platform.title}"
-        style.compose(figure, panels, title=title, caption=caption, legend_columns=3)
-        return style.save(figure, out, stem)
+        top = max(axes.get_ylim()[1] for axes in panels)
+        for axes in panels:
+            axes.set_ylim(0, top)
+        panels[0].set_ylabel("throughput relative\nto Sparse-dLLM (x)")
+        return style.publish(figure, panels, out, stem, title=title, caption=caption)
 
 
 def _draw_panel(axes: Axes, found: Found, lengths: Sequence[Length], printed: dict[int, float], view: View) -> None:
@@ -251,18 +260,8 @@ def _draw_panel(axes: Axes, found: Found, lengths: Sequence[Length], printed: di
         label=f"{look.title} / Sparse-dLLM",
     )
     axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="Sparse-dLLM")
-    if printed:
-        axes.plot(
-            list(printed),
-            list(printed.values()),
-            linestyle="none",
-            marker=look.marker,
-            markersize=8,
-            fillstyle="none",
-            color=look.color,
-            label="paper",
-        )
-    axes.set_ylim(bottom=0)
+    for length, value in printed.items():
+        style.paper_marker(axes, length, value, color=look.color, marker=look.marker, label="paper")
     axes.margins(y=0.12)
 
 

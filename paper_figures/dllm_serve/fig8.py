@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from paper_figures.common import style
 from paper_figures.common.caption import (
+    figure_title,
     held_out_note,
     how_obtained,
     invalid_notes,
@@ -45,7 +46,7 @@ PAPER_PLATFORMS = ("rtx4090",)
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
 
 COLORS = ("#D55E00", "#A6CEE3", "#56B4E9", "#0072B2", "#B2DF8A", "#009E73")
-BAR_WIDTH = 0.13
+BAR_WIDTH = 0.14
 CSV_COLUMNS = (
     "platform",
     "reading",
@@ -192,26 +193,26 @@ def _draw(
     view: View,
     out: Path,
     stem: str,
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path, Path]:
     with style.drawing():
         figure, (axes,) = style.row_of_panels([f"at {max(view.dllm.rates):g} req/s"])
         for i, (rung, color) in enumerate(zip(LADDER, COLORS, strict=True)):
             _draw_rung(axes, by_rung, printed, rung, i, color)
         axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR)
         axes.set_xticks(range(len(DATASETS)), [dataset_title(dataset) for dataset in DATASETS])
-        axes.set_ylabel("throughput relative to Sparse-dLLM (x)")
+        axes.set_ylabel("throughput relative\nto Sparse-dLLM (x)")
         axes.margins(y=0.12)
         sentences = [
-            *how_obtained(runs, ["runs"] * len(runs)),
+            "Rungs are cumulative; hatched ones are this project's own, not the paper's.",
             reading_sentence(view),
-            prompt_sources(runs),
-            f"Rungs are cumulative; hatched ones are this project's own, not the paper's. {seeds_sentence(runs)}",
+            seeds_sentence(runs),
         ]
         if printed:
-            sentences.append(f"Hollow diamonds: values of {SOURCE}, whose card and rate are not stated.")
-        title = f"{TITLE}\n{view.platform.title}"
-        style.compose(figure, [axes], title=title, caption=sentences, legend_columns=3, width_inches=style.WIDE_INCHES)
-        return style.save(figure, out, stem)
+            sentences.insert(1, "Hollow diamonds: the paper's values, whose card and rate it does not state.")
+            sentences.append(f"The paper's values are those of {SOURCE}.")
+        sentences += [prompt_sources(runs), *how_obtained(runs, ["runs"] * len(runs))]
+        title = figure_title(TITLE, runs, view)
+        return style.publish(figure, [axes], out, stem, title=title, caption=sentences, width_inches=style.WIDE_INCHES)
 
 
 def _draw_rung(
@@ -233,26 +234,9 @@ def _draw_rung(
     )
     for place, gain, dataset in zip(places, gains, DATASETS, strict=True):
         if gain.mean is not None:
-            axes.annotate(
-                f"{gain.mean:.2f}",
-                (place, gain.mean),
-                xytext=(0, 2),
-                textcoords="offset points",
-                ha="center",
-                fontsize=6,
-            )
+            style.foot_label(axes, place, f"{gain.mean:.2f}")
         if (value := printed.get((dataset, rung))) is not None:
-            axes.plot(
-                [place],
-                [value],
-                linestyle="none",
-                marker="D",
-                fillstyle="none",
-                color="black",
-                markersize=5,
-                label="paper",
-                zorder=4,
-            )
+            style.paper_marker(axes, place, value, color="black", marker="D", label="paper", size=5)
 
 
 # -- CSV, table, notes ------------------------------------------------------------------------------------

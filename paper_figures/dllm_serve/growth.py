@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from paper_figures.common import style
 from paper_figures.common.caption import (
+    figure_title,
     held_out_note,
     how_obtained,
     invalid_notes,
@@ -95,10 +96,11 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     found = points_of(runs, view)
     stem = f"{NAME}-{view.stem}"
     sentences = [
-        *how_obtained(runs, ["runs"] * len(runs)),
         f"All requests of a run at once; {scaled(view.platform, INPUT)} + {scaled(view.platform, OUTPUT)} tokens where the axis is "
-        f"another one, {scaled(view.platform, RETENTION_LEN)} in all on the axis of retention. {seeds_sentence(runs)}",
-        "Exponent: slope on logarithmic axes from the axis's first value to this one, so its last is the slope between the "
+        f"another one, {scaled(view.platform, RETENTION_LEN)} in all on the axis of retention.",
+        seeds_sentence(runs),
+        *how_obtained(runs, ["runs"] * len(runs)),
+        "Exponent in the table: slope on logarithmic axes from the axis's first value to this one, so its last is the slope between the "
         "ends; of seconds per generated token, and of bytes of logits.",
     ]
     missing = [f"{point.axis.name} {point.value:g}" for point in found if not point.runs]
@@ -109,7 +111,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     csv_rows = [_csv_row(point, run, view) for point in complete for run in point.runs]
     return Rendered(
         files=(
-            *_draw(complete, view, sentences, out, stem),
+            *_draw(complete, figure_title(TITLE, runs, view), sentences, out, stem),
             style.save_markdown(
                 out / f"{stem}.md", f"{TITLE} - {view.platform.title}", TABLE_COLUMNS, _table(complete), notes
             ),
@@ -129,18 +131,18 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 # -- drawing ----------------------------------------------------------------------------------------------
 
 
-def _draw(points: Sequence[GrowthPoint], view: View, caption: Sequence[str], out: Path, stem: str) -> tuple[Path, Path]:
+def _draw(
+    points: Sequence[GrowthPoint], title: str, caption: Sequence[str], out: Path, stem: str
+) -> tuple[Path, Path, Path]:
     with style.drawing():
         figure, panels = style.row_of_panels(
-            [f"({letter}) {axis.name}" for letter, axis in zip("abcd", AXES, strict=True)]
+            [f"({letter}) {axis.title}" for letter, axis in zip("abcd", AXES, strict=True)]
         )
         for axes, axis in zip(panels, AXES, strict=True):
             own = [point for point in points if point.axis is axis]
             _draw_panel(axes, axis, own)
         panels[0].set_ylabel("throughput (tok/s)")
-        title = f"{TITLE}\n{view.platform.title}"
-        style.compose(figure, panels, title=title, caption=caption, legend_columns=2)
-        return style.save(figure, out, stem)
+        return style.publish(figure, panels, out, stem, title=title, caption=caption)
 
 
 def _draw_panel(axes: Axes, axis: Axis, points: Sequence[GrowthPoint]) -> None:
@@ -160,7 +162,7 @@ def _draw_panel(axes: Axes, axis: Axis, points: Sequence[GrowthPoint]) -> None:
         for part, marker, color in (("logits", "s", "#D55E00"), ("activations", "^", "#009E73")):
             heights = [(value, getattr(memory, part) / 1e6) for value, memory in known if memory is not None]
             axes.plot(*zip(*heights, strict=True), marker=marker, color=color, label=f"{part} (d, MB)")
-        axes.set_yscale("log")
+        style.log_scale(axes)
         axes.set_ylabel("MB")
         return
     spread = [interval.half_width or 0.0 for _, interval in usable]
@@ -173,7 +175,7 @@ def _draw_panel(axes: Axes, axis: Axis, points: Sequence[GrowthPoint]) -> None:
         capsize=2,
         label=look.title,
     )
-    axes.set_ylim(0, 1.15 * max(interval.mean or 0.0 for _, interval in usable))
+    axes.set_ylim(0, 1.15 * max((interval.mean or 0.0) + (interval.half_width or 0.0) for _, interval in usable))
 
 
 # -- table and CSV ----------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ class Axis:
     """One table: what is varied, at which values, and what each run is asked for there."""
 
     name: str
+    title: str
     label: str
     values: Callable[[Platform], tuple[float, ...]]
     knobs: Callable[[Platform, float], dict[str, Scalar]]
@@ -103,18 +104,21 @@ def _usual(where: Platform) -> dict[str, Scalar]:
 AXES = (
     Axis(
         name="concurrency",
+        title="concurrency",
         label="requests at once",
         values=lambda where: tuple(n for n in CONCURRENCY if n <= where.part(DllmPart).max_num_seqs),
         knobs=lambda where, n: {**_usual(where), "num_prompts": int(n), "max_num_seqs": int(n)},
     ),
     Axis(
         name="total_len",
+        title="request length",
         label="tokens of a request",
         values=_lengths,
         knobs=lambda where, n: {**_shape(where, int(n)), "num_prompts": _counts(where)["total_len"]},
     ),
     Axis(
         name="retention_ratio",
+        title="retention",
         label="retention ratio",
         values=lambda where: RETENTION,
         knobs=lambda where, share: {
@@ -125,6 +129,7 @@ AXES = (
     ),
     Axis(
         name="max_num_logits",
+        title="logit budget",
         label="logit rows at once",
         values=lambda where: tuple(
             n

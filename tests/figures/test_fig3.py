@@ -97,7 +97,12 @@ def test_repeats_take_seeds_of_their_own() -> None:
 
 def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
     rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
-    assert [path.name for path in rendered.files] == ["fig3-cpu-tiny.png", "fig3-cpu-tiny.pdf", "fig3-cpu-tiny.csv"]
+    assert [path.name for path in rendered.files] == [
+        "fig3-cpu-tiny.png",
+        "fig3-cpu-tiny.pdf",
+        "fig3-cpu-tiny.txt",
+        "fig3-cpu-tiny.csv",
+    ]
     assert [path.name for path in sorted(tmp_path.iterdir())] == sorted(path.name for path in rendered.files)
 
     (picture,) = drawn
@@ -196,7 +201,9 @@ def test_csv_of_the_papers_card(tmp_path: Path) -> None:
 def test_another_reading_is_another_file(tmp_path: Path) -> None:
     view = replace(CARD_VIEW, reading="policy")
     rendered = fig3.render(made(view), view, tmp_path)
-    assert {path.name for path in rendered.files} == {f"fig3-rtx4090-policy.{kind}" for kind in ("png", "pdf", "csv")}
+    assert {path.name for path in rendered.files} == {
+        f"fig3-rtx4090-policy.{kind}" for kind in ("png", "pdf", "txt", "csv")
+    }
     assert any("cache policies under continuous batching" in note for note in rendered.notes)
 
 

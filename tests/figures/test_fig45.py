@@ -33,7 +33,7 @@ def test_registered_and_run_on_the_runs_of_figure_3(name: str, module: object) -
 
 def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure]) -> None:
     rendered = fig4.render(runs_of(fig4.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path)
-    assert {path.name for path in rendered.files} == {f"fig4-rtx4090.{kind}" for kind in ("png", "pdf", "csv")}
+    assert {path.name for path in rendered.files} == {f"fig4-rtx4090.{kind}" for kind in ("png", "pdf", "txt", "csv")}
     burst = drawn_lines(panel(drawn[0], "Burst"))
     # All four requests are due at 0 and end together after 4 x 64 tokens.
     assert list(burst["dLLM-Serve"].get_ydata()) == pytest.approx([256 / 80] * len(CARD_VIEW.dllm.rates))

@@ -75,7 +75,12 @@ def test_grid_differs_in_the_selection_alone() -> None:
 
 def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> None:
     rendered = fig6.render(made(VIEW), VIEW, tmp_path)
-    assert [path.name for path in rendered.files] == ["fig6-cpu-tiny.png", "fig6-cpu-tiny.pdf", "fig6-cpu-tiny.csv"]
+    assert [path.name for path in rendered.files] == [
+        "fig6-cpu-tiny.png",
+        "fig6-cpu-tiny.pdf",
+        "fig6-cpu-tiny.txt",
+        "fig6-cpu-tiny.csv",
+    ]
     assert [axes.get_title() for axes in drawn[0].axes] == list(PANELS.values())
     lines = drawn_lines(panel(drawn[0], PANELS["mini-gsm"]))
     assert list(lines["head-level (dLLM-Serve)"].get_xdata()) == [10, 20, 30, 50]

@@ -105,5 +105,11 @@ def drawn_lines(axes: Axes) -> dict[str, Any]:
 
 
 def text_of(figure: Figure) -> str:
-    """Title and caption, as one line."""
+    """Title and what of the caption stands under the panels, as one line."""
     return " ".join(" ".join(text.get_text() for text in (figure._suptitle, figure._supxlabel)).split())  # type: ignore[attr-defined]
+
+
+def caption_of(rendered: Rendered) -> str:
+    """Title and whole caption, as one line."""
+    (path,) = (file for file in rendered.files if file.suffix == ".txt")
+    return " ".join(path.read_text(encoding="utf-8").split())

@@ -1,0 +1,84 @@
+"""Nothing of any figure is clipped or printed over something else, whatever platform it is drawn for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+from support.figure_runs import figure_runs
+from support.text_boxes import overprinted
+
+from paper_figures.common import style
+from repro.reports.figures import FIGURES, View, default_reading
+from repro.systems.platforms import platform
+
+DRAWN = [(name, where) for name, entry in FIGURES.items() for where in entry.load().PLATFORMS]
+
+
+@pytest.mark.parametrize("num_runs", [1, 3])
+@pytest.mark.parametrize(("name", "where"), DRAWN)
+def test_no_text_is_clipped_or_overprinted(
+    name: str, where: str, num_runs: int, tmp_path: Path, drawn: list[Figure]
+) -> None:
+    module, here = FIGURES[name].load(), platform(where)
+    view = View(platform=here, reading=default_reading(here), num_runs=num_runs)
+    rendered = module.render(figure_runs(module, view), view, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in rendered.files}
+    is_picture = any(path.suffix == ".png" for path in rendered.files)
+    assert len(drawn) == is_picture
+    for figure in drawn:
+        assert overprinted(figure) == []
+        title = figure._suptitle.get_text()  # type: ignore[attr-defined]
+        assert f"\n{view.obtained}" in title
+        caption = figure._supxlabel.get_text()  # type: ignore[attr-defined]
+        assert len(caption.splitlines()) <= style.CAPTION_LINES
+        (text,) = (path for path in rendered.files if path.suffix == ".txt")
+        assert caption.replace("\n", " ").endswith(f"Full caption: {text.name}.")
+
+
+def panel() -> Figure:
+    figure, (axes,) = style.row_of_panels(["a panel"])
+    axes.plot([0, 1], [0, 1], marker="o", label="a line")
+    axes.set_ylabel("a label")
+    return figure
+
+
+def test_a_sound_figure_has_nothing_to_say(tmp_path: Path) -> None:
+    with style.drawing():
+        figure = panel()
+        style.publish(figure, figure.axes, tmp_path, "sound", title="a title", caption=["A sentence."])
+        assert overprinted(figure) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "fault"),
+    [
+        ((1.4, 0.5), "beyond the edge", "text 'beyond the edge' leaves the canvas"),
+        ((0.5, 1.04), "on the title", "text 'on the title' lies on text 'a panel'"),
+        ((0.99, 0.94), "on the line's end", "text \"on the line's end\" lies on a marker of 'a line'"),
+        ((0.5, 1.19), "over the legend", "text 'over the legend' lies on the legend"),
+    ],
+)
+def test_broken_figures_are_found_out(place: tuple[float, float], text: str, fault: str, tmp_path: Path) -> None:
+    with style.drawing():
+        figure = panel()
+        style.publish(figure, figure.axes, tmp_path, "broken", title="a title", caption=["A sentence."])
+        figure.axes[0].text(*place, text, transform=figure.axes[0].transAxes, ha="center")
+        assert any(fault in each for each in overprinted(figure)), overprinted(figure)
+
+
+def test_ticks_beyond_the_axes_are_not_drawn_and_do_not_count(tmp_path: Path) -> None:
+    with style.drawing():
+        figure = panel()
+        figure.axes[0].set_xticks([0, 1, 400], ["0", "1", "far away"])
+        figure.axes[0].set_xlim(0, 1)
+        style.publish(figure, figure.axes, tmp_path, "ticks", title="a title", caption=[])
+        assert overprinted(figure) == []
+
+
+def test_a_caption_is_cut_between_sentences() -> None:
+    sentences = ["One sentence of some length.", "Another sentence of some length.", "x " * 200]
+    lines = style.shown_caption(sentences, "there.txt", 40)
+    assert len(lines) <= style.CAPTION_LINES
+    assert " ".join(lines) == f"{sentences[0]} {sentences[1]} Full caption: there.txt."
