@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, changed, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, text_of
 
 from engines.dllm.memory.budget import divide_memory
 from paper_figures.dllm_serve import fig2, fig3, fig7, fig8
@@ -53,12 +53,15 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
             shape, CPU_TINY.part(DllmPart).memory_bytes, config, logit_rows=mode, activations_measured_bytes=10**6
         )  # type: ignore[arg-type]
         runs.append(changed(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
-    rows = read_csv(fig2.render(runs, CPU_VIEW, tmp_path))
+    rendered = fig2.render(runs, CPU_VIEW, tmp_path)
+    rows = read_csv(rendered)
     assert [(row["logits"], row["activation_bytes"], row["obtained"]) for row in rows] == [
         ("monolithic", "1000000", "measured"),
         ("decomposed", "1000000", "measured"),
     ]
-    assert "measured on" in text_of(drawn[0])
+    assert "measured: A Processor 9000, 2 cores; embedded tiny LLaDA" in text_of(drawn[0])
+    assert "64 is the scheduler's cap (max_num_seqs), not the memory's." in caption_of(rendered)
+    assert drawn[0].axes[0].get_xlim()[1] == pytest.approx(1.02 * 64 * 2**20 / 10**6)
 
 
 def test_findings_about_memory() -> None:
@@ -97,6 +100,7 @@ def test_relative_throughput_by_length(tmp_path: Path, drawn: list[Figure]) -> N
     assert rendered.rows[0][:6] == ("input", "100", "32.5", "10.0", "3.25x", "3.12x")
     assert rendered.rows[-1][:6] == ("output", "512", "22.5", "10.0", "2.25x", "2.47x")
     assert [axes.get_title() for axes in drawn[0].axes] == ["(a) by input length", "(b) by output length"]
+    assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
     found = {f.claim: f for f in fig7.findings(runs, L40S_VIEW)}
     assert found.keys() <= CLAIMS.keys()
     assert found["dllm-in-short"].value == pytest.approx(3.25)

@@ -15,6 +15,7 @@ from support.stored_runs import (
     CALIBRATION,
     CPU,
     FAILED,
+    caption_of,
     changed,
     drawn_lines,
     panel,
@@ -123,7 +124,8 @@ def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
     (legend,) = picture.legends
     assert {text.get_text() for text in legend.get_texts()} == {"offered load", *TITLES}
 
-    text = text_of(picture)
+    assert f"measured: {CPU}, 2 cores; embedded tiny LLaDA" in text_of(picture)
+    text = caption_of(rendered)
     assert f"All runs measured on {CPU}, 2 cores." in text
     assert "Baselines in our implementation, largest static batch." in text
     assert (
@@ -167,7 +169,7 @@ def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figur
     low, high = bars.get_segments()[0][:, 1]
     # Student's t(2) at 95 % is 4.3027; values 18, 20, 22 have s = 2.
     assert (high - low) / 2 == pytest.approx(4.3027 * 2 / 3**0.5, rel=1e-4)
-    assert "Seeds 0, 1, 2: mean, and bars for its 95 % interval" in text_of(drawn[0])
+    assert "Seeds 0, 1, 2: mean, and bars for its 95 % interval" in caption_of(rendered)
     assert len(read_csv(rendered)) == len(runs)
 
 
@@ -217,12 +219,14 @@ def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path: Path, dra
     }
     for line in hollow.values():
         assert line.get_fillstyle() == "none"
-        assert list(line.get_xdata()) == [max(CARD_VIEW.dllm.rates)]
+        assert max(CARD_VIEW.dllm.rates) < line.get_xdata()[0] < panel(picture, "Burst").get_xlim()[1]
+        assert line.get_zorder() == max(each.get_zorder() for each in panel(picture, "Burst").lines)
     for title in ("LiveBench", "OSC"):
         assert not any("paper" in label for label in drawn_lines(panel(picture, title)))
-    text = text_of(picture)
+    assert "simulated: NVIDIA RTX 4090 24 GB, LLaDA-8B" in text_of(picture)
+    text = caption_of(rendered)
     assert f"All runs simulated, each step charged to the roofline of {CALIBRATION}." in text
-    assert "Hollow markers" in text
+    assert "Burst dLLM-Serve 76.6, Burst Fast-dLLM 42.4 tok/s" in text
     assert [row[5] for row in rendered.rows[-2:]] == ["paper", "paper"]
     assert "Paper, Burst: 1.81x over Fast-dLLM." in rendered.notes
     assert not any("outside the model's forward" in note for note in rendered.notes)
@@ -278,8 +282,8 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
             runs[i] = changed(run, record=run.record.with_manifest(dataset=dataset))
         if run.cell.system != "dllm-serve":
             runs[i] = changed(runs[i], provenance={"cpu": {"model": "Another", "usable": 8}})
-    fig3.render(runs, CPU_VIEW, tmp_path)
-    text = text_of(drawn[0])
+    text = caption_of(fig3.render(runs, CPU_VIEW, tmp_path))
+    assert f"measured: {CPU}, 2 cores and Another, 8 cores; embedded tiny LLaDA" in text_of(drawn[0])
     assert "Burst (local burstgpt/x.csv, lengths x 0.25, n = 4)" in text
     assert (
         f"dLLM-Serve: measured on {CPU}, 2 cores. Fast-dLLM, dLLM-Cache, Sparse-dLLM: measured on Another, 8 cores."
@@ -290,8 +294,10 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
 def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> None:
     card = {"gpu": {"name": "NVIDIA H200"}, "cpu": {"model": CPU, "usable": 2}}
     cells = [replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda"))) for cell in fig3.cells(CARD_VIEW)]
-    fig3.render([changed(stored(cell, tok_s=5.0), provenance=card) for cell in cells], CARD_VIEW, tmp_path)
-    assert "All runs measured on NVIDIA H200." in text_of(drawn[0])
+    runs = [changed(stored(cell, tok_s=5.0), provenance=card) for cell in cells]
+    view = replace(CARD_VIEW, platform=replace(RTX4090, executor="torch"))
+    assert "All runs measured on NVIDIA H200." in caption_of(fig3.render(runs, view, tmp_path))
+    assert "measured: NVIDIA H200; llada-8b" in text_of(drawn[0])
 
 
 def test_held_out_errors_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, changed, drawn_lines, panel, read_csv, runs_of, text_of
+from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import fig3, fig4, fig5
 from repro.reports.figures import View, figure
@@ -38,6 +38,7 @@ def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure
     # All four requests are due at 0 and end together after 4 x 64 tokens.
     assert list(burst["dLLM-Serve"].get_ydata()) == pytest.approx([256 / 80] * len(CARD_VIEW.dllm.rates))
     assert list(burst["dLLM-Serve (paper)"].get_ydata()) == [1370]
+    assert {axes.get_yscale() for axes in drawn[0].axes} == {"log"}
     assert set(burst["Fast-dLLM (paper, above)"].get_ydata()) == {4000}
     assert not any("paper" in label for label in drawn_lines(panel(drawn[0], "OSC")))
     assert rendered.rows[1][:5] == ("LiveBench", "Fast-dLLM", "6.4", "6.4", "2.00x")
@@ -76,6 +77,7 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: li
     heights = [bar.get_height() for container in drawn[0].axes[0].containers for bar in container]
     assert heights == pytest.approx([2.0] * 6)
     assert "Hollow diamonds" in text_of(drawn[0])
+    assert f"stated in {fig5.SOURCE}" in caption_of(rendered)
     found = {f.claim: f.value for f in fig5.findings(runs, CARD_VIEW)}
     assert found["dllm-jitter-sd"] == found["dllm-jitter-span"] == pytest.approx(50)
     assert found["dllm-jitter-others"] == pytest.approx((50,) * 4)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from support.stored_runs import FAILED, changed, drawn_lines, panel, read_csv, stored, text_of
+from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, stored, text_of
 
 from engines.errors import UserError
 from paper_figures.dllm_serve import fig6
@@ -25,12 +25,12 @@ PANELS = {"mini-code": "(a) mini-code, pass@1", "mini-gsm": "(b) mini-gsm, last 
 
 
 def solved(cell: Cell) -> int:
-    """Of 20: head-level 8, 10, 11, 13; uniform 2, 10, 12, 16; dense 19."""
+    """Of 20: head-level 8, 10, 11, 12, 13; uniform 2, 10, 12, 14, 16; dense 19."""
     knobs = cell.knob_values
     if knobs["selection"] == "dense":
         return 19
     place = fig6.RATIOS.index(knobs["retention_ratio"])  # type: ignore[arg-type]
-    return ((8, 10, 11, 13) if knobs["selection"] == "head" else (2, 10, 12, 16))[place]
+    return ((8, 10, 11, 12, 13) if knobs["selection"] == "head" else (2, 10, 12, 14, 16))[place]
 
 
 def graded(cell: Cell) -> StoredRun:
@@ -83,22 +83,23 @@ def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> Non
     ]
     assert [axes.get_title() for axes in drawn[0].axes] == list(PANELS.values())
     lines = drawn_lines(panel(drawn[0], PANELS["mini-gsm"]))
-    assert list(lines["head-level (dLLM-Serve)"].get_xdata()) == [10, 20, 30, 50]
-    assert list(lines["head-level (dLLM-Serve)"].get_ydata()) == pytest.approx([40, 50, 55, 65])
-    assert list(lines["uniform (Sparse-dLLM's rule)"].get_ydata()) == pytest.approx([10, 50, 60, 80])
+    assert list(lines["head-level (dLLM-Serve)"].get_xdata()) == [10, 20, 30, 40, 50]
+    assert list(lines["head-level (dLLM-Serve)"].get_ydata()) == pytest.approx([40, 50, 55, 60, 65])
+    assert list(lines["uniform (Sparse-dLLM's rule)"].get_ydata()) == pytest.approx([10, 50, 60, 70, 80])
     assert list(lines["dense (every row kept)"].get_ydata()) == pytest.approx([95, 95])
     for container in panel(drawn[0], PANELS["mini-gsm"]).containers:
         (bars,) = container[2]
         first = bars.get_segments()[0]
         low, high = wilson_interval(8 if "head" in str(container.get_label()) else 2, N)
         assert list(first[:, 1]) == pytest.approx([100 * low, 100 * high])
-    caption = text_of(drawn[0])
+    assert "measured: A Processor 9000" in text_of(drawn[0])
+    caption = caption_of(rendered)
     assert "All runs measured on A Processor 9000" in caption
     assert (
-        "HumanEval head 20.1 %, HumanEval uniform 7.9 %, GSM8K head 75.1 %, GSM8K uniform 40 %, the values that"
+        "Figure 6, §6.4: HumanEval head 20.1 %, HumanEval uniform 7.9 %, GSM8K head 75.1 %, GSM8K uniform 40 %."
         in caption
     )
-    assert "of LLaDA-8B: another model and other tasks" in caption
+    assert "of LLaDA-8B on HumanEval and GSM8K, another model and other tasks" in caption
     assert "only the selection differs" in caption
 
 
@@ -134,7 +135,7 @@ def test_table_and_paired_test(tmp_path: Path) -> None:
         "95.0 (76.4 to 99.1)",
         "yes",
     )
-    assert [row[4] for row in rendered.rows[4:]] == ["8 / 2", "10 / 10", "8 / 9", "4 / 7"]
+    assert [row[4] for row in rendered.rows[5:]] == ["8 / 2", "10 / 10", "8 / 9", "6 / 8", "4 / 7"]
     assert any(
         "mini-gsm at 10 %: head-level 40.0 %, uniform 10.0 % (+30.0 points; 8 problems" in note
         for note in rendered.notes
@@ -153,14 +154,14 @@ def test_repeats_are_pooled(tmp_path: Path) -> None:
     assert pair is not None
     assert (pair.n, pair.only_first, pair.only_second) == (2 * N, 16, 4)
     rendered = fig6.render(made(TWICE), TWICE, tmp_path)
-    assert rendered.rows[4][4] == "16 / 4"
+    assert rendered.rows[5][4] == "16 / 4"
     row = next(row for row in read_csv(rendered) if row["task"] == "mini-gsm")
     assert (row["n"], len(row["run_folder"].split())) == ("40", 2)
 
 
 def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
     rendered = fig6.render(broken(made(VIEW), "uniform", 0.1), VIEW, tmp_path)
-    assert rendered.rows[4][3:] == ("-", "-", "-", "95.0 (76.4 to 99.1)", "1 of 3 runs INVALID")
+    assert rendered.rows[5][3:] == ("-", "-", "-", "95.0 (76.4 to 99.1)", "1 of 3 runs INVALID")
     assert any(note.startswith("INVALID: dllm-serve_mini-gsm_cpu-tiny") for note in rendered.notes)
     assert "dllm-gsm-gain" not in {f.claim for f in fig6.findings(broken(made(VIEW), "uniform", 0.1), VIEW)}
     # One repeat of one series only: its other repeat has no partner.
@@ -175,7 +176,7 @@ def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
 def test_missing_runs_are_said(tmp_path: Path) -> None:
     some = [run for run in made(VIEW) if run.cell.knob_values.get("retention_ratio") != 0.3]
     rendered = fig6.render(some, VIEW, tmp_path)
-    assert any(note.startswith("4 of 18 points are missing: mini-code head at 30 %") for note in rendered.notes)
+    assert any(note.startswith("4 of 22 points are missing: mini-code head at 30 %") for note in rendered.notes)
     with pytest.raises(UserError, match="has no runs: run 'repro reproduce fig6' first"):
         fig6.render([], VIEW, tmp_path)
 
