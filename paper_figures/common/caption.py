@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from engines.errors import UserError
@@ -22,12 +22,17 @@ def require_runs(name: str, runs: Sequence[StoredRun], platform: Platform) -> No
 
 
 def validity_text(runs: Sequence[StoredRun]) -> str:
-    invalid = sum(not run.validity.valid for run in runs)
-    return "yes" if not invalid else f"{invalid} of {len(runs)} runs INVALID"
+    invalid, contended = (sum(each) for each in zip(*map(_faults, runs), strict=True)) if runs else (0, 0)
+    text = "yes" if not invalid else f"{invalid} of {len(runs)} runs INVALID"
+    return text if not contended else f"{text}, {contended} of {len(runs)} contended"
+
+
+def _faults(run: StoredRun) -> tuple[bool, bool]:
+    return not run.validity.valid, bool(run.validity.warnings)
 
 
 def obtained_text(runs: Sequence[StoredRun]) -> str:
-    return ", ".join(sorted({run.obtained for run in runs}))
+    return "; ".join(sorted({run.obtained for run in runs}))
 
 
 def figure_title(title: str, runs: Sequence[StoredRun], view: View) -> str:
@@ -100,10 +105,12 @@ def _prompt_source(run: StoredRun) -> str:
 
 
 def seeds_sentence(runs: Sequence[StoredRun]) -> str:
+    """How often it was run, and how many of the runs something else on the machine disturbed."""
     seeds = sorted({run.cell.seed for run in runs})
-    if len(seeds) == 1:
-        return f"Seed {seeds[0]}."
-    return f"Seeds {', '.join(map(str, seeds))}: mean, and bars for its 95 % interval (Student's t)."
+    text = f"Seed {seeds[0]}."
+    if len(seeds) > 1:
+        text = f"Seeds {', '.join(map(str, seeds))}: mean, and bars for its 95 % interval (Student's t)."
+    return " ".join([text, *contended_note(runs)])
 
 
 def batch_sentence(curves: Sequence[Curve]) -> str | None:
@@ -123,10 +130,22 @@ def batch_sentence(curves: Sequence[Curve]) -> str | None:
     return f"Static batches: {'; '.join(texts)}." if texts else None
 
 
-def invalid_notes(runs: Iterable[StoredRun]) -> list[str]:
+def invalid_notes(runs: Sequence[StoredRun]) -> list[str]:
     return [
-        f"INVALID: {run.cell.folder_name}: {'; '.join(run.validity.reasons)}" for run in runs if not run.validity.valid
+        *(
+            f"INVALID: {run.cell.folder_name}: {'; '.join(run.validity.reasons)}"
+            for run in runs
+            if not run.validity.valid
+        ),
+        *contended_note(runs),
     ]
+
+
+def contended_note(runs: Sequence[StoredRun]) -> list[str]:
+    contended = sum(bool(run.validity.warnings) for run in runs)
+    if not contended:
+        return []
+    return [f"CONTENDED: {contended} of {len(runs)} runs were made while the machine was busy with something else."]
 
 
 def missing_note(missing: Sequence[str], asked: int) -> list[str]:

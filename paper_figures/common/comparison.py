@@ -16,6 +16,8 @@ from repro.runs.store import StoredRun
 class Comparison:
     """A panel per data set, a curve per system; both in the order of the paper."""
 
+    name: str = "rates"
+    """Figures of one comparison share their runs, measured ones too."""
     datasets: tuple[str, ...]
     own: str
     """The paper's system, which the others are the baselines of."""
@@ -37,7 +39,7 @@ class Comparison:
                 executor=where.executor,
                 rate=rate,
                 seed=seed,
-                knobs=() if system == self.own else view.baseline_knobs(),
+                knobs=(*(() if system == self.own else view.baseline_knobs()), *view.together(self.name)),
             )
             for dataset in self.datasets
             for system in self.systems

@@ -99,7 +99,12 @@ def _cell(view: View, row: Row, batching: str, seed: int) -> Cell:
         executor=where.executor,
         rate=None,
         seed=seed,
-        knobs=(("num_prompts", NUM_REQUESTS), *row.options, *(row.alone if batching == "alone" else ())),
+        knobs=(
+            ("num_prompts", NUM_REQUESTS),
+            *row.options,
+            *(row.alone if batching == "alone" else ()),
+            *view.together(NAME),
+        ),
     )
 
 

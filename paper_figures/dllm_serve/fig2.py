@@ -30,6 +30,7 @@ SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 2, §4.2"
 PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
 PAPER_PLATFORM = "rtx4090"
 
+IS_TIMED = False
 MODES = (("monolithic", "standard profiling\n(full logits)"), ("decomposed", "logit-aware profiling"))
 PARTS = (
     ("weights", "#8A8A8A"),

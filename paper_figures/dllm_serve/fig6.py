@@ -51,6 +51,7 @@ TITLE = "dLLM-Serve Figure 6: accuracy against retention ratio"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 6, §6.4"
 PLATFORMS = ("cpu-tiny",)
 
+IS_TIMED = False
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 """The paper's range."""
 TESTED = (0.1, 0.2)

@@ -106,6 +106,7 @@ def _cell(view: View, length: Length, system: str, seed: int) -> Cell:
         ("steps", output),
         ("length_scale", 1.0),
         ("num_prompts", NUM_REQUESTS[where.executor]),
+        *view.together(NAME),
     )
     return Cell(
         figure=NAME,

@@ -70,7 +70,8 @@ Runs = dict[tuple[str, Variant], tuple[StoredRun, ...]]
 
 
 def cells(view: View) -> list[Cell]:
-    """At the platform's highest rate, where Figure 3 has the first rung and the full system already."""
+    """At the platform's highest rate. Simulated, Figure 3 has the first rung and the full system already; measured, all rungs
+    are made together."""
     return [
         rung.cell(view, dataset, max(view.dllm.rates), seed, NAME)
         for dataset in DATASETS
@@ -154,7 +155,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 def runs_by_rung(runs: Sequence[StoredRun], view: View) -> Runs:
     repeats = Repeats(runs, view)
     return {
-        (dataset, rung): repeats.of(rung.cell(view, dataset, max(view.dllm.rates), 0))
+        (dataset, rung): repeats.of(rung.cell(view, dataset, max(view.dllm.rates), 0, NAME))
         for dataset in DATASETS
         for rung in LADDER
     }

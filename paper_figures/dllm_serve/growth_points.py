@@ -155,7 +155,7 @@ def cell_of(view: View, axis: Axis, value: float, seed: int) -> Cell:
         executor=where.executor,
         rate=None,
         seed=seed,
-        knobs=tuple(axis.knobs(where, value).items()),
+        knobs=(*axis.knobs(where, value).items(), *view.together("growth")),
     )
 
 

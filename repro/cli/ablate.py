@@ -28,7 +28,9 @@ def ablate(
     request_rate: Annotated[
         str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest].")
     ] = None,
-    num_runs: Annotated[int, typer.Option(help="Repeats with seeds 0, 1, ...")] = 1,
+    num_runs: Annotated[
+        int | None, typer.Option(help="Repeats with seeds 0, 1, ... [default: 3 where measured, else 1].")
+    ] = None,
     limit: Annotated[
         int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")
     ] = 200,
@@ -43,14 +45,17 @@ def ablate(
     from repro.paths import LOCAL
     from repro.reports.ablation import LADDER
     from repro.reports.ablation import component as component_of
-    from repro.reports.figures import View, default_reading
+    from repro.reports.figures import MEASURED_RUNS, View, default_reading
     from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
     from repro.tasks.registry import TASKS
 
     require(limit >= 0, f"limit={limit} must not be negative")
     where = platform_of(platform)
+    if num_runs is None:
+        num_runs = MEASURED_RUNS if where.executor != "roofline" else 1
     view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
+    comparison = f"ablate-{component}"
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
     rate = max(where.part(DllmPart).rates) if request_rate is None else opt.parse_rate(request_rate)
@@ -61,7 +66,9 @@ def ablate(
         keys += [(task, variant) for task in generated for variant in variants]
     grid = {
         (name, variant): [
-            _task_cell(variant, view, name, seed, limit) if name in generated else variant.cell(view, name, rate, seed)
+            _task_cell(variant, view, name, seed, limit)
+            if name in generated
+            else variant.cell(view, name, rate, seed, comparison)
             for seed in view.seeds
         ]
         for name, variant in keys

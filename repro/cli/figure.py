@@ -31,7 +31,12 @@ class FigureOptions:
             "else efficient]."
         ),
     ] = None
-    num_runs: Annotated[int, typer.Option(help="Repeats with seeds 0, 1, ...; figures show 95 % intervals.")] = 1
+    num_runs: Annotated[
+        int | None,
+        typer.Option(
+            help="Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else 1]."
+        ),
+    ] = None
     executor: Annotated[
         str | None, typer.Option(help="torch (measured) or roofline (simulated) [default: the platform's].")
     ] = None
@@ -47,7 +52,7 @@ class FigureOptions:
     out_dir: Annotated[Path | None, typer.Option(help="Where figures go [default: results/figures].")] = None
 
     def views(self, name: str) -> list[View]:
-        from repro.reports.figures import View, default_reading
+        from repro.reports.figures import View, default_num_runs, default_reading
         from repro.reports.figures import figure as figure_of
         from repro.systems.platforms import platform as platform_of
 
@@ -57,11 +62,18 @@ class FigureOptions:
         if None in parsed:
             raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
         rates = tuple(sorted({rate for rate in parsed if rate is not None}))
-        names = self.platform or figure_of(name).load().PLATFORMS
+        module = figure_of(name).load()
+        names = self.platform or module.PLATFORMS
         places = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
         knobs = tuple(opt.given(num_prompts=self.num_prompts, weights=self.weights).items())
         return [
-            View(platform=where, reading=reading, num_runs=self.num_runs, knobs=knobs, rates=rates)
+            View(
+                platform=where,
+                reading=reading,
+                num_runs=default_num_runs(module, where) if self.num_runs is None else self.num_runs,
+                knobs=knobs,
+                rates=rates,
+            )
             for where in places
             for reading in self.reading or [default_reading(where)]
         ]

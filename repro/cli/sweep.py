@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from repro.runs.sweep import CellOutcome, Sweep
 
 
+MAX_WARNED = 3
+
+
 def sweep_of(cells: Sequence[Cell], store: Store, *, force: bool = False) -> Sweep:
     """Every cell is checked, and looked up in the store."""
     from repro.runs.experiment import prepare_all
@@ -46,6 +49,12 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     for outcome in outcomes:
         if outcome.run is not None and not outcome.run.validity.valid:
             print(f"INVALID {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.reasons)}", file=sys.stderr)
+    contended = [outcome for outcome in outcomes if outcome.run is not None and outcome.run.validity.warnings]
+    for outcome in contended[:MAX_WARNED]:
+        assert outcome.run is not None
+        print(f"warning {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.warnings)}", file=sys.stderr)
+    if len(contended) > MAX_WARNED:
+        print(f"warning: so were {len(contended) - MAX_WARNED} more runs", file=sys.stderr)
 
 
 def is_failure(outcome: CellOutcome) -> bool:

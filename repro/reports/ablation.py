@@ -26,8 +26,11 @@ class Variant:
     """Not in the paper: this project's own extension."""
 
     def cell(self, view: View, dataset: str, rate: float | None, seed: int, figure: str | None = None) -> Cell:
+        """``figure`` is also the comparison that a measured cell is a part of."""
         where = view.platform
         knobs = view.baseline_knobs() if self.system == BASE else self.knobs
+        if figure is not None:
+            knobs += view.together(figure)
         return Cell(
             figure=figure,
             system=self.system,

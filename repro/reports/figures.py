@@ -14,7 +14,7 @@ from engines.errors import UserError
 from repro.paths import PAPER as CLAIMS
 from repro.registry import load
 from repro.reports.claims import Finding
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
 from repro.systems.dllm.batching import reading
@@ -34,6 +34,9 @@ class View:
     """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
     rates: tuple[float, ...] = ()
     """Arrival rates in place of the platform's, requests/s."""
+
+    is_grouped: bool = True
+    """Whether measured cells that are compared are made in one session; a suite on a machine of its own need not."""
 
     def __post_init__(self) -> None:
         reading(self.reading)  # refuses an unknown one
@@ -70,6 +73,13 @@ class View:
         """A figure's cell as this view runs it."""
         return replace(cell, knobs=tuple({**dict(self.knobs), **cell.knob_values}.items())) if self.knobs else cell
 
+    def together(self, comparison: str) -> tuple[tuple[str, Scalar], ...]:
+        """The knob that makes a measured cell a part of a comparison, whose cells are measured in one session."""
+        if self.obtained == "simulated" or not self.is_grouped:
+            return ()
+        is_default = self.reading == default_reading(self.platform)
+        return ((COMPARISON, comparison if is_default else f"{comparison}-{self.reading}"),)
+
     def baseline_knobs(self) -> tuple[tuple[str, Scalar], ...]:
         """The knob that puts a baseline's cell into this reading; none for a system's own default."""
         return () if self.reading == "efficient" else (("reading", self.reading),)
@@ -78,6 +88,16 @@ class View:
 def default_reading(platform: Platform) -> str:
     """A simulated card stands for the paper's runs; on other hardware nothing was published."""
     return "published" if platform.executor == "roofline" else "efficient"
+
+
+MEASURED_RUNS = 3
+"""Repeats of a measured figure where nothing else is asked: the fewest whose interval says anything (t = 4.3; 12.7 of two)."""
+
+
+def default_num_runs(module: FigureModule, where: Platform) -> int:
+    """One where a run comes out the same again: simulated, or a figure of memory or accuracy (``IS_TIMED`` is False)."""
+    is_timed = getattr(module, "IS_TIMED", True)
+    return MEASURED_RUNS if is_timed and where.executor != "roofline" else 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,10 @@ Scalar = str | int | float | bool | None
 CELL_SCHEMA_VERSION = 1
 """What the fields of a cell mean. Raising it gives every cell a new key, so old runs are not reused."""
 
+COMPARISON = "comparison"
+"""Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
+makes its own, together. No system sees it."""
+
 KEY_LENGTH = 12
 PREFIX_LENGTH = 100
 
@@ -83,6 +87,11 @@ class Cell:
     @property
     def knob_values(self) -> dict[str, Scalar]:
         return dict(self.knobs)
+
+    @property
+    def comparison(self) -> str | None:
+        name = self.knob_values.get(COMPARISON)
+        return None if name is None else str(name)
 
     @cached_property
     def key(self) -> str:

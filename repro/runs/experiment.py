@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from repro.runs.cell import Cell
+from repro.runs.cell import COMPARISON, Cell
 from repro.runs.code import Code, code_of
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
@@ -41,7 +41,8 @@ class Experiment:
 
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
-    deployment, workload = SYSTEMS.get(cell.system).prepare(cell)
+    asked = replace(cell, knobs=tuple(knob for knob in cell.knobs if knob[0] != COMPARISON))
+    deployment, workload = SYSTEMS.get(cell.system).prepare(asked)
     digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     knobs = {**cell.knob_values, "basis": digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 from repro.paths import REPO
 from repro.runs.record import Obtained
+from repro.runs.session import Load
 
 LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
 REDACTED = "***"
@@ -41,6 +42,8 @@ class Timing:
     started_utc: str
     finished_utc: str
     elapsed_s: float
+    load: Load | None = None
+    """Of the machine, while a run was measured."""
 
 
 def utc_now() -> str:
@@ -55,12 +58,16 @@ def collect(
     calibration: str | None = None,
     dataset: Any = None,
     argv: Sequence[str] | None = None,
+    session: str | None = None,
+    busy_s: float | None = None,
 ) -> dict[str, Any]:
-    """``calibration`` is the id of what a simulated run rests on; None there means it has none."""
+    """``calibration`` is the id of what a simulated run rests on; None there means it has none. Of a measured run: the id
+    of its session, and the seconds of its steps where they were computed on the CPU."""
     state = git or git_state()
     return {
         "obtained": obtained,
         **({"calibration": calibration} if obtained == "simulated" else {}),
+        **({} if timing.load is None else {"session": session, "load": {**asdict(timing.load), "busy_s": busy_s}}),
         "dataset": dataset,
         "command": clean_command(sys.argv if argv is None else argv),
         "git": {"commit": state.commit, "dirty": state.dirty},

@@ -14,6 +14,7 @@ from repro.runs.drivers.steps import DriveProgress, OnProgress
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import Timing, utc_now
 from repro.runs.record import RunRecord
+from repro.runs.session import Session
 
 OnStart = Callable[[Experiment], None]
 OnDone = Callable[[Experiment, RunRecord, Timing], None]
@@ -22,11 +23,17 @@ OnError = Callable[[Experiment, Exception], bool]
 """Whether to go on."""
 
 
-def timed(experiment: Experiment, on_progress: OnProgress | None = None) -> tuple[RunRecord, Timing]:
-    started, began = utc_now(), time.perf_counter()
-    record = experiment.run(on_progress)
+def timed(
+    experiment: Experiment, on_progress: OnProgress | None = None, session: Session | None = None
+) -> tuple[RunRecord, Timing]:
+    """A run in a session says besides how busy the machine was."""
+    started, began, load = utc_now(), time.perf_counter(), None
+    if session is None:
+        record = experiment.run(on_progress)
+    else:
+        record, load = session.measure(partial(experiment.run, on_progress))
     elapsed = time.perf_counter() - began
-    return record, Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed)
+    return record, Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load)
 
 
 def run_here(
@@ -35,12 +42,14 @@ def run_here(
     on_done: OnDone,
     on_error: OnError,
     on_step: OnStep | None = None,
+    session: Session | None = None,
 ) -> None:
     """One after the other; raises the error that is not to be gone on after."""
     for experiment in experiments:
         on_start(experiment)
         try:
-            on_done(experiment, *timed(experiment, None if on_step is None else partial(on_step, experiment)))
+            heard = None if on_step is None else partial(on_step, experiment)
+            on_done(experiment, *timed(experiment, heard, session))
         except Exception as error:
             if not on_error(experiment, error):
                 raise

@@ -21,6 +21,7 @@ from repro.runs.code import Code
 from repro.runs.experiment import Experiment
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, Obtained, RunRecord, Table, empty_table
+from repro.runs.session import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
 from repro.runs.tables import read_table, table_file, write_table
@@ -77,15 +78,21 @@ class StoredRun:
     @property
     def validity(self) -> Validity:
         stored = self.manifest["validity"]
-        return Validity(valid=bool(stored["valid"]), reasons=tuple(map(str, stored["reasons"])))
+        return Validity(
+            valid=bool(stored["valid"]),
+            reasons=tuple(map(str, stored["reasons"])),
+            warnings=contention(self.provenance.get("load")),
+        )
 
     @property
     def obtained(self) -> str:
-        """How the numbers came about: measured or simulated; from datasheet peaks alone, or by other code than there is
-        now, where that is so."""
+        """How the numbers came about: measured or simulated; from datasheet peaks alone, on a busy machine, or by other
+        code than there is now, where that is so."""
         obtained = str(self.manifest["obtained"])
         if "uncalibrated" in str(self.manifest["facts"].get("calibration")):
             obtained += ", uncalibrated"
+        if self.validity.warnings:
+            obtained += ", contended"
         return obtained + (", other code" if self.other_code else "")
 
 

@@ -16,7 +16,9 @@ from repro.runs.experiment import Experiment
 from repro.runs.provenance import Timing, collect, git_state
 from repro.runs.record import RunRecord
 from repro.runs.runner import OnStep, run_here, run_in_pool
+from repro.runs.session import Session
 from repro.runs.store import Store, StoredRun
+from repro.runs.unit import broken, interleaved, units
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,8 @@ OnEvent = Callable[[CellEvent], None]
 
 
 class Sweep:
-    """Experiments of one key are one. ``force`` runs what is stored again."""
+    """Experiments of one key are one. ``force`` runs what is stored again. Measured cells of one comparison are reused, or
+    made again, together (repro.runs.unit)."""
 
     def __init__(self, experiments: Sequence[Experiment], store: Store, *, force: bool = False) -> None:
         self.experiments = list(experiments)
@@ -67,6 +70,17 @@ class Sweep:
                 )
             else:
                 self._reasons[key] = f"forced ({state.reason})" if force else state.reason
+        self._give_up_broken_units()
+
+    def _give_up_broken_units(self) -> None:
+        stored = {key: outcome.run for key, outcome in self._outcomes.items() if outcome.run is not None}
+        for unit in units(self._unique.values()).values():
+            if (reason := broken(unit, stored)) is None:
+                continue
+            for key in (experiment.cell.key for experiment in unit):
+                if key in self._outcomes:
+                    del self._outcomes[key]
+                    self._reasons[key] = reason
 
     @property
     def to_run(self) -> list[Experiment]:
@@ -93,9 +107,10 @@ class Sweep:
         on_event: OnEvent | None = None,
         on_step: OnStep | None = None,
         jobs: int | None = None,
+        session: Session | None = None,
     ) -> list[CellOutcome]:
-        """Make the missing runs: simulated ones in ``jobs`` processes (default: all cores), then measured ones, alone
-        and in order. Outcomes are in the order of the experiments.
+        """Make the missing runs: simulated ones in ``jobs`` processes (default: all cores), then measured ones, alone, in
+        one ``session``, the systems of a comparison in turn. Outcomes are in the order of the experiments.
 
         A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception.
         ``on_step`` hears of every step of a run made in this process. ``KeyboardInterrupt`` is reported and raised again; finished runs stay stored.
@@ -104,6 +119,7 @@ class Sweep:
             raise UserError(f"jobs={jobs} must be at least 1")
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
         git = git_state()
+        session = session or Session()
 
         def tell(
             kind: Literal["started", "ran", "reused", "failed", "interrupted"], cell: Cell | None, message: str
@@ -128,6 +144,8 @@ class Sweep:
                 git=git,
                 calibration=record.manifest.get("calibration"),
                 dataset=record.manifest.get("dataset"),
+                session=session.id,
+                busy_s=_busy_s(experiment, record),
             )
             run = self.store.save(experiment, record, provenance=provenance)
             cell = experiment.cell
@@ -152,8 +170,8 @@ class Sweep:
                 run_here(simulated, on_start, on_done, on_error, on_step)
             else:
                 run_in_pool(simulated, workers, on_start, on_done, on_error)
-            measured = [experiment for experiment in todo if experiment.is_measured]
-            run_here(measured, on_start, on_done, on_error, on_step)
+            measured = interleaved([experiment for experiment in todo if experiment.is_measured])
+            run_here(measured, on_start, on_done, on_error, on_step, session)
         except KeyboardInterrupt:
             num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
             num_left = len(self._unique) - len(self._outcomes)
@@ -194,3 +212,11 @@ class Sweep:
     def _run(self, key: str) -> StoredRun | None:
         outcome = self._outcomes.get(key)
         return None if outcome is None else outcome.run
+
+
+def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
+    """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
+    if not experiment.is_measured or record.manifest.get("device", "cpu") != "cpu":
+        return None
+    compute = next((metric.compute for metric in experiment.family.all_metrics if metric.name == "busy_s"), None)
+    return None if compute is None else compute(record)

@@ -23,6 +23,9 @@ _ORDER = ("arrival_s", "admitted_s", "first_output_s", "finished_s")
 class Validity:
     valid: bool
     reasons: tuple[str, ...]
+    """Why not."""
+    warnings: tuple[str, ...] = ()
+    """What a reader of valid numbers has to know: that the machine was busy with something else."""
 
 
 def request_counts(record: RunRecord) -> Iterator[str]:

@@ -1,0 +1,105 @@
+"""How a measured run says that the machine was busy; every clock is scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from support.fake_system import fake_cell
+from support.stored_runs import changed, stored
+
+from paper_figures.common.caption import contended_note, obtained_text, seeds_sentence, validity_text
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.session import MAX_SLOWDOWN, MIN_CPU_SHARE, WARM_UP, Load, Session, calibration_loop, contention
+from repro.runs.store import Store, StoredRun
+from repro.runs.sweep import Sweep
+
+
+def scripted(values: Iterable[float]) -> Callable[[], float]:
+    return iter(values).__next__
+
+
+def load(cpu_s: float = 10.0, slowdown: float = 1.0, busy_s: float | None = 8.0) -> dict[str, float | None]:
+    times = Load(cpu_s=cpu_s, wall_s=12.0, loop_before_s=0.05, loop_after_s=0.05 * slowdown, best_loop_s=0.05)
+    return {**asdict(times), "busy_s": busy_s}
+
+
+@pytest.mark.parametrize(
+    ("readings", "said"),
+    [
+        (load(), ()),
+        (load(slowdown=MAX_SLOWDOWN), ()),
+        (load(slowdown=1.5), ("contended: the calibration loop took 1.50 times the session's best",)),
+        (load(cpu_s=MIN_CPU_SHARE * 8), ()),
+        (load(cpu_s=4.0), ("contended: 0.50 processor seconds per second of steps",)),
+        (load(cpu_s=4.0, busy_s=None), ()),
+        (None, ()),
+    ],
+)
+def test_signs_of_contention(readings: dict[str, float | None] | None, said: tuple[str, ...]) -> None:
+    assert contention(readings) == said
+
+
+def test_a_busy_start_is_held_against_the_sessions_best() -> None:
+    loops = [0.06, 0.05, 0.07, 0.06, 0.06, 0.05, 0.11, 0.04, 0.05]
+    assert WARM_UP == 5
+    session = Session(loop=scripted(loops), cpu=scripted([1.0, 4.0, 5.0, 6.0]), wall=scripted([0.0, 2.0, 2.0, 3.0]))
+    result, first = session.measure(lambda: "done")
+    assert result == "done"
+    assert first == Load(cpu_s=3.0, wall_s=2.0, loop_before_s=0.05, loop_after_s=0.11, best_loop_s=0.05)
+    _, second = session.measure(lambda: None)
+    assert (second.loop_before_s, second.loop_after_s, second.best_loop_s) == (0.04, 0.05, 0.04)
+
+
+def test_the_loop_does_some_work() -> None:
+    assert calibration_loop() > 0
+
+
+def measured(tmp_path: Path, loops: Iterable[float]) -> StoredRun:
+    cell = fake_cell(rate=1.0, executor="real", num_prompts=3)
+    session = Session(loop=scripted(loops), cpu=scripted([0.0, 9.0]), wall=scripted([0.0, 9.0]))
+    (outcome,) = Sweep([prepare(cell)], Store(tmp_path)).run(session=session)
+    assert outcome.run is not None
+    assert outcome.run.provenance["session"] == session.id
+    return Store(tmp_path).load(prepare(cell))
+
+
+def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
+    run = measured(tmp_path, [0.05] * 6 + [0.1])
+    assert run.validity.valid
+    assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the session's best",)
+    assert run.obtained == "measured, contended"
+    assert run.provenance["load"] == {
+        "cpu_s": 9.0,
+        "wall_s": 9.0,
+        "loop_before_s": 0.05,
+        "loop_after_s": 0.1,
+        "best_loop_s": 0.05,
+        "busy_s": pytest.approx(3.0),
+    }
+
+
+def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
+    run = measured(tmp_path, [0.05] * 7)
+    assert (run.validity.warnings, run.obtained) == ((), "measured")
+
+
+def test_a_simulated_run_has_no_session(tmp_path: Path) -> None:
+    (outcome,) = Sweep([prepare(fake_cell(num_prompts=3))], Store(tmp_path)).run(session=Session(loop=lambda: 1.0))
+    assert outcome.run is not None
+    assert not {"session", "load"} & outcome.run.provenance.keys()
+
+
+def test_tables_and_captions_count_contended_runs() -> None:
+    cell = Cell(system="dllm-serve", dataset="burst", platform="cpu-tiny", executor="torch", rate=4.0, seed=0)
+    quiet = stored(cell, tok_s=10.0)
+    busy = changed(quiet, provenance={**quiet.provenance, "load": load(slowdown=3.0)})
+    assert validity_text([quiet]) == "yes"
+    assert validity_text([quiet, busy]) == "yes, 1 of 2 contended"
+    assert obtained_text([quiet, busy]) == "measured; measured, contended"
+    note = "CONTENDED: 1 of 2 runs were made while the machine was busy with something else."
+    assert contended_note([quiet, busy]) == [note]
+    assert seeds_sentence([quiet, busy]) == f"Seed 0. {note}"
