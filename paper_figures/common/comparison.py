@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engines.errors import UserError
 from paper_figures.common.curve import Curve, Point
 from repro.reports.figures import View
-from repro.runs.cell import Cell
+from repro.runs.cell import Cell, Scalar
 from repro.runs.store import StoredRun
+
+Knobs = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +24,8 @@ class Comparison:
     own: str
     """The paper's system, which the others are the baselines of."""
     baselines: tuple[str, ...]
+    size: Callable[[View, float], Knobs] = lambda view, rate: ()
+    """Knobs of every cell at a rate: how many requests, where that follows the rate."""
 
     @property
     def systems(self) -> tuple[str, ...]:
@@ -39,7 +43,11 @@ class Comparison:
                 executor=where.executor,
                 rate=rate,
                 seed=seed,
-                knobs=(*(() if system == self.own else view.baseline_knobs()), *view.together(self.name)),
+                knobs=(
+                    *self.size(view, rate),
+                    *(() if system == self.own else view.baseline_knobs()),
+                    *view.together(self.name),
+                ),
             )
             for dataset in self.datasets
             for system in self.systems

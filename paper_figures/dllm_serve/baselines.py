@@ -27,7 +27,7 @@ SOURCE = "this project"
 PLATFORMS = ("cpu-tiny",)
 
 DATASET = "burst"
-NUM_REQUESTS = 12
+NUM_REQUESTS = 8
 
 CSV_COLUMNS = (
     "platform",

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from paper_figures.common.comparison import Comparison
+from paper_figures.common.comparison import Comparison, Knobs
 from repro.reports.figures import View
 from repro.systems.dllm.batching import READINGS
 
+
+def requests_at(view: View, rate: float) -> Knobs:
+    """What is asked of the view goes first."""
+    number = view.dllm.requests_at(rate)
+    return () if number is None or "num_prompts" in dict(view.knobs) else (("num_prompts", number),)
+
+
 COMPARISON = Comparison(
-    datasets=("livebench", "burst", "osc"), own="dllm-serve", baselines=("fast-dllm", "dllm-cache", "sparse-dllm")
+    datasets=("livebench", "burst", "osc"),
+    own="dllm-serve",
+    baselines=("fast-dllm", "dllm-cache", "sparse-dllm"),
+    size=requests_at,
 )
 DATASETS, OURS, BASELINES = COMPARISON.datasets, COMPARISON.own, COMPARISON.baselines
 

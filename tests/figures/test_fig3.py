@@ -33,7 +33,7 @@ from paper_figures.dllm_serve import fig3
 from paper_figures.dllm_serve.comparison import COMPARISON
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims, load_figures
-from repro.runs.cell import COMPARISON, Cell
+from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.runs.validity import Validity
@@ -72,11 +72,15 @@ def test_grid_on_the_cpu() -> None:
     assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARISON.systems) * len(RATES)
     assert {(cell.executor, cell.seed, cell.figure) for cell in cells} == {("torch", 0, "fig3")}
     assert {cell.rate for cell in cells} == set(RATES)
-    assert {cell.knobs for cell in cells} == {((COMPARISON, "rates"),)}
+    assert {(cell.rate, cell.knobs) for cell in cells} == {
+        (rate, (("comparison", "rates"), ("num_prompts", n))) for rate, n in zip(RATES, (8, 8, 10, 19), strict=True)
+    }
+    few = replace(CPU_VIEW, knobs=(("num_prompts", 3),))
+    assert {few.applied(cell).knob_values["num_prompts"] for cell in fig3.cells(few)} == {3}
     policy = fig3.cells(replace(CPU_VIEW, reading="policy"))
     assert {cell.comparison for cell in policy} == {"rates-policy"}
     alone = fig3.cells(replace(CPU_VIEW, is_grouped=False))
-    assert not any(cell.knobs for cell in alone)
+    assert not any(cell.comparison for cell in alone)
 
 
 def test_grid_on_the_papers_card_reads_baselines_as_published() -> None:

@@ -158,8 +158,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     with style.drawing():
         figure, (axes,) = style.row_of_panels([TITLE])
         axes.plot(*zip(*found, strict=True), marker="o", label="simulated")
-        style.compose(figure, [axes], title=TITLE, caption=["All runs simulated."], legend_columns=1)
-        files = style.save(figure, out, "md1")
+        files = style.publish(figure, [axes], out, "md1", title=TITLE, caption=["All runs simulated."])
     csv = style.save_csv(out / "md1.csv", ("load", "wait_s"), found)
     return Rendered(files=(*files, csv), columns=("load", "wait s"), rows=tuple((str(a), f"{b:.3f}") for a, b in found))
 

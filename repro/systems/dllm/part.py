@@ -8,6 +8,8 @@ from dataclasses import dataclass
 PAPER_REQUESTS = {"livebench": 128, "burst": 2000, "osc": 2000}
 """Trace sizes that the paper's printed latencies imply (its text states none)."""
 
+LEAST_REQUESTS = 8
+
 
 @dataclass(frozen=True, kw_only=True)
 class DllmPart:
@@ -31,3 +33,9 @@ class DllmPart:
     rates: tuple[float, ...]
     """Arrival rates of Figure 3 and 4, requests/s."""
     num_requests: Mapping[str, int]
+    load_s: float | None = None
+    """Seconds that requests arrive for in a run of Figures 3 to 5, whose number then follows the rate; None for
+    ``num_requests`` at every rate."""
+
+    def requests_at(self, rate: float) -> int | None:
+        return None if self.load_s is None else max(LEAST_REQUESTS, round(rate * self.load_s))
