@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,9 @@ CSV_COLUMNS = (
     "valid",
     "run_folder",
 )
+
+MIN_TICK_GAP = 0.1
+"""Of the axis: rates further apart have a tick each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,9 @@ def _draw_panel(
     span = max(rates) - min(rates) or max(rates)
     margin = 0.24 if any(value.rate is None for value in paper) else 0.1
     axes.set_xlim(max(0.0, min(rates) - 0.08 * span), max(rates) + margin * span)
+    ticks = sorted(set(rates))
+    if all(after - before >= MIN_TICK_GAP * span for before, after in pairwise(ticks)):
+        axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks])
     if is_log and ends:
         style.log_scale(axes)
         axes.set_ylim(min(ends) / 1.4, 1.6 * max(ends))

@@ -32,7 +32,7 @@ WIDE_INCHES = 6.4
 EDGE_INCHES = 0.1
 """Free space at the sides of the canvas."""
 TITLE_POINTS = 11
-CAPTION_POINTS = 7
+CAPTION_POINTS, FOOT_POINTS = 7, 6
 CAPTION_LINES = 3
 LINE_SPACING = 1.35
 CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 11
@@ -259,18 +259,21 @@ def paper_marker(
     )
 
 
-def foot_label(axes: Axes, place: float, text: str) -> None:
-    """A bar's number at its foot, where neither its interval nor the paper's value can be."""
+def foot_label(axes: Axes, place: float, value: float | None) -> None:
+    """A bar's number below the axis, where neither its interval nor the paper's value can be."""
+    text = "no run" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
     axes.annotate(
         text,
         (place, 0),
-        xytext=(0, 3),
+        xycoords=axes.get_xaxis_transform(),
+        xytext=(0, -3),
         textcoords="offset points",
         ha="center",
-        fontsize=6,
-        zorder=PAPER_ZORDER,
-        bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+        va="top",
+        fontsize=FOOT_POINTS,
+        annotation_clip=False,
     )
+    axes.tick_params(axis="x", length=0, pad=FOOT_POINTS + 6)
 
 
 def save_caption(path: Path, title: str, caption: Sequence[str]) -> Path:

@@ -241,8 +241,7 @@ def _draw_bars(axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], f
         label=gains[0].measure.label,
     )
     for place, gain in zip(places, gains, strict=True):
-        text = "no run" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x"
-        style.foot_label(axes, place, text)
+        style.foot_label(axes, place, gain.gain.mean)
         if (value := paper.get((gain.dataset, gain.measure.column))) is not None:
             style.paper_marker(axes, place, value, color="black", marker="D", label="paper", size=7)
 

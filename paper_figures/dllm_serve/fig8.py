@@ -234,8 +234,7 @@ def _draw_rung(
         label=rung.label,
     )
     for place, gain, dataset in zip(places, gains, DATASETS, strict=True):
-        if gain.mean is not None:
-            style.foot_label(axes, place, f"{gain.mean:.2f}")
+        style.foot_label(axes, place, gain.mean)
         if (value := printed.get((dataset, rung))) is not None:
             style.paper_marker(axes, place, value, color="black", marker="D", label="paper", size=5)
 

@@ -129,7 +129,7 @@ AXES = (
     ),
     Axis(
         name="max_num_logits",
-        title="logit budget",
+        title="memory by logit budget",
         label="logit rows at once",
         values=lambda where: tuple(
             n
