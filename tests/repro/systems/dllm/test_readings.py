@@ -150,6 +150,7 @@ def test_parallel_decoding_needs_a_batch_of_one_or_continuous_batching() -> None
         ):
             prepare(cell_of("fast-dllm", "cpu-tiny", reading=reading, threshold=0.9))
     assert prepare(cell_of("fast-dllm", "cpu-tiny", reading="policy", threshold=0.9)).deployment.batch_size is None
+    assert prepare(cell_of("fast-dllm", "cpu-tiny", batch_rule="one", threshold=0.9)).deployment.batch_size == 1
 
 
 def test_dllm_caches_policy_can_only_be_simulated() -> None:
@@ -342,6 +343,14 @@ def test_on_a_real_executor_published_code_differs_in_the_batch_alone(system: st
         "largest that holds the workload's longest request, by the measured peak, up to"
     )
     assert facts["published"]["batch_peak_bytes"] < facts["efficient"]["batch_peak_bytes"]
+
+
+def test_on_a_real_executor_a_rule_decides_what_is_measured() -> None:
+    def found(**knobs: Scalar) -> int:
+        return facts_of(cell_of("fast-dllm", "cpu-tiny", **{**TINY, "memory_limit": 48 * 2**20, **knobs}))["batch_size"]  # type: ignore[no-any-return]
+
+    longest = found(input_len=768 - 32, length_scale=1.0)
+    assert found(batch_rule="one") == 1 < found(batch_rule="max_model_len") == longest < found(batch_rule="workload")
 
 
 def test_on_a_real_executor_no_published_batch_is_larger_than_fits() -> None:

@@ -1,0 +1,73 @@
+"""``repro calibrate --sensitivity`` and ``repro bench --batch-rule`` as a user meets them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from repro import paths
+from repro.cli.main import main
+from repro.reports import sensitivity
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["repro", *arguments])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 0
+    return 0
+
+
+def test_sensitivity_prints_and_stores_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sensitivity, "NUM_REQUESTS", 3)
+    monkeypatch.setattr(sensitivity, "LENGTH_SCALES", (0.5, 1.0, 2.0))
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    assert call(monkeypatch, "calibrate", "--platform", "rtx4090", "--sensitivity") == 0
+    out = capsys.readouterr().out
+    tables = [line for line in out.splitlines() if line.startswith(("┏", "│", "└"))]
+    assert tables
+    assert max(map(len, tables)) <= 80
+    (path,) = tmp_path.iterdir()
+    assert path.name == "rtx4090-sensitivity.csv"
+    first = path.read_bytes()
+
+    assert call(monkeypatch, "calibrate", "--platform", "rtx4090", "--sensitivity", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    stored = list(csv.DictReader(path.read_text().splitlines()))
+    assert [row["item"] for row in printed] == [row["item"] for row in stored]
+    assert path.read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["calibrate", "--sensitivity", "--keep"], "keep has no effect with sensitivity"),
+        (["calibrate", "--sensitivity", "--dry-run"], "dry_run has no effect with sensitivity"),
+        (["calibrate", "--sensitivity", "--platform", "h200"], "platform='h200' has no stated cell to fit"),
+        (
+            ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "most"],
+            "batch_rule='most' is unknown: use one of one, workload, max_model_len",
+        ),
+        (
+            ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "one", "--batch-size", "2"],
+            "batch_rule='one' has no effect with batch_size=2",
+        ),
+        (["bench", "--dry-run", "--batch-rule", "one"], "batch_rule='one' has no effect with system='dllm-serve'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert call(monkeypatch, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert says in line
