@@ -18,7 +18,7 @@ from paper_figures.common.caption import (
     seeds_sentence,
     validity_text,
 )
-from paper_figures.common.curve import dataset_title
+from paper_figures.common.curve import FOLLOWS_LOAD, dataset_title
 from paper_figures.common.repeats import Repeats
 from paper_figures.common.table import save_table
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS
@@ -143,6 +143,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     ]
     notes = [
         *gain_notes(found),
+        *load_notes(found, view),
         *invalid_notes(runs),
         *missing_note(missing, len(found)),
         *how_obtained(runs, ["runs"] * len(runs)),
@@ -216,6 +217,26 @@ def gain_notes(found: Found) -> list[str]:
     return notes
 
 
+def offered_tok_s(view: View) -> float:
+    """Tokens per second that arrive."""
+    return max(view.dllm.rates) * view.dllm.gen_length
+
+
+def load_notes(found: Found, view: View) -> list[str]:
+    """What is not saturated is held back by the arrivals, and would be ahead by more."""
+    offered = offered_tok_s(view)
+    points = [
+        f"{dataset_title(dataset)} {label if system == OURS else f'{style.system_look(system).title} {label}'}"
+        for dataset, system, label in found
+        if (value := throughput(found, dataset, system, label)) is not None and value >= FOLLOWS_LOAD * offered
+    ]
+    if not points:
+        return []
+    return [
+        f"Within {100 * (1 - FOLLOWS_LOAD):.0f} % of the {offered:g} tok/s that arrive, so not saturated: {'; '.join(points)}."
+    ]
+
+
 def paper_throughputs(platform: Platform) -> dict[tuple[str, str], float]:
     """(data set, system) -> tok/s: Table 4 on its card, the peaks of Figure 3 on the other."""
     if platform.name == TABLE_4_PLATFORM:
@@ -257,6 +278,10 @@ def _draw(
         figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in DATASETS])
         for axes, dataset in zip(panels, DATASETS, strict=True):
             _draw_panel(axes, found, printed, dataset, labels)
+            if axes.get_xlim()[1] > (offered := offered_tok_s(view)):
+                axes.axvline(
+                    offered, linestyle=":", linewidth=1, color=style.GUIDE_COLOR, label="offered load", zorder=1
+                )
         panels[0].set_yticks(range(len(labels)), labels)
         for axes in panels[1:]:
             axes.set_yticks(range(len(labels)), [""] * len(labels))

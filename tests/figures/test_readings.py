@@ -83,6 +83,19 @@ def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path:
     assert float(paper["burst", "fast-dllm"]) == (61.26 if view.platform is L40S else 42.4)
 
 
+def test_what_the_arrivals_hold_back_is_named(tmp_path: Path) -> None:
+    """0.5 req/s of 256 tokens are 128 tok/s; 1 req/s are more than any of these reach."""
+    for view, expected in zip(VIEWS, (True, False), strict=True):
+        runs = runs_of(readings.cells(view), lambda cell: 1.2 * speed(cell))
+        notes = [note for note in readings.render(runs, view, tmp_path).notes if "not saturated" in note]
+        assert bool(notes) == expected
+        if expected:
+            assert notes[0].startswith(
+                "Within 10 % of the 128 tok/s that arrive, so not saturated: LiveBench dLLM-Serve, one"
+            )
+            assert "Sparse-dLLM" not in notes[0]
+
+
 def test_what_was_not_run_is_named_and_left_out(tmp_path: Path) -> None:
     view = VIEWS[0]
     cells = [cell for cell in readings.cells(view) if (cell.dataset, cell.system) != ("burst", "fast-dllm")]
