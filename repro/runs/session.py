@@ -19,7 +19,7 @@ MAX_SLOWDOWN = 1.25
 """Of the calibration loop, over the fastest of its session. Frequency and caches move it by a few percent on a quiet machine; a
 neighbour that takes a quarter of a core or more moves it by 25 % and more, which is also where a disturbance outgrows
 the differences between systems that the figures are about."""
-WARM_UP = 5
+WARM_UP = 10
 """Loops before the first run: libraries start up, and the session learns how fast the machine can be."""
 
 _LOOP_SIZE, _LOOP_REPEATS = 192, 64

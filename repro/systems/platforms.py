@@ -52,7 +52,7 @@ class Platform:
 #   baselines                71, LLaDA and Fast-dLLM without a cache half of it                         x 3 = 213
 #   Figure 6                 28 for 500 problems, 22 times, once: accuracy does not vary                    = 616
 #
-# With half a second a run to load and plan (390 runs: 195 s) that is 1,684 s, 28 minutes; Figure 3 takes 6 of them.
+# With 0.75 s a run to load the model and find the batch (345 runs: 259 s) that is 1,748 s, 29 minutes; Figure 3 takes 6.5.
 CPU_TINY = Platform(
     name="cpu-tiny",
     title="this CPU, embedded tiny LLaDA",

@@ -44,8 +44,7 @@ def test_signs_of_contention(readings: dict[str, float | None] | None, said: tup
 
 
 def test_a_busy_start_is_held_against_the_sessions_best() -> None:
-    loops = [0.06, 0.05, 0.07, 0.06, 0.06, 0.05, 0.11, 0.04, 0.05]
-    assert WARM_UP == 5
+    loops = [0.06] * (WARM_UP - 1) + [0.05, 0.05, 0.11, 0.04, 0.05]
     session = Session(loop=scripted(loops), cpu=scripted([1.0, 4.0, 5.0, 6.0]), wall=scripted([0.0, 2.0, 2.0, 3.0]))
     result, first = session.measure(lambda: "done")
     assert result == "done"
@@ -68,7 +67,7 @@ def measured(tmp_path: Path, loops: Iterable[float]) -> StoredRun:
 
 
 def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
-    run = measured(tmp_path, [0.05] * 6 + [0.1])
+    run = measured(tmp_path, [0.05] * (WARM_UP + 1) + [0.1])
     assert run.validity.valid
     assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the session's best",)
     assert run.obtained == "measured, contended"
@@ -83,7 +82,7 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
-    run = measured(tmp_path, [0.05] * 7)
+    run = measured(tmp_path, [0.05] * (WARM_UP + 2))
     assert (run.validity.warnings, run.obtained) == ((), "measured")
 
 
