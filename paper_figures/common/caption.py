@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from engines.errors import UserError
 from paper_figures.common.curve import Curve, dataset_title
-from repro import paths
 from repro.reports.figures import View
+from repro.reports.predictions import medians_sentence, read_report, report_path
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
@@ -157,7 +156,8 @@ def missing_note(missing: Sequence[str], asked: int) -> list[str]:
 
 
 def held_out_note(platform: Platform) -> list[str]:
-    """Errors on the stated numbers that the card's calibration was not fitted on, from ``repro calibrate``'s report."""
+    """Errors of the card's predictions, without the numbers it was fitted on and those that follow from them, from
+    ``repro calibrate``'s report."""
     card = platform.gpu
     if card is None or platform.executor != "roofline":
         return []
@@ -165,24 +165,20 @@ def held_out_note(platform: Platform) -> list[str]:
         return [
             f"Uncalibrated: {card} is simulated from datasheet peaks without overhead. Real steps are slower; compare shapes, not values."
         ]
-    path = paths.CALIBRATION / f"{card}-report.json"
-    if not path.is_file():
+    report = read_report(card)
+    if report is None:
+        return [f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate'."]
+    errors = {
+        each["claim"]: each["error_percent"]
+        for each in report["comparisons"]
+        if each["role"] == "prediction" and each["error_percent"] is not None
+    }
+    if not errors:
         return [
-            f"No comparison of the {card} calibration with values it was not fitted on is stored: run 'repro calibrate'."
+            f"No stated number but those that {card} was fitted on, or that follow from them, can be compared with."
         ]
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        count, middle = int(report["held_out_count"]), report["held_out_median_percent"]
-        errors = {c["claim"]: c["error_percent"] for c in report["comparisons"] if c["role"] == "held out"}
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path.name} cannot be used ({type(error).__name__}: {error}): run 'repro calibrate' again"
-        ) from error
-    if middle is None:
-        return [f"No stated value but those that {card} was fitted on has a number to compare with."]
-    known = {claim: error for claim, error in errors.items() if error is not None}
-    worst = max(known, key=lambda claim: abs(known[claim]))
+    worst = max(errors, key=lambda claim: abs(errors[claim]))
     return [
-        f"Simulated against {count} stated throughputs and latencies that {card} was not fitted on: median absolute error "
-        f"{middle:.1f} %; worst of all stated values {worst} {known[worst]:+.0f} % (results/calibration/{path.name})."
+        f"Predictions of {card} against stated numbers, median absolute error: {medians_sentence(report['medians'])}; "
+        f"worst {worst} {errors[worst]:+.0f} % (results/calibration/{report_path(card).name})."
     ]

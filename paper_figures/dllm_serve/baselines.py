@@ -25,6 +25,7 @@ NAME = "baselines"
 TITLE = "dLLM-Serve baselines: every sampler alone and batched"
 SOURCE = "this project"
 PLATFORMS = ("cpu-tiny",)
+DECIDES_ON: tuple[str, ...] = ()
 
 DATASET = "burst"
 NUM_REQUESTS = 8

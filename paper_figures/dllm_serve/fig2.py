@@ -29,6 +29,7 @@ TITLE = "dLLM-Serve Figure 2: standard against logit-aware profiling"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 2, §4.2"
 PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
 PAPER_PLATFORM = "rtx4090"
+DECIDES_ON = (PAPER_PLATFORM,)
 
 IS_TIMED = False
 MODES = (("monolithic", "standard profiling\n(full logits)"), ("decomposed", "logit-aware profiling"))

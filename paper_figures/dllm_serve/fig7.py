@@ -37,6 +37,7 @@ SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 7, §6.5"
 PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
 PAPER_PLATFORMS = ("l40s",)
 """The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
+DECIDES_ON = PAPER_PLATFORMS
 
 BASE = "sparse-dllm"
 DATASET = "burst"

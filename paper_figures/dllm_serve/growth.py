@@ -44,6 +44,7 @@ NAME = "growth"
 TITLE = "dLLM-Serve growth: throughput and memory by concurrency, length, retention and logit budget"
 SOURCE = "ours; what dLLM-Serve (arXiv:2512.17077) §3 and §4 say grows, measured or simulated"
 PLATFORMS = ("cpu-tiny", "rtx4090", "l40s", "h200")
+DECIDES_ON: tuple[str, ...] = ()
 
 CSV_COLUMNS = (
     "platform",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from paper_figures.common import style
 from paper_figures.common.caption import (
+    figure_title,
     how_obtained,
     invalid_notes,
     missing_note,
@@ -38,6 +39,7 @@ NAME = "readings"
 TITLE = "dLLM-Serve readings: every baseline in every reading and batch rule"
 SOURCE = "this project"
 PLATFORMS = ("rtx4090", "l40s")
+DECIDES_ON: tuple[str, ...] = ()
 
 Knobs = tuple[tuple[str, Scalar], ...]
 
@@ -79,9 +81,6 @@ SETTINGS = (
 )
 """From what published code does with least memory to what dLLM-Serve's own engine does with the baseline's rule."""
 PAPER = "as the paper prints"
-
-LABEL_INCHES = 1.95
-"""Of the rows' names, left of the first panel."""
 
 CSV_COLUMNS = (
     "platform",
@@ -272,7 +271,7 @@ def _seeds(cell: Cell, view: View) -> list[Cell]:
 
 def _draw(
     found: Found, printed: dict[tuple[str, str], float], runs: Sequence[StoredRun], view: View, out: Path, stem: str
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path, Path]:
     labels = [*([PAPER] if printed else []), *(setting.label for setting in SETTINGS)]
     with style.drawing():
         figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in DATASETS])
@@ -285,12 +284,9 @@ def _draw(
         panels[0].set_yticks(range(len(labels)), labels)
         for axes in panels[1:]:
             axes.set_yticks(range(len(labels)), [""] * len(labels))
-        title = f"{TITLE}\n{view.obtained}: {view.platform.title}, {max(view.dllm.rates):g} req/s"
+        title = f"{figure_title(TITLE, runs, view)}, {max(view.dllm.rates):g} req/s"
         sentences = [*how_obtained(runs, ["runs"] * len(runs)), f"{prompt_sources(runs)} {seeds_sentence(runs)}"]
-        width = style.PANEL_INCHES[0] * len(panels)
-        style.compose(figure, panels, title=title, caption=sentences, legend_columns=3, width_inches=width)
-        figure.subplots_adjust(left=LABEL_INCHES / width, wspace=0.08)
-        return style.save(figure, out, stem)
+        return style.publish(figure, panels, out, stem, title=title, caption=sentences)
 
 
 def _draw_panel(
@@ -319,16 +315,8 @@ def _draw_panel(
     for system in (OURS, *BASELINES):
         if (value := printed.get((dataset, system))) is not None:
             look = style.system_look(system)
-            axes.plot(
-                [value],
-                [labels.index(PAPER)],
-                linestyle="none",
-                marker=look.marker,
-                fillstyle="none",
-                color=look.color,
-                markersize=7,
-                label=f"{look.title} (paper)",
-                zorder=4,
+            style.paper_marker(
+                axes, value, labels.index(PAPER), color=look.color, marker=look.marker, label=f"{look.title} (paper)"
             )
     for row in range(len(labels)):
         axes.axhline(row, linewidth=0.4, color=style.GUIDE_COLOR, alpha=0.5, zorder=0)

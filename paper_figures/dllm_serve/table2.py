@@ -22,6 +22,7 @@ NAME = "table2"
 TITLE = "dLLM-Serve Table 2: hardware settings"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 2, §6.1"
 PLATFORMS = ("rtx4090",)
+DECIDES_ON: tuple[str, ...] = ()
 
 COLUMNS = (
     "GPU (paper)",

@@ -10,7 +10,8 @@ from paper_figures.common import rate_panels, style
 from paper_figures.common.caption import batch_sentence, obtained_text, prompt_sources, seeds_sentence, validity_text
 from paper_figures.common.curve import MEAN_LATENCY, THROUGHPUT, Curve, Measure, curve_of, dataset_title
 from paper_figures.common.table import save_table
-from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
+from paper_figures.dllm_serve.comparison import COMPARISON, DATASETS, OURS, reading_sentence
+from paper_figures.dllm_serve.speedups import gains_of, labels, ranks_of, token_cap
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
@@ -23,12 +24,16 @@ TITLE = "dLLM-Serve Table 4: latency and throughput at a high rate"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 4, §6.2"
 PLATFORMS = ("rtx4090", "l40s")
 PAPER_PLATFORM = "l40s"
+DECIDES_ON = (PAPER_PLATFORM,)
 
 BASE = "sparse-dllm"
 """Speedups are over it, as the paper's."""
 
 ORDER = ("dllm-cache", "sparse-dllm", "fast-dllm", "dllm-serve")
 """Rows per data set, as the paper's."""
+
+PAPER_ORDER = ("burst", "osc", "livebench")
+"""Data sets by dLLM-Serve's printed throughput, the highest first."""
 
 CSV_COLUMNS = (
     "platform",
@@ -137,8 +142,8 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     rate = max(view.dllm.rates)
     found: list[Finding] = []
 
-    def add(claim: str, value: float | tuple[float, ...], how: str) -> None:
-        found.append(Finding(claim=claim, value=value, obtained=view.obtained, how=f"{how}, {rate:g} req/s"))
+    def add(claim: str, value: float | tuple[float, ...], how: str, of: tuple[str, ...] = ()) -> None:
+        found.append(Finding(claim=claim, value=value, obtained=view.obtained, how=f"{how}, {rate:g} req/s", of=of))
 
     for dataset in DATASETS:
         for system in COMPARISON.systems:
@@ -151,9 +156,29 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
             add(f"dllm-t4-{dataset}-{short}-speedup", own / base, "throughput over Sparse-dLLM's")
     complete = {key: value for key, value in throughput.items() if value is not None}
     if len(complete) == len(throughput):
-        gains = [complete[d, OURS] / max(complete[d, system] for system in BASELINES) for d in DATASETS]
-        add("dllm-abs-tput-l40s", (min(gains), max(gains)), "over the best baseline, least and most of the data sets")
+        of = tuple(labels(view).values())
+        add("dllm-abs-tput-l40s", tuple(gains_of(complete).values()), "over the best baseline, by data set", of)
+        add(
+            "dllm-serve-best-tput",
+            tuple(ranks_of(complete).values()),
+            "rank of dLLM-Serve's throughput, by data set",
+            of,
+        )
+        order = sorted(DATASETS, key=lambda dataset: -complete[dataset, OURS])
+        found.append(
+            Finding(
+                claim="dllm-t4-serve-order",
+                value=tuple(complete[dataset, OURS] for dataset in PAPER_ORDER),
+                obtained=view.obtained,
+                how=f"dLLM-Serve's throughput, {rate:g} req/s; here {' > '.join(map(dataset_title, order))}",
+                of=tuple(labels(view)[dataset] for dataset in PAPER_ORDER),
+                holds=tuple(order) == PAPER_ORDER,
+            )
+        )
         add("dllm-l40s-burst", complete["burst", OURS], "Burst")
+    ours, fast = latency["livebench", OURS], latency["livebench", "fast-dllm"]
+    if ours and fast:
+        add("dllm-t4-livebench-lat-gain", fast / ours, "Fast-dLLM's mean latency over dLLM-Serve's on LiveBench")
     ours, base = latency["osc", OURS], latency["osc", BASE]
     if ours and base:
         add("dllm-l40s-osc-lat-ratio", base / ours, "Sparse-dLLM's mean latency over dLLM-Serve's on OSC")
@@ -165,14 +190,14 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
             "Sparse-dLLM's p99 latency over dLLM-Serve's on OSC",
         )
     sizes = tuple(
-        float(curve.points[-1].runs[0].record.num_requests)
+        float(sum(curve.points[-1].runs[0].summary["num_requests"].values()))
         for dataset in ("burst", "osc", "livebench")
         if (curve := curve_of(curves, dataset, OURS)) is not None
     )
     if len(sizes) == len(DATASETS):
         how = "requests of the runs: a choice after the inferred ones, not a result"
         found.append(Finding(claim="dllm-n-requests", value=sizes, obtained="computed", how=how))
-    return found
+    return [*found, *token_cap(runs, view)]
 
 
 _P99 = Measure(column="p99_latency_s", label="p99 latency (s)", of=lambda run: run.summary["e2el_s"]["p99"])

@@ -1,15 +1,24 @@
-"""Committed figures against the code, calibration and data of today: would they come out the same?"""
+"""Committed figures, calibration reports and claims against the code, calibration and data of today: would they come out
+the same?"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from repro.reports.figures import View, figure
+from engines.errors import UserError
+from repro.reports import claims_file
+from repro.reports.evidence import sources
+from repro.reports.figures import PAPERS, View, figure
+from repro.reports.fitting import PROTOCOLS
+from repro.reports.predictions import medians, read_report, report_path
 from repro.reports.stamp import changed_files, read_stamp
-from repro.runs.experiment import Experiment, prepare_all
+from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment, prepare, prepare_all
+from repro.systems.calibration import load_calibration
 from repro.systems.platforms import platform
 
 Status = Literal["same", "other code", "stale", "no stamp"]
@@ -35,6 +44,79 @@ class Checked:
 def check_results(root: Path) -> list[Checked]:
     """Every figure and table in the folders of platforms, by path."""
     return [_check(path) for path in sorted(_figures(root))]
+
+
+def check_reports() -> list[Checked]:
+    """The report of every calibrated card: of the stored constants, of runs that would be made today, and its medians
+    those of its own comparisons."""
+    return [_check_report(card) for card in PROTOCOLS]
+
+
+def check_claims(root: Path) -> list[Checked]:
+    """Every ``claims-PAPER.csv`` below ``root``: of runs that would be made today, by today's code."""
+    return [_check_claims(paper, path) for paper in PAPERS if (path := root / f"claims-{paper}.csv").is_file()]
+
+
+def _check_report(card: str) -> Checked:
+    path = report_path(card)
+
+    def checked(status: Status, reason: str) -> Checked:
+        return Checked(figure="calibration", path=path, status=status, is_measured=False, reason=reason)
+
+    try:
+        report = read_report(card)
+    except UserError as error:
+        return checked("stale", str(error))
+    if report is None:
+        return checked("stale", "no report is stored")
+    if report["calibration"] != _plain(asdict(load_calibration(card))):
+        return checked("stale", "the constants are not the stored ones")
+    if report["medians"] != medians(report["comparisons"]):
+        return checked("stale", "the medians are not those of its comparisons")
+    runs = {key for each in report["comparisons"] for key in each["runs"]}
+    today = _codes_today("dllm-serve", (card,))
+    if unknown := sorted(runs - today.keys()):
+        return checked(
+            "stale", f"{len(unknown)} of {len(runs)} runs are of other data, calibration or settings: {unknown[0]}"
+        )
+    if others := {code for each in report["comparisons"] for code in each["code"]} - set(today.values()):
+        return checked("other code", f"runs were made by other code: {sorted(others)[0]}")
+    return checked("same", f"{len(runs)} runs")
+
+
+def _check_claims(paper: str, path: Path) -> Checked:
+    def checked(status: Status, reason: str) -> Checked:
+        return Checked(figure="claims", path=path, status=status, is_measured=False, reason=reason)
+
+    try:
+        rows = claims_file.read(path)
+    except UserError as error:
+        return checked("stale", str(error))
+    runs = {key: row for row in rows for key in row["runs"].split()}
+    today = _codes_today(paper)
+    if unknown := sorted(runs.keys() - today.keys()):
+        claim = runs[unknown[0]]["id"]
+        return checked(
+            "stale",
+            f"{len(unknown)} of {len(runs)} runs are of other data, calibration or settings: {unknown[0]} of {claim}",
+        )
+    codes = {code for row in rows if row["obtained"].startswith("simulated") for code in row["code"].split()}
+    if others := codes - set(today.values()):
+        return checked("other code", f"runs were made by other code: {sorted(others)[0]}")
+    return checked("same", f"{len(rows)} claims, {len(runs)} runs")
+
+
+def _codes_today(paper: str, platforms: Sequence[str] | None = None) -> dict[str, str]:
+    """Key of every run that decides a claim today -> digest of the code that would make it."""
+    cells: dict[str, Cell] = {}
+    for source in sources(PAPERS[paper].entries, platforms):
+        cells |= {cell.key: cell for cell in source.cells}
+    return {experiment.cell.key: experiment.code.digest for experiment in map(prepare, cells.values())}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back."""
+    return json.loads(json.dumps(value))
 
 
 def _figures(root: Path) -> Iterator[Path]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json as jsonlib
-from collections.abc import Sequence
-from dataclasses import asdict
-from statistics import median
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import number, print_json, print_table
+from repro.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
@@ -29,14 +26,15 @@ def calibrate(
             help="Instead: how far predictions depend on lengths, batch rule and step overhead; a minute or two.",
         ),
     ] = False,
+    result_dir: opt.ResultDir = None,
     json: opt.Json = False,
 ) -> None:
-    """Fit a card's constant on its named cells, and compare every other stated number with its prediction."""
+    """Fit a card's constant on its named cells, and compare every stated number with what it gives; runs what is missing."""
     from engines.errors import UserError, require
     from engines.hardware.roofline import Calibration
-    from repro.files import replace_text
-    from repro.paths import CALIBRATION
+    from repro.paths import CALIBRATION, LOCAL
     from repro.reports.fitting import protocol_of
+    from repro.reports.predictions import medians_sentence, report, write_report
     from repro.systems.calibration import load_calibration
 
     protocol = protocol_of(platform)
@@ -48,39 +46,38 @@ def calibrate(
     if dry_run and keep:
         raise UserError("dry_run and keep: nothing would be done, give one of them")
     calibration = Calibration.load(CALIBRATION / f"{platform}.json") if keep else _fit(protocol)
-    report: dict[str, Any] = {"schema_version": 2, "card": platform, "calibration": asdict(calibration)}
+    judged: list[Judged] = []
     if not dry_run:
         calibration.save(CALIBRATION / f"{platform}.json")
         load_calibration.cache_clear()
-        report |= _report(_judged(platform), protocol)
-        replace_text(CALIBRATION / f"{platform}-report.json", jsonlib.dumps(report, indent=2, allow_nan=False) + "\n")
+        judged = _judged(platform, result_dir or LOCAL)
+    found = report(calibration, judged)
+    if not dry_run:
+        write_report(found)
     if json:
-        print_json(report)
+        print_json(found)
         return
     print(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
     print(f"fitted on {'; '.join(calibration.fitted_on)}")
     if dry_run:
         return
     print_table(
-        "Stated numbers and their simulated prediction",
-        ("claim", "what", "stated", "predicted", "error", "role", "verdict"),
+        "Stated numbers and what the calibration gives",
+        ("claim", "what", "stated", "ours", "error", "role", "verdict"),
         [
             (
-                c["claim"],
-                c["what"],
-                _text(c["stated"]),
-                _text(c["predicted"]),
-                "-" if c["error_percent"] is None else f"{c['error_percent']:+.1f} %",
-                c["role"],
-                c["verdict"],
+                each["claim"],
+                each["what"],
+                _text(each["expected"]),
+                _text(each["ours"]),
+                "-" if each["error_percent"] is None else f"{each['error_percent']:+.1f} %",
+                each["role"],
+                each["verdict"],
             )
-            for c in report["comparisons"]
+            for each in found["comparisons"]
         ],
     )
-    print(
-        f"median absolute error over {report['held_out_count']} throughputs and latencies it was not fitted on: "
-        f"{number(report['held_out_median_percent'])} %"
-    )
+    print(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 
 def _fit(protocol: CardProtocol) -> Any:
@@ -96,6 +93,8 @@ def _fit(protocol: CardProtocol) -> Any:
 
 
 def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
+    from dataclasses import asdict
+
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -116,62 +115,20 @@ def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
     print(f"simulated, {protocol.card}, all requests at once; file: {path}")
 
 
-def _judged(platform: str) -> list[Judged]:
-    """Every simulated finding about the paper on this card; the runs behind it are made where they are missing."""
-    from repro.cli.sweep import run_sweep, sweep_of
-    from repro.paths import LOCAL
+def _judged(platform: str, result_dir: Path) -> list[Judged]:
+    """Every simulated comparison with the paper on this card; the runs behind it are made where they are missing."""
+    from repro.cli.sweep import run_sweep
     from repro.reports.claims import judge_all
-    from repro.reports.figures import FIGURES, View, default_reading
+    from repro.reports.evidence import answers_of, sources, sweep_over
+    from repro.reports.figures import DLLM_SERVE
     from repro.reports.paper import load_claims
     from repro.runs.store import Store
-    from repro.systems.platforms import platform as platform_of
 
-    where = platform_of(platform)
-    view = View(platform=where, reading=default_reading(where))
-    modules = [module for entry in FIGURES.values() if platform in (module := entry.load()).PLATFORMS]
-    grids = [module.cells(view) for module in modules]
-    sweep = sweep_of([cell for grid in grids for cell in grid], Store(LOCAL))
+    chosen = sources(DLLM_SERVE.entries, (platform,))
+    sweep = sweep_over(chosen, Store(result_dir))
     run_sweep(sweep)
-    findings = [
-        finding
-        for module, runs in zip(modules, sweep.by_grid(grids), strict=True)
-        for finding in module.findings(runs or [], view)
-    ]
-    simulated = [finding for finding in findings if finding.obtained == "simulated"]
-    return [each for each in judge_all(load_claims("dllm-serve"), simulated) if each.finding is not None]
-
-
-def _report(judged: Sequence[Judged], protocol: CardProtocol) -> dict[str, Any]:
-    comparisons: list[dict[str, Any]] = []
-    for each in judged:
-        assert each.finding is not None
-        comparisons.append(
-            {
-                "claim": each.claim.id,
-                "what": each.claim.statement,
-                "metric": each.claim.metric,
-                "stated": each.claim.expected.value,
-                "unit": each.claim.expected.unit,
-                "predicted": each.finding.value,
-                "error_percent": each.error_percent,
-                "role": "fitted" if each.claim.id in protocol.claims else "held out",
-                "verdict": each.verdict,
-                "how": each.finding.how,
-                "obtained": each.finding.obtained,
-            }
-        )
-    errors = [abs(c["error_percent"]) for c in comparisons if _counts(c)]
-    return {
-        "comparisons": comparisons,
-        "held_out_count": len(errors),
-        "held_out_median_percent": median(errors) if errors else None,
-    }
-
-
-def _counts(comparison: dict[str, Any]) -> bool:
-    """A throughput in tok/s or a latency in s that the constants were not fitted on."""
-    is_held_out = comparison["role"] == "held out" and comparison["error_percent"] is not None
-    return is_held_out and comparison["unit"] in ("tok/s", "s")
+    simulated = [answer for answer in answers_of(chosen, sweep) if answer.finding.obtained == "simulated"]
+    return [each for each in judge_all(load_claims(DLLM_SERVE.name), simulated) if each.answer is not None]
 
 
 def _text(value: float | tuple[float, ...] | None) -> str:

@@ -17,13 +17,15 @@ def check_results(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Compare every committed figure with what it would be drawn from today; runs nothing. Exit code 1 if one is stale."""
-    from repro.checks.results import check_results as check
+    """Compare every committed figure, calibration report and claim with what they would be made from today; runs nothing.
+    Exit code 1 if one is stale."""
+    from repro.checks.results import check_claims, check_reports
+    from repro.checks.results import check_results as check_figures
     from repro.files import readable_folder
     from repro.paths import RESULTS
 
     root = readable_folder("results", results or RESULTS)
-    found = check(root)
+    found = [*check_figures(root), *check_claims(root), *(check_reports() if root == RESULTS else [])]
     if json:
         print_json(
             [
@@ -40,7 +42,7 @@ def check_results(
         )
     else:
         print_table(
-            "Committed figures",
+            "Committed results",
             ("file", "obtained", "status", "why"),
             [
                 (
@@ -53,6 +55,9 @@ def check_results(
             ],
         )
         faults = sum(each.is_fault for each in found)
-        print(f"{len(found)} figures, {faults} to be drawn again ('repro reproduce FIGURE --out-dir results/PLATFORM')")
+        print(
+            f"{len(found)} results, {faults} to be made again (figures: 'repro reproduce FIGURE --out-dir results/PLATFORM'; "
+            "calibration: 'repro calibrate --platform CARD --keep'; claims: 'repro claims --out-dir results')"
+        )
     if any(each.is_fault for each in found):
         raise typer.Exit(1)

@@ -1,10 +1,10 @@
-"""``repro claims``: every claim of a paper, what our runs say, and a verdict."""
+"""``repro claims``: every claim of a paper, what our runs say, what the comparison is worth, and a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,9 +12,17 @@ from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
-    from repro.reports.claims import Finding, Judged
-    from repro.reports.figures import FigureEntry
-    from repro.runs.store import Store
+    from repro.reports.claims import Judged
+
+WIDTH = 80
+TITLES = {
+    "prediction": "predictions",
+    "implied by the fit": "implied by the fit (no evidence for it)",
+    "fitted": "fitted (no evidence)",
+    "by construction": "by construction (no run can change them)",
+    None: "nothing compared",
+}
+"""By role."""
 
 
 def claims(
@@ -27,7 +35,9 @@ def claims(
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does)."""
     from repro.files import readable_folder, writable_folder
     from repro.paths import LOCAL, LOCAL_FIGURES
-    from repro.reports.claims import count, judge_all
+    from repro.reports.claims import count, count_by_role, judge_all
+    from repro.reports.claims_file import as_row, save
+    from repro.reports.evidence import stored_answers
     from repro.reports.figures import paper as paper_of
     from repro.reports.paper import read_claims
     from repro.runs.store import Store
@@ -36,103 +46,64 @@ def claims(
     stated = read_claims(chosen.claims, chosen.name)
     root = readable_folder("result_dir", result_dir or LOCAL)
     out = writable_folder("out_dir", out_dir or LOCAL_FIGURES)
-    findings = _findings(chosen.entries, Store(root, accept_other_code=accept_other_code))
-    judged = judge_all(stated, findings)
-    path = _save(out / f"claims-{chosen.name}.csv", judged)
+    store = Store(root, accept_other_code=accept_other_code)
+    judged = judge_all(stated, stored_answers(chosen.entries, store))
+    path = save(out / f"claims-{chosen.name}.csv", judged)
     if json:
-        print_json({"paper": chosen.name, "verdicts": count(judged), "claims": [_as_dict(each) for each in judged]})
+        by_role = count_by_role(judged)
+        rows = [as_row(each) for each in judged]
+        print_json({"paper": chosen.name, "verdicts": count(judged), "roles": by_role, "claims": rows})
         return
-    shown = [each for each in judged if each.claim.kind != "inconsistency"]
-    print_table(
-        f"Claims of {chosen.name}",
-        ("claim", "section", "states", "ours", "error", "obtained", "verdict"),
-        [
-            (
-                each.claim.id,
-                each.claim.section,
-                _value(each.claim.expected.value, each.claim.expected.unit),
-                _ours(each),
-                "-" if each.error_percent is None else f"{each.error_percent:+.1f} %",
-                "-" if each.finding is None else each.finding.obtained,
-                each.verdict,
-            )
-            for each in shown
-        ],
-    )
-    print_table(
-        "The paper's own inconsistencies",
-        ("claim", "what does not agree", "recomputed"),
-        [
-            (each.claim.id, each.claim.statement, each.claim.recomputed.verdict if each.claim.recomputed else "-")
-            for each in judged
-            if each.claim.kind == "inconsistency"
-        ],
-    )
-    print("; ".join(f"{verdict}: {number}" for verdict, number in count(judged).items()))
+    _print(chosen.name, judged)
     print(f"file: {path}")
     if any(each.verdict == "not run" for each in judged):
         print("claims that were not run become answerable with 'make reproduce-all'")
 
 
-def _findings(entries: Sequence[FigureEntry], store: Store) -> list[Finding]:
-    """Findings on every platform in its usual reading, where all runs behind a figure are stored."""
-    from repro.cli.sweep import sweep_of
-    from repro.reports.figures import View, default_reading
-    from repro.systems.platforms import platform as platform_of
+def _print(paper: str, judged: Sequence[Judged]) -> None:
+    from repro.reports.claims import ROLES, count, count_by_role
 
-    modules = [entry.load() for entry in entries]
-    places = [(module, platform_of(name)) for module in modules for name in module.PLATFORMS]
-    views = [(module, View(platform=where, reading=default_reading(where))) for module, where in places]
-    grids = [module.cells(view) for module, view in views]
-    sweep = sweep_of([cell for grid in grids for cell in grid], store)
-    return [
-        finding
-        for (module, view), runs in zip(views, sweep.by_grid(grids), strict=True)
-        if runs is not None
-        for finding in module.findings(runs, view)
-    ]
-
-
-def _as_dict(each: Judged) -> dict[str, Any]:
-    claim, finding = each.claim, each.finding
-    return {
-        "claim": claim.id,
-        "kind": claim.kind,
-        "section": claim.section,
-        "statement": claim.statement,
-        "expected": claim.expected.value,
-        "unit": claim.expected.unit,
-        "direction": claim.direction,
-        "tolerance": claim.tolerance.value,
-        "tolerance_type": claim.tolerance.type,
-        "figure": claim.figure,
-        "ours": None if finding is None else finding.value,
-        "holds": None if finding is None else finding.holds,
-        "obtained": None if finding is None else finding.obtained,
-        "how": None if finding is None else finding.how,
-        "error_percent": each.error_percent,
-        "verdict": each.verdict,
-        "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
-    }
-
-
-def _save(path: Path, judged: Sequence[Judged]) -> Path:
-    import csv
-    import io
-
-    from repro.files import replace_text
-
-    rows = [_as_dict(each) for each in judged]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _flat(value) for key, value in row.items()})
-    return replace_text(path, text.getvalue())
-
-
-def _flat(value: object) -> object:
-    return " ".join(f"{part:g}" for part in value) if isinstance(value, tuple) else value
+    for role in (*reversed(ROLES), None):
+        own = [each for each in judged if each.role == role and each.claim.kind != "inconsistency"]
+        if own:
+            print_table(
+                f"Claims of {paper}: {TITLES[role]}",
+                ("claim", "states", "ours", "verdict"),
+                [
+                    (
+                        each.claim.id,
+                        _value(each.claim.expected.value, each.claim.expected.unit),
+                        _ours(each),
+                        each.verdict,
+                    )
+                    for each in own
+                ],
+                width=WIDTH,
+                whole=1,
+            )
+    if reasons := [each for each in judged if each.verdict in ("not reproduced", "not testable here")]:
+        print_table(
+            "Why not reproduced, or not testable here",
+            ("claim", "reason"),
+            [(each.claim.id, each.reason or "-") for each in reasons],
+            width=WIDTH,
+            whole=1,
+        )
+    if own := [each for each in judged if each.claim.kind == "inconsistency"]:
+        print_table(
+            "The paper's own inconsistencies",
+            ("claim", "what does not agree", "recomputed"),
+            [
+                (each.claim.id, each.claim.statement, each.claim.recomputed.verdict if each.claim.recomputed else "-")
+                for each in own
+            ],
+            width=WIDTH,
+            whole=1,
+        )
+    for role, counts in count_by_role(judged).items():
+        print(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
+    others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
+    print("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
 
 
 def _ours(each: Judged) -> str:
@@ -146,5 +117,9 @@ def _ours(each: Judged) -> str:
 def _value(value: float | tuple[float, ...] | None, unit: str | None) -> str:
     if value is None:
         return "ordering"
-    numbers = " to ".join(f"{v:.4g}" for v in value) if isinstance(value, tuple) else f"{value:.4g}"
-    return f"{numbers} {unit or ''}".strip()
+    if isinstance(value, tuple):
+        same = len(set(value)) == 1
+        numbers = f"{value[0]:.4g}" if same else (" to " if len(value) == 2 else ", ").join(f"{v:.4g}" for v in value)
+    else:
+        numbers = f"{value:.4g}"
+    return f"{numbers} {(unit or '').partition(' (')[0]}".strip()

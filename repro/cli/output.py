@@ -8,17 +8,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 
-def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None, whole: int = 0
+) -> None:
+    """``width`` None is the terminal's, or 160 where there is none. The first ``whole`` columns are never folded."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number < whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 160
+    if width is None and not sys.stdout.isatty():
+        width = 160
     Console(width=width).print(table)
 
 

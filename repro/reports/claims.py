@@ -1,4 +1,4 @@
-"""What runs say about a paper's claims, and the verdict on each."""
+"""What runs say about a paper's claims: findings, the role of each comparison, and a verdict apart from it."""
 
 from __future__ import annotations
 
@@ -7,54 +7,122 @@ from dataclasses import dataclass
 from typing import Literal
 
 from repro.reports.paper import Claim
+from repro.runs.store import StoredRun
 
 How = Literal["measured", "simulated", "computed"]
+Role = Literal["by construction", "fitted", "implied by the fit", "prediction"]
+"""What a comparison is worth. By construction: no run can change it. Fitted: a constant was chosen to meet it. Implied by
+the fit: fitted numbers alone determine it. Prediction: it could have come out otherwise."""
+
+ROLES: tuple[Role, ...] = ("by construction", "fitted", "implied by the fit", "prediction")
+"""From the least worth to the most: a comparison of several values has the first of their roles."""
+
 Verdict = Literal[
-    "reproduced", "partly (trend holds)", "not reproduced", "not run", "not comparable", "paper's inconsistency"
+    "reproduced", "not reproduced", "by construction", "not testable here", "not run", "paper's inconsistency"
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One claim answered. ``value`` is in the claim's unit, several where the claim states several;
-    ``how`` names platform, reading and runs in one sentence."""
+    """One claim answered. ``value`` is in the claim's unit, several where the claim states or spans several;
+    ``how`` names reading and runs in one sentence."""
 
     claim: str
     value: float | tuple[float, ...]
     obtained: How
     how: str
+    of: tuple[str, ...] = ()
+    """What each value is of, e.g. ``rtx4090/burst``; empty where there is nothing to tell apart."""
     holds: bool | None = None
     """Whether an ordering holds, for claims that state no number."""
     comparable: bool = True
     """False where the runs stand for something else than the claim's (another model); ``how`` says what."""
 
+    def __post_init__(self) -> None:
+        if self.of and len(self.of) != len(self.values):
+            raise ValueError(f"finding {self.claim} has {len(self.values)} values of {len(self.of)} things")
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return self.value if isinstance(self.value, tuple) else (self.value,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A finding, what it is worth, and what it rests on."""
+
+    finding: Finding
+    roles: tuple[Role, ...]
+    """One per value."""
+    runs: tuple[StoredRun, ...] = ()
+    """Those that decide the values."""
+    command: str | None = None
+    """Makes the runs that are missing and answers again."""
+
+    @property
+    def role(self) -> Role:
+        return min(self.roles, key=ROLES.index)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     claim: Claim
-    finding: Finding | None
+    answer: Answer | None
     verdict: Verdict
-    error_percent: float | None
+    error_percent: float | None = None
     """(ours / expected - 1), where one number is expected and met by one."""
+    reason: str | None = None
+    """One sentence, unless reproduced."""
+
+    @property
+    def finding(self) -> Finding | None:
+        return None if self.answer is None else self.answer.finding
+
+    @property
+    def role(self) -> Role | None:
+        """None where nothing is compared."""
+        return self.answer.role if self.answer is not None and self.verdict in COMPARED else None
 
 
-def judge(claim: Claim, finding: Finding | None) -> Judged:
-    """Reproduced: within the claim's tolerance. Partly: outside it, but the comparison that the claim
-    makes goes the same way. The tolerance is meant for the paper's hardware."""
-    error = None if finding is None else _error_percent(claim, finding)
-    return Judged(claim=claim, finding=finding, verdict=_verdict(claim, finding), error_percent=error)
+COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "by construction")
 
 
-def judge_all(claims: Sequence[Claim], findings: Iterable[Finding]) -> list[Judged]:
-    """In the claims' order. Where several figures answer a claim, the first comparable one counts."""
-    answers: dict[str, Finding] = {}
-    for finding in findings:
-        if finding.claim not in answers or (finding.comparable and not answers[finding.claim].comparable):
-            answers[finding.claim] = finding
-    known = {claim.id for claim in claims}
-    if unknown := sorted(answers.keys() - known):
-        raise ValueError(f"finding for unknown claim {unknown[0]!r}")
-    return [judge(claim, answers.get(claim.id)) for claim in claims]
+def judge_all(claims: Sequence[Claim], answers: Iterable[Answer]) -> list[Judged]:
+    """In the claims' order."""
+    found: dict[str, list[Answer]] = {claim.id: [] for claim in claims}
+    for answer in answers:
+        if answer.finding.claim not in found:
+            raise ValueError(f"finding for unknown claim {answer.finding.claim!r}")
+        found[answer.finding.claim].append(answer)
+    return [judge(claim, found[claim.id]) for claim in claims]
+
+
+def judge(claim: Claim, answers: Sequence[Answer] = ()) -> Judged:
+    """Reproduced: within the claim's tolerance, for the same data sets and cards. What no run can change is never
+    reproduced: it agrees by construction, or does not."""
+    if claim.kind == "inconsistency":
+        return Judged(claim=claim, answer=None, verdict="paper's inconsistency")
+    answer = _merged(claim, answers)
+    if claim.untestable is not None:
+        return Judged(claim=claim, answer=answer, verdict="not testable here", reason=claim.untestable)
+    if answer is None:
+        return Judged(claim=claim, answer=None, verdict="not run", reason="no stored runs answer it")
+    finding = answer.finding
+    if not finding.comparable:
+        return Judged(claim=claim, answer=answer, verdict="not testable here", reason=finding.how)
+    if missing := [each for each in claim.of if each is not None and _is_absent(each, claim, finding)]:
+        return Judged(claim=claim, answer=answer, verdict="not run", reason=f"no stored runs of {', '.join(missing)}")
+    faults = _faults(claim, finding)
+    error = _error_percent(claim, finding)
+    if faults:
+        sentence = "; ".join([*faults[:2], *([f"and {len(faults) - 2} more"] if len(faults) > 2 else [])])
+        reason = sentence if claim.gap is None else f"{sentence}: {claim.gap}"
+        return Judged(claim=claim, answer=answer, verdict="not reproduced", error_percent=error, reason=reason)
+    if answer.role == "by construction":
+        return Judged(
+            claim=claim, answer=answer, verdict="by construction", error_percent=error, reason="no run can change it"
+        )
+    return Judged(claim=claim, answer=answer, verdict="reproduced", error_percent=error)
 
 
 def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
@@ -64,35 +132,108 @@ def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
     return counts
 
 
-def _verdict(claim: Claim, finding: Finding | None) -> Verdict:
-    if claim.kind == "inconsistency":
-        return "paper's inconsistency"
-    if finding is None:
-        return "not run"
-    if not finding.comparable:
-        return "not comparable"
-    if claim.expected.value is None:
+def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
+    """Of the comparisons, by role."""
+    kept = list(judged)
+    own = {role: count(each for each in kept if each.role == role) for role in reversed(ROLES)}
+    return {role: counts for role, counts in own.items() if counts}
+
+
+# -- several answers to one claim ---------------------------------------------------------------------------
+
+
+def _merged(claim: Claim, answers: Sequence[Answer]) -> Answer | None:
+    """The first comparable answer; all of them as one where the claim speaks of several data sets or cards and they
+    are of different ones."""
+    kept = [answer for answer in answers if answer.finding.comparable] or list(answers)
+    if not kept:
+        return None
+    first, *others = kept
+    if not claim.of or not first.finding.of:
+        return first
+    for other in others:
+        if set(other.finding.of).isdisjoint(first.finding.of):
+            first = _joined(first, other)
+    return first
+
+
+def _joined(first: Answer, second: Answer) -> Answer:
+    a, b = first.finding, second.finding
+    holds = None if a.holds is None or b.holds is None else a.holds and b.holds
+    how = a.how if a.how == b.how else f"{a.how}; {b.how}"
+    finding = Finding(
+        claim=a.claim, value=a.values + b.values, obtained=a.obtained, how=how, of=a.of + b.of, holds=holds
+    )
+    commands = dict.fromkeys(command for command in (first.command, second.command) if command is not None)
+    return Answer(
+        finding=finding,
+        roles=first.roles + second.roles,
+        runs=tuple({run.cell.key: run for run in first.runs + second.runs}.values()),
+        command=" && ".join(commands) or None,
+    )
+
+
+def _is_absent(label: str, claim: Claim, finding: Finding) -> bool:
+    """Whether nothing that a claim needs is there: an extreme may lie elsewhere, and that is a fault, not a gap."""
+    return bool(finding.of) and label not in finding.of and len(finding.of) < len(claim.of)
+
+
+# -- rules ------------------------------------------------------------------------------------------------
+
+
+def _faults(claim: Claim, finding: Finding) -> list[str]:
+    """Why the claim is not met, a phrase per value; none if it is."""
+    expected, values = claim.expected.value, finding.values
+    if expected is None:
         if finding.holds is None:
             raise ValueError(f"claim {claim.id} states no number: its finding must say whether it holds")
-        return "reproduced" if finding.holds else "not reproduced"
-    if _meets(claim, finding):
-        return "reproduced"
-    return "partly (trend holds)" if _trend_holds(claim, finding) else "not reproduced"
-
-
-def _meets(claim: Claim, finding: Finding) -> bool:
-    expected, value = claim.expected.value, finding.value
-    assert expected is not None
+        return [] if finding.holds else [f"does not hold ({finding.how}: {_text(values, claim)})"]
+    if isinstance(expected, tuple) and len(expected) == 2:
+        return _outside_range(claim, finding, *expected)
     if isinstance(expected, tuple):
-        if isinstance(value, tuple):
-            if len(value) != len(expected):
-                raise ValueError(f"claim {claim.id} states {len(expected)} values, its finding has {len(value)}")
-            return all(_within(claim, want, got) for want, got in zip(expected, value, strict=True))
-        low, high = expected
-        return low <= value <= high or _within(claim, low, value) or _within(claim, high, value)
-    if isinstance(value, tuple):
-        raise ValueError(f"claim {claim.id} states one value, its finding has {len(value)}")
-    return _within(claim, expected, value)
+        if len(values) != len(expected):
+            raise ValueError(f"claim {claim.id} states {len(expected)} values, its finding has {len(values)}")
+        return _elsewhere(claim, finding) + [
+            _off(claim, want, got, label)
+            for want, got, label in zip(expected, values, _labels(finding), strict=True)
+            if not _within(claim, want, got)
+        ]
+    if len(values) > 1 and len(claim.of) != len(values):
+        raise ValueError(f"claim {claim.id} states one value, its finding has {len(values)}")
+    return _elsewhere(claim, finding) + [
+        _off(claim, expected, got, label)
+        for got, label in zip(values, _labels(finding), strict=True)
+        if not _within(claim, expected, got)
+    ]
+
+
+def _outside_range(claim: Claim, finding: Finding, low: float, high: float) -> list[str]:
+    """One value lies in the range. Of several, none lies outside it, and each end is met by the data set that it is of,
+    or by the least and the largest where the paper does not say."""
+    values = finding.values
+    if len(values) == 1:
+        met = low <= values[0] <= high or _within(claim, low, values[0]) or _within(claim, high, values[0])
+        return [] if met else [_off(claim, low if values[0] < low else high, values[0], _labels(finding)[0])]
+    by_label = dict(zip(finding.of, values, strict=True)) if finding.of else {}
+    names = claim.of or (None, None)
+    ends = [(low, names[0], min(values)), (high, names[1], max(values))]
+    faults = [
+        _off(claim, want, got, label)
+        for want, label, extreme in ends
+        if not _within(claim, want, got := extreme if label is None else by_label[label])
+    ]
+    for label, value in zip(_labels(finding), values, strict=True):
+        end = min(max(value, low), high)
+        if label not in names and not _within(claim, end, value):
+            faults.append(_off(claim, end, value, label))
+    return list(dict.fromkeys(faults))
+
+
+def _elsewhere(claim: Claim, finding: Finding) -> list[str]:
+    """Values of other data sets or cards than the claim's."""
+    if not claim.of or not finding.of or set(finding.of) == set(claim.of):
+        return []
+    return [f"of {', '.join(finding.of)}, the claim of {', '.join(map(str, claim.of))}"]
 
 
 def _within(claim: Claim, expected: float, value: float) -> bool:
@@ -106,18 +247,31 @@ def _within(claim: Claim, expected: float, value: float) -> bool:
     return value == expected
 
 
-def _trend_holds(claim: Claim, finding: Finding) -> bool:
-    """Only comparisons have a trend: a ratio lies on the claimed side of 1, a reduction or gain is one."""
-    if finding.holds is not None:
-        return finding.holds
-    values = finding.value if isinstance(finding.value, tuple) else (finding.value,)
-    if claim.direction == "equal":
-        return False
-    if claim.expected.unit == "x":
-        return all(value > 1 for value in values)
-    if claim.expected.unit in ("%", "pp"):
-        return all(value > 0 for value in values)
-    return False
+def _off(claim: Claim, expected: float, value: float, label: str | None) -> str:
+    unit = f" {claim.expected.unit}" if claim.expected.unit not in (None, "x", "bool", "rank") else ""
+    where = f"{label} " if label else ""
+    off = (
+        "" if not expected else f", {100 * abs(value / expected - 1):.0f} % {'above' if value > expected else 'below'}"
+    )
+    return f"{where}{value:.4g} for {expected:.4g}{unit}{off} ({allowed(claim)})"
+
+
+def allowed(claim: Claim) -> str:
+    """The tolerance in words."""
+    tolerance = claim.tolerance
+    if tolerance.type == "relative":
+        return f"{100 * (tolerance.value or 0):g} % allowed"
+    if tolerance.type == "absolute":
+        return f"{tolerance.value:g} {tolerance.unit or claim.expected.unit or ''} allowed".replace("  ", " ")
+    return {"one_sided": "a bound", "ordering": "an ordering"}.get(tolerance.type, "exact")
+
+
+def _labels(finding: Finding) -> tuple[str | None, ...]:
+    return finding.of if len(finding.of) > 1 else (None,) * len(finding.values)
+
+
+def _text(values: tuple[float, ...], claim: Claim) -> str:
+    return f"{' '.join(f'{value:.3g}' for value in values)} {claim.expected.unit or ''}".strip()
 
 
 def _error_percent(claim: Claim, finding: Finding) -> float | None:

@@ -132,6 +132,12 @@ class FigureModule(Protocol):
         ...
 
 
+def decides_on(module: FigureModule) -> tuple[str, ...]:
+    """Platforms whose runs answer claims: the module's ``DECIDES_ON``, or without one all that it is drawn for."""
+    found: tuple[str, ...] = getattr(module, "DECIDES_ON", module.PLATFORMS)
+    return found
+
+
 @dataclass(frozen=True, kw_only=True)
 class FigureEntry:
     """``name`` is ``paper/figure``."""

@@ -53,14 +53,12 @@ class CardProtocol:
     rate: float
     source: str
     targets: tuple[FittedCell, ...]
-    restated: tuple[str, ...] = ()
-    """Claims that state a fitted number again: meeting them is no prediction either."""
     baselines: Mapping[str, tuple[str, str]]
     """Claims that state a baseline's throughput at the same rate, with its system and data set: all predictions."""
 
     @property
     def claims(self) -> frozenset[str]:
-        return frozenset((*(cell.claim for cell in self.targets), *self.restated))
+        return frozenset(cell.claim for cell in self.targets)
 
 
 PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
@@ -82,7 +80,6 @@ PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
                     FittedCell(claim=f"dllm-t4-{dataset}-serve-tput", dataset=dataset)
                     for dataset in ("livebench", "burst", "osc")
                 ),
-                restated=("dllm-l40s-burst",),
                 baselines={
                     f"dllm-t4-{dataset}-{system}-tput": (system, dataset)
                     for dataset in ("livebench", "burst", "osc")

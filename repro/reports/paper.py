@@ -33,7 +33,7 @@ class Expected:
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """A suggestion for a run on the paper's hardware; elsewhere compare orderings and ratios."""
+    """What a verdict allows, meant for the paper's hardware; ``why`` not more and not less."""
 
     type: ToleranceType
     value: float | None = None
@@ -64,6 +64,13 @@ class Claim:
     figure: str | None
     """Id of the figure or table it belongs to, as in figures.yaml."""
     conditions: str | None
+    of: tuple[str | None, ...] = ()
+    """What each expected value is of, as a finding names it (``rtx4090/burst``); null where the paper does not say. With
+    one expected value, all that it has to hold for."""
+    untestable: str | None = None
+    """Why no run can decide it."""
+    gap: str | None = None
+    """Why ours differs, as far as can be said; for where it does."""
     recomputed: Recomputed | None = None
     note: str | None = None
     severity: Severity | None = None
@@ -143,6 +150,7 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
                 **raw,
                 "expected": Expected(**{**expected, "value": _frozen(expected["value"])}),
                 "tolerance": Tolerance(**raw["tolerance"]),
+                "of": tuple(raw.get("of") or ()),
                 "recomputed": Recomputed(**{**recomputed, "value": _frozen(recomputed["value"])})
                 if recomputed
                 else None,

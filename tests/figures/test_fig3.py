@@ -308,30 +308,29 @@ def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> No
     assert "measured: NVIDIA H200; llada-8b" in text_of(drawn[0])
 
 
-def test_held_out_errors_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_predictions_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repro.paths, "CALIBRATION", tmp_path / "calibration")
     runs = made(CARD_VIEW)
 
     def note() -> str:
-        (found,) = (note for note in fig3.render(runs, CARD_VIEW, tmp_path).notes if "not fitted on" in note)
+        (found,) = (note for note in fig3.render(runs, CARD_VIEW, tmp_path).notes if "stated numbers" in note)
         return found
 
-    assert (
-        note()
-        == "No comparison of the rtx4090 calibration with values it was not fitted on is stored: run 'repro calibrate'."
-    )
+    assert note() == "No comparison of the rtx4090 calibration with stated numbers is stored: run 'repro calibrate'."
     report = tmp_path / "calibration" / "rtx4090-report.json"
     report.parent.mkdir()
     comparisons = [
-        {"claim": "a", "role": "held out", "error_percent": 5.0},
+        {"claim": "a", "role": "prediction", "error_percent": 5.0},
         {"claim": "b", "role": "fitted", "error_percent": 0.01},
-        {"claim": "c", "role": "held out", "error_percent": None},
-        {"claim": "d", "role": "held out", "error_percent": -10.0},
+        {"claim": "c", "role": "prediction", "error_percent": None},
+        {"claim": "d", "role": "prediction", "error_percent": -10.0},
+        {"claim": "e", "role": "implied by the fit", "error_percent": 50.0},
     ]
-    report.write_text(json.dumps({"comparisons": comparisons, "held_out_count": 2, "held_out_median_percent": 7.5}))
+    medians = {"throughputs": {"count": 2, "median_percent": 7.5}}
+    report.write_text(json.dumps({"schema_version": 3, "comparisons": comparisons, "medians": medians}))
     assert note() == (
-        "Simulated against 2 stated throughputs and latencies that rtx4090 was not fitted on: median absolute error 7.5 %; "
-        "worst of all stated values d -10 % (results/calibration/rtx4090-report.json)."
+        "Predictions of rtx4090 against stated numbers, median absolute error: 7.5 % over 2 throughputs; worst d -10 % "
+        "(results/calibration/rtx4090-report.json)."
     )
     report.write_text(json.dumps({"held": []}))
     with pytest.raises(UserError, match=r"rtx4090-report\.json cannot be used"):
@@ -355,14 +354,16 @@ def test_findings_answer_known_claims_on_the_papers_card_only() -> None:
     assert {finding.obtained for finding in found.values()} == {"simulated"}
     assert found["dllm-4090-burst-peak"].value == pytest.approx(30)
     assert found["dllm-4090-burst-ratio"].value == pytest.approx(1.5)
-    assert found["dllm-abs-tput-4090"].value == pytest.approx((1.5, 1.5))
-    assert found["dllm-serve-best-tput"].value == 1
+    assert found["dllm-abs-tput-4090"].value == pytest.approx((1.5, 1.5, 1.5))
+    assert found["dllm-abs-tput-4090"].of == ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc")
+    assert found["dllm-serve-best-tput"].value == (1, 1, 1)
+    assert found["dllm-token-cap"].holds
     assert found["dllm-linear-04"].value == pytest.approx(30 / 64)
     for view in (CPU_VIEW, replace(CARD_VIEW, reading="efficient")):
         assert fig3.findings(made(view), view) == []
     slow = runs_of(fig3.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
-    (rank,) = (f.value for f in fig3.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
-    assert rank == 4
+    (ranks,) = (f.value for f in fig3.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
+    assert ranks == (4, 4, 4)
 
 
 SCRIPT = """

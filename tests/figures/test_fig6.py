@@ -13,6 +13,7 @@ from paper_figures.dllm_serve import fig6
 from paper_figures.dllm_serve.retention import compare, find, load_points, paper_values
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
+from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
@@ -195,3 +196,15 @@ def test_same_runs_same_bytes(tmp_path: Path) -> None:
     first = fig6.render(made(VIEW), VIEW, tmp_path / "a").files
     second = fig6.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_answers_decide_accuracies_and_settings_do_not() -> None:
+    """Grades are of records, not of summaries: they are perturbed too."""
+    found = {
+        answer.finding.claim: answer
+        for answer in answers(lambda runs: fig6.findings(runs, VIEW), made(VIEW), command="repro reproduce fig6")
+    }
+    assert found.pop("dllm-retention-sweep").role == "by construction"
+    assert found
+    assert {answer.role for answer in found.values()} == {"prediction"}
+    assert {run.cell.knob_values["selection"] for run in found["dllm-he-head"].runs} == {"head"}

@@ -116,7 +116,12 @@ def test_it_is_drawn_and_claimed(tmp_path: Path) -> None:
     )
     claims = ("claims", "--paper", "queueing:PAPER", "--result-dir", "runs", "--out-dir", "out", "--json")
     (claim,) = json.loads(repro(tmp_path, *claims).stdout)["claims"]
-    assert (claim["claim"], claim["verdict"], claim["obtained"]) == ("md1-wait", "reproduced", "simulated")
+    assert (claim["id"], claim["verdict"], claim["role"], claim["obtained"]) == (
+        "md1-wait",
+        "reproduced",
+        "prediction",
+        "simulated",
+    )
     assert (tmp_path / "out" / "claims-queueing.csv").is_file()
 
 

@@ -120,7 +120,7 @@ OPTIONS = {
     "--pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
     "ablate": "--accept-other-code --component --dataset --force --json --limit --num-runs --platform --reading --request-rate --result-dir",
-    "calibrate": "--dry-run --json --keep --platform --sensitivity",
+    "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity",
     "check-results": "--json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
     "doctor": "--json",

@@ -6,95 +6,236 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.stored_runs import stored
 from typer.testing import CliRunner
 
 from repro.cli.main import app
-from repro.reports.claims import Finding, Judged, count, judge, judge_all
+from repro.reports.claims import Answer, Finding, Judged, Role, count, count_by_role, judge, judge_all
+from repro.reports.claims_file import COLUMNS, as_row, read, save
 from repro.reports.paper import Claim, load_claims
+from repro.runs.cell import Cell
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
+CARD, L40S = ("rtx4090/livebench", "rtx4090/burst", "rtx4090/osc"), ("l40s/livebench", "l40s/burst", "l40s/osc")
 
 
-def verdict(claim: str | Claim, value: float | tuple[float, ...], **more: object) -> str:
+def answer(claim: str, value: float | tuple[float, ...], role: Role = "prediction", **more: object) -> Answer:
+    finding = Finding(claim=claim, value=value, obtained="simulated", how="runs", **more)  # type: ignore[arg-type]
+    return Answer(finding=finding, roles=(role,) * len(finding.values))
+
+
+def judged(claim: str | Claim, value: float | tuple[float, ...], role: Role = "prediction", **more: object) -> Judged:
     stated = CLAIMS[claim] if isinstance(claim, str) else claim
-    return judge(stated, Finding(claim=stated.id, value=value, obtained="simulated", how="", **more)).verdict  # type: ignore[arg-type]
+    return judge(stated, [answer(stated.id, value, role, **more)])
 
 
 @pytest.mark.parametrize(
-    ("claim", "value", "expected"),
+    ("claim", "value", "of", "met"),
     [
-        ("dllm-4090-burst-peak", 76.6 * 1.149, "reproduced"),
-        ("dllm-4090-burst-peak", 76.6 * 1.151, "not reproduced"),  # equal: no trend to fall back on
-        ("dllm-4090-burst-ratio", 1.81 * 1.119, "reproduced"),
-        ("dllm-4090-burst-ratio", 3.0, "partly (trend holds)"),
-        ("dllm-4090-burst-ratio", 0.99, "not reproduced"),
-        ("dllm-abs-tput-4090", (1.7, 1.9), "reproduced"),
-        ("dllm-abs-tput-4090", (1.7, 2.9), "partly (trend holds)"),
-        ("dllm-abs-tput-4090", (0.9, 1.81), "not reproduced"),
-        ("dllm-linear-04", 0.31, "reproduced"),
-        ("dllm-linear-04", 0.45, "reproduced"),
-        ("dllm-linear-04", 0.29, "not reproduced"),
-        ("dllm-4090-burst-base-lat", 4001.0, "reproduced"),
-        ("dllm-4090-burst-base-lat", 3999.0, "not reproduced"),
-        ("dllm-jitter-sd", 45.0, "reproduced"),
-        ("dllm-jitter-sd", 5.0, "partly (trend holds)"),
-        ("dllm-jitter-sd", -5.0, "not reproduced"),
-        ("dllm-serve-best-tput", 1.0, "reproduced"),
-        ("dllm-serve-best-tput", 2.0, "not reproduced"),
+        ("dllm-4090-burst-peak", 76.6 * 1.149, (), True),
+        ("dllm-4090-burst-peak", 76.6 * 1.151, (), False),
+        ("dllm-4090-burst-ratio", 1.81 * 1.119, (), True),
+        ("dllm-4090-burst-ratio", 3.0, (), False),  # on the claimed side of 1 is not enough
+        ("dllm-linear-04", 0.35, (), True),
+        ("dllm-linear-04", 0.45, (), True),
+        ("dllm-linear-04", 0.31, (), False),
+        ("dllm-wall-025", 0.22, (), True),
+        ("dllm-wall-025", 0.166, (), False),  # 40 % below is not "around 0.25"
+        ("dllm-headroom-4090", 6.9, (), True),
+        ("dllm-headroom-4090", 7.97, (), False),
+        ("dllm-l40s-osc-lat-ratio", 3.9, (), True),
+        ("dllm-l40s-osc-lat-ratio", 4.29, (), False),
+        ("dllm-4090-burst-base-lat", 4001.0, (), True),
+        ("dllm-4090-burst-base-lat", 3999.0, (), False),
+        ("dllm-jitter-sd", 45.0, (), True),
+        ("dllm-jitter-sd", 5.0, (), False),
+        ("dllm-jitter-others", (60.0, 60.0, 50.0, 50.0), CLAIMS["dllm-jitter-others"].of, True),
+        (
+            "dllm-jitter-others",
+            (60.0, 60.0, 5.0, 5.0),
+            CLAIMS["dllm-jitter-others"].of,
+            False,
+        ),  # of similar size, not only above zero
+        # A range holds for the same data sets.
+        ("dllm-abs-tput-l40s", (1.6, 1.74, 1.62), L40S, True),
+        ("dllm-abs-tput-l40s", (1.74, 1.6, 1.62), L40S, False),
+        ("dllm-abs-tput-l40s", (1.6, 1.74, 1.9), L40S, False),
+        ("dllm-abs-tput-4090", (1.61, 1.81, 1.7), CARD, True),
+        ("dllm-abs-tput-4090", (1.7, 1.81, 1.61), CARD, True),  # the paper does not say which is least
+        ("dllm-abs-tput-4090", (1.81, 1.7, 1.61), CARD, False),
+        ("dllm-abs-tput-4090", (1.81, 1.81, 2.19), CARD, False),
+        ("dllm-contrib-upto", 1.81, CARD[1:2], True),
+        ("dllm-contrib-upto", 1.81, CARD[2:], False),
+        ("dllm-serve-best-tput", (1.0,) * 6, CARD + L40S, True),
+        ("dllm-serve-best-tput", (1.0,) * 5 + (2.0,), CARD + L40S, False),
+        ("dllm-n-requests", (2000.0, 2000.0, 128.0), (), True),
+        ("dllm-retention-sweep", (10.0, 50.0), (), True),
+        ("dllm-retention-sweep", (10.0, 40.0), (), False),
+        ("dllm-concurrency-target", 30.0, (), True),
+        ("dllm-concurrency-target", 3.0, (), False),
     ],
 )
-def test_verdicts(claim: str, value: float | tuple[float, ...], expected: str) -> None:
-    assert verdict(claim, value) == expected
+def test_verdicts(claim: str, value: float | tuple[float, ...], of: tuple[str, ...], met: bool) -> None:
+    found = judged(claim, value, of=of)
+    assert found.verdict == ("reproduced" if met else "not reproduced")
+    assert (found.reason is None) == met
+    assert found.role == "prediction"
+
+
+INCREMENTS = CLAIMS["dllm-abl-increments"]
+
+
+@pytest.mark.parametrize(("shift", "met"), [(0.0, True), (0.029, True), (-0.031, False)])
+def test_increments_have_sizes(shift: float, met: bool) -> None:
+    values = INCREMENTS.expected.value
+    assert isinstance(values, tuple)
+    found = judged(INCREMENTS, (*values[:4], values[4] + shift), of=INCREMENTS.of)
+    assert found.verdict == ("reproduced" if met else "not reproduced")
+
+
+@pytest.mark.parametrize("role", ["fitted", "implied by the fit", "prediction"])
+def test_role_and_verdict_are_apart(role: Role) -> None:
+    for value, verdict in ((76.6, "reproduced"), (10.0, "not reproduced")):
+        found = judged("dllm-4090-burst-peak", value, role)
+        assert (found.role, found.verdict) == (role, verdict)
+
+
+@pytest.mark.parametrize(
+    ("claim", "value", "more"),
+    [
+        ("dllm-t4-osc-sparse-dllm-speedup", 1.0, {}),
+        ("dllm-n-requests", (2000.0, 2000.0, 128.0), {}),
+        ("dllm-retention-fixed", 0.5, {}),
+        ("dllm-steps-per-block", 32.0, {}),
+        ("dllm-retention-sweep", (10.0, 50.0), {}),
+        ("dllm-kv-footprint", 294.0, {"holds": True}),
+    ],
+)
+def test_what_no_run_can_change_is_not_reproduced(claim: str, value: float, more: dict[str, bool]) -> None:
+    found = judged(claim, value, "by construction", **more)
+    assert (found.role, found.verdict) == ("by construction", "by construction")
+
+
+def test_arithmetic_can_disagree() -> None:
+    found = judged("dllm-headroom-4090", 7.97, "by construction")
+    assert found.verdict == "not reproduced"
+    assert found.reason is not None
+    assert "7.97 for 7 GB" in found.reason
+    assert "16.03 GB" in found.reason
+
+
+def test_where_nothing_is_printed_there_is_nothing_to_test() -> None:
+    for claim in ("dllm-abs-tail-latency", "dllm-abl-scheduler-livebench"):
+        found = judged(claim, CLAIMS[claim].expected.value or 1.5)  # type: ignore[arg-type]
+        assert (found.verdict, found.role) == ("not testable here", None)
+        assert found.reason is not None
+        assert "print" in found.reason
 
 
 def test_orderings_need_to_be_told() -> None:
-    assert verdict("dllm-in-trend", -0.1, holds=True) == "reproduced"
-    assert verdict("dllm-in-trend", 0.1, holds=False) == "not reproduced"
+    assert judged("dllm-in-trend", -0.1, holds=True).verdict == "reproduced"
+    assert judged("dllm-in-trend", 0.1, holds=False).verdict == "not reproduced"
     with pytest.raises(ValueError, match="must say whether it holds"):
-        verdict("dllm-in-trend", -0.1)
+        judged("dllm-in-trend", -0.1)
 
 
-def test_another_model_is_not_comparable() -> None:
-    assert verdict("dllm-gsm-head", 75.1, comparable=False) == "not comparable"
+def test_another_model_is_not_testable_here() -> None:
+    found = judged("dllm-gsm-head", 75.1, comparable=False)
+    assert (found.verdict, found.role, found.reason) == ("not testable here", None, "runs")
+
+
+def test_both_cards_are_needed_where_both_are_claimed() -> None:
+    claim = CLAIMS["dllm-serve-best-tput"]
+    card, other = answer(claim.id, (1.0,) * 3, of=CARD), answer(claim.id, (1.0,) * 3, "implied by the fit", of=L40S)
+    alone = judge(claim, [card])
+    assert alone.verdict == "not run"
+    assert alone.reason == "no stored runs of l40s/livebench, l40s/burst, l40s/osc"
+    both = judge(claim, [card, other])
+    assert (both.verdict, both.role) == ("reproduced", "implied by the fit")
+    assert both.answer is not None
+    assert both.answer.roles == ("prediction",) * 3 + ("implied by the fit",) * 3
+    slower = answer(claim.id, (1.0, 2.0, 1.0), of=L40S)
+    assert judge(claim, [card, slower]).verdict == "not reproduced"
+    cap = CLAIMS["dllm-token-cap"]
+    parts = [answer(cap.id, 0.0, of=(card,), holds=card != "l40s") for card in ("rtx4090", "l40s")]
+    assert judge(cap, parts).verdict == "not reproduced"
+    assert judge(cap, parts[:1]).verdict == "not run"
 
 
 def test_counts_of_values_must_agree() -> None:
     with pytest.raises(ValueError, match="states one value"):
-        verdict("dllm-4090-burst-peak", (1.0, 2.0))
+        judged("dllm-4090-burst-peak", (1.0, 2.0))
     with pytest.raises(ValueError, match="states 3 values"):
-        verdict("dllm-n-requests", (2000.0, 2000.0))
+        judged("dllm-n-requests", (2000.0, 2000.0, 128.0, 1.0))
+    with pytest.raises(ValueError, match="2 values of 1 things"):
+        Finding(claim="x", value=(1.0, 2.0), of=("a",), obtained="measured", how="")
 
 
 def test_errors_are_relative_and_only_of_single_numbers() -> None:
-    def error(claim: str, value: float | tuple[float, ...]) -> float | None:
-        return judge(CLAIMS[claim], Finding(claim=claim, value=value, obtained="simulated", how="")).error_percent
-
-    assert error("dllm-4090-burst-fast", 21.2) == pytest.approx(-50)
-    assert error("dllm-abs-tput-4090", (1.6, 1.8)) is None
-    assert error("dllm-4090-burst-base-lat", 5000.0) is None
+    assert judged("dllm-4090-burst-fast", 21.2).error_percent == pytest.approx(-50)
+    assert judged("dllm-abs-tput-4090", (1.6, 1.8, 1.7), of=CARD).error_percent is None
+    assert judged("dllm-4090-burst-base-lat", 5000.0).error_percent is None
 
 
 def test_every_claim_gets_a_verdict_and_comparable_findings_win() -> None:
     claims = load_claims("dllm-serve")
-    findings = [
-        Finding(claim="dllm-gsm-head", value=90.0, obtained="measured", how="tiny", comparable=False),
-        Finding(claim="dllm-gsm-head", value=75.0, obtained="measured", how="8B"),
-        Finding(claim="dllm-gsm-head", value=10.0, obtained="measured", how="later"),
+    answers = [
+        answer("dllm-gsm-head", 90.0, comparable=False),
+        answer("dllm-gsm-head", 75.0),
+        answer("dllm-gsm-head", 10.0),
     ]
-    judged = judge_all(claims, findings)
-    assert [each.claim for each in judged] == list(claims)
-    counts = count(judged)
+    found = judge_all(claims, answers)
+    assert [each.claim for each in found] == list(claims)
+    counts = count(found)
     assert counts["reproduced"] == 1
     assert counts["paper's inconsistency"] == sum(claim.kind == "inconsistency" for claim in claims)
+    assert counts["not testable here"] == sum(claim.untestable is not None for claim in claims)
     assert sum(counts.values()) == len(claims)
+    assert count_by_role(found) == {"prediction": {"reproduced": 1}}
     with pytest.raises(ValueError, match="unknown claim 'nosuch'"):
-        judge_all(claims, [replace(findings[0], claim="nosuch")])
+        judge_all(claims, [answer("nosuch", 1.0)])
 
 
 def test_not_run_without_a_finding() -> None:
-    assert judge(CLAIMS["dllm-gsm-head"], None) == Judged(
-        claim=CLAIMS["dllm-gsm-head"], finding=None, verdict="not run", error_percent=None
+    found = judge(CLAIMS["dllm-gsm-head"])
+    assert (found.verdict, found.role, found.answer) == ("not run", None, None)
+
+
+def test_every_tolerance_says_why() -> None:
+    for claim in CLAIMS.values():
+        assert claim.tolerance.why, claim.id
+        named = [label for label in claim.of if label is not None]
+        assert len(set(named)) == len(named), claim.id
+
+
+def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
+    cell = Cell(system="dllm-serve", dataset="burst", platform="rtx4090", executor="roofline", rate=0.5, seed=0)
+    git = {"commit": "0123456789abcdef", "dirty": False}
+    first, second = (
+        replace(
+            run,
+            manifest={**run.manifest, "code": {"digest": digest}},
+            provenance={"git": {**git, "dirty": dirty}, "elapsed_s": 90.0},
+            other_code=other,
+        )
+        for run, digest, dirty, other in (
+            (stored(cell, tok_s=70.0), "aaa", False, ()),
+            (stored(replace(cell, dataset="osc"), tok_s=70.0), "bbb", True, ("engines.errors",)),
+        )
     )
+    own = replace(answer("dllm-4090-burst-peak", 70.0), runs=(first, second), command="repro reproduce fig3")
+    row = as_row(judge(CLAIMS["dllm-4090-burst-peak"], [own]))
+    assert tuple(row) == COLUMNS
+    assert row["runs"] == sorted([first.cell.key, second.cell.key])
+    assert row["code"] == ["aaa", "bbb"]
+    assert row["commit"] == ["0123456789ab", "0123456789ab with changes"]
+    assert row["obtained"] == "simulated and simulated, other code"
+    assert row["minutes"] == 3.0
+    assert (row["role"], row["verdict"], row["command"]) == ("prediction", "reproduced", "repro reproduce fig3")
+    path = save(tmp_path / "claims.csv", [judge(CLAIMS["dllm-4090-burst-peak"], [own])])
+    (kept,) = read(path)
+    assert kept["runs"].split() == row["runs"]
+    assert kept["ours"] == "70"
 
 
 def test_command_without_runs(tmp_path: Path) -> None:
@@ -102,11 +243,13 @@ def test_command_without_runs(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["claims", *where, "--json"])
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
-    assert {each["claim"] for each in report["claims"]} == set(CLAIMS)
+    assert {each["id"] for each in report["claims"]} == set(CLAIMS)
     assert report["verdicts"]["not run"] > 40
+    assert report["roles"].keys() == {"by construction"}
     with (tmp_path / "out" / "claims-dllm-serve.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["claim"] for row in rows] == list(CLAIMS)
+    assert [row["id"] for row in rows] == list(CLAIMS)
     table = CliRunner().invoke(app, ["claims", *where])
     assert "The paper's own inconsistencies" in table.stdout
     assert "not run" in table.stdout
+    assert max(map(len, table.stdout.splitlines()[:-2])) <= 80  # but for the file's name

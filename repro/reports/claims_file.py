@@ -1,0 +1,118 @@
+"""Judged claims as rows: what ``repro claims`` writes as CSV and prints as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engines.errors import UserError
+from repro.files import replace_text
+from repro.reports.claims import Judged
+from repro.runs.store import StoredRun
+
+COLUMNS = (
+    "id",
+    "kind",
+    "section",
+    "statement",
+    "role",
+    "verdict",
+    "expected",
+    "unit",
+    "ours",
+    "holds",
+    "of",
+    "roles",
+    "error_percent",
+    "direction",
+    "tolerance",
+    "tolerance_type",
+    "why",
+    "reason",
+    "figure",
+    "conditions",
+    "obtained",
+    "how",
+    "code",
+    "commit",
+    "runs",
+    "command",
+    "minutes",
+    "recomputed",
+)
+
+
+def as_row(each: Judged) -> dict[str, Any]:
+    """Lists stay lists; ``runs`` are keys of the runs that decide the numbers, ``minutes`` what making them took."""
+    claim, finding, answer = each.claim, each.finding, each.answer
+    runs = () if answer is None else answer.runs
+    row = {
+        "id": claim.id,
+        "kind": claim.kind,
+        "section": claim.section,
+        "statement": claim.statement,
+        "role": each.role,
+        "verdict": each.verdict,
+        "expected": claim.expected.value,
+        "unit": claim.expected.unit,
+        "ours": None if finding is None else finding.value,
+        "holds": None if finding is None else finding.holds,
+        "of": () if finding is None else finding.of,
+        "roles": answer.roles if answer is not None and each.role is not None else (),
+        "error_percent": each.error_percent,
+        "direction": claim.direction,
+        "tolerance": claim.tolerance.value,
+        "tolerance_type": claim.tolerance.type,
+        "why": claim.tolerance.why,
+        "reason": each.reason,
+        "figure": claim.figure,
+        "conditions": claim.conditions,
+        "obtained": None if finding is None else _obtained(finding.obtained, runs),
+        "how": None if finding is None else finding.how,
+        "code": sorted({str(run.manifest["code"]["digest"]) for run in runs}),
+        "commit": sorted({_commit(run) for run in runs}),
+        "runs": sorted(run.cell.key for run in runs),
+        "command": None if answer is None else answer.command,
+        "minutes": round(sum(run.provenance.get("elapsed_s") or 0.0 for run in runs) / 60, 2) if runs else None,
+        "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
+    }
+    assert tuple(row) == COLUMNS
+    return row
+
+
+def save(path: Path, judged: Sequence[Judged]) -> Path:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for each in judged:
+        writer.writerow({name: _flat(value) for name, value in as_row(each).items()})
+    return replace_text(path, text.getvalue())
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
+        return list(reader)
+
+
+def _obtained(how: str, runs: Sequence[StoredRun]) -> str:
+    """With what the runs add, such as that other code made them."""
+    found = sorted({run.obtained for run in runs})
+    return " and ".join(found) if found else how
+
+
+def _commit(run: StoredRun) -> str:
+    git = run.provenance["git"]
+    return f"{str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}"
+
+
+def _flat(value: object) -> object:
+    if isinstance(value, tuple | list):
+        separator = "; " if any(" " in str(part) for part in value) else " "
+        return separator.join(f"{part:g}" if isinstance(part, int | float) else str(part) for part in value)
+    return f"{value:g}" if isinstance(value, float) else value

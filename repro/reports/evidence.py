@@ -1,0 +1,81 @@
+"""Answers to a paper's claims from stored runs, over all its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repro.reports.claims import Answer
+from repro.reports.determined import determined, fitted_claims
+from repro.reports.figures import FigureEntry, FigureModule, View, decides_on, default_reading
+from repro.reports.roles import answers
+from repro.runs.cell import Cell
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.store import Store, StoredRun
+from repro.runs.sweep import Sweep
+from repro.systems.platforms import platform as platform_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A figure on one platform, and the cells behind it."""
+
+    entry: FigureEntry
+    module: FigureModule
+    view: View
+    cells: tuple[Cell, ...]
+
+    def answers(self, runs: Sequence[StoredRun]) -> list[Answer]:
+        """``runs`` are those of ``cells``."""
+        figure, where = self.entry.name.rpartition("/")[2], self.view.platform.name
+        return answers(
+            lambda changed: self.module.findings(changed, self.view),
+            runs,
+            determined=determined,
+            targets=fitted_claims() if self.view.obtained == "simulated" else frozenset(),
+            command=f"repro reproduce {figure} --platform {where}" if runs else None,
+        )
+
+
+def sources(entries: Sequence[FigureEntry], platforms: Sequence[str] | None = None) -> list[Source]:
+    """What decides claims, each in its platform's usual reading; ``platforms`` None is all of them."""
+    found = []
+    for entry in entries:
+        module = entry.load()
+        for name in decides_on(module):
+            if platforms is None or name in platforms:
+                where = platform_of(name)
+                view = View(platform=where, reading=default_reading(where))
+                found.append(Source(entry=entry, module=module, view=view, cells=tuple(module.cells(view))))
+    return found
+
+
+def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
+    """The runs behind them; figures share runs, and each cell is prepared once."""
+    prepared: dict[str, Experiment] = {}
+    cells = [cell for source in chosen for cell in source.cells]
+    return Sweep([prepared.get(cell.key) or prepared.setdefault(cell.key, prepare(cell)) for cell in cells], store)
+
+
+def stored_answers(entries: Sequence[FigureEntry], store: Store) -> list[Answer]:
+    """Of every figure whose runs are all stored."""
+    kept = {_prefix(path.name) for path in store.root.iterdir()} if store.root.is_dir() else set()
+    # Preparing a cell costs more than seeing that nothing like it is stored, whatever the basis of its numbers.
+    chosen = [s for s in sources(entries) if kept.issuperset(_prefix(cell.folder_name) for cell in s.cells)]
+    return answers_of(chosen, sweep_over(chosen, store))
+
+
+def answers_of(chosen: Sequence[Source], sweep: Sweep) -> list[Answer]:
+    """``sweep`` is over their cells."""
+    grids = sweep.by_grid([source.cells for source in chosen])
+    return [
+        answer
+        for source, runs in zip(chosen, grids, strict=True)
+        if runs is not None
+        for answer in source.answers(runs)
+    ]
+
+
+def _prefix(folder: str) -> str:
+    """A run's folder but for its key."""
+    return folder.rpartition("_")[0]

@@ -1,0 +1,100 @@
+"""What a card's calibration predicts: its comparisons with stated numbers, and medians over the predictions alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+from engines.errors import UserError
+from engines.hardware.roofline import Calibration
+from repro import paths
+from repro.files import replace_text
+from repro.reports.claims import Judged
+from repro.reports.claims_file import as_row
+
+SCHEMA_VERSION = 3
+KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})
+"""Unit of a stated number -> the median it goes into; a percentage is a reduction or a gain. The latencies of an overloaded run follow from its throughput."""
+
+_KEPT = (
+    "role",
+    "verdict",
+    "expected",
+    "unit",
+    "ours",
+    "of",
+    "roles",
+    "error_percent",
+    "obtained",
+    "how",
+    "code",
+    "runs",
+)
+
+
+def report_path(card: str) -> Path:
+    return paths.CALIBRATION / f"{card}-report.json"
+
+
+def report(calibration: Calibration, judged: Iterable[Judged]) -> dict[str, Any]:
+    """``judged`` are the simulated comparisons on the card."""
+    rows = [as_row(each) for each in judged]
+    comparisons = [
+        {"claim": row["id"], "what": row["statement"], "kind": row["kind"], **{name: row[name] for name in _KEPT}}
+        for row in rows
+        if row["role"] is not None
+    ]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "card": calibration.gpu,
+        "calibration": asdict(calibration),
+        "medians": medians(comparisons),
+        "comparisons": comparisons,
+    }
+
+
+def medians(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of the absolute errors of predictions of numbers that the paper states, by kind; one stated twice counts once."""
+    errors: dict[str, list[float]] = {name: [] for name in KINDS.values()}
+    seen: set[tuple[Any, ...]] = set()
+    for each in comparisons:
+        name, error = KINDS.get(each["unit"]), each["error_percent"]
+        same = (each["unit"], each["expected"], each["ours"])
+        if each["role"] != "prediction" or each["kind"] != "stated" or name is None or error is None or same in seen:
+            continue
+        seen.add(same)
+        errors[name].append(abs(error))
+    return {name: {"count": len(own), "median_percent": round(median(own), 2)} for name, own in errors.items() if own}
+
+
+def write_report(value: Mapping[str, Any]) -> Path:
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    return replace_text(report_path(value["card"]), text + "\n")
+
+
+def read_report(card: str) -> dict[str, Any] | None:
+    """None where none is stored."""
+    path = report_path(card)
+    if not path.is_file():
+        return None
+    try:
+        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if value["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema_version={value['schema_version']}, not {SCHEMA_VERSION}")
+        medians_sentence(value["medians"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path.name} cannot be used ({type(error).__name__}: {error}): run 'repro calibrate' again"
+        ) from error
+    return value
+
+
+def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """For captions, the terminal and the README, so that all say the same."""
+    parts = [f"{own['median_percent']:.1f} % over {own['count']} {name}" for name, own in found.items()]
+    return ", ".join(parts) if parts else "no prediction to compare with"

@@ -1,0 +1,150 @@
+"""The role of every comparison, computed: perturb the runs behind a finding, and see what moves it.
+
+A figure's ``findings`` are functions of stored runs. A value that no change of any run moves is by construction. One
+that only what the fit determines can move is implied by the fit, and fitted where it is the number that was fitted to.
+Everything else is a prediction. Runs that move a value are the runs it rests on.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from repro.reports.claims import Answer, Finding, Role
+from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.store import StoredRun
+
+Findings = Callable[[Sequence[StoredRun]], list[Finding]]
+
+NEAR, FAR = 1e-3, 2.5
+"""Largest logarithm of a factor. Near, a least or largest value stays that of the same run; far, orderings change."""
+DRAWS = {NEAR: 2, FAR: 16}
+"""One would do near. Far, an ordering turns in some draws only."""
+CHANGED = 1e-9
+"""Relative, beyond rounding."""
+
+_CHOSEN = frozenset({"n", "num_requests"})
+"""Of a summary: counts of the workload, which are chosen and not found."""
+_FOUND_TIMES = ("submit_lag_s", "admitted_s", "first_output_s", "finished_s")
+_FOUND_MARKS = ("correct", "correct_strict")
+
+
+def answers(
+    findings: Findings,
+    runs: Sequence[StoredRun],
+    *,
+    determined: Callable[[StoredRun], Collection[str]] = lambda run: (),
+    targets: Collection[str] = (),
+    command: str | None = None,
+) -> list[Answer]:
+    """``determined`` names the metrics of a run that the fit determines; ``targets`` are the claims it was made to meet."""
+    found = {finding.claim: finding for finding in findings(runs)}
+    if not found:
+        return []
+    held = [frozenset(determined(run)) for run in runs]
+    nothing, everything = [frozenset[str]()] * len(runs), range(len(runs))
+
+    def moved(
+        indices: Iterable[int], kept: Sequence[frozenset[str]], size: float, draws: int
+    ) -> Mapping[str, list[bool]]:
+        """Whether each value of each claim moves where these runs are perturbed, but for the metrics kept."""
+        chosen = set(indices)
+        seen = {claim: [False] * len(finding.values) for claim, finding in found.items()}
+        for draw in range(draws):
+            changed = [
+                Perturbed(run, size=size, seed=draws * index + draw, kept=kept[index]) if index in chosen else run
+                for index, run in enumerate(runs)
+            ]
+            for finding in findings(changed):
+                if finding.claim in found:
+                    marks = _differences(found[finding.claim], finding)
+                    seen[finding.claim] = [a or b for a, b in zip(seen[finding.claim], marks, strict=True)]
+        return seen
+
+    near, far = (moved(everything, nothing, size, DRAWS[size]) for size in (NEAR, FAR))
+    near_rest, far_rest = near, far
+    if any(held):
+        near_rest, far_rest = (moved(everything, held, size, DRAWS[size]) for size in (NEAR, FAR))
+    alone = [moved([index], nothing, NEAR, 1) for index in everything]
+
+    def role(claim: str, place: int) -> Role:
+        if not near[claim][place] and not far[claim][place]:
+            return "by construction"
+        # A rank or an ordering moves under large changes only; any other value is judged by small ones.
+        moves = near_rest if near[claim][place] else far_rest
+        if moves[claim][place]:
+            return "prediction"
+        return "fitted" if claim in targets else "implied by the fit"
+
+    def deciding(claim: str) -> tuple[StoredRun, ...]:
+        if any(near[claim]):
+            return tuple(run for run, moves in zip(runs, alone, strict=True) if any(moves[claim]))
+        return tuple(runs) if any(far[claim]) else ()
+
+    return [
+        Answer(
+            finding=finding,
+            roles=tuple(role(claim, place) for place in range(len(finding.values))),
+            runs=deciding(claim),
+            command=command,
+        )
+        for claim, finding in found.items()
+    ]
+
+
+def _differences(before: Finding, after: Finding) -> list[bool]:
+    if len(before.values) != len(after.values) or before.of != after.of:
+        return [True] * len(before.values)
+    turned = before.holds is not after.holds
+    return [
+        turned or abs(b - a) > CHANGED * max(abs(a), abs(b)) for a, b in zip(before.values, after.values, strict=True)
+    ]
+
+
+class Perturbed(StoredRun):
+    """A stored run with every number it found multiplied by a random factor of its own, and some marks of its answers
+    turned; what was asked of it stays, and so do the metrics kept. With all of them, its record stays too."""
+
+    def __init__(self, run: StoredRun, *, size: float, seed: int, kept: Collection[str] = ()) -> None:
+        super().__init__(run.cell, run.folder, run.manifest, run.provenance, run.other_code)
+        self.__dict__.update(_run=run, _size=size, _seed=seed, _kept=kept)
+
+    @cached_property
+    def summary(self) -> Mapping[str, Any]:
+        draw = random.Random(self.__dict__["_seed"])
+        own: Mapping[str, Any] = self.__dict__["_run"].summary
+        scaled = _scaled(own, draw, self.__dict__["_size"])
+        return {name: own[name] if name in self.__dict__["_kept"] else value for name, value in scaled.items()}
+
+    @cached_property
+    def record(self) -> RunRecord:
+        run, size = self.__dict__["_run"], self.__dict__["_size"]
+        draw = random.Random(self.__dict__["_seed"] + 1)
+        if run.summary.keys() <= set(self.__dict__["_kept"]):
+            kept: RunRecord = run.record
+            return kept
+        own = run.record.requests
+        times = {name: _scaled(own[name], draw, size) for name in _FOUND_TIMES if name in own}
+        marks = {name: _turned(own[name], draw, min(0.5, size)) for name in _FOUND_MARKS if name in own}
+        record: RunRecord = run.record.with_columns(REQUESTS, **times, **marks)
+        return record
+
+
+def _turned(marks: Sequence[bool | None], draw: random.Random, share: float) -> list[bool | None]:
+    """At least one of them, where there is any."""
+    known = [place for place, mark in enumerate(marks) if mark is not None]
+    chosen = set(draw.sample(known, min(len(known), max(1, round(share * len(known))))))
+    return [not mark if place in chosen else mark for place, mark in enumerate(marks)]
+
+
+def _scaled(value: Any, draw: random.Random, size: float) -> Any:
+    if isinstance(value, Mapping):
+        return {name: part if name in _CHOSEN else _scaled(part, draw, size) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_scaled(part, draw, size) for part in value]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value * math.exp(draw.uniform(-size, size))
+    return value

@@ -1,0 +1,93 @@
+"""Medians over predictions, and the places that quote them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.errors import UserError
+from repro import paths
+from repro.paths import REPO
+from repro.reports.fitting import PROTOCOLS
+from repro.reports.predictions import medians, medians_sentence, read_report, report_path
+
+
+def comparison(error: float | None, unit: str = "tok/s", **other: Any) -> dict[str, Any]:
+    own = {"role": "prediction", "kind": "stated", "unit": unit, "expected": 100.0, "error_percent": error}
+    return {**own, "ours": None if error is None else 100 + error, **other}
+
+
+def test_medians_are_of_predictions_alone() -> None:
+    found = medians(
+        [
+            comparison(5.0),
+            comparison(-10.0),
+            comparison(90.0, role="fitted"),
+            comparison(91.0, role="implied by the fit"),
+            comparison(0.0, role="by construction"),
+            comparison(92.0, kind="derived"),
+            comparison(None),
+            comparison(30.0, "x"),
+            comparison(30.0, "x"),  # the same number, stated again
+            comparison(30.0, "%"),
+            comparison(-40.0, "s"),
+            comparison(80.0, "GB"),
+        ]
+    )
+    assert found == {
+        "throughputs": {"count": 2, "median_percent": 7.5},
+        "ratios": {"count": 2, "median_percent": 30.0},
+        "latencies": {"count": 1, "median_percent": 40.0},
+    }
+    assert medians_sentence(found) == "7.5 % over 2 throughputs, 30.0 % over 2 ratios, 40.0 % over 1 latencies"
+    assert medians([]) == {}
+    assert medians_sentence({}) == "no prediction to compare with"
+
+
+@pytest.mark.parametrize("card", PROTOCOLS)
+def test_the_readme_quotes_the_reports(card: str) -> None:
+    report = read_report(card)
+    assert report is not None
+    assert report["medians"] == medians(report["comparisons"])
+    assert medians_sentence(report["medians"]) in (REPO / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("card", PROTOCOLS)
+def test_stored_reports_call_no_target_a_prediction(card: str) -> None:
+    report = read_report(card)
+    assert report is not None
+    roles = {each["claim"]: each["role"] for each in report["comparisons"]}
+    assert {claim for claim, role in roles.items() if role == "fitted"} == {
+        target.claim for target in PROTOCOLS[card].targets
+    }
+
+
+@pytest.mark.parametrize("card", PROTOCOLS)
+def test_no_stored_prediction_is_a_closed_form_of_fitted_numbers(card: str) -> None:
+    """Of the committed values themselves, to their last digits: throughputs, requests served, and their ratios."""
+    report = read_report(card)
+    assert report is not None
+    fitted = [each["ours"] for each in report["comparisons"] if each["role"] == "fitted"]
+    forms = [*fitted, *(value / 256 for value in fitted), *(a / b for a in fitted for b in fitted)]
+    systems = [claim.removesuffix("-tput") for claim in sorted(target.claim for target in PROTOCOLS[card].targets)]
+    assert fitted
+    for each in report["comparisons"]:
+        values = each["ours"] if isinstance(each["ours"], list) else [each["ours"]]
+        if each["role"] == "prediction" and each["unit"] != "rank":
+            found = [value for value in values if any(math.isclose(value, form, rel_tol=1e-9) for form in forms)]
+            assert not found, f"{each['claim']}: {found} follow from what was fitted"
+            # (N / 2) (256 / throughput - 1 / rate)
+            assert each["claim"].removesuffix("-lat") not in systems
+
+
+def test_a_report_that_cannot_be_used_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    assert read_report("l40s") is None
+    for text in ('{"held": []}', "{", json.dumps({"schema_version": 2})):
+        report_path("l40s").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"l40s-report\.json cannot be used .*run 'repro calibrate' again"):
+            read_report("l40s")
