@@ -19,6 +19,7 @@ from paper_figures.common.table import save_table
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell, Scalar
+from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun, over_repeats
 
 NAME = "baselines"
@@ -119,6 +120,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     notes = [
         *invalid_notes(runs),
         *missing_note(missing, len(found)),
+        f"Seeds {', '.join(map(str, view.seeds))}; ± is the 95 % interval of their mean (Student's t).",
         *how_obtained(runs, ["runs"] * len(runs)),
         f"{NUM_REQUESTS} requests of {DATASET} at once. Outside forward: share of step time that is not the model, its head "
         "and the softmax over it: schedule, metadata, selection and bookkeeping.",
@@ -162,13 +164,13 @@ def _csv_row(row: Row, name: str, run: StoredRun, view: View) -> tuple[object, .
 
 
 def _table_row(row: Row, alone: Sequence[StoredRun], batched: Sequence[StoredRun]) -> tuple[str, ...]:
-    single, several = (over_repeats(own, "throughput_tok_s").mean for own in (alone, batched))
+    speeds = [over_repeats(own, "throughput_tok_s") for own in (alone, batched)]
+    single, several = (speed.mean for speed in speeds)
     sizes = {size for run in batched if (size := run.facts.get("batch_size")) is not None}
     shares = [over_repeats(own, "outside_forward_share").mean for own in (alone, batched)]
     return (
         row.label,
-        _text(single),
-        _text(several),
+        *map(_text, speeds),
         ", ".join(map(str, sorted(sizes))) or "packed",
         f"{several / single:.2f}x" if single and several else "-",
         *("-" if share is None else f"{100 * share:.1f} %" for share in shares),
@@ -177,5 +179,7 @@ def _table_row(row: Row, alone: Sequence[StoredRun], batched: Sequence[StoredRun
     )
 
 
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _text(value: Interval) -> str:
+    if value.mean is None:
+        return "-"
+    return f"{value.mean:.1f}" + (f" ± {value.half_width:.1f}" if value.half_width is not None else "")

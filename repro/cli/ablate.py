@@ -130,7 +130,7 @@ def _row(name: str, variant: Variant, runs: Sequence[StoredRun]) -> dict[str, An
         "mean_running": over_repeats(runs, "mean_running").mean,
         "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
         "accuracy": over_repeats(runs, "accuracy", "value").mean,
-        "obtained": runs[0].obtained,
+        "obtained": "; ".join(sorted({run.obtained for run in runs})),
         "valid": all(run.validity.valid for run in runs),
         "run_folders": [run.cell.folder_name for run in runs],
     }
@@ -149,7 +149,8 @@ def _as_text(row: dict[str, Any]) -> tuple[str, ...]:
     return (
         row["dataset"],
         row["variant"] + (" (ours)" if row["ours"] else ""),
-        number(row["throughput_tok_s"]),
+        number(row["throughput_tok_s"])
+        + (f" ± {row['throughput_half_width']:.1f}" if row["throughput_half_width"] is not None else ""),
         "-" if relative is None else f"{relative:.2f}x",
         number(row["mean_latency_s"], 2),
         number(row["p99_latency_s"], 2),

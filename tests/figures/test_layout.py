@@ -11,6 +11,7 @@ from support.text_boxes import overprinted
 
 from paper_figures.common import style
 from repro.reports.figures import FIGURES, View, default_reading
+from repro.reports.stamp import read_stamp, write_stamp
 from repro.systems.platforms import platform
 
 DRAWN = [(name, where) for name, entry in FIGURES.items() for where in entry.load().PLATFORMS]
@@ -34,6 +35,8 @@ def test_no_text_is_clipped_or_overprinted(
         caption = figure._supxlabel.get_text()  # type: ignore[attr-defined]
         assert len(caption.splitlines()) <= style.CAPTION_LINES
         (text,) = (path for path in rendered.files if path.suffix == ".txt")
+        stamp = read_stamp(write_stamp(FIGURES[name], view, [], rendered))
+        assert text.name in stamp["files"]
         assert caption.replace("\n", " ").endswith(f"Full caption: {text.name}.")
 
 
