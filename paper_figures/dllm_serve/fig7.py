@@ -261,6 +261,7 @@ def _draw_panel(axes: Axes, found: Found, lengths: Sequence[Length], printed: di
         capsize=2,
         label=f"{look.title} / Sparse-dLLM",
     )
+    axes.set_xticks([x for x, _ in points])
     axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="Sparse-dLLM")
     for length, value in printed.items():
         style.paper_marker(axes, length, value, color=look.color, marker=look.marker, label="paper")

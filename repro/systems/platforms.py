@@ -43,16 +43,16 @@ class Platform:
 
 # Sizes of cpu-tiny follow from half an hour for all measured figures on two quiet cores, three repeats each. The systems serve
 # 2.7 to 11.6 req/s there, so 4, 8 and 20 req/s lie below, between and above their knees. 24 requests saturate: throughput
-# is flat from 8 to 16 at once. At lower rates 8 to 10 do. Seconds of one repeat, from the throughputs of two shared cores:
+# is flat from 8 to 16 at once. At the lower rates 6 and 10 do. Seconds of one repeat, from the throughputs of two shared cores:
 #
-#   rates (Figures 3, 4, 5)  53 + 24 + 26 for 20, 8 and 4 req/s over 12 pairs of system and data set   x 3 = 309
+#   rates (Figures 3, 4, 5)  53 + 24 + 20 for 20, 8 and 4 req/s over 12 pairs of system and data set   x 3 = 291
 #   Figure 8                 54, six rungs on three data sets                                           x 3 = 162
 #   Figure 7                 47, nine lengths and two systems                                           x 3 = 141
 #   growth                   16                                                                         x 3 =  48
 #   baselines                71, LLaDA and Fast-dLLM without a cache half of it                         x 3 = 213
 #   Figure 6                 28 for 500 problems, 22 times, once: accuracy does not vary                    = 616
 #
-# With 0.75 s a run to load the model and find the batch (345 runs: 259 s) that is 1,748 s, 29 minutes; Figure 3 takes 6.5.
+# With 0.75 s a run to load the model and find the batch (345 runs: 259 s) that is 1,730 s, 29 minutes; Figure 3 takes 6.2.
 CPU_TINY = Platform(
     name="cpu-tiny",
     title="this CPU, embedded tiny LLaDA",
