@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,9 +13,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """What is asked for by name is imported then: a command line that prints its help needs none of it."""
+    """What is asked for by name is imported then: a command line that prints its help needs none of it. By a string, since
+    what a package imports is part of the code identity of everything in it."""
     if name in __all__:
-        from repro import api
-
-        return getattr(api, name)
+        return getattr(import_module("repro.api"), name)
     raise AttributeError(f"module 'repro' has no attribute {name!r}")

@@ -63,10 +63,11 @@ def curves_obtained(curves: Sequence[Curve]) -> list[str]:
 
 
 def basis(run: StoredRun) -> str:
+    code = ", by other code" if run.other_code else ""
     if run.record.obtained == "simulated":
         calibration = run.record.manifest.get("calibration")
-        return f"simulated, each step charged to the roofline of {calibration or 'a card without calibration'}"
-    return f"measured on {device_text(run)}"
+        return f"simulated{code}, each step charged to the roofline of {calibration or 'a card without calibration'}"
+    return f"measured{code} on {device_text(run)}"
 
 
 def device_text(run: StoredRun) -> str:

@@ -23,6 +23,7 @@ WARM_UP = 10
 """Loops before the first run: libraries start up, and the session learns how fast the machine can be."""
 
 _LOOP_SIZE, _LOOP_REPEATS = 192, 64
+_LOOPS, _REST_S = 5, 0.05
 
 T = TypeVar("T")
 
@@ -69,7 +70,13 @@ class Session:
 
 
 def calibration_loop() -> float:
-    """Seconds that a fixed number of matrix products takes; about 50 ms on a core of a server."""
+    """Seconds that a fixed number of matrix products takes on all cores, about 10 ms: the least of a few in a row, so that a
+    moment's disturbance is none. Before them the threads of a run, which spin for a while after it, come to rest."""
+    time.sleep(_REST_S)
+    return min(_products() for _ in range(_LOOPS))
+
+
+def _products() -> float:
     left, right, out = _matrices()
     began = time.perf_counter()
     for _ in range(_LOOP_REPEATS):

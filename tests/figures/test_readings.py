@@ -73,7 +73,7 @@ def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path:
     assert by_label["policy, packed"][5:9] == ("80.0", "0.91x", "100.0", "1.14x")
     assert {row[-1] for row in rendered.rows} == {"yes"}
     assert any("0.91 to 0.91x (policy, packed)" in note for note in rendered.notes)
-    assert {path.suffix for path in rendered.files} == {".png", ".pdf", ".md", ".csv"}
+    assert {path.suffix for path in rendered.files} == {".png", ".pdf", ".txt", ".md", ".csv"}
 
     rows = read_csv(rendered)
     assert len(rows) == len(DATASETS) * (len(ENGINES) + len(BASELINES) * len(SETTINGS))
