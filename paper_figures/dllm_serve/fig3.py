@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NAME = "fig3"
 TITLE = "dLLM-Serve Figure 3: throughput against arrival rate"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 3, §6.2"
-PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
+PLATFORMS = ("cpu-tiny", "rtx4090")
 
 PAPER_FIGURE = "dllm-serve/fig3"
 PAPER_PLATFORM = "rtx4090"

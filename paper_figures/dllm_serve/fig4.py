@@ -20,7 +20,7 @@ from repro.systems.platforms import Platform
 NAME = "fig4"
 TITLE = "dLLM-Serve Figure 4: mean latency against arrival rate"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 4, §6.3"
-PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
+PLATFORMS = ("cpu-tiny", "rtx4090")
 PAPER_PLATFORM = "rtx4090"
 DECIDES_ON = (PAPER_PLATFORM,)
 

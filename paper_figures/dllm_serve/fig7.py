@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NAME = "fig7"
 TITLE = "dLLM-Serve Figure 7: relative throughput by input and output length"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 7, §6.5"
-PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
+PLATFORMS = ("cpu-tiny", "l40s")
 PAPER_PLATFORMS = ("l40s",)
 """The paper names no card; its ratios are those of Table 4, so it is taken to be the L40S."""
 DECIDES_ON = PAPER_PLATFORMS

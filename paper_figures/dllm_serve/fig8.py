@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NAME = "fig8"
 TITLE = "dLLM-Serve Figure 8: ablation of relative throughput"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 8, §6.6"
-PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
+PLATFORMS = ("cpu-tiny", "rtx4090")
 PAPER_PLATFORMS = ("rtx4090",)
 """The paper does not say which card; Table 4's ratios on the L40S differ, so it is taken to be the RTX 4090."""
 DECIDES_ON = PAPER_PLATFORMS

@@ -22,7 +22,7 @@ from repro.runs.store import StoredRun
 NAME = "table4"
 TITLE = "dLLM-Serve Table 4: latency and throughput at a high rate"
 SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 4, §6.2"
-PLATFORMS = ("rtx4090", "l40s")
+PLATFORMS = ("l40s",)
 PAPER_PLATFORM = "l40s"
 DECIDES_ON = (PAPER_PLATFORM,)
 

@@ -42,17 +42,17 @@ class Platform:
 
 
 # Sizes of cpu-tiny follow from half an hour for all measured figures on two quiet cores, three repeats each. The systems serve
-# 2.7 to 11.6 req/s there, so 4, 8 and 20 req/s lie below, between and above their knees. 24 requests saturate: throughput
-# is flat from 8 to 16 at once. At the lower rates 6 and 10 do. Seconds of one repeat, from the throughputs of two shared cores:
+# 2.7 to 11.6 req/s there, so 4, 8 and 20 req/s lie below, between and above their knees. 20 requests saturate: throughput
+# is flat from 8 to 16 at once. Seconds that the figures took, loading and the search of batches included:
 #
-#   rates (Figures 3, 4, 5)  53 + 24 + 20 for 20, 8 and 4 req/s over 12 pairs of system and data set   x 3 = 291
-#   Figure 8                 54, six rungs on three data sets                                           x 3 = 162
-#   Figure 7                 47, nine lengths and two systems                                           x 3 = 141
-#   growth                   16                                                                         x 3 =  48
-#   baselines                71, LLaDA and Fast-dLLM without a cache half of it                         x 3 = 213
-#   Figure 6                 28 for 500 problems, 22 times, once: accuracy does not vary                    = 616
+#   Figures 3, 4, 5  372    12 pairs of system and data set, three rates
+#   Figure 8         182    six rungs on three data sets
+#   Figure 7         183    nine lengths and two systems
+#   growth            83
+#   baselines        245    LLaDA and Fast-dLLM without a cache half of it
+#   Figure 2          13
 #
-# With 0.75 s a run to load the model and find the batch (345 runs: 259 s) that is 1,730 s, 29 minutes; Figure 3 takes 6.2.
+# Figure 6 (500 problems, 22 times, once: accuracy does not vary) takes about as long as Figure 3 again.
 CPU_TINY = Platform(
     name="cpu-tiny",
     title="this CPU, embedded tiny LLaDA",
@@ -71,7 +71,7 @@ CPU_TINY = Platform(
             max_model_len=768,
             length_scale=0.25,
             rates=(4.0, 8.0, 20.0),
-            load_s=1.2,
+            load_s=1.0,
             num_requests=dict.fromkeys(("livebench", "burst", "osc"), 24),
             device="cpu",
             dtype="float32",
@@ -91,9 +91,9 @@ RTX4090 = Platform(
             max_num_batched_tokens=4000,
             max_num_logits=2048,
             max_model_len=4000,
-            # The range of the paper's Figure 3. Baselines as published saturate at 0.146 to 0.18 req/s (the paper: 42.4 tok/s over
-            # 256 tokens, 0.166), dLLM-Serve at 0.3 to 0.39: a point on either side of both knees, and both ends.
-            rates=(0.1, 0.15, 0.2, 0.3, 0.5),
+            # Both ends of the paper's Figure 3, and a point on either side of the knees: baselines as published saturate at 0.146 to
+            # 0.18 req/s (the paper: 42.4 tok/s over 256 tokens, 0.166), dLLM-Serve at 0.3 to 0.39.
+            rates=(0.1, 0.15, 0.2, 0.5),
             num_requests=PAPER_REQUESTS,
         ),
     ),

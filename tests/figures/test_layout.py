@@ -14,7 +14,12 @@ from repro.reports.figures import FIGURES, View, default_reading
 from repro.reports.stamp import read_stamp, write_stamp
 from repro.systems.platforms import platform
 
-DRAWN = [(name, where) for name, entry in FIGURES.items() for where in entry.load().PLATFORMS]
+ON_BOTH_CARDS = frozenset(f"dllm-serve/{name}" for name in ("fig3", "fig4", "fig7", "fig8", "table4"))
+DRAWN = [
+    (name, where)
+    for name, entry in FIGURES.items()
+    for where in dict.fromkeys((*entry.load().PLATFORMS, *(("rtx4090", "l40s") if name in ON_BOTH_CARDS else ())))
+]
 
 
 @pytest.mark.parametrize("num_runs", [1, 3])
