@@ -282,8 +282,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def interrupt(root: Path, at: int, place: str) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        run_ended(root, at, place, partial(signal.raise_signal, signal.SIGINT))
+    # A shell's background job is started with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_ended(root, at, place, partial(signal.raise_signal, signal.SIGINT))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def kill(root: Path, at: int, place: str) -> None:
