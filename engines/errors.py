@@ -10,6 +10,10 @@ class UserError(ValueError):
     """
 
 
+class RunError(RuntimeError):
+    """What went wrong while something ran, said in one sentence; the CLI prints it and exits with code 1."""
+
+
 def require(ok: bool, message: str) -> None:
     """Raise ``message`` as a UserError unless ``ok``."""
     if not ok:

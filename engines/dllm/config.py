@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from engines.bounds import check_fields
 from engines.errors import require
 
 Selection = Literal["head", "uniform", "dense"]
@@ -54,6 +55,7 @@ class GenerationConfig:
     """End at the first finished block that holds a stop token; what is left of gen_length becomes end-of-text."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require(self.gen_length >= 1, f"gen_length={self.gen_length} must be at least 1")
         require(self.block_length >= 1, f"block_length={self.block_length} must be at least 1")
         require(
@@ -116,6 +118,7 @@ class SparsityConfig:
     """Rows kept at the least; Sparse-dLLM's floor may reach 0."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _one_of("selection", self.selection, Selection)
         require(0 < self.retention_ratio <= 1, f"retention_ratio={self.retention_ratio} must be in (0, 1]")
         require(
@@ -184,6 +187,7 @@ class EngineConfig:
     """Never commit the mask id itself; confidences of other tokens are not affected."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require(
             self.scheduler in SCHEDULER_NAMES or ":" in self.scheduler,
             f"scheduler={self.scheduler!r} is unknown: use one of {', '.join(SCHEDULER_NAMES)}",

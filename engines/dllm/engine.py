@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter
 
 from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
@@ -77,15 +78,20 @@ class Engine:
         if done.first_block:
             # A request's times are stamped at the end of this step, which a device may not have reached.
             self.executor.wait()
+        lost = {}
         for request_id in done.finished:
-            self._outputs[request_id] = self.executor.release(request_id)
-        return done
+            try:
+                self._outputs[request_id] = self.executor.release(request_id)
+            except ExecutorError as error:
+                lost[request_id] = str(error)
+        return done.without(lost) if lost else done
 
     def _fail(self, plan: StepPlan, reason: str) -> Completion:
         """The requests of a step that could not be run are lost; the engine goes on with the others."""
         lost = self.scheduler.fail(plan)
         for request_id in lost:
-            self.executor.release(request_id)
+            with suppress(ExecutorError):  # one reason is enough
+                self.executor.release(request_id)
         return Completion(failed=tuple((request_id, reason) for request_id in lost))
 
     def settled(self, records: Sequence[StepRecord]) -> list[StepRecord]:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import Phase
+from engines.errors import RunError
 from engines.runtime.step_timer import StepTimes
 
 
@@ -84,7 +85,7 @@ class StepOutcome(NamedTuple):
         return sum(self.committed)
 
 
-class ExecutorError(RuntimeError):
+class ExecutorError(RunError):
     """A step that could not be run, in one sentence. Its requests are lost, the executor is not."""
 
 
@@ -112,7 +113,8 @@ class Executor(Protocol):
         ...
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
-        """Free the request's state; its generated ids, or None where no tokens exist (simulation)."""
+        """Free the request's state; its generated ids, or None where no tokens exist (simulation). Raise ExecutorError,
+        the state freed, for ids that may not be used."""
         ...
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
@@ -35,6 +35,14 @@ class Completion(NamedTuple):
     """The finished requests that a stop token ended, each with its tokens up to and including it."""
     failed: tuple[tuple[int, str], ...] = ()
     """Requests given up, each with one sentence why."""
+
+    def without(self, lost: Mapping[int, str]) -> Completion:
+        """Requests that finished with an output that may not be used failed; ``lost`` says why of each."""
+        return self._replace(
+            finished=tuple(i for i in self.finished if i not in lost),
+            stopped=tuple((i, length) for i, length in self.stopped if i not in lost),
+            failed=(*self.failed, *lost.items()),
+        )
 
 
 class Occupancy(NamedTuple):

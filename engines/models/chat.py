@@ -7,15 +7,15 @@ spells a special token becomes that token, as upstream; a spelt mask is refused 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 from engines.errors import UserError
-from engines.models.checkpoint import read_json
+from engines.models.checkpoint import read_json, read_text
 from engines.models.config import ModelConfig
+from engines.models.templates import render_template
 from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_content
 
 ROLES = ("system", "user", "assistant")
@@ -78,7 +78,9 @@ class ChatTemplate:
             raise UserError("messages is empty: give at least one message")
         if self.source is None:
             return _BUILT_IN[self.family](messages, self.special_tokens)
-        return _render_jinja(self.source, messages, self.special_tokens)
+        turns = [{"role": m.role, "content": m.content} for m in messages]
+        about = {"messages": turns, "tools": None, "documents": None, "add_generation_prompt": True}
+        return render_template(self.source, {**self.special_tokens, **about})
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
         if self.source is None:
@@ -97,7 +99,7 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
         raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_BUILT_IN)}")
     config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     config = read_json(config_path) if config_path.is_file() else {}
-    source = template_path.read_text(encoding="utf-8") if template_path.is_file() else config.get("chat_template")
+    source = read_text(template_path) if template_path.is_file() else config.get("chat_template")
     if isinstance(source, list):
         named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, Mapping)}
         if "default" not in named:
@@ -109,39 +111,6 @@ def load_chat_template(directory: Path, family: str) -> ChatTemplate:
     return ChatTemplate(
         family=family, source=source, special_tokens={role: text for role, text in tokens.items() if text is not None}
     )
-
-
-def _render_jinja(source: str, messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
-    """In the environment published templates are written for; templates are data, hence the sandbox."""
-    try:
-        from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise UserError(
-            "the checkpoint's chat template needs jinja2, which is missing: pip install 'dllm-serve-repro[hub]'"
-        ) from error
-
-    def refuse(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    def as_json(value: Any, indent: int | None = None) -> str:
-        # Jinja's own filter escapes HTML, which would put "\u003c" for "<" into a prompt.
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = refuse
-    turns = [{"role": m.role, "content": m.content} for m in messages]
-    try:
-        return environment.from_string(source).render(
-            **special_tokens, messages=turns, tools=None, documents=None, add_generation_prompt=True
-        )
-    except (TemplateError, TypeError) as error:
-        raise UserError(
-            f"the checkpoint's chat template failed ({error}): change the messages or fix the template"
-        ) from error
 
 
 # ---- answers -----------------------------------------------------------------------------------

@@ -16,7 +16,13 @@ TINY_DIR = Path(__file__).parent / "tiny"
 PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B, "dream-7b": DREAM_7B}
 """Full-size shapes that need no download with ``weights="random"``."""
 
+_LONGEST_NAME = 255
+"""Of a file, in bytes."""
+
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+
+MOST_TEXT_BYTES = 1 << 28
+"""Of a configuration, tokenizer or template; published ones have some 10 MB."""
 
 MODEL_TYPES = ("llada", "Dream")
 """Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
@@ -30,9 +36,14 @@ def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
     weights where they are not asked for)."""
     if model == "tiny":
         return TINY_DIR
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir():
+            return path
+    except (RuntimeError, OSError, ValueError) as error:  # no such user; a name too long, or no name
+        raise UserError(
+            f"model={model!r} is no path ({error}): give a checkpoint directory, a hub id or 'tiny'"
+        ) from None
     if model.count("/") != 1 or path.exists() or model.startswith((".", "/", "~")):
         raise UserError(f"model={model!r} is not a directory: give a checkpoint directory, a hub id or 'tiny'")
     try:
@@ -49,14 +60,30 @@ def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
         ) from error
 
 
+def read_text(path: Path) -> str:
+    """A text file of a checkpoint, which must exist."""
+    try:
+        if (size := path.stat().st_size) > MOST_TEXT_BYTES:
+            raise UserError(
+                f"{path} has {size} bytes, and no such file has more than {MOST_TEXT_BYTES}: restore the file"
+            )
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: restore the file") from error
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}): change its permissions, or restore the file"
+        ) from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object stored at ``path``, which must exist."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is not JSON (line {error.lineno}): restore the file") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 text: restore the file") from error
+    except UserError:
+        raise
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"{path} is JSON nested too deeply, or with a number too long, to be read: restore the file"
@@ -102,8 +129,10 @@ def weight_files(directory: Path) -> dict[str, set[str] | None]:
         raise UserError(f"{index} has no weight_map: restore the checkpoint's index")
     files: dict[str, set[str] | None] = {}
     for file in sorted({str(file) for file in placed.values()}):
-        if Path(file).name != file:
-            raise UserError(f"{index} names the shard {file!r} outside its directory: restore the checkpoint's index")
+        if Path(file).name != file or len(file.encode(errors="replace")) > _LONGEST_NAME:
+            raise UserError(
+                f"{index} names the shard {file[:_LONGEST_NAME]!r} outside its directory: restore the checkpoint's index"
+            )
         files[file] = {name for name, place in placed.items() if place == file}
     missing = [file for file in files if not (directory / file).is_file()]
     if missing:

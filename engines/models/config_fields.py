@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from engines.bounds import check_most
 from engines.errors import UserError
 
 
@@ -26,6 +27,7 @@ def positive_int(raw: Mapping[str, Any], name: str) -> int:
     value = raw[name]
     if type(value) is not int or value < 1:
         raise UserError(f"config.json has {name}={value!r}: give a positive integer")
+    check_most(name, value, prefix="config.json has ")
     return value
 
 

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 import torch
 
+from engines.bounds import machine_memory_bytes
 from engines.errors import UserError
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, read_config
 from engines.models.dream import DreamModel
@@ -81,11 +82,22 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
         return DreamModel(config) if isinstance(config, DreamConfig) else LLaDAModelLM(config)
 
 
+def _check_room(network: LLaDAModelLM | DreamModel, dtype: torch.dtype, device: str) -> None:
+    needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
+    total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    if total is not None and needed > total:
+        raise UserError(
+            f"device={device!r} has {total / 1e9:.1f} GB and the model's weights take {needed / 1e9:.1f} GB: give a smaller "
+            f"model, a narrower dtype or a larger device"
+        )
+
+
 def _random_model(
     config: LLaDAConfig | DreamConfig, dtype: torch.dtype, device: str, seed: int, divide: Divide | None
 ) -> LLaDAModelLM | DreamModel:
     network = build_model(config)
     parts = {} if divide is None else divide(network)
+    _check_room(network, dtype, device)
     network = network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from engines.errors import UserError
 from engines.models.byte_bpe import byte_level_bpe
-from engines.models.checkpoint import read_json
+from engines.models.checkpoint import read_json, read_text
 
 # Python tokenizers whose rules ``byte_level_bpe`` implements; published without a tokenizer.json.
 _QWEN2_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer")
@@ -29,9 +29,12 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """No special token is added at either end."""
+        _require_text(text)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        for text in texts:
+            _require_text(text)
         return [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -41,6 +44,16 @@ class TextTokenizer:
             ids = ids[: ids.index(self.eos_token_id)]
         # LLaDA's mask is not registered as a mask token, and need not be a special one.
         return self.backend.decode([i for i in ids if i != self.mask_token_id], skip_special_tokens=True)
+
+
+def _require_text(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        at = error.start
+        raise UserError(
+            f"text {text[max(0, at - 10) : at + 10]!r} holds half a character (a lone surrogate, at {at}): take it out"
+        ) from None
 
 
 def load_tokenizer(directory: Path) -> TextTokenizer:
@@ -78,7 +91,13 @@ def token_content(token: Any) -> str | None:
 def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
     path = directory / "tokenizer.json"
     if path.is_file():
-        return Tokenizer.from_file(str(path))
+        text = read_text(path)
+        try:
+            return Tokenizer.from_str(text)
+        except BaseException as error:  # a bare Exception for bad files, and what its Rust code panics with
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     kind = config.get("tokenizer_class")
     if not (vocab.is_file() and merges.is_file()) or kind not in _QWEN2_CLASSES:
@@ -86,7 +105,16 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
             f"tokenizer directory {directory} lacks tokenizer.json (and is no {' or '.join(_QWEN2_CLASSES)} with vocab.json "
             f"and merges.txt; tokenizer_class={kind!r}): give a checkpoint folder that has it"
         )
-    return byte_level_bpe(vocab, merges, config.get("added_tokens_decoder") or {})
+    added = config.get("added_tokens_decoder") or {}
+    try:
+        return byte_level_bpe(vocab, merges, added)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"{directory / 'tokenizer_config.json'} has an added_tokens_decoder that is no table of id to token: restore the "
+            f"file"
+        ) from error
 
 
 def _mask_of_model(directory: Path, backend: Tokenizer) -> int | None:

@@ -63,6 +63,10 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
                 held = set(shard.keys())
         except SafetensorError as error:
             raise UserError(f"{directory / file} is damaged ({error}): fetch it again") from error
+        except OSError as error:
+            raise UserError(
+                f"{directory / file} cannot be read ({error}): change its permissions, or fetch it again"
+            ) from error
         if promised is not None and promised != held:
             raise UserError(
                 f"{directory / file} and {INDEX_FILE} disagree on {min(promised ^ held)}: restore the checkpoint"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engines.bounds import check_fields
 from engines.dllm.plan import StepPlan
 from engines.dllm.request import Request
 from engines.errors import require
@@ -62,6 +63,7 @@ class FeatureCacheConfig:
     """Steps between forwards without the prompt, under classifier-free guidance."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("prompt_interval", "gen_interval", "cfg_interval"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
         require(0 <= self.transfer_ratio <= 1, f"transfer_ratio={self.transfer_ratio} must be in [0, 1]")

@@ -85,7 +85,9 @@ class Sampling:
         without replacement from softmax(confidence / a).
         """
         drawn = uniform(~self.keys, 2)
-        ranked = torch.where(self.random_remasking, drawn[:, 0].to(confidence.dtype), confidence)
+        # The NaN of logits that are not finite stays: it is what tells of them.
+        is_drawn = self.random_remasking & ~confidence.isnan()
+        ranked = torch.where(is_drawn, drawn[:, 0].to(confidence.dtype), confidence)
         if self.alg_temp is None:
             return ranked
         return (ranked + self.alg_temp * gumbel(drawn[:, 1])).to(ranked.dtype)

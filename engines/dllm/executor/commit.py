@@ -69,9 +69,13 @@ class Commit:
         token = in_block(token, 0)
         tokens = self._state.tokens
         if self._commits_best(items):
-            best = confidence.argmax(dim=1, keepdim=True)  # of equals the first, as documented
+            most, best = confidence.max(dim=1, keepdim=True)  # of equals the first, as documented
+            self._state.check_finite(block.slot, most.squeeze(1))
             tokens.put_(block.flat.gather(1, best), token.gather(1, best))
             return self._read_back(items, block, None, [1] * len(items))
+        self._state.check_finite(block.slot, confidence.amax(dim=1))
+        # Nothing compares with NaN: a request that is lost anyway goes on to its end, as fast as any.
+        confidence = confidence.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
         chosen, known = self._choose(items, confidence, block)
         tokens.put_(block.flat, torch.where(chosen, token, found.ids))
         return self._read_back(items, block, chosen, known)

@@ -87,12 +87,12 @@ class Layouts:
         """All metadata in one transfer but for the candidates."""
         host = self._rows.of(items, table, pad_to)
         places = BlockRows.of(table, host.packed.base, width=self._state.width, shifts_logits=self._shifts_logits)
-        arrays = [places.position, places.packed, places.flat]
+        arrays = [places.position, places.packed, places.flat, table.slot]
         if places.inside is not None:
             arrays.append((~places.inside).astype(np.int64))
         sent = self._staging.send(*arrays, *host.arrays)
-        positions, block_packed, flat, *padding = sent[: len(arrays)]
-        block = Block(positions, block_packed, flat, padding[0] != 0 if padding else None)
+        positions, block_packed, flat, slot, *padding = sent[: len(arrays)]
+        block = Block(positions, block_packed, flat, padding[0] != 0 if padding else None, slot)
         return StepLayout(
             num_rows=host.packed.num_rows,
             rows=host.on_device(sent[len(arrays) :]),

@@ -7,6 +7,7 @@ them from the same numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -99,7 +100,8 @@ def _follow(executor: Executor, group: TensorParallel) -> None:
         if isinstance(command.what, Execute):
             _execute(executor, command.what.plan, group, command.verify)
         elif isinstance(command.what, Release):
-            _release(executor, command.what.request_id, group, command.verify)
+            with suppress(ExecutorError):  # as on rank 0, which tells of it
+                _release(executor, command.what.request_id, group, command.verify)
         else:
             return
 

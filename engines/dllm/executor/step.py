@@ -49,6 +49,8 @@ class Block(NamedTuple):
     flat: Tensor
     padding: Tensor | None
     """Places past the end of a block shorter than the longest; None where all are equally long."""
+    slot: Tensor
+    """[n] of the requests."""
 
 
 class Candidates(NamedTuple):

@@ -37,6 +37,10 @@ class MeasuredPeak:
 
 
 def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: GenerationConfig) -> MeasuredPeak:
+    # No step is longer than all requests that may run together.
+    longest = min(config.max_model_len, model.config.max_sequence_length)
+    num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * longest)
+    config = replace(config, max_num_batched_tokens=num_tokens)
     executor_config = replace(
         config,
         max_num_seqs=config.max_num_batched_tokens,

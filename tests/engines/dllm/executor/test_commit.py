@@ -27,9 +27,9 @@ def block_of(step: Step) -> Block:
     table = ItemTable.of(step.items, step.state.slots(step.items))
     packed = PackedRows.of(table, None, width=step.state.width, least=8)
     places = BlockRows.of(table, packed.base, width=step.state.width, shifts_logits=False)
-    position, row, flat = step.staging.send(places.position, places.packed, places.flat)
+    position, row, flat, slot = step.staging.send(places.position, places.packed, places.flat, table.slot)
     padding = None if places.inside is None else ~torch.from_numpy(places.inside)
-    return Block(position, row, flat, padding)
+    return Block(position, row, flat, padding, slot)
 
 
 def commit(

@@ -18,7 +18,7 @@ from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.runtime.step_timer import HostTimer
 
-LAYOUT = StepLayout(num_rows=21, rows=None, block=Block(*(torch.zeros(1, 1),) * 3, None), every=None)
+LAYOUT = StepLayout(num_rows=21, rows=None, block=Block(*(torch.zeros(1, 1),) * 3, None, torch.zeros(1)), every=None)
 
 
 class Parts:
