@@ -45,8 +45,8 @@ def sweep(
     """The runs of the cells, in their order; missing ones are made, simulated ones in ``jobs`` processes."""
     found = Sweep(prepare_all(cells), Store(result_dir), force=force)
     found.check()
-    with sweep_progress(found.num_cells) as on_event:
-        found.run(on_event=on_event, jobs=jobs)
+    with sweep_progress(found.num_cells) as progress:
+        found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
     return found.runs
 
 

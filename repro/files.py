@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from engines.errors import UserError
 
 
-def replace_text(path: Path, text: str) -> Path:
-    """Written under another name, then renamed."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields another name, for the body to write to. It is renamed at the body's end, and removed where that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def replace_text(path: Path, text: str) -> Path:
+    return replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, content: bytes) -> Path:
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
     return path
 
 
@@ -45,3 +63,21 @@ def _refusal(name: str, path: Path, use: str, error: OSError) -> UserError:
     is_file = isinstance(error, FileExistsError | NotADirectoryError)
     problem = "is not a directory" if is_file else f"cannot be {use} ({error.strerror})"
     return UserError(f"{name}={str(path)!r} {problem}: give a folder that can be {use}")
+
+
+def read_yaml(path: Path) -> Any:
+    """Raises one of ``unreadable_yaml``."""
+    import yaml
+
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def unreadable_yaml() -> tuple[type[Exception], ...]:
+    """What reading a YAML file can raise: not there, no text, no YAML, nested too deeply, numbers and dates that are none."""
+    import yaml
+
+    return yaml.YAMLError, OSError, RecursionError, ValueError
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -13,7 +13,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.method import Method, Sampler, check_ties
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request, check_request
-from engines.errors import require
+from engines.errors import RunError, require
 from engines.models.checkpoint import checkpoint_dir, config_of
 
 
@@ -75,6 +75,9 @@ def run_prepared(prepared: Prepared, prompt_ids: tuple[int, ...]) -> Generated:
     engine = _engine(prepared, request)
     engine.submit(request)
     records = engine.run()
+    for record in records:
+        for _, reason in record.done.failed:
+            raise RunError(reason)
     token_ids = engine.take_output(0)
     assert token_ids is not None
     extra = _empty_forwards(records) if sampler.counts_empty_forward else 0

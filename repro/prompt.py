@@ -55,6 +55,10 @@ def read_prompt_ids(path: Path) -> tuple[int, ...]:
         raise UserError(f"prompt_ids={str(path)!r} is not a file: give a file of token ids")
     try:
         ids = _token_ids(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(
+            f"prompt_ids={str(path)!r} cannot be read ({error.strerror}): change its permissions"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"prompt_ids={str(path)!r} is not a list of integers: write them as JSON, [1, 2, 3]") from error
     if not ids:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from repro.files import replace_bytes
 from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def foot_label(axes: Axes, place: float, value: float | None) -> None:
 
 def save_caption(path: Path, title: str, caption: Sequence[str]) -> Path:
     """All of a figure's caption, a sentence a line, under its title."""
-    _replace(path, "\n".join([*title.split("\n"), "", *caption, ""]).encode())
+    replace_bytes(path, "\n".join([*title.split("\n"), "", *caption, ""]).encode())
     return path
 
 
@@ -306,7 +306,7 @@ def save(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:
         buffer = io.BytesIO()
         figure.savefig(buffer, format=kind, dpi=DPI, metadata=without)
         paths.append(out / f"{name}.{kind}")
-        _replace(paths[-1], buffer.getvalue())
+        replace_bytes(paths[-1], buffer.getvalue())
     png, pdf = paths
     return png, pdf
 
@@ -317,7 +317,7 @@ def save_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows([_cell(value) for value in row] for row in rows)
-    _replace(path, text.getvalue().encode())
+    replace_bytes(path, text.getvalue().encode())
     return path
 
 
@@ -328,16 +328,9 @@ def save_markdown(
     lines = [f"# {title}", "", f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     lines += [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
     lines += ["", *(f"{note}\n" for note in notes)]
-    _replace(path, "\n".join(lines).rstrip("\n").encode() + b"\n")
+    replace_bytes(path, "\n".join(lines).rstrip("\n").encode() + b"\n")
     return path
 
 
 def _cell(value: object) -> object:
     return str(value).lower() if isinstance(value, bool) else "" if value is None else value
-
-
-def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    temporary.write_bytes(content)
-    temporary.replace(path)

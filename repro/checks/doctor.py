@@ -17,6 +17,7 @@ from repro.runs.provenance import Timing, collect, utc_now
 from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
+from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
 from repro.workloads import known_datasets, load_card
 from repro.workloads.source import DATA_DIR_VARIABLE, find_data_dir
@@ -148,6 +149,7 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
         _checkpoint_row(machine),
         _data_dir_row(machine),
         *(_dataset_row(machine, name) for name in known_datasets()),
+        *(_task_row(machine, task) for task in TASKS.values()),
         _sandbox_row(machine),
         *(_package_row(name, version) for name, version in machine.packages),
         *(
@@ -252,6 +254,28 @@ def _dataset_row(machine: Machine, name: str) -> Item:
     return Item(
         item=f"dataset {name}", status="ok", detail="embedded generator" if found is None else f"local file {found}"
     )
+
+
+def _task_row(machine: Machine, task: TaskEntry) -> Item:
+    """What ``repro eval`` needs of it: its problems, and for code a place to run it in."""
+    item, lacks = f"task {task.name}", []
+    if not task.is_generated and not _has_problems(machine, task.name):
+        files = ", ".join(file.path for file in load_card(task.name).local)
+        lacks.append(
+            f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder with one of {files}, or use --dataset-source hub"
+        )
+    if task.runs_code and (support := machine.sandbox) is not None and not support.is_isolated:
+        lacks.append("generated code is not run here")
+    if task.runs_code and machine.sandbox is None:
+        lacks.append(machine.sandbox_error or "generated code is not run here")
+    if lacks:
+        return Item(item=item, status="no", detail="; ".join(lacks))
+    return Item(item=item, status="ok", detail="generated problems" if task.is_generated else "its problems are here")
+
+
+def _has_problems(machine: Machine, name: str) -> bool:
+    directory = machine.data_dir
+    return directory is not None and any((directory / file.path).is_file() for file in load_card(name).local)
 
 
 def _sandbox_row(machine: Machine) -> Item:

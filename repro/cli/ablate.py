@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,19 +38,23 @@ def ablate(
     result_dir: opt.ResultDir = None,
     force: opt.Force = False,
     accept_other_code: opt.OtherCode = False,
+    plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
+    from engines.bounds import check_most
     from engines.errors import require
-    from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
+    from repro.cli.plots import check_plot, save_plot
+    from repro.cli.sweep import require_alike, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
-    from repro.reports.ablation import LADDER
+    from repro.reports.ablation import BASE, LADDER
     from repro.reports.ablation import component as component_of
     from repro.reports.figures import MEASURED_RUNS, View, default_reading
     from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
     from repro.tasks.registry import TASKS
 
+    check_most("limit", limit)
     require(limit >= 0, f"limit={limit} must not be negative")
     where = platform_of(platform)
     if num_runs is None:
@@ -57,6 +62,10 @@ def ablate(
     view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
     comparison = f"ablate-{component}"
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
+    require(
+        reading is None or any(variant.system == BASE for variant in variants),
+        f"reading={reading!r} has no effect on component={component!r}, which compares with no baseline: leave it out",
+    )
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
     rate = max(where.part(DllmPart).rates) if request_rate is None else opt.parse_rate(request_rate)
     names = dataset or list(where.part(DllmPart).num_requests)
@@ -78,8 +87,11 @@ def ablate(
         Store(result_dir or LOCAL, accept_other_code=accept_other_code),
         force=force,
     )
+    if plot is not None:
+        check_plot(plot)
     outcomes = run_sweep(sweep)
     runs = iter(sweep.runs)
+    require_alike(sweep.runs, f"ablate --component {component}")
     rows = [_row(name, variant, [next(runs) for _ in cells]) for (name, variant), cells in grid.items()]
     _relate(rows)
     if json:
@@ -102,6 +114,10 @@ def ablate(
             ),
             [_as_text(row) for row in rows],
         )
+    if plot is not None:
+        plotted = [{"label": f"{row['dataset']}: {row['variant']}", **row} for row in rows]
+        drawn = save_plot(plot, f"Ablation of {component} on {where.title}", plotted)
+        print(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, sweep.store.root)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +33,13 @@ def bench(
         list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")
     ] = None,
     num_prompts: Annotated[int | None, typer.Option(help="Requests per run.")] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            help="poisson, gamma or constant at --request-rate; trace for those of --dataset-path; burst for all at once "
+            "[default: poisson, or burst without a rate]."
+        ),
+    ] = None,
     burstiness: Annotated[float | None, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.")] = None,
     dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
     dataset_source: Annotated[str | None, typer.Option(help="auto, hub, local or embedded.")] = None,
@@ -98,15 +106,18 @@ def bench(
     ] = None,
     dry_run: Annotated[bool, typer.Option(help="Check everything, list the runs and why each would run.")] = False,
     continue_on_error: Annotated[bool, typer.Option(help="Go on with the next run after a failure.")] = False,
+    plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     from engines.errors import require
+    from repro.cli.plots import check_plot, save_plot
     from repro.cli.profile import print_profile
     from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.runs.cell import Cell
     from repro.runs.store import Store
+    from repro.runs.system import SYSTEMS
     from repro.systems.dllm.part import DllmPart
     from repro.systems.dllm.settings import default_profile_every
     from repro.systems.platforms import platform as platform_of
@@ -123,6 +134,7 @@ def bench(
     )
     knobs = opt.given(
         num_prompts=num_prompts,
+        arrivals=arrivals,
         burstiness=burstiness,
         dataset_path=None if dataset_path is None else str(dataset_path),
         dataset_source=dataset_source,
@@ -152,9 +164,16 @@ def bench(
     if dataset_path is not None and dataset_source is None:
         knobs["dataset_source"] = "local"
     if burstiness is not None:
-        knobs["arrivals"] = "gamma"
+        knobs.setdefault("arrivals", "gamma")
     if profile:
         knobs["profile_every"] = profile_every or default_profile_every(device or where.part(DllmPart).device)
+    systems = system or ["dllm-serve"]
+    of_system = {name: dict(knobs) for name in systems}
+    heeding = [name for name in systems if getattr(SYSTEMS.get(name), "has_readings", True)]
+    if reading is not None and heeding:
+        # What a baseline stands for beside the system under test, which is what it is.
+        for name in {*systems} - {*heeding}:
+            del of_system[name]["reading"]
     cells = [
         Cell(
             system=name,
@@ -163,11 +182,11 @@ def bench(
             executor=executor or where.executor,
             rate=opt.parse_rate(rate),
             seed=seed,
-            knobs=tuple(knobs.items()),
+            knobs=tuple(of_system[name].items()),
         )
         for dataset in dataset_name or ["osc"]
         for rate in request_rate or ["inf"]
-        for name in system or ["dllm-serve"]
+        for name in systems
     ]
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
     sweep = sweep_of(cells, store, force=force)
@@ -176,32 +195,42 @@ def bench(
             experiment.deployment.check_machine()
         reasons = [(e.cell.folder_name, sweep.why(e.cell)) for e in sweep.experiments]
         if json:
-            print_json([{"run": name, "why": reason} for name, reason in reasons])
+            print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
         else:
             print_table("Would run", ("run", "why"), reasons)
         return
+    if dataset_path is not None:
+        for line in dict.fromkeys(e.workload.provenance.description for e in sweep.experiments):
+            print(line, file=sys.stderr)
+    if plot is not None:
+        check_plot(plot)
     outcomes = run_sweep(sweep, continue_on_error=continue_on_error)
     runs = sweep.runs
     if json:
         print_json(
-            [
-                {
-                    "cell": run.cell.to_dict(),
-                    "obtained": run.obtained,
-                    "valid": run.validity.valid,
-                    "reasons": list(run.validity.reasons),
-                    "facts": run.facts,
-                    "folder": str(run.folder),
-                    "summary": run.summary,
-                }
-                for run in runs
-            ]
+            {
+                "runs": [
+                    {
+                        "cell": run.cell.to_dict(),
+                        "obtained": run.obtained,
+                        "valid": run.validity.valid,
+                        "reasons": list(run.validity.reasons),
+                        "facts": run.facts,
+                        "folder": str(run.folder),
+                        "summary": run.summary,
+                    }
+                    for run in runs
+                ]
+            }
         )
     else:
         _print_runs(runs)
         if profile:
             for run in runs:
                 print_profile(run)
+    if plot is not None and runs:
+        drawn = save_plot(plot, f"repro bench on {where.title}", [_as_plotted(run) for run in runs])
+        print(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
     if any(map(is_failure, outcomes)):
         raise typer.Exit(1)
@@ -215,6 +244,21 @@ def _print_runs(runs: Sequence[StoredRun]) -> None:
         columns = ("system", "dataset", "platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s")
         titles = (*columns, *(each.title for each in shown), "obtained", "verdict")
         print_table("Runs", titles, [_row(run, shown) for run in own])
+
+
+def _as_plotted(run: StoredRun) -> dict[str, Any]:
+    cell, summary = run.cell, run.summary
+    rate = "all at once" if cell.rate is None else f"{cell.rate:g} req/s"
+    return {
+        "label": f"{run.title}, {cell.dataset}, {rate}",
+        "throughput_tok_s": summary["throughput_tok_s"],
+        "mean_latency_s": summary["e2el_s"]["mean"],
+        "p50_latency_s": summary["e2el_s"]["p50"],
+        "p99_latency_s": summary["e2el_s"]["p99"],
+        "obtained": run.obtained,
+        "valid": run.validity.valid,
+        "run": cell.folder_name,
+    }
 
 
 def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:

@@ -19,6 +19,9 @@ def calibrate(
     platform: Annotated[str, typer.Option(help="rtx4090 or l40s.")] = "rtx4090",
     dry_run: Annotated[bool, typer.Option(help="Show the fit without storing it.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the stored constants, write the report again.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Replace the stored constants and report, which every simulation rests on.")
+    ] = False,
     sensitivity: Annotated[
         bool,
         typer.Option(
@@ -32,6 +35,7 @@ def calibrate(
     """Fit a card's constant on its named cells, and compare every stated number with what it gives; runs what is missing."""
     from engines.errors import UserError, require
     from engines.hardware.roofline import Calibration
+    from repro.files import writable_folder
     from repro.paths import CALIBRATION, LOCAL
     from repro.reports.fitting import protocol_of
     from repro.reports.predictions import medians_sentence, report, write_report
@@ -39,12 +43,19 @@ def calibrate(
 
     protocol = protocol_of(platform)
     if sensitivity:
-        for name, given in (("dry_run", dry_run), ("keep", keep)):
+        for name, given in (("dry_run", dry_run), ("keep", keep), ("write", write)):
             require(not given, f"{name} has no effect with sensitivity, which fits nothing that is kept: leave it out")
         _print_sensitivity(protocol, json=json)
         return
     if dry_run and keep:
         raise UserError("dry_run and keep: nothing would be done, give one of them")
+    if not (dry_run or write or keep):
+        raise UserError(
+            f"calibrate replaces {CALIBRATION / platform}.json and its report, which every simulation rests on: add --write, or "
+            f"--dry-run to see the fit alone"
+        )
+    if not dry_run:
+        writable_folder("calibration", CALIBRATION)
     calibration = Calibration.load(CALIBRATION / f"{platform}.json") if keep else _fit(protocol)
     judged: list[Judged] = []
     if not dry_run:

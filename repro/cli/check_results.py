@@ -28,17 +28,19 @@ def check_results(
     found = [*check_figures(root), *check_claims(root), *(check_reports() if root == RESULTS else [])]
     if json:
         print_json(
-            [
-                {
-                    "figure": each.figure,
-                    "file": str(each.path.relative_to(root)),
-                    "status": each.status,
-                    "measured": each.is_measured,
-                    "fault": each.is_fault,
-                    "reason": each.reason,
-                }
-                for each in found
-            ]
+            {
+                "figures": [
+                    {
+                        "figure": each.figure,
+                        "file": str(each.path.relative_to(root)),
+                        "status": each.status,
+                        "measured": each.is_measured,
+                        "fault": each.is_fault,
+                        "reason": each.reason,
+                    }
+                    for each in found
+                ]
+            }
         )
     else:
         print_table(

@@ -14,7 +14,6 @@ from repro.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
 
-WIDTH = 80
 TITLES = {
     "prediction": "predictions",
     "implied by the fit": "implied by the fit (no evidence for it)",
@@ -46,7 +45,7 @@ def claims(
     stated = read_claims(chosen.claims, chosen.name)
     root = readable_folder("result_dir", result_dir or LOCAL)
     out = writable_folder("out_dir", out_dir or LOCAL_FIGURES)
-    store = Store(root, accept_other_code=accept_other_code)
+    store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
     judged = judge_all(stated, stored_answers(chosen.entries, store))
     path = save(out / f"claims-{chosen.name}.csv", judged)
     if json:
@@ -78,16 +77,12 @@ def _print(paper: str, judged: Sequence[Judged]) -> None:
                     )
                     for each in own
                 ],
-                width=WIDTH,
-                whole=1,
             )
     if reasons := [each for each in judged if each.verdict in ("not reproduced", "not testable here")]:
         print_table(
             "Why not reproduced, or not testable here",
             ("claim", "reason"),
             [(each.claim.id, each.reason or "-") for each in reasons],
-            width=WIDTH,
-            whole=1,
         )
     if own := [each for each in judged if each.claim.kind == "inconsistency"]:
         print_table(
@@ -97,8 +92,6 @@ def _print(paper: str, judged: Sequence[Judged]) -> None:
                 (each.claim.id, each.claim.statement, each.claim.recomputed.verdict if each.claim.recomputed else "-")
                 for each in own
             ],
-            width=WIDTH,
-            whole=1,
         )
     for role, counts in count_by_role(judged).items():
         print(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")

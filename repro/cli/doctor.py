@@ -12,6 +12,6 @@ def doctor(json: opt.Json = False) -> None:
 
     report = examine()
     if json:
-        print_json(to_json(report))
+        print_json({"items": to_json(report)})
     else:
         print_table("This machine", ("item", "status", "detail"), [(r.item, r.status, r.detail) for r in report])

@@ -110,7 +110,7 @@ def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
 
 
 def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only: bool) -> None:
-    from repro.cli.sweep import require_runs, run_sweep, say_what_ran, sweep_of
+    from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
     from repro.reports.figures import figure as figure_of
     from repro.reports.stamp import write_stamp
@@ -120,15 +120,20 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     store, out = asked.store, asked.out
     if draw_only:
         readable_folder("result_dir", store.root)
+        store.accept_other_machine = True
     # One sweep for all views: readings share the runs of dLLM-Serve.
     grids = [[view.applied(cell) for cell in module.cells(view)] for view in views]
-    sweep = sweep_of([cell for grid in grids for cell in grid], store, force=force)
+    cells = [cell for grid in grids for cell in grid]
+    if draw_only:
+        require_folders(cells, store, name)
+    sweep = sweep_of(cells, store, force=force, will_run=not draw_only)
     outcomes = [] if draw_only else run_sweep(sweep, out_dir=out)
-    require_runs(sweep)
+    require_runs(sweep, name)
     writable_folder("out_dir", out)
     drawn = []
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
         assert runs is not None
+        require_alike(runs, name)
         rendered = module.render(runs, view, out)
         write_stamp(entry, view, runs, rendered)
         drawn.append((view, rendered))
@@ -139,18 +144,20 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
             print("  files: " + ", ".join(_relative(path) for path in rendered.files))
     if json:
         print_json(
-            [
-                {
-                    "figure": entry.name,
-                    "platform": view.platform.name,
-                    "reading": view.reading,
-                    "files": [str(path) for path in rendered.files],
-                    "columns": rendered.columns,
-                    "rows": rendered.rows,
-                    "notes": rendered.notes,
-                }
-                for view, rendered in drawn
-            ]
+            {
+                "figures": [
+                    {
+                        "figure": entry.name,
+                        "platform": view.platform.name,
+                        "reading": view.reading,
+                        "files": [str(path) for path in rendered.files],
+                        "columns": rendered.columns,
+                        "rows": rendered.rows,
+                        "notes": rendered.notes,
+                    }
+                    for view, rendered in drawn
+                ]
+            }
         )
     if outcomes:
         say_what_ran(outcomes, store.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -66,6 +67,14 @@ def generate(
         raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
     result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
+    if answer is not None and not answer.text.strip():
+        print(
+            "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in "
+            "the README for one it answers"
+            if answer.finish_reason == "stop"
+            else "the model generated no text",
+            file=sys.stderr,
+        )
     if json:
         as_text = {} if answer is None else answer._asdict()
         print_json({"token_ids": list(result.token_ids), "forward_passes": result.forward_passes, **as_text})

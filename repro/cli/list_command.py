@@ -23,6 +23,6 @@ def list_command(json: opt.Json = False) -> None:
     ]
     rows += [("figure", f.name, f.title) for f in FIGURES.values()]
     if json:
-        print_json([{"kind": kind, "name": name, "what": what} for kind, name, what in rows])
+        print_json({"items": [{"kind": kind, "name": name, "what": what} for kind, name, what in rows]})
     else:
         print_table("What there is", ("kind", "name", "what it is"), rows)

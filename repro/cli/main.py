@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
-from typing import NoReturn
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from types import FrameType
+from typing import Any
 
 import typer
-
-try:  # typer carries its own copy of click in newer releases
-    from typer._click.exceptions import ClickException, NoArgsIsHelpError
-except ImportError:
-    from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
+from typer.main import get_command
 
 from engines.errors import UserError
 from repro.cli.ablate import ablate
@@ -20,16 +23,18 @@ from repro.cli.calibrate import calibrate
 from repro.cli.check_results import check_results
 from repro.cli.claims import claims
 from repro.cli.doctor import doctor
+from repro.cli.endings import DONE, FAILED, Ending, ending_of
 from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
 from repro.cli.generate import generate
 from repro.cli.gpu_suite import gpu_suite
 from repro.cli.list_command import list_command
+from repro.cli.panels import PanelCommand
 from repro.cli.plan import plan
 from repro.cli.train import train_tiny
 from repro.cli.verify import verify_baselines
 
-_INTERRUPTED = 130
+_PATHS = ("--result-dir", "--out-dir", "--out", "--results", "--dataset-path", "--prompt-ids", "--golden", "--export")
 
 app = typer.Typer(
     name="repro",
@@ -40,14 +45,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(reproduce)
-app.command()(figure)
-app.command()(bench)
+app.command(cls=PanelCommand)(reproduce)
+app.command(cls=PanelCommand)(figure)
+app.command(cls=PanelCommand)(bench)
 app.command()(claims)
 app.command(name="check-results")(check_results)
-app.command()(ablate)
-app.command(name="eval")(evaluate)
-app.command()(generate)
+app.command(cls=PanelCommand)(ablate)
+app.command(name="eval", cls=PanelCommand)(evaluate)
+app.command(cls=PanelCommand)(generate)
 app.command(name="list")(list_command)
 app.command()(doctor)
 app.command()(plan)
@@ -57,29 +62,116 @@ app.command(name="verify-baselines")(verify_baselines)
 app.command(name="gpu-suite")(gpu_suite)
 
 
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
+        from repro import __version__
+
+        print(f"repro {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root(verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what is reused and why.")) -> None:
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr)
+def _root(
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log what is reused and why."),
+    version: bool = typer.Option(
+        False, "--version", help="Say the version, and exit.", is_eager=True, callback=_say_version
+    ),
+) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING, format="%(message)s", stream=sys.stderr, force=True
+    )
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted."""
+    """Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted, 143 terminated."""
+    with _streams(), _sigterm_as_interrupt() as terminated:
+        try:
+            ending = Ending(code=_command(sys.argv[1:]))
+            sys.stdout.flush()
+        except BaseException as error:
+            ending = ending_of(error, is_terminated=bool(terminated))
+        _say(ending)
+    sys.exit(ending.code)
+
+
+def _command(arguments: list[str]) -> int:
+    for argument in arguments:
+        # Bytes that are no text end up in messages, file names and stored runs.
+        if not _is_text(argument):
+            raise UserError(f"argument {argument!r} is not UTF-8 text: write it as UTF-8, or rename the file")
+    for option, value in _given_paths(arguments):
+        if value == "":
+            raise UserError(f"{option}='' is empty: give a path, or leave it out")
+    # Not ``app()``, which has its own ideas of interrupts and closed pipes.
+    command = _tree()
+    with command.make_context("repro", arguments) as context:
+        command.invoke(context)
+    return DONE
+
+
+@cache
+def _tree() -> Any:
+    return get_command(app)
+
+
+def _given_paths(arguments: list[str]) -> Iterator[tuple[str, str]]:
+    """Options that take a path, as they stand: an empty one would be the working directory."""
+    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        option, equals, value = argument.partition("=")
+        if option in _PATHS:
+            yield option, value if equals else following
+
+
+def _is_text(argument: str) -> bool:
     try:
-        code = app(standalone_mode=False)
-    except UserError as error:
-        _refuse(str(error))
-    except ClickException as error:
-        # An unknown command or option, a missing argument, a value of the wrong type.
-        if isinstance(error, NoArgsIsHelpError):
-            print(error.format_message())
-            sys.exit(0)
-        _refuse(f"{error.format_message().rstrip('.')}: see 'repro --help'")
-    else:
-        if code == _INTERRUPTED:
-            print("interrupted: finished runs are kept; the same command continues", file=sys.stderr)
-        sys.exit(code if isinstance(code, int) else 0)
+        argument.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in argument
 
 
-def _refuse(sentence: str) -> NoReturn:
-    print(f"error: {' '.join(sentence.split())}", file=sys.stderr)
-    sys.exit(2)
+@contextmanager
+def _streams() -> Iterator[None]:
+    """What a stream's encoding lacks is written escaped; a closed stderr is silence."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    if sys.stdout is None:
+        print("error: standard output is closed: give it somewhere to go", file=sys.stderr)
+        sys.exit(FAILED)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    yield
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[list[int]]:
+    """SIGTERM ends as Ctrl-C does. Yields what fills once it came."""
+    received: list[int] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(ending: Ending) -> None:
+    try:
+        if ending.help is not None:
+            print(ending.help)
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        # Nobody reads it: what is still buffered must not fail again when Python ends.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if ending.line is not None:
+        with suppress(OSError, ValueError):
+            print(ending.line, file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from engines.bounds import MOST, check_most
 from engines.errors import UserError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
@@ -17,6 +18,9 @@ ResultDir = Annotated[Path | None, typer.Option(help="Where run folders are [def
 Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.")]
 OtherCode = Annotated[
     bool, typer.Option("--accept-other-code", help="Reuse stored runs that other code made, and mark them.")
+]
+Plot = Annotated[
+    Path | None, typer.Option(help="Draw the runs into this file, .png or .pdf, with a CSV of the same name beside it.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
@@ -82,6 +86,7 @@ def parse_rate(text: str) -> float | None:
         rate = -1.0
     if not 0 < rate < float("inf"):
         raise UserError(f"request_rate={text!r} must be a positive number of requests/s, or 'inf'")
+    check_most("rate", rate, prefix="request_")
     return rate
 
 
@@ -111,4 +116,9 @@ def parse_memory_limit(text: str | None) -> int | None:
         raise UserError(f"memory_limit={text!r} is not a size: write it like 24GB or 64MiB")
     unit = (match[2] or "B").upper()
     scale = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}[unit]
-    return int(float(match[1]) * scale)
+    value = float(match[1]) * scale
+    if value > MOST["memory_limit"]:
+        raise UserError(
+            f"memory_limit={text!r} is more than {MOST['memory_limit'] / 1e12:g} TB, the most that is taken"
+        )
+    return int(value)

@@ -3,27 +3,89 @@
 from __future__ import annotations
 
 import json
-import sys
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+NOT_A_TERMINAL = 160
+"""Columns where nothing says how many there are."""
+NARROW = 14
+"""A column no wider is never broken into lines."""
 
-def print_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], width: int | None = None, whole: int = 0
-) -> None:
-    """``width`` None is the terminal's, or 160 where there is none. The first ``whole`` columns are never folded."""
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """No wider than the terminal: columns that say the same in every row become a line above, a column of words is
+    broken between them, and where that is not enough each row is written downwards."""
+    held = [tuple(row) for row in rows]
+    width = _width()
+    print(title)
+    if _natural_width(columns, held) > width and len(held) > 1:
+        columns, held = _without_constants(columns, held, width)
+    if _least_width(columns, held) > width:
+        _print_downwards(columns, held, width)
+    else:
+        _print_across(columns, held, width)
+
+
+def _width() -> int:
+    """Of the terminal, or as COLUMNS says."""
+    return shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns
+
+
+def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: bool) -> list[int]:
+    """Of each column the longest cell, or the longest word of its cells."""
+
+    def length(cell: str) -> int:
+        parts = cell.split() if by_word and len(cell) > NARROW else cell.splitlines()
+        return max(map(len, parts), default=0)
+
+    return [max(length(str(cell)) for cell in (name, *cells)) for name, *cells in zip(columns, *rows, strict=True)]
+
+
+def _natural_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    return sum(_lengths(columns, rows, by_word=False)) + 3 * len(columns) + 1
+
+
+def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    return sum(_lengths(columns, rows, by_word=True)) + 3 * len(columns) + 1
+
+
+def _without_constants(
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    same = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
+    kept = [i for i in range(len(columns)) if i not in same] or [0]
+    said = "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept)
+    for line in textwrap.wrap(said, width):
+        print(line)
+    return [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
+
+
+def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number < whole)
+    table = Table()
+    whole, words = _lengths(columns, rows, by_word=False), _lengths(columns, rows, by_word=True)
+    fits = sum(whole) + 3 * len(columns) + 1 <= width
+    for name, natural, least in zip(columns, whole, words, strict=True):
+        is_rigid = fits or natural <= NARROW
+        table.add_column(name, overflow="fold", no_wrap=is_rigid, min_width=natural if is_rigid else least)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    if width is None and not sys.stdout.isatty():
-        width = 160
     Console(width=width).print(table)
+
+
+def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
+    indent = min(max(map(len, columns), default=0) + 2, width // 2)
+    for row in rows:
+        print("-" * min(width, 40))
+        for name, cell in zip(columns, row, strict=True):
+            label = f"{name}:".ljust(indent)
+            lines = textwrap.wrap(cell, max(width - len(label), 10)) or ["-"]
+            print(label + f"\n{' ' * len(label)}".join(lines))
 
 
 def print_json(value: Any) -> None:

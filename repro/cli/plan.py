@@ -56,7 +56,7 @@ def plan(
         raise UserError(f"input_len={input_len} must be between 1 and {longest}: the model and the token budget set it")
     rows = compare_logit_budgets(LLADA_8B, cases, prompt_len=input_len, generation=generation)
     if json:
-        print_json([asdict(row) for row in rows])
+        print_json({"plans": [asdict(row) for row in rows]})
         return
     print_table(
         f"Memory plan of LLaDA-8B, requests of {input_len} + {part.gen_length} tokens (simulated: from shapes)",

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from engines.errors import UserError
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
-    from repro.runs.store import Store
+    from repro.runs.store import Store, StoredRun
     from repro.runs.sweep import CellOutcome, Sweep
 
 
 MAX_WARNED = 3
 
 
-def sweep_of(cells: Sequence[Cell], store: Store, *, force: bool = False) -> Sweep:
-    """Every cell is checked, and looked up in the store."""
+def sweep_of(cells: Sequence[Cell], store: Store, *, force: bool = False, will_run: bool = True) -> Sweep:
+    """Every cell is checked, and looked up in the store. What needs no work comes first: a device that is missing, where
+    runs are to be made on it."""
     from repro.runs.experiment import prepare_all
     from repro.runs.sweep import Sweep
+    from repro.runs.system import SYSTEMS
 
+    if will_run:
+        for cell in cells if force else store.surely_missing(cells):
+            check_device = getattr(SYSTEMS.get(cell.system), "check_device", None)
+            if check_device is not None:
+                check_device(cell)
     return Sweep(prepare_all(cells), store, force=force)
 
 
@@ -31,8 +38,8 @@ def run_sweep(sweep: Sweep, *, continue_on_error: bool = False, out_dir: Path | 
     from repro.runs.progress import sweep_progress
 
     sweep.check(out_dir)
-    with sweep_progress(sweep.num_cells) as on_event:
-        return sweep.run(continue_on_error=continue_on_error, on_event=on_event)
+    with sweep_progress(sweep.num_cells) as progress:
+        return sweep.run(continue_on_error=continue_on_error, on_event=progress.on_event, on_step=progress.on_step)
 
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
@@ -62,10 +69,31 @@ def is_failure(outcome: CellOutcome) -> bool:
     return outcome.status == "failed" or (outcome.run is not None and not outcome.run.validity.valid)
 
 
-def require_runs(sweep: Sweep) -> None:
+def require_folders(cells: Sequence[Cell], store: Store, figure: str) -> None:
+    """``require_runs`` of what needs no look at the requests: whether there is a folder of such a run at all."""
+    if missing := store.surely_missing(cells):
+        _refuse(len(missing), len(cells), f"{missing[0].folder_prefix}: no folder", figure)
+
+
+def require_runs(sweep: Sweep, figure: str) -> None:
     """Refuse to go on where a run is missing."""
-    if sweep.missing:
-        raise UserError(
-            f"{len(sweep.missing)} of {sweep.num_cells} runs behind this figure are missing (first: "
-            f"{sweep.missing[0].folder_name}: {sweep.why(sweep.missing[0])}): run 'repro reproduce' first"
-        )
+    if missing := sweep.missing:
+        _refuse(len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure)
+
+
+def _refuse(num_missing: int, num_cells: int, first: str, figure: str) -> NoReturn:
+    raise UserError(
+        f"{num_missing} of {num_cells} runs behind {figure} are missing (first: {first}): run 'repro reproduce {figure}' first"
+    )
+
+
+def require_alike(runs: Iterable[StoredRun], what: str) -> None:
+    """Refuse to compare runs that were measured on unlike machines."""
+    machines = [run.machine for run in runs if run.machine is not None]
+    for name in sorted({name for machine in machines for name in machine}):
+        values = sorted({str(machine.get(name)) for machine in machines})
+        if len(values) > 1:
+            raise UserError(
+                f"runs behind {what} were measured on unlike machines ({name}: {'; '.join(values)}): measure them alike with "
+                f"--force, or in a new --result-dir"
+            )

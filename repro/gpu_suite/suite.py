@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engines.errors import UserError
-from repro.files import replace_text
+from repro.files import replace_text, replacing
 from repro.gpu_suite.checks import Check
 from repro.gpu_suite.stages import Planned
 from repro.runs.cell import Cell
@@ -239,11 +239,8 @@ class Suite:
         self._save()
         self.on_done(self)
         if self.export is not None:
-            self.export.mkdir(parents=True, exist_ok=True)
-            partial = self.export / f".{ARCHIVE}.partial"
-            with tarfile.open(partial, "w:gz") as archive:
+            with replacing(self.export / ARCHIVE) as partial, tarfile.open(partial, "w:gz") as archive:
                 archive.add(self.root, arcname=self.root.name, filter=_kept)
-            partial.replace(self.export / ARCHIVE)
 
     def _save(self) -> None:
         value = {

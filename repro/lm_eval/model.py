@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from engines.dllm.engine import Engine
 from engines.dllm.request import Request, check_request
-from engines.errors import UserError, require
+from engines.errors import RunError, UserError, require
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
@@ -213,5 +213,5 @@ def _run(engine: Engine, num_requests: int, *, show_progress: bool) -> None:
     with tqdm(total=num_requests, desc="requests", disable=None if show_progress else True) as bar:
         for record in iter(engine.step, None):
             for request_id, reason in record.done.failed:
-                raise RuntimeError(f"request {request_id} failed: {reason}")
+                raise RunError(f"request {request_id} failed: {reason}")
             bar.update(len(record.done.finished))

@@ -59,9 +59,8 @@ def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
 
 def stored_answers(entries: Sequence[FigureEntry], store: Store) -> list[Answer]:
     """Of every figure whose runs are all stored."""
-    kept = {_prefix(path.name) for path in store.root.iterdir()} if store.root.is_dir() else set()
     # Preparing a cell costs more than seeing that nothing like it is stored, whatever the basis of its numbers.
-    chosen = [s for s in sources(entries) if kept.issuperset(_prefix(cell.folder_name) for cell in s.cells)]
+    chosen = [source for source in sources(entries) if not store.surely_missing(source.cells)]
     return answers_of(chosen, sweep_over(chosen, store))
 
 
@@ -74,8 +73,3 @@ def answers_of(chosen: Sequence[Source], sweep: Sweep) -> list[Answer]:
         if runs is not None
         for answer in source.answers(runs)
     ]
-
-
-def _prefix(folder: str) -> str:
-    """A run's folder but for its key."""
-    return folder.rpartition("_")[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
+from engines.bounds import check_most
 from engines.errors import UserError
 from repro.paths import PAPER as CLAIMS
 from repro.registry import load
@@ -40,6 +41,7 @@ class View:
 
     def __post_init__(self) -> None:
         reading(self.reading)  # refuses an unknown one
+        check_most("num_runs", self.num_runs)
         if self.num_runs < 1:
             raise UserError(f"num_runs={self.num_runs} must be at least 1")
 

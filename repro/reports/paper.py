@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 from engines.errors import UserError
+from repro.files import one_line, unreadable_yaml
 from repro.paths import PAPER
 
 FOLDERS: Mapping[str, str] = {"dllm-serve": "dllm_serve", "ampd": "ampd", "laps": "laps"}
@@ -227,14 +228,12 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _yaml(path: Path) -> Any:
-    import yaml
-
     try:
         return _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: run from a complete checkout") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML: {error}") from error
+    except unreadable_yaml() as error:
+        raise UserError(f"{path} is not valid YAML ({one_line(error)}): restore the file") from error
 
 
 @lru_cache(maxsize=8)

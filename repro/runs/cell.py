@@ -101,11 +101,16 @@ class Cell:
 
     @property
     def folder_name(self) -> str:
+        return f"{self.folder_prefix}_{self.key}"
+
+    @property
+    def folder_prefix(self) -> str:
+        """What cells share that differ in their knobs alone."""
         parts = [self.system, self.dataset, self.platform, self.executor]
         if self.rate is not None:
             parts.append(f"r{self.rate:g}")
         prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join([*parts, f"s{self.seed}"])).lstrip("._-")
-        return f"{prefix[:PREFIX_LENGTH]}_{self.key}"
+        return prefix[:PREFIX_LENGTH]
 
 
 def _is_int(value: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from repro.runs.cell import COMPARISON, Cell
 from repro.runs.code import Code, code_of
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
+from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, Deployment
 
@@ -34,6 +35,11 @@ class Experiment:
     @property
     def is_measured(self) -> bool:
         return self.deployment.obtained == "measured"
+
+    @property
+    def machine(self) -> Mapping[str, Any] | None:
+        """What a measured run's numbers are of besides its code; None for a simulated one."""
+        return machine_identity(getattr(self.deployment, "device", "cpu")) if self.is_measured else None
 
     def run(self, on_progress: OnProgress | None = None) -> RunRecord:
         return self.deployment.run(self.workload, on_progress)

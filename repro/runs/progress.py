@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from repro.runs.drivers.steps import DriveProgress
+from repro.runs.experiment import Experiment
+from repro.runs.runner import OnStep
 from repro.runs.sweep import CellEvent, OnEvent
 
 if TYPE_CHECKING:
@@ -15,14 +20,28 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+REDRAW_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepProgress:
+    """What a sweep tells; ``on_step`` within a run made in this process, None where nobody watches."""
+
+    on_event: OnEvent
+    on_step: OnStep | None = None
+
+    def __call__(self, event: CellEvent) -> None:
+        self.on_event(event)
+
+
 @contextmanager
-def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[OnEvent]:
-    """Yields an ``on_event`` for ``Sweep.run``. Reused, failed and interrupted cells are told in words on both."""
+def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[SweepProgress]:
+    """Yields what ``Sweep.run`` is to tell. Reused, failed and interrupted cells are told in words on both."""
     from rich.console import Console as RichConsole
 
     console = console or RichConsole(stderr=True)
     if not console.is_terminal:
-        yield _log_event
+        yield SweepProgress(on_event=_log_event)
         return
 
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,15 +50,28 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[O
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=num_total)
+        drawn_at, num_closed = 0.0, 0
 
         def draw(event: CellEvent) -> None:
+            nonlocal num_closed
+            num_closed = event.num_closed
             description = event.cell.folder_name if event.kind == "started" and event.cell is not None else None
             progress.update(task, completed=event.num_closed, description=description)
             if event.kind in ("reused", "failed", "interrupted"):
                 # Plain text: an error message may hold brackets.
                 progress.console.print(Text(_line(event)))
 
-        yield draw
+        def draw_step(experiment: Experiment, done: DriveProgress) -> None:
+            nonlocal drawn_at
+            # Seldom: a run that is measured is not to be disturbed.
+            if (now := time.monotonic()) - drawn_at < REDRAW_S:
+                return
+            drawn_at = now
+            share = done.num_closed / max(done.num_total, 1)
+            description = f"{experiment.cell.folder_name}: {done.num_closed} of {done.num_total} requests"
+            progress.update(task, completed=num_closed + share, description=description)
+
+        yield SweepProgress(on_event=draw, on_step=draw_step)
 
 
 def _log_event(event: CellEvent) -> None:

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from engines.bounds import machine_memory_bytes
 from repro.paths import REPO
 from repro.runs.record import Obtained
 from repro.runs.session import Load
@@ -78,9 +79,26 @@ def collect(
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: _version(name) for name in LIBRARIES},
         "cpu": {"model": _cpu_model(), "count": os.cpu_count(), "usable": _usable_cpus()},
-        "memory_bytes": _memory_bytes(),
+        "memory_bytes": machine_memory_bytes(),
         "gpu": _gpu(),
     }
+
+
+def machine_identity(device: str) -> dict[str, Any]:
+    """What makes measured times comparable: equal for two runs on one machine, set up alike. Known without torch for
+    ``device`` cpu, so that looking a run up loads nothing."""
+    cores = _usable_cpus()
+    identity: dict[str, Any] = {
+        "cpu": _cpu_model(),
+        "cores": cores,
+        "threads": os.environ.get("OMP_NUM_THREADS") or str(cores),
+        "torch": _version("torch"),
+    }
+    if device.startswith("cuda"):
+        import torch
+
+        identity["gpu"] = torch.cuda.get_device_name(device) if torch.cuda.is_available() else None
+    return identity
 
 
 def git_state(root: Path = REPO) -> GitState:
@@ -167,13 +185,6 @@ def _cpu_model() -> str | None:
 def _usable_cpus() -> int | None:
     """CPUs this process may run on, which a container often limits."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def _memory_bytes() -> int | None:
-    names = getattr(os, "sysconf_names", {})
-    if "SC_PAGE_SIZE" not in names or "SC_PHYS_PAGES" not in names:
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _gpu() -> dict[str, Any] | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-import signal
+import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from functools import partial
 
 from repro.runs.drivers.steps import DriveProgress, OnProgress
@@ -15,6 +14,7 @@ from repro.runs.experiment import Experiment
 from repro.runs.provenance import Timing, utc_now
 from repro.runs.record import RunRecord
 from repro.runs.session import Session
+from repro.runs.workers import begin_worker, ending_with_its_workers
 
 OnStart = Callable[[Experiment], None]
 OnDone = Callable[[Experiment, RunRecord, Timing], None]
@@ -37,7 +37,7 @@ def timed(
 
 
 def run_here(
-    experiments: Sequence[Experiment],
+    experiments: Iterable[Experiment],
     on_start: OnStart,
     on_done: OnDone,
     on_error: OnError,
@@ -61,7 +61,7 @@ def run_in_pool(
     """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. After an
     error that ends the sweep, runs under way still finish and are kept."""
     failures: dict[int, Exception] = {}
-    with _pool(jobs) as pool:
+    with ending_with_its_workers(_pool(jobs)) as pool:
         index: dict[Future[tuple[RunRecord, Timing]], int] = {}
         for i, experiment in enumerate(experiments):
             on_start(experiment)
@@ -82,21 +82,7 @@ def run_in_pool(
         raise failures[min(failures)]
 
 
-@contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+def _pool(jobs: int) -> ProcessPoolExecutor:
     # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(max_workers=jobs, mp_context=context, initializer=_die_on_interrupt)
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _die_on_interrupt() -> None:
-    """A terminal's Ctrl-C reaches the whole process group: workers end at once, without a traceback each."""
-    # Where the parent ignores it (a job in the background), so do they.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker, initargs=(os.getpid(),))

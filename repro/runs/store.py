@@ -6,18 +6,21 @@ code; what differs from run to run (times, command, machine) is in ``provenance.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, get_args
 
+from engines.errors import RunError
 from repro.runs.cell import Cell
-from repro.runs.code import Code
 from repro.runs.experiment import Experiment
 from repro.runs.family import Family
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, Obtained, RunRecord, Table, empty_table
@@ -27,11 +30,16 @@ from repro.runs.system import SYSTEMS
 from repro.runs.tables import read_table, table_file, write_table
 from repro.runs.validity import Validity
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 SUMMARY, CELL = "summary.json", "cell.json"
 MANIFEST, PROVENANCE = "manifest.json", "provenance.json"
 
 
-class StoreError(RuntimeError):
+class StoreError(RunError):
     """A stored run was asked for that is absent or cannot be trusted; says why."""
 
 
@@ -45,6 +53,13 @@ class StoredRun:
     provenance: Mapping[str, Any]
     other_code: tuple[str, ...] = ()
     """Modules that are not as they were when it ran."""
+    is_of_other_machine: bool = False
+    """Whether it was measured on a machine unlike this one."""
+
+    @property
+    def machine(self) -> Mapping[str, Any] | None:
+        """What it was measured on; None of a simulated run."""
+        return self.manifest.get("machine")
 
     @property
     def family(self) -> Family:
@@ -93,7 +108,8 @@ class StoredRun:
             obtained += ", uncalibrated"
         if self.validity.warnings:
             obtained += ", contended"
-        return obtained + (", other code" if self.other_code else "")
+        obtained += ", other code" if self.other_code else ""
+        return obtained + (", other machine" if self.is_of_other_machine else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,21 +134,60 @@ def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None
 class Store:
     """``root`` holds the run folders, ``results/local`` for runs of this machine."""
 
-    def __init__(self, root: Path, *, accept_other_code: bool = False) -> None:
-        """``accept_other_code`` takes runs that other code made as done, and marks them."""
+    def __init__(self, root: Path, *, accept_other_code: bool = False, accept_other_machine: bool = False) -> None:
+        """``accept_other_code`` takes runs that other code made as done, and marks them; so does ``accept_other_machine``
+        with those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
         self.root = root
         self.accept_other_code = accept_other_code
+        self.accept_other_machine = accept_other_machine
 
     def folder(self, cell: Cell) -> Path:
         return self.root / cell.folder_name
 
+    def surely_missing(self, cells: Iterable[Cell]) -> list[Cell]:
+        """Those of which there is no folder whatever their knobs; tells in one look, and without their requests."""
+        try:
+            held = {name.rpartition("_")[0] for name in os.listdir(self.root)}
+        except OSError:
+            held = set()
+        return [cell for cell in cells if cell.folder_prefix not in held]
+
+    def written(self, cell: Cell) -> tuple[int, int] | None:
+        """Another value for every time that the cell is stored; None where it is not."""
+        try:
+            found = self.folder(cell).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    @contextmanager
+    def claim(self, cells: Sequence[Cell], *, wait: bool) -> Iterator[bool]:
+        """Whether all the cells are this process's to make, in the body; ``wait`` for others to have made theirs."""
+        if fcntl is None:  # no such locks on this system
+            yield True
+            return
+        # Of this machine and user, not in the store: that holds runs and nothing else.
+        name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:16]
+        with Path(gettempdir(), f"repro-{os.getuid()}-{name}.lock").open("a") as file:
+            try:
+                # One byte of the file a cell: a process's locks end with it, however it ends. In order, so that two that
+                # wait do not wait for each other.
+                for place in sorted({int(cell.key, 16) for cell in cells}):
+                    fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                yield False
+                return
+            yield True
+
     def find(self, experiment: Experiment) -> State:
         """Whether the stored run is this cell's, by this code and schema, and every file is as it was written."""
-        cell, folder = experiment.cell, self.folder(experiment.cell)
+        folder = self.folder(experiment.cell)
         try:
             if not folder.is_dir():
                 return State(run=None, reason="no folder")
-            return self._checked(cell, folder, experiment.code)
+            return self._checked(experiment, folder)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return State(run=None, reason=f"incomplete: a file cannot be read ({type(error).__name__}: {error})")
 
@@ -148,25 +203,33 @@ class Store:
         folder = self.folder(cell)
         partial = self.root / f".{cell.folder_name}.partial-{os.getpid()}"
         replaced = self.root / f".{cell.folder_name}.replaced-{os.getpid()}"
-        for leftover in (partial, replaced):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self.root.glob(f".{cell.folder_name}.*-*"):
+            if not _is_running(leftover.name.rpartition("-")[2]):
+                shutil.rmtree(leftover, ignore_errors=True)
         try:
             partial.mkdir(parents=True)
             manifest = _write(partial, experiment, record, provenance)
             if folder.exists():
                 folder.rename(replaced)
             partial.rename(folder)
-        except BaseException:
+        except BaseException as error:
             # An interrupt between the two renames must not lose the run that was there.
             if replaced.exists() and not folder.exists():
                 replaced.rename(folder)
+            if isinstance(error, OSError):
+                raise RunError(
+                    f"{folder.name} could not be stored in {self.root} ({error.strerror or error}): make room, or give "
+                    f"another --result-dir; finished runs are kept, and the same command continues"
+                ) from error
             raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
         return StoredRun(cell=cell, folder=folder, manifest=manifest, provenance=provenance)
 
-    def _checked(self, cell: Cell, folder: Path, code: Code) -> State:
+    def _checked(self, experiment: Experiment, folder: Path) -> State:
+        cell, code = experiment.cell, experiment.code
+
         def unusable(reason: str) -> State:
             return State(run=None, reason=reason)
 
@@ -191,8 +254,19 @@ class Store:
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
             return unusable(f"code changed: {_named(changed)}")
-        run = StoredRun(cell=cell, folder=folder, manifest=manifest, provenance=provenance, other_code=changed)
+        unlike = _unlike(manifest.get("machine"), experiment.machine)
+        if unlike and not self.accept_other_machine:
+            return unusable(f"another machine: {unlike}")
+        run = StoredRun(
+            cell=cell,
+            folder=folder,
+            manifest=manifest,
+            provenance=provenance,
+            other_code=changed,
+            is_of_other_machine=bool(unlike),
+        )
         note = f"; other code: {_named(changed)}" if changed else ""
+        note += f"; other machine: {unlike}" if unlike else ""
         if not run.validity.valid:
             note += f"; INVALID: {'; '.join(run.validity.reasons)}"
         return State(run=run, reason=f"done: same cell, finished {finished}{note}")
@@ -214,12 +288,37 @@ def _write(folder: Path, experiment: Experiment, record: RunRecord, provenance: 
         "family": family.name,
         "obtained": record.obtained,
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
+        "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
         "files": {name: _checksum(folder / name) for name in _sealed(folder, family)},
         "facts": dict(record.manifest),
     }
     _write_json(folder / MANIFEST, manifest)
     return manifest
+
+
+def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:
+    """Empty where they are alike, or nothing was measured."""
+    if here is None:
+        return ""
+    if stored is None:
+        return "it does not say which"
+    return "; ".join(
+        f"{name} {stored.get(name)} -> {value}" for name, value in here.items() if stored.get(name) != value
+    )
+
+
+def _is_running(pid: str) -> bool:
+    """Whether another process of that number is there, which may be writing."""
+    if not pid.isdigit() or int(pid) == os.getpid():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _sealed(folder: Path, family: Family) -> tuple[str, ...]:

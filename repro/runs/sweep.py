@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.files import writable_folder
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
@@ -18,7 +18,7 @@ from repro.runs.record import RunRecord
 from repro.runs.runner import OnStep, run_here, run_in_pool
 from repro.runs.session import Session
 from repro.runs.store import Store, StoredRun
-from repro.runs.unit import broken, interleaved, units
+from repro.runs.unit import broken, interleaved, together, units
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Sweep:
             self._unique.setdefault(experiment.cell.key, experiment)
         self._outcomes: dict[str, CellOutcome] = {}
         self._reasons: dict[str, str] = {}
+        self._seen = {key: store.written(experiment.cell) for key, experiment in self._unique.items()}
         for key, experiment in self._unique.items():
             state = store.find(experiment)
             if state.is_done and not force:
@@ -154,9 +155,10 @@ class Sweep:
 
         def on_error(experiment: Experiment, error: Exception) -> bool:
             # An error that ends the sweep is raised: its traceback need not be in the log too.
-            if continue_on_error and not isinstance(error, UserError):
+            is_said = isinstance(error, UserError | RunError)
+            if continue_on_error and not is_said:
                 logger.error("%s failed", experiment.cell.folder_name, exc_info=error)
-            message = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            message = str(error) if is_said else f"{type(error).__name__}: {error}"
             close(CellOutcome(cell=experiment.cell, status="failed", reason=message))
             return continue_on_error
 
@@ -167,11 +169,11 @@ class Sweep:
         workers = jobs or min(os.cpu_count() or 1, max(1, len(simulated) // CELLS_PER_WORKER))
         try:
             if workers == 1:
-                run_here(simulated, on_start, on_done, on_error, on_step)
+                run_here(self._claimed(simulated, close), on_start, on_done, on_error, on_step)
             else:
                 run_in_pool(simulated, workers, on_start, on_done, on_error)
             measured = interleaved([experiment for experiment in todo if experiment.is_measured])
-            run_here(measured, on_start, on_done, on_error, on_step, session)
+            run_here(self._claimed(measured, close), on_start, on_done, on_error, on_step, session)
         except KeyboardInterrupt:
             num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
             num_left = len(self._unique) - len(self._outcomes)
@@ -184,6 +186,30 @@ class Sweep:
             raise
         cells = [experiment.cell for experiment in self.experiments]
         return [replace(self._outcomes[cell.key], cell=cell) for cell in cells]
+
+    def _claimed(self, experiments: Sequence[Experiment], close: Callable[[CellOutcome], None]) -> Iterator[Experiment]:
+        """Unit by unit, each kept from other sweeps until the next is asked for. Those that others are making come last,
+        and are reused once made."""
+        busy: list[Sequence[Experiment]] = []
+        for others in (together(experiments), busy):
+            for unit in others:
+                with self.store.claim([experiment.cell for experiment in unit], wait=others is busy) as is_mine:
+                    if not is_mine:
+                        busy.append(unit)
+                    elif runs := self._made_meanwhile(unit):
+                        for experiment in unit:
+                            cell, reason = experiment.cell, "made by another sweep meanwhile"
+                            close(CellOutcome(cell=cell, status="reused", reason=reason, run=runs[cell.key]))
+                    else:
+                        yield from unit
+
+    def _made_meanwhile(self, unit: Sequence[Experiment]) -> dict[str, StoredRun]:
+        """The unit's runs, where another sweep has made them since this one looked."""
+        if all(self.store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
+            return {}
+        runs = {experiment.cell.key: self.store.find(experiment).run for experiment in unit}
+        found = {key: run for key, run in runs.items() if run is not None}
+        return found if len(found) == len(unit) and broken(unit, found) is None else {}
 
     @property
     def num_cells(self) -> int:

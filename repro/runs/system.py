@@ -26,7 +26,8 @@ class Workload(Protocol):
 
 
 class Deployment(Protocol):
-    """A system configured for one cell, checked, with nothing heavy loaded; it pickles where it is simulated."""
+    """A system configured for one cell, checked, with nothing heavy loaded; it pickles where it is simulated. Has a
+    ``device`` besides where its runs are measured on another than the CPU: cuda or cuda:N."""
 
     @property
     def obtained(self) -> Obtained:
@@ -52,6 +53,9 @@ class Deployment(Protocol):
 
 
 class System(Protocol):
+    """One whose cells can ask for a device may have ``check_device(cell)`` besides: it raises UserError where this machine
+    lacks it, at once, before the cell's requests are looked at."""
+
     @property
     def name(self) -> str: ...
 

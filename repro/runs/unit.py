@@ -7,6 +7,7 @@ counts as done only as a whole, and its runs alternate between the systems.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import groupby
 
 from repro.runs.experiment import Experiment
 from repro.runs.store import StoredRun
@@ -59,6 +60,16 @@ def interleaved(experiments: Sequence[Experiment]) -> list[Experiment]:
         first = 0 if load < 0 else turn[0].cell.seed % len(turn)
         result += [*turn[first:], *turn[:first]]
     return result
+
+
+def together(experiments: Iterable[Experiment]) -> list[list[Experiment]]:
+    """Neighbours of one unit in a list; a run without one by itself."""
+    return [
+        group
+        for unit, neighbours in groupby(experiments, unit_of)
+        for members in [list(neighbours)]
+        for group in ([[member] for member in members] if unit is None else [members])
+    ]
 
 
 def _load(experiment: Experiment) -> Hashable:

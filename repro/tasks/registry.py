@@ -25,6 +25,8 @@ class TaskEntry:
     criterion: str
     strict: str | None
     """What ``correct`` and ``strict`` mean."""
+    runs_code: bool = False
+    """Whether grading runs what a model wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,7 @@ TASKS: Mapping[str, TaskEntry] = MappingProxyType(
                 is_generated=True,
                 criterion="pass@1",
                 strict="the reference's text",
+                runs_code=True,
             ),
             TaskEntry(
                 name=gsm8k.NAME,
@@ -75,6 +78,7 @@ TASKS: Mapping[str, TaskEntry] = MappingProxyType(
                 is_generated=False,
                 criterion="pass@1",
                 strict=None,
+                runs_code=True,
             ),
         )
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engines.bounds import check_most
 from engines.errors import UserError
 from repro.tasks.problem import Span
 
@@ -98,6 +99,7 @@ class TrainConfig:
     final_problems: int = 500
 
     def __post_init__(self) -> None:
+        check_most("training steps", self.steps)
         if self.steps < 1:
             raise UserError(f"steps={self.steps} must be at least 1")
         if any(self.gen_length % block for block in self.block_lengths):

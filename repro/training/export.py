@@ -18,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
+from repro.files import replace_text, replacing
+from repro.runs.workers import begin_worker, ending_with_its_workers
 from repro.tasks.generators import GENERATORS
 from repro.training.card import render_card
 from repro.training.config import TrainConfig
@@ -29,22 +31,15 @@ REPORT_FILE = "training_report.json"
 _WORTH_A_PROCESS = 100
 
 
-def write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
 def _write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    replace_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def save_model(model: LLaDAModelLM, config: TrainConfig, directory: Path) -> None:
     """``config.json``, ``generation_config.json`` and float16 weights."""
     halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
-    temporary = directory / (WEIGHTS_FILE + ".tmp")
-    save_file(halved, temporary, metadata={"format": "pt"})
-    os.replace(temporary, directory / WEIGHTS_FILE)
+    with replacing(directory / WEIGHTS_FILE) as temporary:
+        save_file(halved, temporary, metadata={"format": "pt"})
     _write_json(directory / "config.json", model.config.to_dict() | {"torch_dtype": "float16"})
     generation = {
         "gen_length": config.gen_length,
@@ -96,7 +91,10 @@ def export_checkpoint(
         parts = [evaluate_task(directory, config, task) for task in tasks]
     else:
         # Two single-threaded evaluations do not disturb each other; two threads of one do.
-        with ProcessPoolExecutor(len(tasks), mp_context=get_context("spawn")) as pool:
+        pool = ProcessPoolExecutor(
+            len(tasks), mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),)
+        )
+        with ending_with_its_workers(pool):
             parts = list(pool.map(evaluate_task, [directory] * len(tasks), [config] * len(tasks), tasks))
     accuracy = [entry for part in parts for entry in part]
     tokenizer = load_tokenizer(directory)
@@ -115,5 +113,5 @@ def export_checkpoint(
         "history": history,
     }
     _write_json(directory / REPORT_FILE, report)
-    write_text(directory / "README.md", render_card(report))
+    replace_text(directory / "README.md", render_card(report))
     return report

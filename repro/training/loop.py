@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,7 @@ from engines.errors import UserError
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from repro.files import replacing
 from repro.tasks.generators import GENERATORS
 from repro.training.attention import batched_attention
 from repro.training.config import TrainConfig
@@ -105,9 +105,8 @@ class Trainer:
             "wall_s": self.wall_s,
             "history": self.history,
         }
-        temporary = path.with_name(path.name + ".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            torch.save(state, temporary)
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from repro.files import replace_text
 from repro.tasks.generators import GENERATORS
 
 MASK, EOS, BOS = "<|mdm_mask|>", "<|endoftext|>", "<|startoftext|>"
@@ -41,8 +42,7 @@ def train_tokenizer(*, seed: int, problems_per_task: int, vocab_size: int) -> To
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) -> None:
     """The Hugging Face layout: ``tokenizer.json`` and ``tokenizer_config.json``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    replace_text(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": BOS,
@@ -53,4 +53,4 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, *, max_length: int) ->
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    replace_text(directory / "tokenizer_config.json", json.dumps(config, indent=2) + "\n")

@@ -14,11 +14,14 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.bounds import check_most
 from engines.errors import UserError
 from repro.workloads.seed import derive_seed
 
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
 
+_LEAST = 1e-6
+"""Of rates and shapes: times would lose their digits below it."""
 _DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ between machines
 
 
@@ -51,11 +54,17 @@ class ArrivalConfig:
         if self.kind == "burst" and self.rate is not None:
             raise UserError(f"rate={self.rate} has no effect when arrivals='burst': leave it out")
         if self.kind != "gamma" and self.burstiness != 1.0:
-            raise UserError(f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma'")
+            raise UserError(
+                f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma', or leave it out"
+            )
         if not (math.isfinite(self.burstiness) and self.burstiness > 0):
             raise UserError(f"burstiness={self.burstiness} must be a finite number above 0 (1 is Poisson)")
         if self.kind != "trace" and self.path is not None:
             raise UserError(f"path={self.path!r} has no effect when arrivals={self.kind!r}: use 'trace'")
+        for name, value in (("rate", self.rate), ("burstiness", self.burstiness)):
+            check_most(name, value)
+            if value is not None and value < _LEAST:
+                raise UserError(f"{name}={value} is below {_LEAST:g}, the least that is taken: raise it")
 
 
 def arrival_times(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engines.errors import UserError
+from repro.files import one_line, read_yaml, unreadable_yaml
 from repro.workloads.lengths import EmpiricalLengths, LengthDistribution, LogNormalLengths, fit_statistics
 from repro.workloads.text import TextStyle
 from repro.workloads.trace import FileFormat
@@ -121,8 +122,6 @@ def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 @cache
 def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
     """The card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
-    import yaml
-
     names = known_datasets(cards_dir)
     if not names:
         raise UserError(f"no dataset cards in {str(cards_dir)!r}: run from a clone, installed with pip install -e")
@@ -130,9 +129,9 @@ def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
         raise UserError(f"dataset={name!r} is unknown: use one of {', '.join(names)}")
     path = cards_dir / f"{name.lower()}.yaml"
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path.name} is not YAML: {error}") from error
+        raw = read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
     card = parse_card(raw, where=path.name)
     if card.name != path.stem:
         raise UserError(f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")

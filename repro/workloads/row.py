@@ -33,7 +33,9 @@ class PromptRow:
 
 
 def bad_line(path: Path, line: int, field: str, value: object, fix: str) -> UserError:
-    shown = repr(value)
+    # Python writes no number of thousands of digits, and none is worth reading.
+    is_long = isinstance(value, int) and not -(10**60) < value < 10**60
+    shown = "a number of more than 60 digits" if is_long else repr(value)
     if len(shown) > _SHOWN:
         shown = shown[: _SHOWN - 3] + "..."
     return UserError(f"{path.name} line {line}: field {field!r} is {shown}: {fix}")
@@ -42,7 +44,11 @@ def bad_line(path: Path, line: int, field: str, value: object, fix: str) -> User
 def open_text(path: Path) -> TextIO:
     """A text file, unpacked if it ends in .gz. A file that is not there is the caller's mistake."""
     if not path.is_file():
-        raise UserError(f"file {str(path)!r} does not exist: check the path")
-    if path.suffix == ".gz":
-        return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        problem = "is a directory: give a file" if path.is_dir() else "does not exist: check the path"
+        raise UserError(f"file {str(path)!r} {problem}")
+    try:
+        if path.suffix == ".gz":
+            return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
+        return path.open(encoding="utf-8", newline="")
+    except OSError as error:
+        raise UserError(f"file {str(path)!r} cannot be read ({error.strerror}): change its permissions") from error

@@ -17,7 +17,15 @@ from typing import Literal, Protocol, get_args
 from engines.errors import UserError
 from repro.workloads.card import DatasetCard, HubReference, LocalFile
 from repro.workloads.row import UNREADABLE, PromptRow, open_text
-from repro.workloads.trace import detect_format, parse_lengths_csv, parse_prompts_jsonl, parse_trace, prompt_at
+from repro.workloads.trace import (
+    OWN_KEYS,
+    RENAMED,
+    detect_format,
+    parse_lengths_csv,
+    parse_prompts_jsonl,
+    parse_trace,
+    prompt_at,
+)
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 UsedSource = Literal["hub", "local", "embedded"]
@@ -147,9 +155,10 @@ def _first_object_has_prompt(path: Path, column: str) -> bool:
     with open_text(path) as file:
         try:
             record = json.loads(file.readline())
-        except (json.JSONDecodeError, *UNREADABLE):
+        except (ValueError, RecursionError, *UNREADABLE):
             return False
-    if not isinstance(record, dict) or {"arrival_s", "gen_length", "prompt_len"} & record.keys():
+    # What says when it came, or how long it was, is a trace, whose numbers are not to be passed over.
+    if not isinstance(record, dict) or ({*OWN_KEYS, *RENAMED} - {"prompt"}) & record.keys():
         return False
     return isinstance(prompt_at(record, column), str)
 

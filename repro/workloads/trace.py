@@ -33,7 +33,19 @@ FileFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl
 CHARS_PER_TOKEN = 4
 """Length of a text nobody tokenized: characters / 4, rounded up. Off by some 20-30 % for English and code."""
 
-_OWN_KEYS = ("arrival_s", "prompt_len", "prompt", "gen_length")
+OWN_KEYS = ("arrival_s", "prompt_len", "prompt", "gen_length")
+RENAMED = {
+    "timestamp": "arrival_s, in seconds",
+    "arrival_time": "arrival_s, in seconds",
+    "input_length": "prompt_len",
+    "output_length": "gen_length",
+    "output_len": "gen_length",
+    "max_tokens": "gen_length",
+}
+"""Keys of other traces -> ours, of the same meaning."""
+
+MOST_TOKENS = 2**31 - 1
+MOST_SECONDS = 1e12
 
 
 def estimate_tokens(num_chars: int) -> int:
@@ -84,8 +96,9 @@ def parse_trace_jsonl(path: Path) -> tuple[PromptRow, ...]:
     rows = []
     for line, record in json_rows(path):
         for key in record:
-            if key not in _OWN_KEYS:
-                raise bad_line(path, line, key, record[key], f"unknown key, use only {', '.join(_OWN_KEYS)}")
+            if key not in OWN_KEYS:
+                fix = f"call it {RENAMED[key]}" if key in RENAMED else f"use only {', '.join(OWN_KEYS)}"
+                raise bad_line(path, line, key, record[key], f"unknown key, {fix}")
         if ("prompt" in record) == ("prompt_len" in record):
             raise bad_line(
                 path,
@@ -119,6 +132,7 @@ def parse_prompts_jsonl(
             value = prompt_at(record, column)
             if not isinstance(value, str):
                 raise bad_line(path, line, column, value, "expected the prompt's text")
+            _require_whole(path, line, column, value)
             rows.append(PromptRow(prompt=value))
     return tuple(rows)
 
@@ -218,6 +232,10 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                     raise bad_line(
                         path, line, "line", text.strip(), f"not JSON ({error.msg}), one object a line"
                     ) from error
+                except (ValueError, RecursionError) as error:
+                    raise bad_line(
+                        path, line, "line", text.strip(), "nested too deeply, or with a number too long, to be read"
+                    ) from error
                 if not isinstance(record, dict):
                     raise bad_line(path, line, "line", record, "expected an object {...}, one a line")
                 yield line, record
@@ -237,19 +255,21 @@ def _count(path: Path, line: int, field: str, value: object, low: int = 0) -> in
         number = int(value) if re.fullmatch(r"\s*\d{1,18}\s*", value, re.ASCII) else None
     if isinstance(number, bool) or not isinstance(number, int) or number < low:
         raise bad_line(path, line, field, value, f"expected a whole number, at least {low}")
+    if number > MOST_TOKENS:
+        raise bad_line(path, line, field, value, f"expected a whole number, at most {MOST_TOKENS}")
     return number
 
 
 def _number(path: Path, line: int, field: str, value: object) -> float:
     number: float | None = None
     if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
+        number = float(value) if value <= MOST_SECONDS else math.inf
     elif isinstance(value, str):
         try:
             number = float(value)
         except ValueError:
             number = None
-    if number is None or not math.isfinite(number) or number < 0:
+    if number is None or not 0 <= number <= MOST_SECONDS:
         raise bad_line(path, line, field, value, "expected a finite number, not negative")
     return number
 
@@ -257,7 +277,16 @@ def _number(path: Path, line: int, field: str, value: object) -> float:
 def _text(path: Path, line: int, field: str, value: object) -> str:
     if not isinstance(value, str) or not value:
         raise bad_line(path, line, field, value, "expected a text that is not empty")
+    _require_whole(path, line, field, value)
     return value
+
+
+def _require_whole(path: Path, line: int, field: str, value: str) -> None:
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        part = value[max(0, error.start - 10) : error.start + 10]
+        raise bad_line(path, line, field, part, "holds half a character (a lone surrogate), take it out") from None
 
 
 def _clock_time(path: Path, line: int, field: str, value: str) -> float:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.bounds import check_fields
 from engines.dllm.config import GenerationConfig
 from engines.dllm.request import Request
 from engines.errors import UserError
@@ -45,8 +46,11 @@ class WorkloadConfig:
     dataset_path: str | None = None
     length_scale: float = 1.0
     fixed_prompt_len: int | None = None
+    may_replace_arrivals: bool = True
+    """Whether a file's own arrival times may give way to ``arrivals``; else such a file is refused."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "dataset", self.dataset.lower())  # LiveBench and livebench are the same cell
         check_source(self.source, self.dataset_path)
         if self.num_requests < 1:
@@ -124,6 +128,8 @@ def build_workload(
     source = open_source(
         card, config.source, dataset_path=config.dataset_path, data_dir=data_dir, hub_loader=hub_loader
     )
+    if not config.may_replace_arrivals:
+        _refuse_replaced_arrivals(config.arrivals, source)
     source, trace_s = _with_trace_times(config.arrivals, source)
     rows = _pick_rows(config, source)
     texts: list[list[int] | None] = [encode(row.prompt) if encode and row.prompt else None for row in rows]
@@ -207,6 +213,16 @@ def fixed_workload(
             seed=seed,
         ),
     )
+
+
+def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> None:
+    num_stamped = sum(row.arrival_s is not None for row in source.rows or ())
+    if num_stamped and arrivals.kind != "trace":
+        how = "at once" if arrivals.kind == "burst" else f"{arrivals.kind} at {arrivals.rate:g} requests/s"
+        raise UserError(
+            f"{source.location} has arrival times in {num_stamped} rows, and requests would arrive {how} instead: keep them "
+            f"with --arrivals trace, or say --arrivals {arrivals.kind}"
+        )
 
 
 def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, NDArray[np.float64] | None]:
@@ -337,6 +353,8 @@ def _describe(
         parts.append(f"every prompt set to {config.fixed_prompt_len} tokens")
     if config.length_scale != 1.0:
         parts.append(f"lengths x {config.length_scale:g}")
+    if config.dataset_path is not None and any(row.response_len is not None for row in source.rows or ()):
+        parts.append("outputs as long as asked for, not as the trace's")
     if num_clipped:
         parts.append(
             f"{num_clipped} of {config.num_requests} lengths clipped to"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.runs.clock import Clock
 from repro.runs.record import REQUEST_COLUMNS, Column, Table
 
@@ -69,7 +69,7 @@ class StepLog(Protocol[StepT_contra]):
     def stamp(self, step: StepT_contra, start: float, end: float) -> None: ...
 
 
-class EngineStalledError(RuntimeError):
+class EngineStalledError(RunError):
     """The engine holds requests, runs nothing, and no arrival is left that could change that."""
 
 

@@ -60,6 +60,10 @@ class Deployment:
         return self.settings.basis + ("" if self.task is None else f" {self.task.digest}")
 
     @property
+    def device(self) -> str:
+        return self.settings.on.device
+
+    @property
     def modules(self) -> tuple[str, ...]:
         own = (type(self.method).__module__, "repro.systems.dllm.system", "repro.systems.dllm.family")
         executors = [] if self.settings.is_simulated else [self.method.torch_executors[self.batching.kind]]

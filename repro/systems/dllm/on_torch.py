@@ -16,6 +16,7 @@ from baselines.dllm.static.memory import base_bytes
 from baselines.dllm.static.profile import static_batch_bytes
 from baselines.dllm.static.search import FoundBatch, largest_batch
 from engines.attention import attention_backend
+from engines.bounds import machine_memory_bytes
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.bounded import BoundedExecutor
@@ -25,6 +26,7 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.memory.profile import MeasuredPeak, measure_worst_step
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError
+from engines.errors import UserError
 from engines.hardware.catalogue import Gpu
 from engines.hardware.peaks import datasheet_gpu, measured_gpu
 from engines.hardware.roofline import Roofline
@@ -75,11 +77,22 @@ def check_machine(settings: Settings) -> None:
     check_device(on.device)
     dtype = parse_dtype(on.dtype)
     check_weights(on.weights)
+    _check_memory(settings)
     if name != "auto":
         shape = config_of(settings.model)
         device = torch.device(rank_device(on.device, 0, on.tensor_parallel))
         heads = shape.n_heads // on.tensor_parallel, shape.n_kv_heads // on.tensor_parallel
         attention_backend(name, device, dtype, shape.head_dim, *heads)
+
+
+def _check_memory(settings: Settings) -> None:
+    """An emulated size above the machine's own; a card's is checked where it is enforced."""
+    total = machine_memory_bytes()
+    if settings.on.device == "cpu" and total is not None and settings.memory_limit > total:
+        raise UserError(
+            f"memory_limit={settings.memory_limit} is more than this machine's {total} bytes: give at most "
+            f"{total // 10**9}GB"
+        )
 
 
 def assemble(deployment: Deployment, group: TensorParallel | None = None) -> tuple[Executor, Deployment]:

@@ -36,12 +36,25 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
         f"input_len={asked.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
     )
     require(asked.num_prompts >= 1, f"num_prompts={asked.num_prompts} must be at least 1")
+    stated = cell.knob_values.get("arrivals")
+    require(
+        asked.burstiness == 1 or cell.rate is not None,
+        f"burstiness={asked.burstiness} has no effect without a rate: add --request-rate, or leave it out",
+    )
+    require(
+        stated not in ("poisson", "gamma", "constant") or cell.rate is not None,
+        f"arrivals={stated!r} need a rate: add --request-rate, or leave it out",
+    )
+    require(
+        stated != "burst" or cell.rate is None,
+        f"arrivals='burst' have no rate: leave --request-rate {cell.rate or 0:g} out, or the arrivals",
+    )
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=asked.num_prompts,
         seed=cell.seed,
         arrivals=ArrivalConfig(
-            kind=asked.arrivals if cell.rate is not None else "burst",  # type: ignore[arg-type]
+            kind=asked.arrivals if cell.rate is not None or stated == "trace" else "burst",  # type: ignore[arg-type]
             rate=cell.rate,
             burstiness=asked.burstiness,
         ),
@@ -51,6 +64,7 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
         max_prompt_len=limit,
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=asked.input_len,
+        may_replace_arrivals=asked.dataset_path is None or stated is not None,
     )
     # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
     model = None if settings.is_simulated else "tiny" if settings.on.weights == "random" else settings.model
@@ -63,7 +77,9 @@ def _built(config: WorkloadConfig, generation: GenerationConfig, model: str | No
     return build_workload(config, generation, encode=None if model is None else _encode(model))
 
 
+@lru_cache(maxsize=2)
 def _encode(model: str) -> Callable[[str], list[int]]:
+    """Cells that differ in their rate, say, ask the same texts."""
     from engines.models.tokenizer import load_tokenizer
 
-    return load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode
+    return lru_cache(maxsize=1 << 14)(load_tokenizer(TINY_DIR if model == "tiny" else checkpoint_dir(model)).encode)

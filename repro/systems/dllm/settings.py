@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from engines.bounds import check_fields, check_most
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, weight_files
@@ -35,7 +36,8 @@ _ENGINE = (
     "cuda_graphs",
     "fused_kernels",
 )
-_MOST = {"num_prompts": 10**7, **dict.fromkeys(("max_num_batched_tokens", "max_num_logits", "max_num_seqs"), 2**31 - 1)}
+_MOST_SEQS = 2**14
+"""Of a workload's engine: each takes a slot, used or not."""
 
 MEASURED_ALONE = (
     "device",
@@ -72,6 +74,9 @@ class Asked:
     chat: bool = False
     """Whether a graded task is asked in a conversation."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -84,6 +89,9 @@ class Device:
     """Devices of this machine that the model is divided among; the memory limit is of each."""
     profile_every: int = 0
     """Profile every n-th measured step (0: never); profiling slows it."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 _ASKED = tuple(f.name for f in fields(Asked))
@@ -240,9 +248,19 @@ def options_of(knobs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_knobs(knobs: Mapping[str, Scalar]) -> None:
-    for name, most in _MOST.items():
-        if isinstance(count := knobs.get(name), int) and count > most:
-            raise UserError(f"{name}={count} is more than {most}, the most that is taken: give a smaller number")
+    for name, value in knobs.items():
+        check_most(name, value)
+    seqs = knobs.get("max_num_seqs", 1)
+    require(
+        not isinstance(seqs, int) or seqs <= _MOST_SEQS,
+        f"max_num_seqs={seqs} is more than {_MOST_SEQS}, the most that is taken: give a smaller number",
+    )
+    require(
+        isinstance(limit := knobs.get("memory_limit", 1), int),
+        f"memory_limit={limit!r} must be a whole number of bytes",
+    )
+    model = knobs.get("model", "tiny")
+    require(isinstance(model, str), f"model={model!r} must be the name of one")
     every = knobs.get("profile_every", 1)
     require(
         isinstance(every, int) and not isinstance(every, bool) and every >= 1,

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 
+from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method, check_ties
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.dllm import packed, static
 from repro.systems.dllm.batching import batching_of, refuse_ignored
-from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.deployment import BACKENDS, Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
-from repro.systems.dllm.requests import requests_of, room_for_prompt
+from repro.systems.dllm.requests import MIN_PROMPT_LEN, requests_of, room_for_prompt
 from repro.systems.dllm.settings import Settings, resolve
 from repro.workloads import Workload
 
@@ -37,6 +39,11 @@ class DllmSystem:
         return self.method.summary
 
     @property
+    def has_readings(self) -> bool:
+        """Whether a comparison can take it as more than one thing, as it can a baseline."""
+        return isinstance(self.method, PublishedMethod)
+
+    @property
     def family(self) -> Family:
         return DLLM
 
@@ -48,8 +55,15 @@ class DllmSystem:
             workload = requests_of(cell, settings)
         else:
             workload = task_workload(cell, settings, task, room_for_prompt(settings))
-        deployment = self.deployment(settings, [request.total_len for request in workload.requests])
+        # A file may ask for less than the settings, which the pool's rows of a request are counted by.
+        least = settings.generation.gen_length + MIN_PROMPT_LEN
+        deployment = self.deployment(settings, [max(least, request.total_len) for request in workload.requests])
         return replace(deployment, task=task), workload
+
+    def check_device(self, cell: Cell) -> None:
+        settings = self.settings(cell)
+        if not settings.is_simulated and settings.on.device != "cpu":
+            import_module(BACKENDS["torch"]).check_machine(settings)
 
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""

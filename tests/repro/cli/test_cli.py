@@ -110,17 +110,17 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
 NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 
 OPTIONS = {
-    "": "--verbose",
+    "": "--verbose --version",
     "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio "
-    "--accept-other-code --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
+    "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
-    "--pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
+    "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
-    "ablate": "--accept-other-code --component --dataset --force --json --limit --num-runs --platform --reading --request-rate --result-dir",
-    "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity",
+    "ablate": "--accept-other-code --component --dataset --force --json --limit --num-runs --platform --plot --reading --request-rate --result-dir",
+    "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --write",
     "check-results": "--json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
     "doctor": "--json",
@@ -159,7 +159,7 @@ def test_the_options_are_these() -> None:
 def test_list_names_everything(repro: Repro) -> None:
     result = repro("list", "--json")
     assert (result.code, result.err) == (0, "")
-    entries = json.loads(result.out)
+    entries = json.loads(result.out)["items"]
     assert all(entry.keys() == {"kind", "name", "what"} and entry["what"] for entry in entries)
     names = {
         kind: {entry["name"] for entry in entries if entry["kind"] == kind} for kind in ("system", "platform", "figure")
@@ -243,7 +243,7 @@ def test_bad_ids(repro: Repro, model: Path, ids: Path, text: str, says: str) -> 
         ),
         (["--retention-ratio", "0"], "retention_ratio=0.0 must be in (0, 1]"),
         (["--retention-ratio", "1.01"], "retention_ratio=1.01 must be in (0, 1]"),
-        (["--retention-ratio", "nan"], "retention_ratio=nan must be in (0, 1]"),
+        (["--retention-ratio", "nan"], "retention_ratio=nan must be a finite number"),
         (["--pool-kernel", "4"], "pool_kernel=4 must be odd"),
         (["--selection", "best"], "selection='best' is unknown: use one of head, uniform, dense"),
         (["--refresh-delay", "2"], "refresh_delay=2 must be 0 or 1"),
@@ -359,7 +359,7 @@ def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
     )
     first = repro(*command)
     assert first.code == 0
-    runs = json.loads(first.out)
+    runs = json.loads(first.out)["runs"]
     assert [run["cell"]["system"] for run in runs] == ["dllm-serve", "sparse-dllm"]
     for run in runs:
         assert run.keys() == {"cell", "obtained", "valid", "reasons", "facts", "folder", "summary"}
@@ -379,14 +379,14 @@ def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")}
     second = repro(*command)
     assert second.code == 0
-    assert json.loads(second.out) == runs
+    assert json.loads(second.out)["runs"] == runs
     assert second.err.splitlines()[-1].startswith("0 runs done, 2 reused (e.g. done: same cell, finished ")
     assert "--force runs them again" in second.err
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")} == stamps
 
     forced = repro(*command, "--force")
     assert "2 runs done, 0 reused" in forced.err
-    assert json.loads(forced.out) == runs
+    assert json.loads(forced.out)["runs"] == runs
 
 
 def test_another_setting_is_another_run(repro: Repro, tmp_path: Path) -> None:
@@ -398,7 +398,7 @@ def test_another_setting_is_another_run(repro: Repro, tmp_path: Path) -> None:
 def test_dry_run_writes_nothing(repro: Repro, tmp_path: Path) -> None:
     result = repro(*SIMULATED, "--result-dir", tmp_path / "r", "--dry-run", "--json")
     assert result.code == 0
-    (run,) = json.loads(result.out)
+    (run,) = json.loads(result.out)["runs"]
     assert run["why"] == "no folder"
     assert run["run"].startswith("dllm-serve_osc_rtx4090_roofline_s0_")
     assert not (tmp_path / "r").exists()
@@ -424,7 +424,7 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         "--json",
     )
     assert result.code in (0, 1), result
-    (run,) = json.loads(result.out)
+    (run,) = json.loads(result.out)["runs"]
     assert run["obtained"] == "measured"
     # Of so short a run the clock may say anything; the tokens are what was asked.
     assert not any("output lengths" in reason for reason in run["reasons"])
@@ -445,8 +445,8 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
         "--result-dir",
         tmp_path,
     )
-    (plain,) = json.loads(repro(*command, "--json").out)
-    (run,) = json.loads(repro(*command, "--profile", "--json").out)
+    (plain,) = json.loads(repro(*command, "--json").out)["runs"]
+    (run,) = json.loads(repro(*command, "--profile", "--json").out)["runs"]
     assert run["cell"]["knobs"]["profile_every"] == 1
     assert run["folder"] != plain["folder"]
     assert plain["summary"]["profile"] is plain["summary"]["roofline_share"] is plain["summary"]["host_share"] is None
@@ -538,8 +538,8 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         (["--dtype", "int8"], "dtype='int8' is unknown: use one of float32"),
         (["--weights", "foo"], "weights='foo' is unknown: use one of checkpoint, random"),
         (["--device", "cpu:"], "device='cpu:' is unknown: use cpu, cuda or cuda:N"),
-        (["--num-prompts", "99999999999999999999999"], "num_prompts=99999999999999999999999 is more than 10000000"),
-        (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 2147483647, the most that is taken"),
+        (["--num-prompts", "99999999999999999999999"], "num_prompts=99999999999999999999999 is more than 100000,"),
+        (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 1048576, the most that is taken"),
         (["--attention-backend", "nosuch"], "attention_backend='nosuch' is unknown: use one of auto, flash-attn"),
         (
             ["--tensor-parallel", "3"],
@@ -569,7 +569,7 @@ def test_bench_divides_a_model(repro: Repro, tmp_path: Path) -> None:
     for options in ([], ["--tensor-parallel", 2]):
         done = repro("bench", "--num-prompts", 3, *options, "--result-dir", tmp_path / "r", "--json")
         assert done.code == 0, done.err
-        runs += json.loads(done.out)
+        runs += json.loads(done.out)["runs"]
     whole, divided = (run["facts"]["memory_plan"] for run in runs)
     assert [run["valid"] for run in runs] == [True, True]
     assert [run["summary"]["num_requests"]["ok"] for run in runs] == [3, 3]
@@ -630,13 +630,13 @@ def test_unknown_figures_and_platforms(repro: Repro, tmp_path: Path, command: st
 
 def test_a_figure_without_runs(repro: Repro, tmp_path: Path) -> None:
     out = ("--result-dir", tmp_path / "r", "--out-dir", tmp_path / "o")
-    refusal(repro("figure", "fig3", "--platform", "rtx4090", *out), "runs behind this figure are missing")
+    refusal(repro("figure", "fig3", "--platform", "rtx4090", *out), "runs behind fig3 are missing")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_plan_is_labelled_simulated(repro: Repro) -> None:
     result = repro("plan", "--json")
-    rows = json.loads(result.out)
+    rows = json.loads(result.out)["plans"]
     assert (result.code, result.err) == (0, "")
     assert [(row["label"], row["logits"]) for row in rows] == [
         ("rtx4090 24 GB", "decomposed"),
@@ -775,7 +775,7 @@ def test_as_a_process(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert good.returncode == 0, good.stderr
-    assert json.loads(good.stdout)[0]["why"] == "no folder"
+    assert json.loads(good.stdout)["runs"][0]["why"] == "no folder"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,133 @@
+"""How a command ends: every exception as one line and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from dataclasses import dataclass
+
+import typer
+
+try:  # typer carries its own copy of click in newer releases
+    from typer._click.exceptions import ClickException, NoArgsIsHelpError
+except ImportError:
+    from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
+
+from engines.errors import RunError, UserError
+
+DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
+"""Exit codes: all done; something failed while it ran, or a run is INVALID; bad input, before any work; Ctrl-C; SIGTERM."""
+
+MOST_SHOWN = 2000
+"""Characters of a line: what a user gave may be any number of them."""
+
+EXTRAS = {
+    "lm_eval": "eval",
+    "datasets": "hub",
+    "huggingface_hub": "hub",
+    "jinja2": "hub",
+    "transformers": "hub",
+    "flash_attn": "cuda",
+}
+"""Package -> the extra of this project that brings it."""
+
+_OF_THE_INPUT = {
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EEXIST,
+    errno.EROFS,
+    errno.EINVAL,
+}
+_FIXES = {
+    errno.ENOSPC: "make room, or write elsewhere",
+    errno.EDQUOT: "make room, or write elsewhere",
+    errno.EROFS: "write elsewhere",
+    errno.EACCES: "change its permissions, or give another",
+    errno.EPERM: "change its permissions, or give another",
+    errno.ENOENT: "check the path",
+    errno.EISDIR: "give a file",
+    errno.ENOTDIR: "give a folder",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.ENFILE: "raise the limit of open files (ulimit -n)",
+}
+_KEPT = "finished runs are kept; the same command continues"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    code: int
+    line: str | None = None
+    """For stderr; None where nothing is left to say."""
+    help: str | None = None
+    """For stdout."""
+
+
+def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
+    """``is_terminated``: SIGTERM, and not Ctrl-C, is behind a KeyboardInterrupt."""
+    if isinstance(error, typer.Exit):
+        return Ending(code=error.exit_code)
+    if isinstance(error, KeyboardInterrupt):
+        what = "terminated" if is_terminated else "interrupted"
+        return Ending(code=TERMINATED if is_terminated else INTERRUPTED, line=f"{what}: {_KEPT}")
+    if isinstance(error, NoArgsIsHelpError):
+        return Ending(code=DONE, help=error.format_message())
+    if isinstance(error, ClickException):
+        # An unknown command or option, a missing argument, a value of the wrong type.
+        return _refused(f"{error.format_message().rstrip('.')}: see 'repro --help'")
+    if isinstance(error, UserError):
+        return _refused(str(error))
+    if isinstance(error, RunError):
+        return _failed(str(error))
+    return _of_the_machine(error) or _of_the_program(error)
+
+
+def _of_the_machine(error: BaseException) -> Ending | None:
+    if isinstance(error, BrokenPipeError):
+        return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
+    if isinstance(error, OSError) and error.errno is not None:
+        # Of a file without a name: standard output, as a rule.
+        where = "standard output" if error.filename is None else str(error.filename)
+        fix = _FIXES.get(error.errno, "check the disk, the device or the network behind it")
+        line = f"{where}: {error.strerror or type(error).__name__}: {fix}"
+        return _refused(line) if error.errno in _OF_THE_INPUT else _failed(line)
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
+        return _failed("out of memory: ask for less (fewer or shorter requests, a smaller model), or free some")
+    if isinstance(error, UnicodeError):
+        return _refused(f"a text cannot be read or written as {_encoding(error)}: use UTF-8 (LC_ALL=C.UTF-8)")
+    if isinstance(error, RecursionError):
+        return _refused("what was given is nested too deeply to be read: flatten it")
+    if isinstance(error, ImportError) and (name := (error.name or "").partition(".")[0]):
+        extra = EXTRAS.get(name)
+        package = name if extra is None else f"'dllm-serve-repro[{extra}]'"
+        return _refused(f"package {name!r} cannot be imported ({error}): pip install {package}")
+    return None
+
+
+def _of_the_program(error: BaseException) -> Ending:
+    if logging.getLogger().isEnabledFor(logging.INFO):
+        logging.getLogger(__name__).info("where it happened:", exc_info=error)
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _failed(f"{said}: a fault of this program, 'repro --verbose ...' shows where; please report it")
+
+
+def _encoding(error: UnicodeError) -> str:
+    return error.encoding if isinstance(error, UnicodeDecodeError | UnicodeEncodeError) else "text"
+
+
+def _refused(sentence: str) -> Ending:
+    return Ending(code=REFUSED, line=f"error: {_one_line(sentence)}")
+
+
+def _failed(sentence: str) -> Ending:
+    return Ending(code=FAILED, line=f"error: {_one_line(sentence)}")
+
+
+def _one_line(sentence: str) -> str:
+    """Printable, and no longer than a screen."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(sentence.split()))
+    return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"

@@ -1,0 +1,46 @@
+"""A plot of what a command has shown as a table, and the CSV behind it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from engines.errors import UserError
+from repro.files import replace_bytes, replace_text, writable_folder
+
+_TITLES = {"throughput_tok_s": "throughput (tok/s)", "mean_latency_s": "mean latency (s)"}
+"""Column -> its axis; a panel each."""
+
+
+def check_plot(path: Path) -> None:
+    """Before any work: whether there can be such a file."""
+    if path.suffix not in (".png", ".pdf") or path.is_dir():
+        raise UserError(f"plot={str(path)!r} is no file of a plot: give one that ends in .png or .pdf")
+    writable_folder("plot", path.parent)
+
+
+def save_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
+    """``rows`` have a ``label``, how they were ``obtained``, the columns of _TITLES (None where unknown) and others, all
+    of which go into the CSV."""
+    from matplotlib.figure import Figure
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    figure = Figure(figsize=(9, 1.2 + 0.35 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, len(_TITLES), sharey=True)
+    labels = [f"{row['label']}{'' if row['valid'] else ' (INVALID)'}" for row in rows]
+    for axes, (column, said) in zip(panels, _TITLES.items(), strict=True):
+        axes.barh(range(len(rows)), [row[column] or 0 for row in rows], color="#4477aa")
+        axes.set_yticks(range(len(rows)), labels)
+        axes.set_xlabel(said)
+    panels[0].invert_yaxis()
+    obtained = ", ".join(sorted({str(row["obtained"]) for row in rows}))
+    figure.suptitle(f"{title} ({obtained})", fontsize="medium")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=path.suffix[1:], dpi=150)
+    return replace_bytes(path, drawn.getvalue()), replace_text(path.with_suffix(".csv"), text.getvalue())

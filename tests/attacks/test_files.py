@@ -1,0 +1,319 @@
+"""Every file the program reads, broken in every way: an answer, or one sentence that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.command import refused, repro
+from support.tiny_models import GQA
+
+from engines.errors import UserError
+from engines.hardware.roofline import Calibration
+from engines.models.chat import Message, load_chat_template
+from engines.models.checkpoint import TINY_DIR, read_config, weight_files
+from engines.models.tokenizer import load_tokenizer
+from engines.models.weights import stored_tensors
+from repro.prompt import read_prompt_ids
+from repro.reports.paper import read_claims
+from repro.workloads.card import parse_card
+from repro.workloads.trace import detect_format, parse_prompts_jsonl, parse_trace
+
+DEEP = "[" * 100_000
+NUMBERS = [0, -1, 1, 2**31, 2**63, 2**64, 10**400, 1e308, -0.5, True]
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from(NUMBERS),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.just("\ud800"),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def named(read: Callable[[], object], *names: str) -> None:
+    """It can be read, or a UserError says in one sentence what is wrong with which file."""
+    said = None
+    try:
+        read()
+    except UserError as error:
+        said = str(error)
+    if said is not None:
+        assert "Traceback" not in said
+        assert any(name in said for name in names), said
+
+
+def damaged(content: bytes) -> st.SearchStrategy[bytes]:
+    """A file cut, with bytes changed, or with bytes put in."""
+    place = st.integers(0, len(content))
+    return st.one_of(
+        place.map(lambda i: content[:i]),
+        st.tuples(place, st.binary(min_size=1, max_size=4)).map(
+            lambda c: content[: c[0]] + c[1] + content[c[0] + len(c[1]) :]
+        ),
+        st.tuples(place, st.binary(min_size=1, max_size=4)).map(lambda c: content[: c[0]] + c[1] + content[c[0] :]),
+        st.binary(max_size=64),
+    )
+
+
+# ---- traces and prompts ---------------------------------------------------------------------------
+
+LINES = {
+    "2^63": ('{"prompt_len": 9223372036854775808}', "at most 2147483647"),
+    "400 digits": (f'{{"prompt_len": 1{"0" * 400}}}', "at most 2147483647"),
+    "400 digits of time": (f'{{"prompt_len": 5, "arrival_s": 1{"0" * 400}}}', "finite number"),
+    "5000 digits": (f'{{"prompt_len": {"9" * 5000}}}', "number too long"),
+    "deep": (f'{{"prompt": {DEEP}', "nested too deeply"),
+    "surrogate": ('{"prompt": "a\\ud800b"}', "lone surrogate"),
+    "timestamp": ('{"timestamp": 5, "prompt": "hello", "output_length": 9}', "call it arrival_s"),
+    "output length": ('{"prompt": "hello", "output_length": 9}', "call it gen_length"),
+    "not an object": ("[1, 2]", ""),
+    "half": ('{"prompt": ', ""),
+    "binary": ("\x00\x01", ""),
+    "nan": ('{"prompt_len": 5, "arrival_s": NaN}', "finite number"),
+    "its own arrivals": ('{"prompt_len": 5, "arrival_s": 3}', "keep them with --arrivals trace"),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_a_trace(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(LINES[line][0] + "\n")
+    result = repro(
+        "bench", "--platform", "rtx4090", "--dataset-path", path, "--num-prompts", 2, "--result-dir", tmp_path / "r"
+    )
+    refused(result, "mine.jsonl", LINES[line][1])
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_trace_is_replayed_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(
+        "".join(json.dumps({"prompt_len": 20, "arrival_s": 3.0 * i, "gen_length": 40 + i}) + "\n" for i in range(4))
+    )
+    base = (
+        "bench",
+        "--platform",
+        "rtx4090",
+        "--dataset-path",
+        path,
+        "--num-prompts",
+        4,
+        "--result-dir",
+        tmp_path / "r",
+    )
+    result = repro(*base, "--arrivals", "trace", "--json")
+    assert result.code == 0, result
+    (folder,) = (tmp_path / "r").iterdir()
+    from repro.runs.tables import read_table, table_file
+    from repro.systems.dllm.family import DLLM
+
+    requests = read_table(table_file(folder, "requests"), DLLM.columns["requests"])
+    assert requests["arrival_s"] == [0.0, 3.0, 6.0, 9.0]
+    assert requests["gen_length"] == [40, 41, 42, 43]
+    assert requests["output_len"] == [40, 41, 42, 43]
+
+
+@settings(max_examples=300)
+@given(st.dictionaries(st.sampled_from(["prompt", "prompt_len", "arrival_s", "gen_length", "x"]), values, max_size=4))
+def test_records_of_a_trace(tmp_path_factory: pytest.TempPathFactory, record: dict[str, Any]) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    named(lambda: parse_trace(path), "fuzz.jsonl")
+    named(lambda: parse_prompts_jsonl(path, "prompt"), "fuzz.jsonl")
+
+
+CSV = b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,Conversation log\n"
+
+
+@settings(max_examples=200)
+@given(damaged(CSV))
+def test_bytes_of_a_csv(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz.csv"
+    path.write_bytes(content)
+    named(lambda: parse_trace(path), "fuzz.csv")
+    named(lambda: detect_format(path), "fuzz.csv")
+
+
+@settings(max_examples=100)
+@given(st.one_of(st.binary(max_size=40), st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass"))))
+def test_files_of_ids(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "ids.json"
+    path.write_bytes(content)
+    named(lambda: read_prompt_ids(path), "ids.json")
+
+
+# ---- checkpoints ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = GQA.write(tmp_path_factory.mktemp("model"))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TINY_DIR / name, folder / name)
+    return folder
+
+
+@settings(max_examples=250)
+@given(st.sampled_from(sorted(GQA.config.to_dict())), values)
+def test_values_of_a_config(folder: Path, name: str, value: object) -> None:
+    other = folder.parent / "config"
+    other.mkdir(exist_ok=True)
+    (other / "config.json").write_text(json.dumps({**GQA.config.to_dict(), name: value}))
+    named(lambda: read_config(other), "config.json", "model_type")
+
+
+def test_a_config_of_too_many_layers_is_not_built(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**GQA.config.to_dict(), "n_layers": 10**9}))
+    refused(
+        repro("generate", "--model", tmp_path, "--weights", "random", "--prompt-ids", _ids(tmp_path)),
+        "n_layers=1000000000",
+    )
+
+
+def _ids(folder: Path) -> Path:
+    path = folder / "ids.json"
+    path.write_text("[1, 2, 3]")
+    return path
+
+
+@settings(max_examples=150)
+@given(st.data())
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_bytes_of_a_tokenizer(folder: Path, name: str, data: st.DataObject) -> None:
+    content = (folder / name).read_bytes()
+    other = folder.parent / "tokens"
+    if not other.exists():
+        shutil.copytree(folder, other)
+    (other / name).write_bytes(data.draw(damaged(content[: 1 << 14] if name == "tokenizer.json" else content)))
+    named(lambda: load_tokenizer(other), "tokenizer")
+    named(lambda: load_chat_template(other, "llada"), "tokenizer_config")
+    shutil.copy(folder / name, other / name)
+
+
+def test_kinds_of_broken_tokenizer(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "m")
+    for content in (b"", b"{}", b"[]", b"\xff\xfe\x00", b"null", b'{"model": {"type": "BPE"}}', DEEP.encode()):
+        (other / "tokenizer.json").write_bytes(content)
+        refused(repro("generate", "--model", other, "--prompt", "x"), "tokenizer.json")
+
+
+@settings(max_examples=250)
+@given(st.data())
+def test_headers_of_weights(folder: Path, data: st.DataObject) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", content[:8])[0]
+    head, rest = content[: 8 + length], content[8 + length :]
+    other = folder.parent / "weights"
+    other.mkdir(exist_ok=True)
+    (other / "model.safetensors").write_bytes(data.draw(damaged(head)) + rest)
+    named(lambda: stored_tensors(other), "model.safetensors", "tensor")
+
+
+@settings(max_examples=100)
+@given(values)
+def test_an_index_of_weights(folder: Path, value: object) -> None:
+    other = folder.parent / "index"
+    other.mkdir(exist_ok=True)
+    (other / "model.safetensors.index.json").write_text(json.dumps({"weight_map": value}))
+    named(lambda: weight_files(other), "index", "lacks weights")
+
+
+TEMPLATES = {
+    "fails": ("{{ 1 / 0 }}", "division by zero"),
+    "ends itself": ("{{ raise_exception('no') }}", "no"),
+    "is no template": ("{% if", "unexpected"),
+    "recurses": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+    "never ends": (
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "did not end within",
+    ),
+    "fills the memory": ("{{ 'a' * 10**10 }}", "memory"),
+    "is long": ("{{ 'a' * 5000000 }}", "5000000 characters"),
+    "looks around": ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    "is half a character": ("\\ud800{{ '\\ud800' }}", ""),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_chat_template(name: str, folder: Path, tmp_path: Path) -> None:
+    source, says = TEMPLATES[name]
+    (tmp_path / "chat_template.jinja").write_text(source)
+    template = load_chat_template(tmp_path, "llada")
+    if not says:
+        named(lambda: template.render([Message(role="user", content="x")]), "chat template")
+        return
+    with pytest.raises(UserError, match=says):
+        template.render([Message(role="user", content="x")])
+    # The next one is answered all the same.
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert load_chat_template(tmp_path, "llada").render([Message(role="user", content="<é>")]) == "<é>"
+
+
+# ---- our own files ------------------------------------------------------------------------------------
+
+CARD = Path(__file__).resolve().parents[2] / "datasets" / "osc.yaml"
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_values_of_a_card(data: st.DataObject) -> None:
+    raw = yaml.safe_load(CARD.read_text(encoding="utf-8"))
+    place: Any = raw
+    name = data.draw(st.sampled_from(sorted(raw)))
+    while isinstance(place[name], dict) and place[name] and data.draw(st.booleans()):
+        place = place[name]
+        name = data.draw(st.sampled_from(sorted(place)))
+    place[name] = data.draw(values)
+    named(lambda: parse_card(raw, where="mine.yaml"), "mine.yaml")
+
+
+@settings(max_examples=100)
+@given(
+    st.binary(max_size=60)
+    | st.dictionaries(st.text(max_size=8), values, max_size=3).map(lambda d: json.dumps(d).encode())
+)
+def test_bytes_of_a_calibration(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "card.json"
+    path.write_bytes(content)
+    named(lambda: Calibration.load(path), "calibration")
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=60))
+def test_bytes_of_claims(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "claims.yaml"
+    path.write_bytes(content)
+    named(lambda: read_claims(path, "mine"), "claims.yaml")
+
+
+# ---- stored runs ------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_stored_run(tmp_path: Path) -> None:
+    """Whatever became of it, it is either as it was or made again."""
+    command = ("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
+    assert repro(*command).code == 0
+    (folder,) = tmp_path.iterdir()
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for name, content in whole.items():
+        for broken in (b"", content[: len(content) // 2], b"\xff" + content[1:], b"null", b"[]", DEEP.encode(), b"{}"):
+            (folder / name).write_bytes(broken)
+            result = repro(*command, "--dry-run")
+            assert (result.code, "done" in result.out) == (0, False), (name, broken[:9], result)
+        (folder / name).write_bytes(content)
+    assert "done" in repro(*command, "--dry-run").out

@@ -1,0 +1,150 @@
+"""Every option of the commands that check before they work, with values no one means: an answer, or one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+from typer.main import get_command
+
+from repro.cli.main import app
+
+HOSTILE = (
+    "",
+    " ",
+    "0",
+    "-1",
+    "-0.0",
+    "0.5",
+    "1e-320",
+    "nan",
+    "inf",
+    "-inf",
+    "1e308",
+    "99999999999999999999",
+    "9" * 400,
+    "9" * 5000,
+    "true",
+    "null",
+    "{}",
+    "[",
+    "é",
+    "a b",
+    "\u202e",
+    "/",
+    "/dev/null",
+    "..",
+    "~nosuch",
+    "%s%n",
+    "--",
+    "x" * 5000,
+    "\udcff",
+    "a=b",
+    "gen_length=abc",
+    "gen_length=99999999999",
+    "profile_every=[1]",
+)
+COMMANDS = {
+    "bench": ("bench", "--dry-run", "--platform", "rtx4090", "--num-prompts", "3"),
+    "measured": ("bench", "--dry-run", "--num-prompts", "3"),
+    "plan": ("plan",),
+    "figure": ("figure", "fig3", "--platform", "rtx4090"),
+    "claims": ("claims", "--paper", "laps"),
+    "ablate": ("ablate", "--component", "nope"),
+    "calibrate": ("calibrate",),
+}
+EMPTY_PATH = {"--result-dir", "--dataset-path", "--out-dir"}
+FOLDERS = {"--result-dir", "--out-dir"}
+SKIPPED = {"--help", "--force", "--json", "--verbose"}
+
+
+def options_of(command: tuple[str, ...]) -> list[str]:
+    found = get_command(app).commands[command[0]].params  # type: ignore[attr-defined]
+    return [
+        name for each in found if not getattr(each, "is_flag", False) for name in each.opts if name.startswith("--")
+    ]
+
+
+CASES = [(name, option) for name, given in COMMANDS.items() for option in options_of(given) if option not in SKIPPED]
+
+
+@pytest.mark.parametrize(("command", "option"), CASES, ids=[" ".join(case) for case in CASES])
+def test_a_hostile_value(command: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is run here, so nothing may fail while it runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    given = COMMANDS[command]
+    where = [] if option in FOLDERS or "--result-dir" not in options_of(given) else ["--result-dir", tmp_path / "runs"]
+    if "--out-dir" in options_of(given) and option != "--out-dir":
+        where += ["--out-dir", tmp_path / "out"]
+    for value in HOSTILE:
+        result = repro(*given, *where, option, value)
+        assert "fault of this program" not in result.err, (value, result.err)
+        if result.code != 0:
+            refused(result)
+        elif option in EMPTY_PATH:
+            assert value != ""
+    kept = {"runs", "out", " ", "0", "-1", "--"} | {value for value in HOSTILE if len(value) < 200}
+    assert {path.name for path in tmp_path.iterdir()} <= kept
+
+
+BOUNDS = [
+    (("generate", "--prompt", "x", "--pool-kernel", "99999999"), "pool_kernel=99999999 is more than 65535"),
+    (("generate", "--prompt", "x", "--gen-length", "99999999999"), "gen_length=99999999999 is more than 131072"),
+    (("reproduce", "fig3", "--num-runs", "999999999999"), "num_runs=999999999999 is more than 1000"),
+    (("ablate", "--component", "scheduler", "--num-runs", "999999999999"), "num_runs=999999999999 is more than 1000"),
+    (("ablate", "--component", "sparsity", "--limit", "999999999999"), "limit=999999999999 is more than 100000"),
+    (("bench", "--num-prompts", "10000000", "--dry-run"), "num_prompts=10000000 is more than 100000"),
+    (("eval", "--limit", "10000000"), "num_prompts=10000000 is more than 100000"),
+    (("bench", "--max-num-batched-tokens", "2000000000", "--memory-limit", "100000GB"), "is more than 1048576"),
+    (("bench", "--max-num-seqs", "20000"), "max_num_seqs=20000 is more than 16384"),
+    (("plan", "--memory-limit", "999999999999GB"), "is more than 1000 TB"),
+    (("train-tiny", "--out", "t", "--steps", "99999999999"), "steps=99999999999 is more than 10000000"),
+    (("bench", "--request-rate", "1e-300", "--platform", "rtx4090"), "below 1e-06"),
+    (("bench", "--request-rate", "1e300", "--platform", "rtx4090"), "request_rate=1e+300 is more than 1000000"),
+    (("bench", "--knob", "gen_length=abc"), "gen_length='abc' must be a whole number"),
+    (("bench", "--knob", "gen_length=true"), "gen_length=True must be a whole number"),
+    (("bench", "--knob", "length_scale=1e300"), "length_scale=1e+300 is more than 1000"),
+]
+MESSAGES = [
+    (("bench", "--result-dir", ""), "--result-dir='' is empty"),
+    (("bench", "--result-dir="), "--result-dir='' is empty"),
+    (("bench", "--dataset-path", "/tmp"), "'/tmp' is a directory: give a file"),
+    (("bench", "--burstiness", "2"), "burstiness=2.0 has no effect without a rate: add --request-rate"),
+    (("bench", "--arrivals", "gamma"), "arrivals='gamma' need a rate: add --request-rate"),
+    (("bench", "--arrivals", "burst", "--request-rate", "3"), "arrivals='burst' have no rate"),
+    (("bench", "--arrivals", "trace"), "have no timestamps"),
+    (
+        ("ablate", "--component", "scheduler", "--reading", "policy"),
+        "reading='policy' has no effect on component='scheduler'",
+    ),
+    (("figure", "fig3", "--platform", "rtx4090"), "run 'repro reproduce fig3' first"),
+    (("calibrate",), "add --write"),
+    (("generate", "--model", "~nosuch", "--prompt", "x"), "model='~nosuch'"),
+    (("generate", "--prompt", "\udcff"), "is not UTF-8 text"),
+    (("bench", "--reading", "policy"), "reading='policy' has no effect with system='dllm-serve'"),
+    (("nope",), "No such command 'nope'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), BOUNDS + MESSAGES, ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else ""
+)
+def test_one_line_names_the_field_and_the_fix(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    commands_with_runs = ("bench", "eval", "ablate", "figure", "reproduce")
+    where = (
+        ["--result-dir", "r"] if arguments[0] in commands_with_runs and "--result-dir" not in "".join(arguments) else []
+    )
+    refused(repro(*arguments, *where), says)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reading_is_of_the_baselines(tmp_path: Path) -> None:
+    both = ("--system", "dllm-serve", "--system", "llada")
+    result = repro("bench", "--reading", "policy", *both, "--num-prompts", 2, "--dry-run", "--result-dir", tmp_path)
+    assert result.code == 0

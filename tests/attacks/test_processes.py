@@ -1,0 +1,235 @@
+"""What becomes of processes, signals, streams and disks: nothing is left, and one line says what happened."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+
+from repro.files import replace_text, replacing
+from repro.paths import REPO
+from repro.runs import store as store_module
+from repro.runs.provenance import machine_identity
+
+POOL = """
+import sys, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+import os
+from repro.runs.workers import begin_worker, ending_with_its_workers
+
+def work(seconds):
+    time.sleep(seconds)
+
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
+    with ending_with_its_workers(pool):
+        work = [pool.submit(time.sleep, 600) for _ in range(2)]
+        print("started", flush=True)
+        for each in work:
+            each.result()
+"""
+
+
+def children_of(pid: int) -> set[int]:
+    found: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found.add(int(path.parent.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("after_start", [False, True], ids=["while they start", "while they work"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_workers_end_with_their_parent(number: signal.Signals, after_start: bool, tmp_path: Path) -> None:
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    parent = subprocess.Popen(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    wanted = 3  # two workers, and the tracker of their semaphores
+    while len(workers := children_of(parent.pid)) < wanted:
+        time.sleep(0.01)
+    if after_start:
+        time.sleep(1.0)
+    parent.send_signal(number)
+    parent.wait(30)
+    until = time.monotonic() + 30
+    while any(map(is_alive, workers)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in workers if is_alive(pid)]
+
+
+def call(*arguments: str, **how: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "repro", *arguments],
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+        stderr=subprocess.PIPE,
+        text=True,
+        **how,  # type: ignore[call-overload]
+    )
+
+
+def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path) -> None:
+    process = call("bench", "--num-prompts", "60", "--result-dir", str(tmp_path), "--json")
+    while not list(Path(f"/proc/{process.pid}/task").glob("*")):
+        time.sleep(0.01)
+    time.sleep(4)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("terminated: finished runs are kept")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_streams() -> None:
+    with open("/dev/full", "w") as full:
+        process = call("list", stdout=full)
+        _, said = process.communicate(timeout=60)
+        assert (process.returncode, said.count("\n")) == (1, 1), said
+        assert "No space left on device" in said
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = call("list", stdout=writer)
+    os.close(writer)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.count("\n")) == (1, 1), said
+    assert "closed it before all was written" in said
+
+
+def test_an_ascii_locale() -> None:
+    env = {**os.environ, "PYTHONPATH": str(REPO), "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-m", "repro", "list"], env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text files of more than a few bytes no longer fit."""
+    write = Path.write_bytes
+
+    def full(self: Path, content: bytes) -> int:
+        write(self, content[:5])
+        raise OSError(28, os.strerror(28), str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(store_module, "_write_json", lambda path, value: full(path, b"{}"))
+
+
+@pytest.mark.usefixtures("small_disk")
+def test_a_disk_that_fills_up(tmp_path: Path) -> None:
+    result = repro("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
+    assert result.code == 1
+    assert "could not be stored" in result.err.splitlines()[-1]
+    assert "No space left on device" in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="No space"):
+        replace_text(tmp_path / "x.csv", "a,b\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_leaves_no_half_file(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def write() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["old"]
+
+
+BENCH = ("bench", "--num-prompts", 1, "--gen-length", 4, "--block-length", 4)
+
+
+def test_a_cell_is_measured_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While another process holds the cell, this one waits, and then reuses what that has made."""
+    assert repro(*BENCH, "--result-dir", tmp_path / "a").code == 0
+    (made,) = (tmp_path / "a").iterdir()
+    asked = []
+    lockf = fcntl.lockf
+
+    def busy(file: object, how: int, *place: int) -> None:
+        asked.append(how)
+        if how & fcntl.LOCK_NB:
+            raise BlockingIOError(11, "busy")
+        # Meanwhile the other is done.
+        made.rename(tmp_path / "b" / made.name)
+        lockf(file, how, *place)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "lockf", busy)
+    result = repro(*BENCH, "--result-dir", tmp_path / "b", "--json")
+    assert result.code == 0, result
+    assert "0 runs done, 1 reused" in result.err
+    assert asked == [fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_EX]
+
+
+def test_a_run_of_another_machine_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert repro(*BENCH, "--result-dir", tmp_path).code == 0
+    (folder,) = tmp_path.iterdir()
+    stored = json.loads((folder / "manifest.json").read_text())["machine"]
+    assert stored == machine_identity("cpu")
+    assert set(stored) == {"cpu", "cores", "threads", "torch"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    why = repro(*BENCH, "--result-dir", tmp_path, "--dry-run", "--json").out
+    assert "another machine: threads" in why
+
+
+def test_a_missing_device_is_said_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("has a GPU")
+    from repro.systems.dllm import system as system_module
+
+    monkeypatch.setattr(system_module, "requests_of", lambda *_: pytest.fail("requests were looked at"))
+    refused(repro("bench", "--device", "cuda", "--result-dir", tmp_path), "device='cuda'", "use --device cpu")
+    monkeypatch.setattr(system_module, "task_of", lambda *_: pytest.fail("requests were looked at"))
+    refused(
+        repro("figure", "fig3", "--result-dir", tmp_path),
+        "runs behind fig3 are missing (first: dllm-serve_livebench_cpu-tiny_torch",
+    )
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+    from support.tiny_models import GQA
+
+    GQA.write(tmp_path)
+    weights = GQA.weights()
+    save_file({name: tensor * float("nan") for name, tensor in weights.items()}, tmp_path / "model.safetensors")
+    (tmp_path / "ids.json").write_text("[1, 2, 3]")
+    result = repro(
+        "generate", "--model", tmp_path, "--prompt-ids", tmp_path / "ids.json", "--gen-length", 8, "--block-length", 4
+    )
+    refused(result, "logits were not finite", code=1)

@@ -1,0 +1,43 @@
+"""The command line called in this process, as a user's shell would."""
+
+from __future__ import annotations
+
+import io
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from unittest import mock
+
+from repro.cli.main import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+def repro(*arguments: object) -> Result:
+    out, err = io.StringIO(), io.StringIO()
+    with mock.patch.object(sys, "argv", ["repro", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code
+    assert isinstance(code, int)
+    return Result(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def refused(result: Result, *says: str, code: int = 2) -> str:
+    """Exactly one line, on stderr, that says what is wrong."""
+    assert result.code == code, result
+    assert result.out == "", result
+    lines = result.err.splitlines()
+    assert len(lines) == 1, result.err
+    assert lines[0].startswith("error: ")
+    assert "fault of this program" not in lines[0]
+    assert len(lines[0]) < 2100
+    for part in says:
+        assert part in lines[0], lines[0]
+    return lines[0]
