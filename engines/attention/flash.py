@@ -37,21 +37,20 @@ class FlashVarlen:
 
     needs_host_runs: ClassVar[bool] = False
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
         if min(spans.size, spans.max_q, spans.max_k, q.shape[0]) == 0:
-            return
+            return torch.empty_like(q) if out is None else out
         # For max_q of 1 and grouped heads FlashAttention folds the group into the queries, and takes q for
         # one row per sequence, whatever cu_q says: with padding that is wrong.
         max_q = max(spans.max_q, 2)
         if self.layout == "runs":
-            self.kernel(q, k, v, spans.cu_q, spans.k_start, spans.k_len, max_q, spans.max_k, out)
-            return
+            return self.kernel(q, k, v, spans.cu_q, spans.k_start, spans.k_len, max_q, spans.max_k, out)
         rows, cu_k = packed_rows(spans, k.shape[0])
         k, v = k.index_select(0, rows), v.index_select(0, rows)
         if self.repeats_heads:
             group = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        self.kernel(q, k, v, spans.cu_q, cu_k, None, max_q, spans.max_k, out)
+        return self.kernel(q, k, v, spans.cu_q, cu_k, None, max_q, spans.max_k, out)
 
 
 def reads_pool_in_place(attention: VarlenAttention) -> bool:

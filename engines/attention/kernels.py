@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from engines.attention.protocol import store
+from engines.attention.protocol import placed
 
 
 class VarlenKernel(Protocol):
@@ -33,16 +33,16 @@ class VarlenKernel(Protocol):
         used_k: Tensor | None,
         max_q: int,
         max_k: int,
-        out: Tensor,
-    ) -> None:
+        out: Tensor | None,
+    ) -> Tensor:
         """Shapes as in ``VarlenAttention``; sequence i reads k from ``cu_k[i]``, ``used_k[i]`` rows or up to
-        ``cu_k[i + 1]``. Rows of ``out`` past ``cu_q[-1]`` stay as they are."""
+        ``cu_k[i + 1]``. The result is ``out`` where it is given; its rows past ``cu_q[-1]`` hold anything."""
         ...
 
 
 @dataclass(frozen=True)
 class FlashAttnKernel:
-    """``flash_attn`` 2; its own output tensor is copied, without the rows that it never wrote."""
+    """``flash_attn`` 2; its own output tensor is copied where another is given."""
 
     function: Callable[..., Any]
     takes_used_k: bool
@@ -57,8 +57,8 @@ class FlashAttnKernel:
         used_k: Tensor | None,
         max_q: int,
         max_k: int,
-        out: Tensor,
-    ) -> None:
+        out: Tensor | None,
+    ) -> Tensor:
         used = {} if used_k is None else {"seqused_k": used_k}
         found = self.function(
             q,
@@ -73,7 +73,7 @@ class FlashAttnKernel:
             causal=False,
             **used,
         )
-        store(found[0] if isinstance(found, tuple | list) else found, cu_q, out)
+        return placed(found[0] if isinstance(found, tuple | list) else found, out)
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,16 @@ class TorchVarlenKernel:
         used_k: Tensor | None,
         max_q: int,
         max_k: int,
-        out: Tensor,
-    ) -> None:
+        out: Tensor | None,
+    ) -> Tensor:
         options: dict[str, Any] = {} if used_k is None else {"seqused_k": used_k}
         if self.takes_gqa:
             options["enable_gqa"] = q.shape[1] != k.shape[1]
-        if self.takes_out:
-            self.function(out, q, k, v, cu_q, cu_k, max_q, max_k, **options)
-        else:
-            store(self.function(q, k, v, cu_q, cu_k, max_q, max_k, **options), cu_q, out)
+        if not self.takes_out:
+            return placed(self.function(q, k, v, cu_q, cu_k, max_q, max_k, **options), out)
+        out = torch.empty_like(q) if out is None else out
+        self.function(out, q, k, v, cu_q, cu_k, max_q, max_k, **options)
+        return out
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,11 @@ class AtenVarlenKernel:
         used_k: Tensor | None,
         max_q: int,
         max_k: int,
-        out: Tensor,
-    ) -> None:
+        out: Tensor | None,
+    ) -> Tensor:
         used = {} if used_k is None else {"seqused_k": used_k}
         found = torch.ops.aten._flash_attention_forward(q, k, v, cu_q, cu_k, max_q, max_k, 0.0, False, False, **used)
-        store(found[0], cu_q, out)
+        return placed(found[0], out)
 
 
 def parameters_of(function: Callable[..., Any]) -> frozenset[str]:

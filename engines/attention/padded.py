@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from engines.attention.protocol import store
+from engines.attention.protocol import placed
 from engines.attention.reference import sdpa
 from engines.attention.spans import Spans
 
@@ -26,10 +26,10 @@ class SdpaPadded:
     name: ClassVar[str] = "sdpa-padded"
     needs_host_runs: ClassVar[bool] = False
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
         n, max_q, max_k = spans.size, spans.max_q, spans.max_k
         if min(n, max_q, max_k, q.shape[0]) == 0:
-            return
+            return torch.empty_like(q) if out is None else out
         place = torch.arange(max(max_q, max_k, q.shape[0]), dtype=torch.int32, device=q.device)
         # Past its end a run repeats its last row: whatever lies behind it may be NaN, which no mask removes.
         last_key = (spans.k_len - 1).clamp_(min=0)
@@ -55,7 +55,7 @@ class SdpaPadded:
         # Rows past cu_q[-1] belong to no sequence: n.
         sequence = torch.searchsorted(spans.cu_q[1:], row, right=True, out_int32=True)
         where = (sequence * max_q + row - spans.cu_q.index_select(0, sequence)).clamp_(max=n * max_q - 1)
-        store(padded.index_select(0, where), spans.cu_q, out)
+        return placed(padded.index_select(0, where), out)
 
     def _sequences_at_once(self, q: Tensor, k: Tensor, spans: Spans) -> int:
         heads, width = q.shape[1], q.shape[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from engines.attention.spans import Spans
@@ -23,15 +22,14 @@ class VarlenAttention(Protocol):
         """
         ...
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor) -> None:
-        """q, out [Nq, H, D]; k, v [Nk, Hkv, D] of one dtype. Rows of ``out`` past ``cu_q[-1]`` stay as they are.
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
+        """[Nq, H, D], in ``out`` where it is given, of q [Nq, H, D]; k, v [Nk, Hkv, D] of one dtype, rows of any stride.
 
-        Rows of k and v outside the runs may hold anything, NaN included.
+        Rows of the result past ``cu_q[-1]`` hold anything, as rows of k and v outside the runs may, NaN included.
         """
         ...
 
 
-def store(rows: Tensor, cu_q: Tensor, out: Tensor) -> None:
-    """Copy rows [Nq, H, D] to ``out``, but for those past ``cu_q[-1]``."""
-    row = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
-    torch.where((row < cu_q[-1])[:, None, None], rows, out, out=out)
+def placed(rows: Tensor, out: Tensor | None) -> Tensor:
+    """The rows, copied to ``out`` where it is given."""
+    return rows if out is None else out.copy_(rows)

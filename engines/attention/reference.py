@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,7 +42,9 @@ class Sdpa:
     name: ClassVar[str] = "sdpa"
     needs_host_runs: ClassVar[bool] = True
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor) -> None:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
         assert spans.q_runs is not None, "sdpa needs host runs"
         assert spans.k_runs is not None
+        out = torch.empty_like(q) if out is None else out
         varlen_attention(out, q, k, v, spans.q_runs, spans.k_runs)
+        return out
