@@ -23,6 +23,7 @@ from engines.kernels.pack import pack, pack_reference
 from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
 from engines.kernels.rotary import rotate, rotate_reference
 from engines.kernels.scores import scores, scores_reference
+from engines.kernels.store import store, store_reference
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import FusedOps
 
@@ -48,6 +49,7 @@ class Examples:
         table = [[0, 20], [6, 9], [4, 3], [4, 3], [16, 14], [7, 5], [11, 0]]
         self.building = Building.of(torch.tensor(table).to(device))
         order = [torch.randperm(14, generator=self._random) for _ in range(4)]
+        self.rows = (torch.randperm(60, generator=self._random)[:37]).to(device)
         self.chosen = torch.stack(order).view(2, 2, 14).to(device)
 
     def draw(self, *shape: int) -> Tensor:
@@ -71,7 +73,8 @@ class Examples:
         return join(Partial(*(torch.stack(fields) for fields in zip(*half, strict=True))))
 
     def normalized(self, run: Callable[..., Tensor]) -> Outputs:
-        return (run(self.x, self.weight, 1e-5),)
+        sum_of = self.x.clone()
+        return run(self.x, self.weight, 1e-5), run(sum_of, self.weight, 1e-5, self.y), sum_of
 
     def rotated(self, run: Callable[..., None]) -> Outputs:
         found: list[Tensor] = []
@@ -80,6 +83,11 @@ class Examples:
             run(q, k, self.cos, self.sin, full_precision=full_precision)
             found += [q, k]
         return tuple(found)
+
+    def stored(self, run: Callable[..., None]) -> Outputs:
+        pools = torch.zeros(2, 60, 2, 32, dtype=self.dtype, device=self.device).unbind()
+        run(*pools, self.rows, self.k, self.v)
+        return pools
 
     def gated(self, run: Callable[..., Tensor]) -> Outputs:
         return (run(self.x, self.y),)
@@ -93,6 +101,7 @@ _PAIRS: Mapping[str, tuple[Callable[[Examples], Outputs], Callable[[Examples], O
         "partial": (lambda e: e.divided(partial, combine), lambda e: e.divided(partial_reference, combine_reference)),
         "rms_norm": (lambda e: e.normalized(rms_norm), lambda e: e.normalized(rms_norm_reference)),
         "rotate": (lambda e: e.rotated(rotate), lambda e: e.rotated(rotate_reference)),
+        "store": (lambda e: e.stored(store), lambda e: e.stored(store_reference)),
         "swiglu": (lambda e: e.gated(swiglu), lambda e: e.gated(swiglu_reference)),
     }
 )
@@ -118,6 +127,7 @@ def fused_ops(device: torch.device, dtype: torch.dtype) -> FusedOps:
         rms_norm=None if "rms_norm" in broken else rms_norm,
         rotate=None if "rotate" in broken else rotate,
         swiglu=None if "swiglu" in broken else swiglu,
+        joins=True,
     )
 
 

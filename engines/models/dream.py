@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engines.models.dream_config import DreamConfig
-from engines.models.layers import FusedOps, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.layers import FusedOps, Products, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
 from engines.models.mask_predictor import MaskPredictor
 from engines.models.protocol import Attend, Rotary
 
@@ -29,17 +29,17 @@ class DreamAttention(nn.Module):
         self.k_proj = nn.Linear(d, kv, bias=True)
         self.v_proj = nn.Linear(d, kv, bias=True)
         self.o_proj = nn.Linear(d, d, bias=False)
+        self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         n = h.shape[0]
-        q = self.q_proj(h).view(n, self.heads, self.head_dim)
-        k = self.k_proj(h).view(n, self.kv_heads, self.head_dim)
+        q, k, v = self.qkv(h)
+        q, k = q.view(n, self.heads, self.head_dim), k.view(n, self.kv_heads, self.head_dim)
         if self.fused.rotate is None:
             q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
         else:
             self.fused.rotate(q, k, cos, sin, full_precision=False)
-        v = self.v_proj(h).view(n, self.kv_heads, self.head_dim)
-        return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
+        return self.o_proj(attend(layer, q, k, v.view(n, self.kv_heads, self.head_dim)).reshape(n, -1))
 
 
 class DreamMLP(nn.Module):
@@ -50,11 +50,11 @@ class DreamMLP(nn.Module):
         self.gate_proj = nn.Linear(config.d_model, config.mlp_hidden_size, bias=False)
         self.up_proj = nn.Linear(config.d_model, config.mlp_hidden_size, bias=False)
         self.down_proj = nn.Linear(config.mlp_hidden_size, config.d_model, bias=False)
+        self.gate_and_up = Products(self.gate_proj, self.up_proj)
 
     def forward(self, h: Tensor) -> Tensor:
-        if self.fused.swiglu is None:
-            return self.down_proj(F.silu(self.gate_proj(h)) * self.up_proj(h))
-        return self.down_proj(self.fused.swiglu(self.gate_proj(h), self.up_proj(h)))
+        gate, up = self.gate_and_up(h)
+        return self.down_proj(F.silu(gate) * up if self.fused.swiglu is None else self.fused.swiglu(gate, up))
 
 
 class DreamLayer(nn.Module):
@@ -65,10 +65,14 @@ class DreamLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
         self.mlp = DreamMLP(config)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+    def forward(
+        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [N, d] and what is to be added to it, as it takes them."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, layer, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x, h = self.input_layernorm.of_sum(x, delta)
+        x, h = self.post_attention_layernorm.of_sum(x, self.self_attn(h, cos, sin, layer, attend))
+        return x, self.mlp(h)
 
 
 class DreamModel(MaskPredictor[DreamConfig]):
@@ -105,9 +109,10 @@ class DreamModel(MaskPredictor[DreamConfig]):
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         x = self.model["embed_tokens"](ids)
         cos, sin = (table.to(x.dtype) for table in rotary)
+        delta = None
         for layer, block in enumerate(self.layers):
-            x = block(x, cos, sin, layer, attend)
-        return self.model["norm"](x)
+            x, delta = block(x, delta, cos, sin, layer, attend)
+        return self.model["norm"].of_sum(x, delta)[1]  # type: ignore[operator]
 
     def local_logits(self, hidden: Tensor) -> Tensor:
         if self.config.weight_tying:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 class FusedOps(NamedTuple):
     """Kernels that take the place of several operators each; None where torch's serve (``fuse``)."""
 
-    rms_norm: Callable[[Tensor, Tensor, float], Tensor] | None = None
-    """(x [N, d], weight [d], eps) -> [N, d]"""
+    rms_norm: Callable[..., Tensor] | None = None
+    """(x [N, d], weight [d], eps, delta [N, d] or None) -> [N, d]; x becomes x + delta where there is one"""
     rotate: Callable[..., None] | None = None
     """(q [N, H, D], k [N, Hkv, D], cos, sin [N, 1, D], full_precision=bool), in place"""
     swiglu: Callable[[Tensor, Tensor], Tensor] | None = None
     """(gate, up [N, hidden]) -> silu(gate) * up"""
+    joins: bool = False
+    """Whether the products of one input are one (``Products``)."""
 
 
 def fuse(model: nn.Module, ops: FusedOps) -> None:
@@ -26,6 +28,53 @@ def fuse(model: nn.Module, ops: FusedOps) -> None:
     for module in model.modules():
         if hasattr(type(module), "fused"):
             module.fused = ops  # type: ignore[assignment]
+        for part in vars(module).values():
+            if isinstance(part, Products):
+                part.join() if ops.joins else part.divide()
+
+
+class Products:
+    """Linear layers of one input: a product each, or one where their weights lie in one tensor."""
+
+    def __init__(self, *layers: nn.Linear) -> None:
+        self.layers = layers
+        self._joined: tuple[Tensor, Tensor | None] | None = None
+        self._widths: list[int] = []
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[N, outputs] of every layer; rows of a joined one lie as far apart as all of them are wide."""
+        if self._joined is None:
+            return tuple(layer(x) for layer in self.layers)
+        return F.linear(x, *self._joined).split(self._widths, dim=-1)
+
+    @torch.no_grad()
+    def join(self) -> None:
+        """The layers keep their parameters, as views of one tensor. Weights that are replaced later are not seen."""
+        weight = _one_tensor([cast(nn.Parameter, layer.weight) for layer in self.layers])
+        biases = [bias for layer in self.layers if isinstance(bias := layer.bias, nn.Parameter)]
+        assert len(biases) in (0, len(self.layers)), "biases of all layers or none"
+        self._joined = weight, _one_tensor(biases) if biases else None
+        self._widths = [layer.weight.shape[0] for layer in self.layers]
+
+    def divide(self) -> None:
+        self._joined = None
+
+
+def _one_tensor(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """All of them, one behind the other along their first dimension; they become views of it, unless they are."""
+    first = parameters[0].data
+    size = sum(parameter.shape[0] for parameter in parameters)
+    end, in_place = first.data_ptr(), True
+    for parameter in parameters:
+        in_place &= parameter.is_contiguous() and parameter.data_ptr() == end
+        in_place &= parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        end += parameter.numel() * parameter.element_size()
+    if in_place:
+        return first.as_strided((size, *first.shape[1:]), first.stride(), first.storage_offset())
+    joined = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(parameters, joined.split([p.shape[0] for p in parameters]), strict=True):
+        parameter.data = part
+    return joined
 
 
 class RMSNorm(nn.Module):
@@ -41,13 +90,23 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused.rms_norm is not None:
-            return self.fused.rms_norm(x.reshape(-1, self.shape[0]), self.weight, self.eps).view(x.shape)
+            return self.fused.rms_norm(x.reshape(-1, self.shape[0]), self.weight, self.eps, None).view(x.shape)
         if x.dtype == torch.float32:
             return F.rms_norm(x, self.shape, self.weight, self.eps)
         y = F.rms_norm(x.float(), self.shape, None, self.eps)
         return self.weight * y.to(x.dtype)
 
     __call__ = forward
+
+    def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x + delta, in place of x where a kernel does it, and what it is normalised to."""
+        if delta is None:
+            return x, self(x)
+        if self.fused.rms_norm is None:
+            x = x + delta
+            return x, self(x)
+        y = self.fused.rms_norm(x.view(-1, self.shape[0]), self.weight, self.eps, delta.view(-1, self.shape[0]))
+        return x, y.view(x.shape)
 
 
 class Linear(nn.Linear):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.layers import FusedOps, Linear, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.layers import FusedOps, Linear, Products, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
 from engines.models.llada_config import LLaDAConfig
 from engines.models.mask_predictor import MaskPredictor
 from engines.models.protocol import Attend, Rotary
@@ -41,27 +41,31 @@ class LLaDABlock(nn.Module):
         self.ff_proj = Linear(d, hidden)
         self.up_proj = Linear(d, hidden)
         self.ff_out = Linear(hidden, d)
+        self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
+        self.gate_and_up = Products(self.ff_proj, self.up_proj)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+    def forward(
+        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [N, d] and what is to be added to it, as it takes them."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
-        x = x + self.attention(self.attn_norm(x), cos, sin, layer, attend)
-        return x + self.mlp(self.ff_norm(x))
+        x, h = self.attn_norm.of_sum(x, delta)
+        x, h = self.ff_norm.of_sum(x, self.attention(h, cos, sin, layer, attend))
+        return x, self.mlp(h)
 
     def attention(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         n = h.shape[0]
-        q = self.q_proj(h).view(n, self.heads, self.head_dim)
-        k = self.k_proj(h).view(n, self.kv_heads, self.head_dim)
+        q, k, v = self.qkv(h)
+        q, k = q.view(n, self.heads, self.head_dim), k.view(n, self.kv_heads, self.head_dim)
         if self.fused.rotate is None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         else:
             self.fused.rotate(q, k, cos, sin, full_precision=True)
-        v = self.v_proj(h).view(n, self.kv_heads, self.head_dim)
-        return self.attn_out(attend(layer, q, k, v).reshape(n, -1))
+        return self.attn_out(attend(layer, q, k, v.view(n, self.kv_heads, self.head_dim)).reshape(n, -1))
 
     def mlp(self, h: Tensor) -> Tensor:
-        if self.fused.swiglu is None:
-            return self.ff_out(F.silu(self.ff_proj(h)) * self.up_proj(h))
-        return self.ff_out(self.fused.swiglu(self.ff_proj(h), self.up_proj(h)))
+        gate, up = self.gate_and_up(h)
+        return self.ff_out(F.silu(gate) * up if self.fused.swiglu is None else self.fused.swiglu(gate, up))
 
 
 class LLaDAModelLM(MaskPredictor[LLaDAConfig]):
@@ -109,9 +113,10 @@ class LLaDAModelLM(MaskPredictor[LLaDAConfig]):
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         x = self.transformer["wte"](ids)
         cos, sin = rotary
+        delta = None
         for layer, block in enumerate(self.blocks):
-            x = block(x, cos, sin, layer, attend)
-        return self.transformer["ln_f"](x)
+            x, delta = block(x, delta, cos, sin, layer, attend)
+        return self.transformer["ln_f"].of_sum(x, delta)[1]  # type: ignore[operator]
 
     def local_logits(self, hidden: Tensor) -> Tensor:
         if self.config.weight_tying:

@@ -36,6 +36,7 @@ from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
 from engines.kernels.rotary import rotate, rotate_reference
 from engines.kernels.scores import scores, scores_reference
 from engines.kernels.select import select, select_reference
+from engines.kernels.store import store
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
 from engines.models.llada import rotate as llada_rotate
@@ -210,6 +211,14 @@ def test_swiglu(interpret: Interpret, seed: int, rows: int, width: int, dtype: s
     interpret(cases.check_swiglu, seed, rows, width, dtype)
 
 
+@settings(max_examples=10)
+@given(
+    seed=seeds, rows=st.integers(0, 5), heads=st.integers(1, 3), width=st.sampled_from((1, 24, 128, 1500)), dtype=dtypes
+)
+def test_store(interpret: Interpret, seed: int, rows: int, heads: int, width: int, dtype: str) -> None:
+    interpret(cases.check_store, seed, rows, heads, width, dtype)
+
+
 def _launch_everything(capability: int, dtype: str) -> dict[str, str]:
     """PTX of every kernel at LLaDA-8B's widths; nothing runs."""
     draw = Drawn(0, "cpu")
@@ -234,6 +243,7 @@ def _launch_everything(capability: int, dtype: str) -> dict[str, str]:
         rotate(q, k, cos, sin, building.kv_start.new_zeros(rows), full_precision=False)
         rotate(q, k, cos, sin, full_precision=True)
         swiglu(hidden, hidden)
+        store(pool_k, pool_v, building.kv_start, k[:2], k[:2])
     return compiled
 
 
@@ -248,11 +258,12 @@ def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int
         "normalize_rows",
         "rotate_rows",
         "gate_rows",
+        "store_rows",
     }
     assert set(compiled) == movers | {"merge_parts", "select_rows"}
     for name in movers:
         assert "ld.global.v4.b32" in compiled[name], f"{name} reads 16 bytes at a time"
-    for name in ("pack_rows", "normalize_rows", "rotate_rows", "gate_rows"):
+    for name in ("pack_rows", "normalize_rows", "rotate_rows", "gate_rows", "store_rows"):
         assert "st.global.v4.b32" in compiled[name], f"{name} writes 16 bytes at a time"
     assert "fma.rn" not in compiled["rotate_rows"], "products are rounded before they are added"
 
@@ -346,7 +357,7 @@ def test_the_reference_layers_are_the_models(dtype: str) -> None:
 
 
 def test_importing_the_wrappers_does_not_import_triton() -> None:
-    names = "building confidence pack rmsnorm rotary scores select swiglu"
+    names = "building confidence pack rmsnorm rotary scores select store swiglu"
     code = f"import sys, engines.kernels\nfor n in {names.split()}: __import__('engines.kernels.' + n)\n"
     run([sys.executable, "-c", code + "sys.exit('triton' in sys.modules)"], check=True)
 
@@ -381,6 +392,9 @@ def test_wrong_shapes_are_refused_before_triton_is_asked_for() -> None:
         lambda: rotate(k, k, cos[1:], cos[1:], full_precision=True),
         lambda: rotate(k, k, cos[:, 0], cos[:, 0], full_precision=True),
         lambda: swiglu(torch.zeros(4, 8), torch.zeros(4, 7)),
+        lambda: store(pool, pool, building.kv_start, k, k),
+        lambda: store(pool, pool, building.kv_start.int(), k[:4], k[:4]),
+        lambda: store(pool, pool, building.kv_start, k[:4].transpose(1, 2), k[:4].transpose(1, 2)),
     ]
     for call in wrong:
         with pytest.raises(ValueError, match="wanted"):

@@ -24,6 +24,7 @@ from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
 from engines.kernels.rotary import rotate, rotate_reference
 from engines.kernels.scores import Selection, scores, scores_reference
 from engines.kernels.select import select, select_reference
+from engines.kernels.store import store, store_reference
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
 
@@ -296,6 +297,18 @@ def check_swiglu(device: str, seed: int, rows: int, width: int, dtype: str) -> N
     gate[0, 0] = 100
     gate[-1, -1] = -100
     close(swiglu(gate, up), swiglu_reference(gate, up))
+
+
+def check_store(device: str, seed: int, rows: int, heads: int, width: int, dtype: str) -> None:
+    draw = Drawn(seed, device)
+    both = draw.normal(rows, 2, heads, width, dtype=dtype)
+    k, v = both.unbind(1)
+    places = torch.randperm(3 * rows + 1, generator=torch.Generator().manual_seed(seed))[:rows].to(device)
+    pools = draw.normal(2, 3 * rows + 1, heads, width, dtype=dtype)
+    wanted = pools.clone()
+    store(*pools, places, k, v)
+    store_reference(*wanted, places, k, v)
+    assert torch.equal(pools, wanted)
 
 
 def cuts_off(x: Tensor) -> bool:

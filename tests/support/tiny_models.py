@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engines.models.dream import DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
@@ -162,6 +163,15 @@ class TinyDream(TinyCheckpoint):
         tensors["lm_head.weight"] = matrix(self.vocab, d, 2.0)
         tensors["lm_head.weight"][self.mask_id] = 0
         return tensors
+
+
+@lru_cache
+def any_network(model: TinyCheckpoint) -> LLaDAModelLM | DreamModel:
+    if isinstance(model, TinyModel):
+        return network(model)
+    found = DreamModel(model.config).requires_grad_(False)  # type: ignore[arg-type]
+    found.load_state_dict(model.weights())
+    return found.eval()
 
 
 @lru_cache

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.attention import VarlenAttention, sdpa, varlen_attention
-from engines.dllm.executor.pool import PoolTensors
+from engines.dllm.executor.pool import PoolTensors, Store
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
@@ -19,24 +19,29 @@ from engines.runtime.step_timer import StepTimer
 class PackedAttend:
     """Writes the rows of Reuse requests, and the retained ones of requests that build their cache, to the pool."""
 
-    def __init__(self, pool: PoolTensors, attention: VarlenAttention, timer: StepTimer) -> None:
-        self._pool, self._attention, self._timer = pool, attention, timer
+    def __init__(self, pool: PoolTensors, attention: VarlenAttention, store: Store, timer: StepTimer) -> None:
+        self._pool, self._attention, self._store, self._timer = pool, attention, store, timer
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
         if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs:
             return self._alone(rows)
-        pool, timer, attention = self._pool, self._timer, self._attention
+        pool, timer, attention, store = self._pool, self._timer, self._attention, self._store
         first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
+        is_mixed = bool(rows.refresh_runs and rows.reuse_q_runs)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             timer.lap_inside("gemm")
-            out = torch.empty_like(q)
-            if rows.num_rows < out.shape[0]:
+            out = torch.empty_like(q) if is_mixed or rows.spans is None else None
+            if out is not None and rows.num_rows < out.shape[0]:
                 out[rows.num_rows :] = 0
             if rows.spans is None:
+                assert out is not None
                 varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
-            elif rows.refresh_runs:
+            elif is_mixed:
+                assert out is not None
                 attention(q[first], k[first], v[first], rows.spans[0], out[first])
+            elif rows.refresh_runs:
+                out = attention(q, k, v, rows.spans[0])
             if rows.pack is not None:
                 timer.lap_inside("attention")
                 rows.pack(pool.k[layer], pool.v[layer], q, k, v)
@@ -44,13 +49,17 @@ class PackedAttend:
             if rows.reuse_q_runs:
                 pool_k, pool_v = pool.k[layer], pool.v[layer]
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
-                pool_k.index_copy_(0, rows.pool_row, k[own])
-                pool_v.index_copy_(0, rows.pool_row, v[own])
+                store(pool_k, pool_v, rows.pool_row, k[own], v[own])
                 if rows.spans is None:
+                    assert out is not None
                     varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
-                else:
+                elif is_mixed:
+                    assert out is not None
                     attention(q[own], pool_k, pool_v, rows.spans[1], out[own])
+                else:
+                    out = attention(q, pool_k, pool_v, rows.spans[1])
             timer.lap_inside("attention")
+            assert out is not None
             return out
 
         return attend

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from engines.attention import SpanMetadata, Spans, VarlenAttention
-from engines.dllm.executor.pool import PoolTensors
+from engines.dllm.executor.pool import PoolTensors, Store
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.models.protocol import DiffusionModel
 from engines.runtime.staging import Staging
 
-ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_ROWS = ROWS[-1]
 MIXED_SEQUENCES = 16
 QUERY_TILE = 128
@@ -119,8 +119,10 @@ class EagerRecording:
 class GraphForward:
     """What is captured of a step: the model over rows whose metadata lies in a buffer of the graph's own."""
 
-    def __init__(self, model: DiffusionModel, attention: VarlenAttention, tokens: Tensor, pool: PoolTensors) -> None:
-        self._model, self._attention = model, attention
+    def __init__(
+        self, model: DiffusionModel, attention: VarlenAttention, store: Store, tokens: Tensor, pool: PoolTensors
+    ) -> None:
+        self._model, self._attention, self._store = model, attention, store
         self._tokens, self._pool = tokens, pool
 
     def __call__(self, key: GraphKey, numbers: Tensor) -> Tensor:
@@ -136,16 +138,15 @@ class GraphForward:
             max_k=longest,
         )
         refresh = Spans(cu_q=spans[0], k_start=spans[1], k_len=spans[2], max_q=key.max_q, max_k=longest)
+        if key.has_refresh:
+            row = torch.arange(key.rows, dtype=torch.int32, device=numbers.device)
+            is_refresh = (row < refresh.cu_q[-1])[:, None, None]
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = torch.zeros_like(q)
             pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
-            pool_k.index_copy_(0, pool_row, k)
-            pool_v.index_copy_(0, pool_row, v)
-            self._attention(q, pool_k, pool_v, reuse, out)
-            if key.has_refresh:
-                self._attention(q, k, v, refresh, out)
-            return out
+            self._store(pool_k, pool_v, pool_row, k, v)
+            out = self._attention(q, pool_k, pool_v, reuse)
+            return torch.where(is_refresh, self._attention(q, k, v, refresh), out) if key.has_refresh else out
 
         return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
 
@@ -157,12 +158,13 @@ class StepGraphs:
         self,
         model: DiffusionModel,
         attention: VarlenAttention,
+        store: Store,
         tokens: Tensor,
         pool: PoolTensors,
         staging: Staging,
         recorder: Recorder,
     ) -> None:
-        self._forward, self._recorder = GraphForward(model, attention, tokens, pool), recorder
+        self._forward, self._recorder = GraphForward(model, attention, store, tokens, pool), recorder
         self._tokens, self._pool = tokens, pool
         self._staging = staging
         self._graphs: dict[GraphKey, tuple[Tensor, Recording]] = {}
@@ -183,7 +185,7 @@ class StepGraphs:
         """Its memory and the compilation of its kernels are paid for here, not in a step."""
         if key in self._graphs:
             return
-        numbers = torch.zeros(sum(_sizes(key)), dtype=torch.int64, device=self._tokens.device)
+        numbers = torch.zeros(metadata_size(key), dtype=torch.int64, device=self._tokens.device)
         nothing = ItemTable.of((), ())
         self._staging.fill(numbers, self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0)))
         self._graphs[key] = numbers, self._recorder.record(partial(self._forward, key, numbers))
@@ -203,6 +205,11 @@ class StepGraphs:
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
         slots, width = self._tokens.shape
         return _arrays(key, table, packed, padding_flat=(slots - 1) * width, padding_row=self._pool.num_rows - 1)
+
+
+def metadata_size(key: GraphKey) -> int:
+    """Numbers in a graph's buffer."""
+    return sum(_sizes(key))
 
 
 def _sizes(key: GraphKey) -> list[int]:

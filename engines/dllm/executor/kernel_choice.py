@@ -16,6 +16,7 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduction
 from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
 from engines.dllm.executor.graphs import CudaRecorder, Recorder
+from engines.dllm.executor.pool import Store, store_by_index
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel
 
@@ -39,6 +40,7 @@ class KernelChoice:
         )
         """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
         self.selection = self._select_and_pack(model)
+        self.store = self._store()
 
     def serves(self, *names: str) -> bool:
         """Whether these Triton kernels do; float32 is for comparing, operator by operator."""
@@ -69,6 +71,13 @@ class KernelChoice:
         if not needs_torch and self.serves("pack", "scores"):
             return TritonSelectAndPack(self._config)
         return TorchSelectAndPack(self._config, ranks)
+
+    def _store(self) -> Store:
+        if not self.serves("store"):
+            return store_by_index
+        from engines.kernels.store import store
+
+        return store
 
     def fuse_layers(self, model: DiffusionModel) -> None:
         """Have the model's layers use the kernels that serve; one that another executor used may have others."""

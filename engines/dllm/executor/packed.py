@@ -31,13 +31,13 @@ def packed_executor(
     pool = shared.pool(kv_rows)
     graphs = None
     if shared.recorder is not None:
-        graphs = StepGraphs(model, kernels.attention, state.tokens, pool, staging, shared.recorder)
+        graphs = StepGraphs(model, kernels.attention, kernels.store, state.tokens, pool, staging, shared.recorder)
     rows = PackedLayout(
         model,
         state,
         timer,
         kernels.selection,
-        PackedAttend(pool, kernels.attention, timer),
+        PackedAttend(pool, kernels.attention, kernels.store, timer),
         sends_spans=not kernels.attention.needs_host_runs,
         graphs=graphs,
     )

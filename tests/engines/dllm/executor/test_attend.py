@@ -15,7 +15,7 @@ from engines.dllm.cache.selection import TorchSelectAndPack
 from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
-from engines.dllm.executor.pool import PoolTensors
+from engines.dllm.executor.pool import PoolTensors, store_by_index
 from engines.dllm.executor.step import EagerRows
 from engines.dllm.scheduling.phase import Phase
 from engines.runtime.step_timer import HostTimer
@@ -39,7 +39,7 @@ def attended(step: Step, pool: PoolTensors, attention: VarlenAttention) -> Eager
         step.state,
         timer,
         TorchSelectAndPack(EngineConfig(sparsity=SparsityConfig(selection="dense")), None),
-        PackedAttend(pool, attention, timer),
+        PackedAttend(pool, attention, store_by_index, timer),
         sends_spans=not attention.needs_host_runs,
     )
     layouts = Layouts(step.state, rows, step.staging, timer, shifts_logits=False, wants_every_place=False)
@@ -98,7 +98,7 @@ def test_parts_of_a_profiled_step_are_told_apart() -> None:
     timer.begin(detailed=True)
     selection = TorchSelectAndPack(EngineConfig(sparsity=SparsityConfig(selection="dense")), None)
     rows = PackedLayout(
-        network(GQA), step.state, timer, selection, PackedAttend(pool, Sdpa(), timer), sends_spans=False
+        network(GQA), step.state, timer, selection, PackedAttend(pool, Sdpa(), store_by_index, timer), sends_spans=False
     )
     layouts = Layouts(step.state, rows, step.staging, timer, shifts_logits=False, wants_every_place=False)
     eager = layouts.of(step.items, None).rows

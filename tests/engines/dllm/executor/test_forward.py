@@ -14,7 +14,7 @@ from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.forward import PackedForward
 from engines.dllm.executor.graphs import EagerRecorder, StepGraphs, graph_key
 from engines.dllm.executor.layout import Layouts, PackedLayout
-from engines.dllm.executor.pool import PoolTensors
+from engines.dllm.executor.pool import PoolTensors, store_by_index
 from engines.dllm.executor.step import Forwarded, GraphRows
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import Phase
@@ -29,7 +29,7 @@ def forward(step: Step, pool: PoolTensors, graphs: StepGraphs | None = None) -> 
         step.state,
         timer,
         TorchSelectAndPack(EngineConfig(), None),
-        PackedAttend(pool, Sdpa(), timer),
+        PackedAttend(pool, Sdpa(), store_by_index, timer),
         sends_spans=False,
         graphs=graphs,
     )
@@ -75,7 +75,9 @@ def test_a_step_that_a_graph_holds_is_replayed() -> None:
     pool.v.normal_(generator=torch.Generator().manual_seed(2))
     (plain, _, _), is_graph = forward(step, pool)
     assert not is_graph
-    graphs = StepGraphs(network(GQA), SdpaPadded(), step.state.tokens, pool, step.staging, EagerRecorder())
+    graphs = StepGraphs(
+        network(GQA), SdpaPadded(), store_by_index, step.state.tokens, pool, step.staging, EagerRecorder()
+    )
     with torch.inference_mode():
         graphs.capture(graph_key(32, 3, 13, has_refresh=True))
     (hidden, _, query_rows), is_graph = forward(step, pool, graphs)

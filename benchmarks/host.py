@@ -1,0 +1,227 @@
+"""What a dLLM-Serve step costs the host, on any machine: python benchmarks/host.py --help
+
+    launches   kernels that a captured forward launches, in a layer and beside the layers: every operator that is no view
+               counts one, and so does every fused kernel, whose place its reference takes
+    ms         of a whole engine step: schedule, metadata, candidates, commit; the model does nothing, which leaves
+               Python and what the CPU does in place of a few small launches
+
+A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from common import save
+from step import Batch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from engines.attention import Spans
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig
+from engines.dllm.engine import Engine
+from engines.dllm.executor.graphs import GraphForward, graph_key, metadata_size
+from engines.dllm.executor.packed import packed_executor
+from engines.dllm.executor.pool import PoolTensors, store_by_index
+from engines.dllm.scheduling.phase import DelayedCache
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.kernels.rmsnorm import rms_norm_reference
+from engines.kernels.rotary import rotate_reference
+from engines.kernels.swiglu import swiglu_reference
+from engines.models.layers import FusedOps, fuse
+from engines.models.llada import LLaDAModelLM
+from engines.models.llada_config import LLADA_8B
+from engines.models.protocol import Attend, Rotary
+
+BLOCK = 32
+NARROW = replace(LLADA_8B, d_model=8, n_heads=2, n_kv_heads=2, mlp_hidden_size=8, vocab_size=8)
+NARROW = replace(NARROW, mask_token_id=7, eos_token_id=6, pad_token_id=6)
+ALLOCATIONS = ("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass
+class Launches(TorchDispatchMode):
+    """Counts while it is entered."""
+
+    names: list[str] = field(default_factory=list)
+    _is_paused: bool = False
+
+    @property
+    def number(self) -> int:
+        return len(self.names)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (self._is_paused or _is_view(func) or func.name().partition(".")[0] in ALLOCATIONS):
+            self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+    def one(self, name: str, function: Callable[P, R]) -> Callable[P, R]:
+        """The function as one launch, whatever it does."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            self.names.append(name)
+            with self._paused():
+                return function(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
+
+def _is_view(func: Any) -> bool:
+    """Whether it returns an alias of what it was given, and writes nothing."""
+    aliases = [value.alias_info for value in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A varlen kernel that reads its pool in place; what it returns is never written."""
+
+    launch: Callable[[Tensor], Tensor]
+    name: str = "none"
+    needs_host_runs: bool = False
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: Spans, out: Tensor | None = None) -> Tensor:
+        return self.launch(q)
+
+
+def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
+    """Of one captured forward."""
+    counter = Launches()
+    model = LLaDAModelLM(replace(NARROW, n_layers=num_layers)).requires_grad_(False)
+    store = store_by_index
+    if fused:
+        fuse(
+            model,
+            FusedOps(
+                rms_norm=counter.one("rms_norm", rms_norm_reference),
+                rotate=counter.one("rotate", rotate_reference),
+                swiglu=counter.one("swiglu", swiglu_reference),
+                joins=True,
+            ),
+        )
+        store = counter.one("store", store_by_index)
+    attention = Attention(counter.one("attention", torch.empty_like))
+    key = graph_key(4 * BLOCK, 4, BLOCK, has_refresh=has_refresh)
+    tokens = torch.zeros(5, 64, dtype=torch.int32)
+    forward = GraphForward(model, attention, store, tokens, PoolTensors.of(model, 4 * BLOCK + 1))
+    numbers = torch.zeros(metadata_size(key), dtype=torch.int64)
+    with torch.no_grad():  # in inference mode composite operators are not taken apart
+        forward(key, numbers)  # tables are made
+        counter.names.clear()
+        with counter:
+            forward(key, numbers)
+    return counter
+
+
+class NullModel(LLaDAModelLM):
+    """Has done nothing when it has taken its rows."""
+
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        return torch.zeros(len(ids), self.config.d_model)
+
+    def local_logits(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(len(hidden), self.config.vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    requests: int
+    total_len: int
+    steps: int
+    reuse_ms: float
+    reuse_p95_ms: float
+    refresh_ms: float
+
+
+def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
+    """Of an engine that serves ``size`` requests at once, all of their blocks."""
+    config = EngineConfig(
+        max_num_batched_tokens=size * total_len,
+        max_num_logits=1 << 20,
+        max_model_len=total_len,
+        max_num_seqs=size,
+        attention_backend="sdpa-padded",
+    )
+    batch = Batch(size=size, total_len=total_len, block_length=BLOCK, config=config)
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    model = NullModel(NARROW).requires_grad_(False)
+    for _ in range(blocks):
+        executor = packed_executor(model, config, batch.kv_rows, num_slots=size)
+        engine = Engine(PhaseScheduler(config, KvPool(batch.kv_rows), DelayedCache()), executor)
+        for request in batch.requests(NARROW.vocab_size, NARROW.mask_token_id):
+            engine.submit(request)
+        while True:
+            started = perf_counter()
+            record = engine.step()
+            taken = perf_counter() - started
+            if record is None:
+                break
+            seconds[record.plan.num_refresh > 0].append(taken)
+        engine.close()
+    reuse = seconds[False]
+    return Row(
+        requests=size,
+        total_len=total_len,
+        steps=len(reuse),
+        reuse_ms=1e3 * median(reuse),
+        reuse_p95_ms=1e3 * quantiles(reuse, n=20)[-1],
+        refresh_ms=1e3 * median(seconds[True]),
+    )
+
+
+def launch_table() -> list[str]:
+    lines = [f"{'forward':28s} {'a layer':>8s} {'beside':>7s} {f'of {LLADA_8B.n_layers} layers':>13s}"]
+    for has_refresh in (False, True):
+        for fused in (False, True):
+            one, two = (launches(n, has_refresh=has_refresh, fused=fused).number for n in (1, 2))
+            name = f"{'mixed' if has_refresh else 'reuse'}, {'fused' if fused else 'operator by operator'}"
+            whole = one + (LLADA_8B.n_layers - 1) * (two - one)
+            lines.append(f"{name:28s} {two - one:8d} {2 * one - two:7d} {whole:13d}")
+    return lines
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", nargs="+", type=int, default=[1, 16, 64, 256])
+    parser.add_argument("--length", type=int, default=256, help=f"tokens of a request, its block of {BLOCK} included")
+    parser.add_argument("--blocks", type=int, default=5, help="times that all requests are served")
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    options = parser.parse_args()
+    if min(*options.requests, options.blocks) < 1 or options.length <= BLOCK:
+        parser.error(f"--requests and --blocks count from 1, --length from {BLOCK + 1}")
+    torch.set_num_threads(1)
+    print("\n".join(launch_table()))
+    rows = [time_steps(size, options.length, blocks=options.blocks) for size in options.requests]
+    print(f"\n{'requests':>8s} {'steps':>6s} {'reuse ms':>9s} {'p95 ms':>7s} {'refresh ms':>11s}")
+    for row in rows:
+        print(f"{row.requests:8d} {row.steps:6d} {row.reuse_ms:9.3f} {row.reuse_p95_ms:7.3f} {row.refresh_ms:11.3f}")
+    if options.json is not None:
+        save(options.json, rows, torch=torch.__version__)
+
+
+if __name__ == "__main__":
+    main()
