@@ -7,11 +7,9 @@ from dataclasses import dataclass
 
 from engines.errors import UserError
 from paper_figures.common.curve import Curve, Point
-from repro.reports.figures import View
-from repro.runs.cell import Cell, Scalar
+from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-
-Knobs = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +31,11 @@ class Comparison:
 
     def cells(self, figure: str, view: View, rates: Sequence[float]) -> list[Cell]:
         """Every system on every data set at every rate, each with every seed."""
-        where = view.platform
         return [
-            Cell(
-                figure=figure,
-                system=system,
-                dataset=dataset,
-                platform=where.name,
-                executor=where.executor,
+            view.cell(
+                figure,
+                system,
+                dataset,
                 rate=rate,
                 seed=seed,
                 knobs=(

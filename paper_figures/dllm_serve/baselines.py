@@ -17,8 +17,8 @@ from paper_figures.common.caption import (
 from paper_figures.common.repeats import Repeats
 from paper_figures.common.table import save_table
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.runs.cell import Cell, Scalar
+from repro.reports.figures import Knobs, Rendered, View
+from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun, over_repeats
 
@@ -61,8 +61,6 @@ TABLE_COLUMNS = (
 
 BATCHING = ("alone", "batched")
 
-Knobs = tuple[tuple[str, Scalar], ...]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -92,22 +90,9 @@ def cells(view: View) -> list[Cell]:
 
 
 def _cell(view: View, row: Row, batching: str, seed: int) -> Cell:
-    where = view.platform
-    return Cell(
-        figure=NAME,
-        system=row.system,
-        dataset=DATASET,
-        platform=where.name,
-        executor=where.executor,
-        rate=None,
-        seed=seed,
-        knobs=(
-            ("num_prompts", NUM_REQUESTS),
-            *row.options,
-            *(row.alone if batching == "alone" else ()),
-            *view.together(NAME),
-        ),
-    )
+    alone = row.alone if batching == "alone" else ()
+    knobs = (("num_prompts", NUM_REQUESTS), *row.options, *alone, *view.together(NAME))
+    return view.cell(NAME, row.system, DATASET, seed=seed, knobs=knobs)
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from paper_figures.common.comparison import Comparison, Knobs
-from repro.reports.figures import View
+from paper_figures.common.comparison import Comparison
+from repro.reports.figures import Knobs, View
 from repro.systems.dllm.batching import READINGS
 
 

@@ -72,18 +72,14 @@ class Split:
 
 def cells(view: View) -> list[Cell]:
     """Runs whose start-up profiles are measured; a simulated card needs none."""
-    where = view.platform
-    if where.executor == "roofline":
+    if view.platform.executor == "roofline":
         return []
     return [
-        Cell(
-            figure=NAME,
-            system="dllm-serve",
-            dataset="burst",
-            platform=where.name,
-            executor=where.executor,
-            rate=max(where.part(DllmPart).rates),
-            seed=0,
+        view.cell(
+            NAME,
+            "dllm-serve",
+            "burst",
+            rate=max(view.platform.part(DllmPart).rates),
             knobs=() if mode == "decomposed" else (("logit_rows", mode),),
         )
         for mode, _ in MODES

@@ -37,7 +37,7 @@ from paper_figures.dllm_serve.retention import (
     paper_values,
 )
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import Knobs, Rendered, View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Discordance
 from repro.runs.store import StoredRun
@@ -57,7 +57,7 @@ RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 TESTED = (0.1, 0.2)
 """Where the difference is said in words."""
 NUM_PROBLEMS = 500
-GENERATION: tuple[tuple[str, Scalar], ...] = (
+GENERATION: Knobs = (
     ("gen_length", 40),
     ("block_length", 8),
     ("steps", 40),
@@ -97,16 +97,7 @@ def cells(view: View) -> list[Cell]:
     ]
     choices.append({"selection": DENSE})
     return [
-        Cell(
-            figure=NAME,
-            system="dllm-serve",
-            dataset=task,
-            platform=view.platform.name,
-            executor="torch",
-            rate=None,
-            seed=seed,
-            knobs=(*GENERATION, *choice.items()),
-        )
+        view.cell(NAME, "dllm-serve", task, seed=seed, knobs=(*GENERATION, *choice.items()))
         for task in TASKS
         for choice in choices
         for seed in view.seeds

@@ -21,9 +21,9 @@ from paper_figures.common.caption import (
 from paper_figures.common.repeats import Repeats
 from paper_figures.dllm_serve.comparison import OURS, reading_sentence
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import Knobs, Rendered, View
 from repro.reports.paper import load_figures
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Cell
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun, over_repeats
 from repro.systems.platforms import Platform
@@ -99,26 +99,16 @@ def cells(view: View) -> list[Cell]:
 
 
 def _cell(view: View, length: Length, system: str, seed: int) -> Cell:
-    where = view.platform
     output = round(length.output_len * view.dllm.length_scale)
-    knobs: tuple[tuple[str, Scalar], ...] = (
+    knobs: Knobs = (
         ("input_len", round(length.input_len * view.dllm.length_scale)),
         ("gen_length", output),
         ("steps", output),
         ("length_scale", 1.0),
-        ("num_prompts", NUM_REQUESTS[where.executor]),
+        ("num_prompts", NUM_REQUESTS[view.platform.executor]),
         *view.together(NAME),
     )
-    return Cell(
-        figure=NAME,
-        system=system,
-        dataset=DATASET,
-        platform=where.name,
-        executor=where.executor,
-        rate=None,
-        seed=seed,
-        knobs=knobs if system == OURS else knobs + view.baseline_knobs(),
-    )
+    return view.cell(NAME, system, DATASET, seed=seed, knobs=knobs if system == OURS else knobs + view.baseline_knobs())
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:

@@ -146,17 +146,8 @@ AXES = (
 
 
 def cell_of(view: View, axis: Axis, value: float, seed: int) -> Cell:
-    where = view.platform
-    return Cell(
-        figure="growth",
-        system=OURS,
-        dataset=DATASET,
-        platform=where.name,
-        executor=where.executor,
-        rate=None,
-        seed=seed,
-        knobs=(*axis.knobs(where, value).items(), *view.together("growth")),
-    )
+    knobs = (*axis.knobs(view.platform, value).items(), *view.together("growth"))
+    return view.cell("growth", OURS, DATASET, seed=seed, knobs=knobs)
 
 
 def points_of(runs: Sequence[StoredRun], view: View) -> list[GrowthPoint]:

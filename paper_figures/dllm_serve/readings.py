@@ -27,8 +27,8 @@ from paper_figures.dllm_serve.fig3 import paper_peaks
 from paper_figures.dllm_serve.table4 import PAPER_PLATFORM as TABLE_4_PLATFORM
 from paper_figures.dllm_serve.table4 import paper_rows
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.runs.cell import Cell, Scalar
+from repro.reports.figures import Knobs, Rendered, View
+from repro.runs.cell import Cell
 from repro.runs.store import StoredRun, over_repeats
 from repro.systems.platforms import Platform
 
@@ -40,8 +40,6 @@ TITLE = "dLLM-Serve readings: every baseline in every reading and batch rule"
 SOURCE = "this project"
 PLATFORMS = ("rtx4090", "l40s")
 DECIDES_ON: tuple[str, ...] = ()
-
-Knobs = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,17 +247,7 @@ def _can_run(view: View, system: str, setting: Setting) -> bool:
 
 
 def _cell(view: View, dataset: str, system: str, knobs: Knobs) -> Cell:
-    where = view.platform
-    return Cell(
-        figure=NAME,
-        system=system,
-        dataset=dataset,
-        platform=where.name,
-        executor=where.executor,
-        rate=max(view.dllm.rates),
-        seed=0,
-        knobs=knobs,
-    )
+    return view.cell(NAME, system, dataset, rate=max(view.dllm.rates), knobs=knobs)
 
 
 def _seeds(cell: Cell, view: View) -> list[Cell]:

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from engines.errors import UserError
-from repro.reports.figures import View
-from repro.runs.cell import Cell, Scalar
+from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
 
 OURS, BASE = "dllm-serve", "sparse-dllm"
-
-Knobs = tuple[tuple[str, Scalar], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,20 +25,10 @@ class Variant:
 
     def cell(self, view: View, dataset: str, rate: float | None, seed: int, figure: str | None = None) -> Cell:
         """``figure`` is also the comparison that a measured cell is a part of."""
-        where = view.platform
         knobs = view.baseline_knobs() if self.system == BASE else self.knobs
         if figure is not None:
             knobs += view.together(figure)
-        return Cell(
-            figure=figure,
-            system=self.system,
-            dataset=dataset,
-            platform=where.name,
-            executor=where.executor,
-            rate=rate,
-            seed=seed,
-            knobs=knobs,
-        )
+        return view.cell(figure, self.system, dataset, rate=rate, seed=seed, knobs=knobs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,8 @@ from repro.systems.dllm.batching import reading
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 
+Knobs = tuple[tuple[str, Scalar], ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class View:
@@ -31,7 +33,7 @@ class View:
     reading: str
     num_runs: int = 1
     """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
-    knobs: tuple[tuple[str, Scalar], ...] = ()
+    knobs: Knobs = ()
     """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
     rates: tuple[float, ...] = ()
     """Arrival rates in place of the platform's, requests/s."""
@@ -71,18 +73,40 @@ class View:
             parts.append(self.reading)
         return "-".join(parts)
 
+    def cell(
+        self,
+        figure: str | None,
+        system: str,
+        dataset: str,
+        *,
+        rate: float | None = None,
+        seed: int = 0,
+        knobs: Knobs = (),
+    ) -> Cell:
+        """A cell of a figure on this view's platform; ``applied`` puts the view's own knobs in."""
+        return Cell(
+            figure=figure,
+            system=system,
+            dataset=dataset,
+            platform=self.platform.name,
+            executor=self.platform.executor,
+            rate=rate,
+            seed=seed,
+            knobs=knobs,
+        )
+
     def applied(self, cell: Cell) -> Cell:
         """A figure's cell as this view runs it."""
         return replace(cell, knobs=tuple({**dict(self.knobs), **cell.knob_values}.items())) if self.knobs else cell
 
-    def together(self, comparison: str) -> tuple[tuple[str, Scalar], ...]:
+    def together(self, comparison: str) -> Knobs:
         """The knob that makes a measured cell a part of a comparison, whose cells are measured in one session."""
         if self.obtained == "simulated" or not self.is_grouped:
             return ()
         is_default = self.reading == default_reading(self.platform)
         return ((COMPARISON, comparison if is_default else f"{comparison}-{self.reading}"),)
 
-    def baseline_knobs(self) -> tuple[tuple[str, Scalar], ...]:
+    def baseline_knobs(self) -> Knobs:
         """The knob that puts a baseline's cell into this reading; none for a system's own default."""
         return () if self.reading == "efficient" else (("reading", self.reading),)
 
