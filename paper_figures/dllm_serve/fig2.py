@@ -79,7 +79,7 @@ def cells(view: View) -> list[Cell]:
             NAME,
             "dllm-serve",
             "burst",
-            rate=max(view.platform.part(DllmPart).rates),
+            rate=max(view.dllm.rates),
             knobs=() if mode == "decomposed" else (("logit_rows", mode),),
         )
         for mode, _ in MODES

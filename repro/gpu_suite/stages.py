@@ -206,9 +206,14 @@ def figures(scale: Scale) -> Sequence[Drawn]:
     """Measured on the platform, whatever its default."""
     drawn = []
     for name, (rates, num_prompts) in scale.figures.items():
-        where = replace(scale.where, executor="torch").with_part(DllmPart, rates=tuple(sorted(rates)))
-        knobs = {"num_prompts": num_prompts, **scale.knobs}
-        view = View(platform=where, reading=default_reading(where), knobs=tuple(knobs.items()), is_grouped=False)
+        where = replace(scale.where, executor="torch")
+        view = View(
+            platform=where,
+            reading=default_reading(where),
+            knobs=tuple({"num_prompts": num_prompts, **scale.knobs}.items()),
+            rates=tuple(sorted(rates)),
+            is_grouped=False,
+        )
         order = {rate: i for i, rate in enumerate(rates)}
         cells = [view.applied(cell) for cell in figure(name).load().cells(view)]
         cells.sort(key=lambda cell: 0 if cell.rate is None else order[cell.rate])

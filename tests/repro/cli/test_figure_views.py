@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from repro.cli.figure import FigureOptions
-from repro.reports.figures import MEASURED_RUNS, figure
+from repro.reports.figures import FIGURES, MEASURED_RUNS, figure
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ from repro.reports.figures import MEASURED_RUNS, figure
 def test_measured_times_are_repeated(name: str, repeats: dict[str, int]) -> None:
     assert {view.platform.name: view.num_runs for view in FigureOptions().views(name)} == repeats
     assert {view.num_runs for view in FigureOptions(num_runs=5).views(name)} == {5}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_rates_that_are_asked_for_are_run(name: str) -> None:
+    for view in FigureOptions(request_rate=["0.3", "0.7"]).views(name):
+        assert {cell.rate for cell in figure(name).load().cells(view)} <= {0.3, 0.7, None}
 
 
 def test_a_card_that_is_measured_is_repeated_too() -> None:
