@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repro.reports.fitting import PROTOCOLS, CardProtocol, FittedCell
+from repro.reports.fitting import PROTOCOLS
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 
@@ -16,19 +16,6 @@ def fitted_claims() -> frozenset[str]:
     return frozenset(target.claim for protocol in PROTOCOLS.values() for target in protocol.targets)
 
 
-def fitted_cell(protocol: CardProtocol, target: FittedCell) -> Cell:
-    """As Figure 3 and Table 4 run it."""
-    return Cell(
-        system=target.system,
-        dataset=target.dataset,
-        rate=protocol.rate,
-        platform=protocol.card,
-        executor="roofline",
-        seed=0,
-        knobs=() if target.system == "dllm-serve" else (("reading", "published"),),
-    )
-
-
 def determined(run: StoredRun) -> frozenset[str]:
     """Metrics of the run that the fit of its card gives; none if it is not of a target's system and data set.
 
@@ -37,7 +24,7 @@ def determined(run: StoredRun) -> frozenset[str]:
     cell, protocol = run.cell, PROTOCOLS.get(run.cell.platform)
     if protocol is None or cell.rate is None:
         return frozenset()
-    if all(_but_rate(fitted_cell(protocol, target)) != _but_rate(cell) for target in protocol.targets):
+    if all(_but_rate(protocol.cell(target)) != _but_rate(cell) for target in protocol.targets):
         return frozenset()
     served = run.summary["request_throughput"] or 0.0
     is_saturated = cell.rate == protocol.rate or served < SATURATED * cell.rate

@@ -37,12 +37,8 @@ class FittedCell:
     dataset: str
 
     @property
-    def system(self) -> str:
-        return SYSTEM
-
-    @property
     def name(self) -> str:
-        return f"{self.system} on {self.dataset}"
+        return f"{SYSTEM} on {self.dataset}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +55,12 @@ class CardProtocol:
     @property
     def claims(self) -> frozenset[str]:
         return frozenset(cell.claim for cell in self.targets)
+
+    def cell(self, target: FittedCell) -> Cell:
+        """As Figure 3 and Table 4 run it."""
+        return Cell(
+            system=SYSTEM, dataset=target.dataset, rate=self.rate, platform=self.card, executor="roofline", seed=0
+        )
 
 
 PROTOCOLS: Mapping[str, CardProtocol] = MappingProxyType(
@@ -144,12 +146,9 @@ def find_root(f: Callable[[float], float], start: float, *, slope: float, name: 
 
 
 def throughput(protocol: CardProtocol, fitted: FittedCell, calibration: Calibration) -> float:
-    """Tokens per second of the cell as Figure 3 and Table 4 run it, with a calibration that is not stored yet."""
-    cell = Cell(
-        system=SYSTEM, dataset=fitted.dataset, rate=protocol.rate, platform=protocol.card, executor="roofline", seed=0
-    )
+    """Tokens per second of the cell with a calibration that is not stored yet."""
     # Not ``prepare``, which reads the stored calibration: one that cannot be read is fitted again here.
-    deployment, workload = SYSTEMS.get(SYSTEM).prepare(cell)
+    deployment, workload = SYSTEMS.get(SYSTEM).prepare(protocol.cell(fitted))
     assert isinstance(deployment, Deployment)
     assert isinstance(workload, Workload)
     reached = throughput_tok_s(replace(deployment, calibration=calibration).run(workload))

@@ -14,7 +14,6 @@ from repro import paths
 from repro.checks.results import check_claims, check_reports
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, judge_all
-from repro.reports.determined import fitted_cell
 from repro.reports.evidence import sources
 from repro.reports.figures import DLLM_SERVE
 from repro.reports.fitting import PROTOCOLS
@@ -24,7 +23,7 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.calibration import load_calibration
 
-CELL = fitted_cell(PROTOCOLS["l40s"], PROTOCOLS["l40s"].targets[0])
+CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
 
 
 def answer(cell: Cell, code: str | None = None) -> Answer:

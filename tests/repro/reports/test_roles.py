@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support.stored_runs import changed, stored
 
 from repro.reports.claims import Answer, Finding
-from repro.reports.determined import THROUGHPUTS, fitted_cell
+from repro.reports.determined import THROUGHPUTS
 from repro.reports.determined import determined as given_by_the_fit
 from repro.reports.evidence import Source, sources
 from repro.reports.figures import FIGURES
-from repro.reports.fitting import PROTOCOLS
+from repro.reports.fitting import PROTOCOLS, SYSTEM
 from repro.reports.roles import FAR, NEAR, Perturbed, answers
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -213,7 +213,7 @@ def test_roles_that_were_wrong_by_hand(claim: str, where: str, two: str, one: st
 def test_the_stored_fit_is_followed(card: str) -> None:
     """Whatever the calibration lists as its targets is fitted, and nothing that follows from it is a prediction."""
     protocol = PROTOCOLS[card]
-    fitted = frozenset((target.system, target.dataset) for target in protocol.targets)
+    fitted = frozenset((SYSTEM, target.dataset) for target in protocol.targets)
     roles: dict[str, str] = {}
     for source in (source for source in SIMULATED.values() if source.view.platform.name == card):
         found = {answer.finding.claim: answer for answer in source.answers(runs_of(source, speeds(1)))}
@@ -226,7 +226,7 @@ def test_the_stored_fit_is_followed(card: str) -> None:
 
 def test_the_fit_determines_saturated_runs_of_its_targets_alone() -> None:
     protocol = PROTOCOLS["rtx4090"]
-    cell = fitted_cell(protocol, protocol.targets[0])
+    cell = protocol.cell(protocol.targets[0])
     speed = dict.fromkeys(speeds(0), 80.0)
 
     def metrics(**other: Any) -> frozenset[str]:

@@ -14,7 +14,7 @@ from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration
 from repro.paths import CALIBRATION
 from repro.reports import sensitivity as module
-from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, calibration_with, stated_values
+from repro.reports.fitting import PROTOCOLS, STEP_OVERHEAD_S, SYSTEM, calibration_with, stated_values
 from repro.reports.sensitivity import BATCH_RULES, DATASETS, OVERHEADS_S, length_for, num_runs, save, sensitivity, tally
 from repro.runs.cell import Cell, Scalar
 from repro.runs.metrics import throughput_tok_s
@@ -97,9 +97,9 @@ def test_the_tables(card: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     share = values["step overhead", "share of peak", f"{1e3 * STEP_OVERHEAD_S:g} ms"]
     product, count = 1.0, len(protocol.targets)
     for target in protocol.targets:
-        own = tally(card, target.system, target.dataset).throughput(calibration_with(protocol, share))
+        own = tally(card, SYSTEM, target.dataset).throughput(calibration_with(protocol, share))
         assert values["batch rule", f"dllm-serve {target.dataset}", "packed"] == pytest.approx(own)
-        product *= own / stated[target.system, target.dataset]
+        product *= own / stated[SYSTEM, target.dataset]
     assert share == 1 or product ** (1 / count) == pytest.approx(1, abs=2e-3)
 
     # What the paper states of baselines goes into no fit.
