@@ -17,7 +17,7 @@ from repro.reports.fitting import PROTOCOLS
 from repro.reports.predictions import medians, read_report, report_path
 from repro.reports.stamp import changed_files, read_stamp
 from repro.runs.cell import Cell
-from repro.runs.experiment import Experiment, prepare, prepare_all
+from repro.runs.experiment import Experiment, prepare
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import platform
 
@@ -41,23 +41,43 @@ class Checked:
         return self.status in ("stale", "no stamp") or (self.status == "other code" and not self.is_measured)
 
 
-def check_results(root: Path) -> list[Checked]:
+class Today:
+    """What cells would be run as today. Each is prepared once, whoever asks."""
+
+    def __init__(self) -> None:
+        self._experiments: dict[str, Experiment] = {}
+
+    def experiment(self, cell: Cell) -> Experiment:
+        if cell.key not in self._experiments:
+            self._experiments[cell.key] = prepare(cell)
+        return self._experiments[cell.key]
+
+    def codes(self, paper: str, platforms: Sequence[str] | None = None) -> dict[str, str]:
+        """Key of every run that decides a claim -> digest of the code that would make it."""
+        cells = [cell for source in sources(PAPERS[paper].entries, platforms) for cell in source.cells]
+        return {each.cell.key: each.code.digest for each in map(self.experiment, cells)}
+
+
+def check_results(root: Path, today: Today | None = None) -> list[Checked]:
     """Every figure and table in the folders of platforms, by path."""
-    return [_check(path) for path in sorted(_figures(root))]
+    today = today or Today()
+    return [_check(path, today) for path in sorted(_figures(root))]
 
 
-def check_reports() -> list[Checked]:
+def check_reports(today: Today | None = None) -> list[Checked]:
     """The report of every calibrated card: of the stored constants, of runs that would be made today, and its medians
     those of its own comparisons."""
-    return [_check_report(card) for card in PROTOCOLS]
+    today = today or Today()
+    return [_check_report(card, today) for card in PROTOCOLS]
 
 
-def check_claims(root: Path) -> list[Checked]:
+def check_claims(root: Path, today: Today | None = None) -> list[Checked]:
     """Every ``claims-PAPER.csv`` below ``root``: of runs that would be made today, by today's code."""
-    return [_check_claims(paper, path) for paper in PAPERS if (path := root / f"claims-{paper}.csv").is_file()]
+    today, paths = today or Today(), {paper: root / f"claims-{paper}.csv" for paper in PAPERS}
+    return [_check_claims(paper, path, today) for paper, path in paths.items() if path.is_file()]
 
 
-def _check_report(card: str) -> Checked:
+def _check_report(card: str, today: Today) -> Checked:
     path = report_path(card)
 
     def checked(status: Status, reason: str) -> Checked:
@@ -74,17 +94,17 @@ def _check_report(card: str) -> Checked:
     if report["medians"] != medians(report["comparisons"]):
         return checked("stale", "the medians are not those of its comparisons")
     runs = {key for each in report["comparisons"] for key in each["runs"]}
-    today = _codes_today("dllm-serve", (card,))
-    if unknown := sorted(runs - today.keys()):
+    codes = today.codes("dllm-serve", (card,))
+    if unknown := sorted(runs - codes.keys()):
         return checked(
             "stale", f"{len(unknown)} of {len(runs)} runs are of other data, calibration or settings: {unknown[0]}"
         )
-    if others := {code for each in report["comparisons"] for code in each["code"]} - set(today.values()):
+    if others := {code for each in report["comparisons"] for code in each["code"]} - set(codes.values()):
         return checked("other code", f"runs were made by other code: {sorted(others)[0]}")
     return checked("same", f"{len(runs)} runs")
 
 
-def _check_claims(paper: str, path: Path) -> Checked:
+def _check_claims(paper: str, path: Path, today: Today) -> Checked:
     def checked(status: Status, reason: str) -> Checked:
         return Checked(figure="claims", path=path, status=status, is_measured=False, reason=reason)
 
@@ -93,25 +113,17 @@ def _check_claims(paper: str, path: Path) -> Checked:
     except UserError as error:
         return checked("stale", str(error))
     runs = {key: row for row in rows for key in row["runs"].split()}
-    today = _codes_today(paper)
-    if unknown := sorted(runs.keys() - today.keys()):
+    codes = today.codes(paper)
+    if unknown := sorted(runs.keys() - codes.keys()):
         claim = runs[unknown[0]]["id"]
         return checked(
             "stale",
             f"{len(unknown)} of {len(runs)} runs are of other data, calibration or settings: {unknown[0]} of {claim}",
         )
-    codes = {code for row in rows if row["obtained"].startswith("simulated") for code in row["code"].split()}
-    if others := codes - set(today.values()):
+    made_by = {code for row in rows if row["obtained"].startswith("simulated") for code in row["code"].split()}
+    if others := made_by - set(codes.values()):
         return checked("other code", f"runs were made by other code: {sorted(others)[0]}")
     return checked("same", f"{len(rows)} claims, {len(runs)} runs")
-
-
-def _codes_today(paper: str, platforms: Sequence[str] | None = None) -> dict[str, str]:
-    """Key of every run that decides a claim today -> digest of the code that would make it."""
-    cells: dict[str, Cell] = {}
-    for source in sources(PAPERS[paper].entries, platforms):
-        cells |= {cell.key: cell for cell in source.cells}
-    return {experiment.cell.key: experiment.code.digest for experiment in map(prepare, cells.values())}
 
 
 def _plain(value: Any) -> Any:
@@ -126,12 +138,12 @@ def _figures(root: Path) -> Iterator[Path]:
             yield path.with_suffix(".json")
 
 
-def _check(path: Path) -> Checked:
+def _check(path: Path, today: Today) -> Checked:
     if not path.is_file():
         reason = "nothing says what it was drawn from"
         return Checked(figure=path.stem, path=path, status="no stamp", is_measured=False, reason=reason)
     stamp = read_stamp(path)
-    experiments = _experiments(stamp)
+    experiments = _experiments(stamp, today)
     runs: Sequence[Mapping[str, Any]] = stamp["runs"]
     status, reason = _compare(stamp, runs, experiments, path.parent)
     return Checked(
@@ -143,8 +155,8 @@ def _check(path: Path) -> Checked:
     )
 
 
-def _experiments(stamp: Mapping[str, Any]) -> list[Experiment]:
-    """What the figure would be drawn from today."""
+def _experiments(stamp: Mapping[str, Any], today: Today) -> list[Experiment]:
+    """What the figure would be drawn from."""
     where = replace(platform(stamp["platform"]), executor=stamp["executor"])
     view = View(
         platform=where,
@@ -153,7 +165,7 @@ def _experiments(stamp: Mapping[str, Any]) -> list[Experiment]:
         knobs=tuple(stamp["knobs"].items()),
         rates=tuple(stamp["rates"]),
     )
-    return prepare_all(view.applied(cell) for cell in figure(stamp["figure"]).load().cells(view))
+    return [today.experiment(view.applied(cell)) for cell in figure(stamp["figure"]).load().cells(view)]
 
 
 def _compare(

@@ -19,13 +19,16 @@ def check_results(
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today; runs nothing.
     Exit code 1 if one is stale."""
-    from repro.checks.results import check_claims, check_reports
+    from repro.checks.results import Today, check_claims, check_reports
     from repro.checks.results import check_results as check_figures
     from repro.files import readable_folder
     from repro.paths import RESULTS
 
     root = readable_folder("results", results or RESULTS)
-    found = [*check_figures(root), *check_claims(root), *(check_reports() if root == RESULTS else [])]
+    today = Today()
+    found = [*check_figures(root, today), *check_claims(root, today)]
+    if root == RESULTS:
+        found += check_reports(today)
     if json:
         print_json(
             {

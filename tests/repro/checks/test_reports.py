@@ -11,7 +11,7 @@ from support.stored_runs import stored
 
 from engines.hardware.roofline import Calibration
 from repro import paths
-from repro.checks.results import check_claims, check_reports
+from repro.checks.results import Today, check_claims, check_reports
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, judge_all
 from repro.reports.evidence import sources
@@ -39,6 +39,14 @@ def answer(cell: Cell, code: str | None = None) -> Answer:
 def statuses(root: Path, given: Answer) -> list[str]:
     claims_file.save(root / "claims-dllm-serve.csv", judge_all(load_claims("dllm-serve"), [given]))
     return [each.status for each in check_claims(root)]
+
+
+def test_a_cell_is_prepared_once_whichever_figure_asks() -> None:
+    today = Today()
+    assert today.experiment(replace(CELL, figure="fig3")) is today.experiment(CELL)
+    assert today.experiment(replace(CELL, seed=1)) is not today.experiment(CELL)
+    codes = today.codes("dllm-serve", ("l40s",))
+    assert codes[today.experiment(CELL).cell.key] == today.experiment(CELL).code.digest
 
 
 def test_claims_are_of_todays_runs(tmp_path: Path) -> None:
