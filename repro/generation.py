@@ -52,7 +52,7 @@ class Generated:
     token_ids: tuple[int, ...]
     """The generated region, gen_length ids."""
     forward_passes: int
-    """As the method's published code counts them."""
+    """Counted as the method's published code does."""
 
 
 def prepare_generation(options: GenerateOptions) -> Prepared:

@@ -50,7 +50,7 @@ CSV_COLUMNS = (
 )
 
 MIN_TICK_GAP = 0.1
-"""Of the axis: rates further apart have a tick each."""
+"""Least distance, as a share of the axis, at which two rates have a tick each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ class Repeats:
             self._by_question.setdefault(_question(run.cell), []).append(run)
 
     def of(self, cell: Cell) -> tuple[StoredRun, ...]:
-        """By seed; the cell's own seed does not matter."""
+        """The stored repeats of a cell in the order of their seeds; its own seed does not matter."""
         return tuple(self._by_question.get(_question(self._view.applied(cell)), ()))
 
 
 def _question(cell: Cell) -> Hashable:
-    """What is asked; a stored cell knows the basis of its answer besides."""
+    """The cell's question without its seed, and without the basis that only a stored cell knows."""
     knobs = frozenset(knob for knob in cell.knobs if knob[0] != "basis")
     return (cell.system, cell.dataset, cell.rate, knobs)

@@ -169,7 +169,7 @@ def compose(
 
 
 def shown_caption(sentences: Sequence[str], more: str, characters: int) -> list[str]:
-    """At most ``CAPTION_LINES`` lines: the leading sentences that fit whole, and where all of them are."""
+    """The leading sentences that fit whole into ``CAPTION_LINES`` lines, and where all of them are."""
     pointer = f"Full caption: {more}."
     for count in range(len(sentences), -1, -1):
         lines = textwrap.wrap(
@@ -181,7 +181,7 @@ def shown_caption(sentences: Sequence[str], more: str, characters: int) -> list[
 
 
 def _legend(figure: Figure, entries: Mapping[str, Any], width: float) -> Any:
-    """In as few rows as fit the width."""
+    """The legend in as few rows as the width allows."""
     rows = 1
     while True:
         legend = figure.legend(

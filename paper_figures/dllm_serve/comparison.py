@@ -8,7 +8,7 @@ from repro.systems.dllm.batching import READINGS
 
 
 def requests_at(view: View, rate: float) -> Knobs:
-    """What is asked of the view goes first."""
+    """The platform's number of requests at a rate, unless the view asks for another."""
     number = view.dllm.requests_at(rate)
     return () if number is None or "num_prompts" in dict(view.knobs) else (("num_prompts", number),)
 

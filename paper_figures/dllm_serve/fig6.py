@@ -55,7 +55,7 @@ IS_TIMED = False
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 """The paper's range."""
 TESTED = (0.1, 0.2)
-"""Where the difference is said in words."""
+"""Ratios at which the notes say the difference in words."""
 NUM_PROBLEMS = 500
 GENERATION: Knobs = (
     ("gen_length", 40),

@@ -80,8 +80,8 @@ Runs = dict[tuple[str, Variant], tuple[StoredRun, ...]]
 
 
 def cells(view: View) -> list[Cell]:
-    """At the platform's highest rate. Simulated, Figure 3 has the first rung and the full system already; measured, all rungs
-    are made together."""
+    """Every rung at the platform's highest rate. Simulated, Figure 3 has the first rung and the full system already;
+    measured, all rungs are made together."""
     return [
         rung.cell(view, dataset, max(view.dllm.rates), seed, NAME)
         for dataset in DATASETS

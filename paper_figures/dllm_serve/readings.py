@@ -77,7 +77,7 @@ SETTINGS = (
     Setting(label="efficient, for the workload", knobs=()),
     Setting(label="policy, packed", knobs=(("reading", "policy"),)),
 )
-"""From what published code does with least memory to what dLLM-Serve's own engine does with the baseline's rule."""
+"""Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
 PAPER = "as the paper prints"
 
 CSV_COLUMNS = (
@@ -112,7 +112,7 @@ Found = dict[tuple[str, str, str], tuple[StoredRun, ...]]
 
 
 def cells(view: View) -> list[Cell]:
-    """At the platform's highest rate, where Figure 3 and Table 4 have some of them already."""
+    """Every system in every setting at the platform's highest rate; Figure 3 and Table 4 share some of the runs."""
     grid = [
         cell
         for dataset in DATASETS
@@ -220,7 +220,7 @@ def offered_tok_s(view: View) -> float:
 
 
 def load_notes(found: Found, view: View) -> list[str]:
-    """What is not saturated is held back by the arrivals, and would be ahead by more."""
+    """Names the points that are not saturated: the arrivals hold them back, and they would be ahead by more."""
     offered = offered_tok_s(view)
     points = [
         f"{dataset_title(dataset)} {label if system == OURS else f'{style.system_look(system).title} {label}'}"

@@ -65,7 +65,7 @@ class PaperAccuracy:
 
 
 def load_points(runs: Sequence[StoredRun]) -> list[AccuracyPoint]:
-    """By panel, then selection, then ratio, dense last."""
+    """Points ordered by panel, selection and ratio, dense last."""
     grouped: dict[tuple[str, str, float | None], list[StoredRun]] = {}
     for run in runs:
         knobs = run.cell.knob_values

@@ -64,7 +64,7 @@ TABLE_COLUMNS = (
 
 
 def cells(view: View) -> list[Cell]:
-    """At the platform's highest rate; on the paper's card that is its 1 req/s."""
+    """Every system at the platform's highest rate, which on the paper's card is its 1 req/s."""
     return COMPARISON.cells(NAME, view, (max(view.dllm.rates),))
 
 

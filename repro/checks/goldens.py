@@ -100,7 +100,7 @@ class GoldenCase:
     tie_sensitive: bool
     """Its ids depend on the order in which equal values are taken."""
     required: bool
-    """Not where a library's order of equal values, which nothing specifies, or a recorded defect decided."""
+    """False if the ids depend on a library's unspecified order of equal values, or on a recorded defect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ def read_cases(folder: Path) -> tuple[GoldenCase, ...]:
 def verify(
     cases: Iterable[GoldenCase], on_case: Callable[[], object] = lambda: None, *, device: str = "cpu"
 ) -> list[CaseResult]:
-    """In float32, as the ids were recorded; on another device its rounding has to give the same ids."""
+    """Replays the cases in float32, as their ids were recorded; another device's rounding has to give the same ids."""
     results = []
     for case in cases:
         results.append(replay(case, device=device))

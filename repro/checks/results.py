@@ -127,12 +127,12 @@ def _check_claims(paper: str, path: Path, today: Today) -> Checked:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
+    """The value as JSON gives it back."""
     return json.loads(json.dumps(value))
 
 
 def _figures(root: Path) -> Iterator[Path]:
-    """Where the stamp of each is, or should be."""
+    """Path of each figure's stamp, whether it is there or not."""
     for path in root.glob("*/*.csv"):
         if path.with_suffix(".pdf").is_file() or path.with_suffix(".md").is_file():
             yield path.with_suffix(".json")

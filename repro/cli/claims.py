@@ -21,7 +21,7 @@ TITLES = {
     "by construction": "by construction (no run can change them)",
     None: "nothing compared",
 }
-"""By role."""
+"""Headings of the counts, by role."""
 
 
 def claims(

@@ -137,7 +137,7 @@ def _tiny(where: Platform) -> Scale:
 
 
 def stages(scale: Scale) -> list[Planned]:
-    """In the order of worth; a cell that several stages ask for is run in the first."""
+    """All cells in the order of worth; one that several stages ask for is run in the first."""
     first: dict[str, Planned] = {}
     for asked in _all(scale):
         first.setdefault(asked.cell.key, asked)

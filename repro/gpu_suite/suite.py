@@ -28,7 +28,7 @@ from repro.runs.sweep import Sweep
 SCHEMA_VERSION = 2
 STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
-"""On what finished jobs of the kind say."""
+"""Factor on the time that finished jobs of the kind took."""
 SLOWER_THAN_PEAK = 2.5
 """Times datasheet peaks that a step is expected to take."""
 STEP_OVERHEAD_S, PREPARATION_S = 0.02, 15.0
@@ -75,7 +75,7 @@ class Outcome:
     ran: int
     failed: tuple[str, ...]
     left: tuple[str, ...]
-    """Not done and not failed, in order."""
+    """Jobs neither done nor failed, in order."""
     left_s: float
     stopped: str
     """Why nothing more was run, in one sentence."""
@@ -192,7 +192,7 @@ class Suite:
         return self._outcome(ran, tuple(failed), stopped)
 
     def _run_one(self, job: Job, left_s: float) -> str | None:
-        """None, or why it failed."""
+        """Runs one job; returns why it failed, or None."""
         entry = self.entries[job.name]
         entry.attempts += 1
         entry.status = "started"
@@ -235,7 +235,7 @@ class Suite:
         return Outcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
 
     def _close(self) -> None:
-        """What is known, in the files: now, and in the archive."""
+        """Saves the state, tells the caller, and writes the archive where one is asked for."""
         self._save()
         self.on_done(self)
         if self.export is not None:

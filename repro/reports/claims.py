@@ -15,7 +15,7 @@ Role = Literal["by construction", "fitted", "implied by the fit", "prediction"]
 the fit: fitted numbers alone determine it. Prediction: it could have come out otherwise."""
 
 ROLES: tuple[Role, ...] = ("by construction", "fitted", "implied by the fit", "prediction")
-"""From the least worth to the most: a comparison of several values has the first of their roles."""
+"""Ordered from the least worth to the most: a comparison of several values has the first of their roles."""
 
 Verdict = Literal[
     "reproduced", "not reproduced", "by construction", "not testable here", "not run", "paper's inconsistency"
@@ -80,7 +80,7 @@ class Judged:
 
     @property
     def role(self) -> Role | None:
-        """None where nothing is compared."""
+        """The answer's role; None where nothing is compared."""
         return self.answer.role if self.answer is not None and self.verdict in COMPARED else None
 
 
@@ -88,7 +88,7 @@ COMPARED: tuple[Verdict, ...] = ("reproduced", "not reproduced", "by constructio
 
 
 def judge_all(claims: Sequence[Claim], answers: Iterable[Answer]) -> list[Judged]:
-    """In the claims' order."""
+    """Judges every claim, in their order."""
     found: dict[str, list[Answer]] = {claim.id: [] for claim in claims}
     for answer in answers:
         if answer.finding.claim not in found:
@@ -133,7 +133,7 @@ def count(judged: Iterable[Judged]) -> Mapping[Verdict, int]:
 
 
 def count_by_role(judged: Iterable[Judged]) -> Mapping[Role, Mapping[Verdict, int]]:
-    """Of the comparisons, by role."""
+    """Counts verdicts of the comparisons by role."""
     kept = list(judged)
     own = {role: count(each for each in kept if each.role == role) for role in reversed(ROLES)}
     return {role: counts for role, counts in own.items() if counts}

@@ -101,7 +101,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 def _obtained(how: str, runs: Sequence[StoredRun]) -> str:
-    """With what the runs add, such as that other code made them."""
+    """How the runs were obtained, with what they add to it, such as that other code made them."""
     found = sorted({run.obtained for run in runs})
     return " and ".join(found) if found else how
 

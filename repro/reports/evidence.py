@@ -38,7 +38,7 @@ class Source:
 
 
 def sources(entries: Sequence[FigureEntry], platforms: Sequence[str] | None = None) -> list[Source]:
-    """What decides claims, each in its platform's usual reading; ``platforms`` None is all of them."""
+    """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them."""
     found = []
     for entry in entries:
         module = entry.load()
@@ -58,7 +58,7 @@ def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
 
 
 def stored_answers(entries: Sequence[FigureEntry], store: Store) -> list[Answer]:
-    """Of every figure whose runs are all stored."""
+    """Answers of every figure whose runs are all stored."""
     # Preparing a cell costs more than seeing that nothing like it is stored, whatever the basis of its numbers.
     chosen = [source for source in sources(entries) if not store.surely_missing(source.cells)]
     return answers_of(chosen, sweep_over(chosen, store))

@@ -241,7 +241,7 @@ def paper(name: str) -> Paper:
 
 
 def figure(name: str) -> FigureEntry:
-    """By ``paper/figure``, by the figure's bare name (of the first paper that has it), or by its module and a colon."""
+    """The figure called ``paper/figure``, or by its bare name (the first paper's that has it), or by its module and a colon."""
     for entry in FIGURES.values():
         if name in (entry.name, entry.name.partition("/")[2]):
             return entry

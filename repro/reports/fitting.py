@@ -57,7 +57,7 @@ class CardProtocol:
         return frozenset(cell.claim for cell in self.targets)
 
     def cell(self, target: FittedCell) -> Cell:
-        """As Figure 3 and Table 4 run it."""
+        """The run behind a target, as Figure 3 and Table 4 make it."""
         return Cell(
             system=SYSTEM, dataset=target.dataset, rate=self.rate, platform=self.card, executor="roofline", seed=0
         )

@@ -59,7 +59,7 @@ def report(calibration: Calibration, judged: Iterable[Judged]) -> dict[str, Any]
 
 
 def medians(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of the absolute errors of predictions of numbers that the paper states, by kind; one stated twice counts once."""
+    """Median absolute error of predictions of stated numbers, by kind; a number stated twice counts once."""
     errors: dict[str, list[float]] = {name: [] for name in KINDS.values()}
     seen: set[tuple[Any, ...]] = set()
     for each in comparisons:
@@ -78,7 +78,7 @@ def write_report(value: Mapping[str, Any]) -> Path:
 
 
 def read_report(card: str) -> dict[str, Any] | None:
-    """None where none is stored."""
+    """The stored report of a card, or None."""
     path = report_path(card)
     if not path.is_file():
         return None
@@ -95,6 +95,6 @@ def read_report(card: str) -> dict[str, Any] | None:
 
 
 def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """For captions, the terminal and the README, so that all say the same."""
+    """The medians in words, the same in captions, on the terminal and in the README."""
     parts = [f"{own['median_percent']:.1f} % over {own['count']} {name}" for name, own in found.items()]
     return ", ".join(parts) if parts else "no prediction to compare with"

@@ -22,12 +22,12 @@ Findings = Callable[[Sequence[StoredRun]], list[Finding]]
 NEAR, FAR = 1e-3, 2.5
 """Largest logarithm of a factor. Near, a least or largest value stays that of the same run; far, orderings change."""
 DRAWS = {NEAR: 2, FAR: 16}
-"""One would do near. Far, an ordering turns in some draws only."""
+"""Draws of each size. One would do near; far, an ordering turns in some draws only."""
 CHANGED = 1e-9
 """Relative, beyond rounding."""
 
 _CHOSEN = frozenset({"n", "num_requests"})
-"""Of a summary: counts of the workload, which are chosen and not found."""
+"""Entries of a summary that the workload chooses and no run finds."""
 _FOUND_TIMES = ("submit_lag_s", "admitted_s", "first_output_s", "finished_s")
 _FOUND_MARKS = ("correct", "correct_strict")
 
@@ -134,7 +134,7 @@ class Perturbed(StoredRun):
 
 
 def _turned(marks: Sequence[bool | None], draw: random.Random, share: float) -> list[bool | None]:
-    """At least one of them, where there is any."""
+    """The marks with this share of them turned, at least one where there is any."""
     known = [place for place, mark in enumerate(marks) if mark is not None]
     chosen = set(draw.sample(known, min(len(known), max(1, round(share * len(known))))))
     return [not mark if place in chosen else mark for place, mark in enumerate(marks)]

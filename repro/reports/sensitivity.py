@@ -31,7 +31,7 @@ from repro.systems.platforms import platform
 from repro.workloads import Workload, load_card
 
 NUM_REQUESTS = 500
-"""Of a data set that has more in the paper's runs; what is compared drains alike."""
+"""Most requests counted of a data set; what is compared drains alike."""
 OVERHEADS_S = (0.0, 0.001, 0.002, 0.005, 0.01)
 LENGTH_SCALES = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 DATASETS = ("livebench", "burst", "osc")
@@ -82,7 +82,7 @@ class _Counting:
 
 
 def tally(card: str, system: str, dataset: str, **knobs: Scalar) -> Tally:
-    """Of the data set's requests at once, up to ``NUM_REQUESTS`` of them."""
+    """Counts the steps of the data set's requests, up to ``NUM_REQUESTS`` of them, all there from the start."""
     cell = Cell(
         system=system,
         dataset=dataset,

@@ -18,7 +18,7 @@ class Grade:
     strict: bool
     """The final value, in the place the format prescribes, is right (for code: same as ``exact``)."""
     flexible: bool
-    """As ``strict``, but without ``####`` the last number of the text counts."""
+    """Like ``strict``; without ``####`` the last number of the text counts."""
 
 
 def extract_strict(text: str) -> str | None:

@@ -92,7 +92,7 @@ def task_entry(name: str) -> TaskEntry:
 
 
 def load_task(name: str, options: TaskOptions) -> Task | None:
-    """None where a published task has no real problems here (``source`` auto without a file, or embedded)."""
+    """The task, or None where a published one has no real problems here (``source`` auto without a file, or embedded)."""
     entry = task_entry(name)
     wanted = entry.num_problems if options.num_problems is None else options.num_problems
     _check(entry, options, wanted)
