@@ -22,7 +22,7 @@ def run(
     executor: str | None = None,
     rate: float | None = None,
     seed: int = 0,
-    result_dir: Path = LOCAL,
+    result_dir: str | Path = LOCAL,
     force: bool = False,
     **knobs: Scalar,
 ) -> StoredRun:
@@ -40,16 +40,16 @@ def run(
 
 
 def sweep(
-    cells: Sequence[Cell], *, result_dir: Path = LOCAL, force: bool = False, jobs: int | None = None
+    cells: Sequence[Cell], *, result_dir: str | Path = LOCAL, force: bool = False, jobs: int | None = None
 ) -> list[StoredRun]:
     """The runs of the cells, in their order; missing ones are made, simulated ones in ``jobs`` processes."""
-    found = Sweep(prepare_all(cells), Store(result_dir), force=force)
+    found = Sweep(prepare_all(cells), Store(Path(result_dir)), force=force)
     found.check()
     with sweep_progress(found.num_cells) as progress:
         found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
     return found.runs
 
 
-def load(cell: Cell, *, result_dir: Path = LOCAL) -> StoredRun:
+def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun:
     """A run that is stored, by this code; raises StoreError where there is none."""
-    return Store(result_dir).load(prepare(cell))
+    return Store(Path(result_dir)).load(prepare(cell))

@@ -17,7 +17,7 @@ def test_a_run_is_made_once_and_found_again(tmp_path: Path) -> None:
     again = repro.run("dllm-serve", "burst", platform="l40s", rate=1.0, num_prompts=4, result_dir=tmp_path)
     assert again.folder == first.folder
     assert again.provenance == first.provenance
-    assert repro.load(first.cell, result_dir=tmp_path).summary == first.summary
+    assert repro.load(first.cell, result_dir=str(tmp_path)).summary == first.summary
 
 
 def test_a_sweep_keeps_the_order_of_its_cells(tmp_path: Path) -> None:
