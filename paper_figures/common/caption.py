@@ -8,7 +8,7 @@ from typing import Any
 from engines.errors import UserError
 from paper_figures.common.curve import Curve, dataset_title
 from repro.reports.figures import View
-from repro.reports.predictions import medians_sentence, read_report, report_path
+from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
@@ -157,8 +157,7 @@ def missing_note(missing: Sequence[str], asked: int) -> list[str]:
 
 
 def held_out_note(platform: Platform) -> list[str]:
-    """Errors of the card's predictions, without the numbers it was fitted on and those that follow from them, from
-    ``repro calibrate``'s report."""
+    """How good a simulation of the card is, from ``repro calibrate``'s report."""
     card = platform.gpu
     if card is None or platform.executor != "roofline":
         return []
@@ -166,20 +165,4 @@ def held_out_note(platform: Platform) -> list[str]:
         return [
             f"Uncalibrated: {card} is simulated from datasheet peaks without overhead. Real steps are slower; compare shapes, not values."
         ]
-    report = read_report(card)
-    if report is None:
-        return [f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate'."]
-    errors = {
-        each["claim"]: each["error_percent"]
-        for each in report["comparisons"]
-        if each["role"] == "prediction" and each["error_percent"] is not None
-    }
-    if not errors:
-        return [
-            f"No stated number but those that {card} was fitted on, or that follow from them, can be compared with."
-        ]
-    worst = max(errors, key=lambda claim: abs(errors[claim]))
-    return [
-        f"Predictions of {card} against stated numbers, median absolute error: {medians_sentence(report['medians'])}; "
-        f"worst {worst} {errors[worst]:+.0f} % (results/calibration/{report_path(card).name})."
-    ]
+    return [predictions_note(card)]

@@ -14,7 +14,7 @@ from repro.reports import claims_file
 from repro.reports.evidence import sources
 from repro.reports.figures import PAPERS, View, figure
 from repro.reports.fitting import PROTOCOLS
-from repro.reports.predictions import medians, read_report, report_path
+from repro.reports.predictions import PREDICTIONS_OF, medians, predictions_note, read_report, report_path
 from repro.reports.stamp import changed_files, read_stamp
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
@@ -179,6 +179,10 @@ def _compare(
         return "stale", f"{len(missing)} of {len(asked)} runs are of other data, calibration or settings: {missing[0]}"
     if extra := sorted(drawn.keys() - asked.keys()):
         return "stale", f"{len(extra)} runs are no longer asked for: {extra[0]}"
+    card = platform(stamp["platform"]).gpu
+    quoted = [note for note in stamp["notes"] if note.startswith(PREDICTIONS_OF)]
+    if card is not None and any(note != predictions_note(card) for note in quoted):
+        return "stale", f"its notes quote another report than {report_path(card).name}"
     others = sum(asked[name].code.digest != code for name, code in drawn.items())
     if others:
         return "other code", f"{others} of {len(drawn)} runs were made by other code"

@@ -94,6 +94,29 @@ def read_report(card: str) -> dict[str, Any] | None:
     return value
 
 
+PREDICTIONS_OF = "Predictions of"
+"""How a note that quotes a report begins."""
+
+
+def predictions_note(card: str) -> str:
+    """Errors of the card's predictions, without the numbers it was fitted on and those that follow from them."""
+    report = read_report(card)
+    if report is None:
+        return f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate'."
+    errors = {
+        each["claim"]: each["error_percent"]
+        for each in report["comparisons"]
+        if each["role"] == "prediction" and each["error_percent"] is not None
+    }
+    if not errors:
+        return f"No stated number but those that {card} was fitted on, or that follow from them, can be compared with."
+    worst = max(errors, key=lambda claim: abs(errors[claim]))
+    return (
+        f"{PREDICTIONS_OF} {card} against stated numbers, median absolute error: {medians_sentence(report['medians'])}; "
+        f"worst {worst} {errors[worst]:+.0f} % (results/calibration/{report_path(card).name})."
+    )
+
+
 def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The medians in words, the same in captions, on the terminal and in the README."""
     parts = [f"{own['median_percent']:.1f} % over {own['count']} {name}" for name, own in found.items()]

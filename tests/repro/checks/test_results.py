@@ -74,6 +74,16 @@ def test_another_calibration_is_stale(results: Path, monkeypatch: pytest.MonkeyP
     assert "other data, calibration or settings" in found.reason
 
 
+def test_notes_that_quote_another_report_are_stale(results: Path) -> None:
+    def quote(stamp: dict[str, Any]) -> None:
+        (place,) = (i for i, note in enumerate(stamp["notes"]) if note.startswith("Predictions of rtx4090"))
+        stamp["notes"][place] = stamp["notes"][place].replace("%", "per cent", 1)
+
+    edit_stamp(results, quote)
+    assert (only(results).status, only(results).is_fault) == ("stale", True)
+    assert only(results).reason == "its notes quote another report than rtx4090-report.json"
+
+
 def test_other_code_is_a_fault_of_simulated_figures_alone(results: Path) -> None:
     edit_stamp(results, lambda stamp: stamp["runs"][0].update(code="0" * 12))
     found = only(results)
