@@ -45,6 +45,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quiet_machine() -> None:
+    """Tests about a busy machine give their sweeps a session of their own."""
+    from support.quiet_machine import keep_quiet
+
+    keep_quiet()
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures handed to ``style.save``, to look into them."""

@@ -423,11 +423,9 @@ def test_bench_measures_a_model(repro: Repro, model: Path, tmp_path: Path) -> No
         tmp_path,
         "--json",
     )
-    assert result.code in (0, 1), result
+    assert result.code == 0, result
     (run,) = json.loads(result.out)["runs"]
-    assert run["obtained"] == "measured"
-    # Of so short a run the clock may say anything; the tokens are what was asked.
-    assert not any("output lengths" in reason for reason in run["reasons"])
+    assert (run["obtained"], run["valid"], run["reasons"]) == ("measured", True, [])
 
 
 def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path: Path) -> None:

@@ -293,7 +293,9 @@ def interrupt(root: Path, at: int, place: str) -> None:
 
 def kill(root: Path, at: int, place: str) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom support.suite_cases import die, run_ended\n"
+        "import sys\nfrom pathlib import Path\nfrom support.quiet_machine import keep_quiet\n"
+        "from support.suite_cases import die, run_ended\n"
+        "keep_quiet()\n"
         "run_ended(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], die())"
     )
     path = os.pathsep.join(filter(None, sys.path))

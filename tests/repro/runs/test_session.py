@@ -7,12 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from support.fake_system import fake_cell
+from support.fake_system import deployed, fake_cell
 from support.stored_runs import changed, stored
 
 from paper_figures.common.caption import contended_note, obtained_text, seeds_sentence, validity_text
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
+from repro.runs.record import RunRecord
 from repro.runs.session import MAX_SLOWDOWN, MIN_CPU_SHARE, WARM_UP, Load, Session, calibration_loop, contention
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -84,6 +85,24 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
 def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
     run = measured(tmp_path, [0.05] * (WARM_UP + 2))
     assert (run.validity.warnings, run.obtained) == ((), "measured")
+
+
+def test_the_tests_find_every_machine_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the loop takes, and however late requests go in, unless a test says so itself."""
+    monkeypatch.setattr("repro.runs.session.calibration_loop", scripted(2.0**i for i in range(99)))
+
+    def late(record: RunRecord) -> RunRecord:
+        return record.with_columns("requests", submit_lag_s=[2.0] * record.num_requests)
+
+    experiment = deployed(prepare(fake_cell(rate=1.0, executor="real", num_prompts=3)), after=late)
+    quiet, busy = (
+        Sweep([experiment], Store(tmp_path / name)).run(session=session)[0].run
+        for name, session in (("quiet", None), ("busy", Session()))
+    )
+    assert quiet is not None
+    assert busy is not None
+    assert (quiet.obtained, quiet.validity.valid) == ("measured", True)
+    assert (busy.obtained, busy.validity.valid) == ("measured, contended", False)
 
 
 def test_a_simulated_run_has_no_session(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def usual() -> Iterator[Sandbox]:
         yield opened
 
 
-def run(sandbox: Sandbox, program: str, timeout_s: float = 10.0, memory_bytes: int = 256 * MIB) -> SandboxResult:
+def run(sandbox: Sandbox, program: str, timeout_s: float = 60.0, memory_bytes: int = 256 * MIB) -> SandboxResult:
     return sandbox.run(textwrap.dedent(program), timeout_s=timeout_s, memory_bytes=memory_bytes)
 
 
@@ -206,7 +206,7 @@ def test_a_deep_or_locked_tree_is_removed(sandbox: Sandbox) -> None:
 
 @needs_isolation
 def test_many_files_are_too_many(sandbox: Sandbox) -> None:
-    program = "import time\nfor i in range(5000): open(f'file{i}', 'w').close()\ntime.sleep(9)"
+    program = "import time\nfor i in range(5000): open(f'file{i}', 'w').close()\ntime.sleep(59)"
     result = run(sandbox, program)
     assert not result.passed
     assert "timed out" not in result.reason
@@ -471,7 +471,7 @@ def test_a_crash_is_named(usual: Sandbox) -> None:
     ],
 )
 def test_failures_say_why(usual: Sandbox, program: str, reason: str) -> None:
-    result = usual.run(program, timeout_s=10, memory_bytes=256 * MIB)
+    result = usual.run(program, timeout_s=60, memory_bytes=256 * MIB)
     assert not result.passed
     assert result.reason == reason or (reason.startswith("SyntaxError") and "null bytes" in result.reason)
 

@@ -1,0 +1,40 @@
+"""Measured runs as on a machine with nothing else to do, so that no test depends on what else its machine does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from repro.runs import sweep
+from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.session import Load, Session
+
+
+def keep_quiet() -> None:
+    """From here on, sweeps in this process that are given no session find the machine quiet."""
+    sweep.Session = QuietSession  # type: ignore[misc]
+
+
+def _steady() -> float:
+    return 0.05
+
+
+@dataclass(kw_only=True)
+class QuietSession(Session):
+    """The calibration loop takes the same every time, no step waits for a core, and every request is submitted in time."""
+
+    loop: Callable[[], float] | None = _steady
+    cpu: Callable[[], float] = field(default_factory=lambda: count(0.0, 3600.0).__next__)
+    """More than any steps take, those included that a scripted engine only claims."""
+
+    def measure(self, run: Callable[[], Any]) -> tuple[Any, Load]:
+        record, load = super().measure(run)
+        return _submitted_in_time(record), load
+
+
+def _submitted_in_time(record: RunRecord) -> RunRecord:
+    """Without positive lags; a negative one is no busy machine's doing, and stays."""
+    lags = [None if lag is None else min(lag, 0.0) for lag in record.requests["submit_lag_s"]]
+    return record.with_columns(REQUESTS, submit_lag_s=lags)
