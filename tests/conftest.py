@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 
 # Before anything loads numpy or torch. One thread each: test workers share the cores, and sums come out the same.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -19,6 +20,9 @@ except ImportError:
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+NUM_FROZEN = pytest.StashKey[int]()
+"""Modules that were loaded when the objects there were were taken from the garbage collector."""
 
 if settings is not None:
     settings.register_profile("repro", derandomize=True, deadline=None, max_examples=50)
@@ -46,11 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
-    """What is loaded by now stays: without it a collection of garbage, which every measured peak of memory begins with,
-    takes a hundredth of the time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is loaded stays. Without this a collection of garbage, which every measured peak of memory begins with, looks
+    through all of torch: a hundred times the work."""
+    if len(sys.modules) - item.config.stash.get(NUM_FROZEN, 0) > 100:
+        gc.collect()
+        gc.freeze()
+        item.config.stash[NUM_FROZEN] = len(sys.modules)
+
+
+def pytest_unconfigure() -> None:
+    """At its end an interpreter takes apart what it can reach; some libraries report the rest as leaks."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
