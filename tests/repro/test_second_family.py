@@ -6,11 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support import md1
 
+from repro.cli.main import main
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -20,7 +23,8 @@ from repro.runs.sweep import Sweep
 SYSTEM, WORKSHOP = "support.md1:MD1", "support.md1:WORKSHOP"
 
 
-def repro(tmp_path: Path, *arguments: str, returncode: int = 0) -> subprocess.CompletedProcess[str]:
+def in_process(tmp_path: Path, *arguments: str) -> str:
+    """What a process that has never heard of the family prints on both streams."""
     path = os.pathsep.join((str(REPO), str(REPO / "tests"), str(tmp_path)))
     done = subprocess.run(
         [sys.executable, "-m", "repro", *arguments],
@@ -30,8 +34,36 @@ def repro(tmp_path: Path, *arguments: str, returncode: int = 0) -> subprocess.Co
         text=True,
         check=False,
     )
-    assert done.returncode == returncode, done.stderr
-    return done
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Repro = Callable[..., Done]
+
+
+@pytest.fixture
+def repro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Repro:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, returncode: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["repro", *arguments])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        captured = capsys.readouterr()
+        assert code == returncode, captured.err
+        return Done(returncode=returncode, stdout=captured.out, stderr=captured.err)
+
+    return call
 
 
 def bench(*options: str) -> tuple[str, ...]:
@@ -51,19 +83,19 @@ def bench(*options: str) -> tuple[str, ...]:
     )
 
 
-def test_it_runs_with_its_knob_and_is_not_run_twice(tmp_path: Path) -> None:
-    first = repro(tmp_path, *bench("--knob", "service_s=0.5", "--json"))
+def test_it_runs_with_its_knob_and_is_not_run_twice(repro: Repro) -> None:
+    first = repro(*bench("--knob", "service_s=0.5", "--json"))
     assert "1 runs done, 0 reused" in first.stderr
     (run,) = json.loads(first.stdout)
     assert (run["obtained"], run["valid"], run["cell"]["knobs"]["service_s"]) == ("simulated", True, 0.5)
     assert set(run["summary"]) >= {"mean_queue", "queue_wait_s", "throughput_tok_s"}
     assert "num_steps" not in run["summary"], "another family's metric"
-    assert "0 runs done, 1 reused" in repro(tmp_path, *bench("--knob", "service_s=0.5")).stderr
-    assert "1 runs done" in repro(tmp_path, *bench("--knob", "service_s=0.25")).stderr
+    assert "0 runs done, 1 reused" in repro(*bench("--knob", "service_s=0.5")).stderr
+    assert "1 runs done" in repro(*bench("--knob", "service_s=0.25")).stderr
 
 
-def test_its_table_shows_its_own_columns(tmp_path: Path) -> None:
-    said = repro(tmp_path, *bench()).stdout
+def test_its_table_shows_its_own_columns(repro: Repro) -> None:
+    said = repro(*bench()).stdout
     assert "queue" in said
     assert "outside fwd" not in said
 
@@ -85,8 +117,10 @@ def test_its_table_shows_its_own_columns(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, options: tuple[str, ...], sentence: str) -> None:
-    assert repro(tmp_path, *bench(*options), returncode=2).stderr.strip() == sentence
+def test_what_is_wrong_is_said_in_one_sentence(
+    repro: Repro, tmp_path: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    assert repro(*bench(*options), returncode=2).stderr.strip() == sentence
     assert not (tmp_path / "runs").exists()
 
 
@@ -105,17 +139,16 @@ def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path: Path, monke
         assert one.summary == other.summary
 
 
-def test_it_is_drawn_and_claimed(tmp_path: Path) -> None:
-    assert (
-        "no runs" not in repro(tmp_path, "reproduce", "support.md1:", "--result-dir", "runs", "--out-dir", "out").stderr
-    )
+def test_it_is_drawn_and_claimed(repro: Repro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no runs" not in repro("reproduce", "support.md1:", "--result-dir", "runs", "--out-dir", "out").stderr
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"md1.png", "md1.pdf", "md1.csv"}
     (tmp_path / "claims.yaml").write_text(md1.CLAIMS_YAML)
     (tmp_path / "queueing.py").write_text(
         f"from pathlib import Path\nfrom support.md1 import paper_at\n\nPAPER = paper_at(Path({str(tmp_path / 'claims.yaml')!r}))\n"
     )
+    monkeypatch.syspath_prepend(tmp_path)
     claims = ("claims", "--paper", "queueing:PAPER", "--result-dir", "runs", "--out-dir", "out", "--json")
-    (claim,) = json.loads(repro(tmp_path, *claims).stdout)["claims"]
+    (claim,) = json.loads(repro(*claims).stdout)["claims"]
     assert (claim["id"], claim["verdict"], claim["role"], claim["obtained"]) == (
         "md1-wait",
         "reproduced",
@@ -130,8 +163,8 @@ def test_an_edit_of_its_module_runs_it_again(tmp_path: Path) -> None:
     own = tmp_path / "own_md1.py"
     own.write_text(text)
     asked = [each.replace("support.md1", "own_md1") for each in bench()]
-    assert "1 runs done, 0 reused" in repro(tmp_path, *asked).stderr
+    assert "1 runs done, 0 reused" in in_process(tmp_path, *asked)
     own.write_text(text.replace("start + self.service_s", "start + 2 * self.service_s"))
-    assert "1 runs done, 0 reused" in repro(tmp_path, *asked).stderr
+    assert "1 runs done, 0 reused" in in_process(tmp_path, *asked)
     own.write_text(f"{own.read_text()}\n# nothing more\n")
-    assert "0 runs done, 1 reused" in repro(tmp_path, *asked).stderr
+    assert "0 runs done, 1 reused" in in_process(tmp_path, *asked)
