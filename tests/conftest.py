@@ -74,6 +74,22 @@ def _quiet_machine() -> None:
 
 
 @pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are drawn up but their files stay empty, for tests that do not look into those: two thirds of the time goes
+    into writing them. test_layout writes every one."""
+    from paper_figures.common import style
+
+    def touch(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:
+        out.mkdir(parents=True, exist_ok=True)
+        png, pdf = out / f"{name}.png", out / f"{name}.pdf"
+        png.touch()
+        pdf.touch()
+        return png, pdf
+
+    monkeypatch.setattr(style, "save", touch)
+
+
+@pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The figures handed to ``style.save``, to look into them."""
     from paper_figures.common import style

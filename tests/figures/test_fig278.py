@@ -19,6 +19,8 @@ from repro.runs.store import StoredRun
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import CPU_TINY, L40S, RTX4090
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
 CPU_VIEW = View(platform=CPU_TINY, reading="efficient")
 CARD_VIEW = View(platform=RTX4090, reading="published")
 L40S_VIEW = View(platform=L40S, reading="published")

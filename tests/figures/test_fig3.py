@@ -40,6 +40,8 @@ from repro.runs.validity import Validity
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import CPU_TINY, RTX4090
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
 RATES = (2.0, 4.0, 8.0, 16.0)
 CPU_VIEW = View(platform=CPU_TINY.with_part(DllmPart, rates=RATES), reading="efficient")
 CARD_VIEW = View(platform=RTX4090, reading="published")
@@ -374,8 +376,9 @@ fig3.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
 """
 
 
-def test_same_bytes_in_another_process(tmp_path: Path) -> None:
+def test_same_bytes_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another hash seed, another day and another order of runs change nothing."""
+    monkeypatch.undo()  # the files are what is looked into
     here = fig3.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "12345", "SOURCE_DATE_EPOCH": "1"}

@@ -14,6 +14,8 @@ from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.systems.platforms import CPU_TINY, RTX4090
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
 CPU_VIEW = View(platform=CPU_TINY, reading="efficient")
 CARD_VIEW = View(platform=RTX4090, reading="published")
 SPEED = {"dllm-serve": 80.0, "fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}

@@ -19,6 +19,8 @@ from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
 from repro.systems.platforms import CPU_TINY, RTX4090
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
 VIEW = View(platform=CPU_TINY, reading="efficient")
 TWICE = replace(VIEW, num_runs=2)
 N = 20
@@ -192,7 +194,8 @@ def test_findings_are_of_another_model() -> None:
     assert found["dllm-retention-sweep"].value == (10, 50)
 
 
-def test_same_runs_same_bytes(tmp_path: Path) -> None:
+def test_same_runs_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the files are what is looked into
     first = fig6.render(made(VIEW), VIEW, tmp_path / "a").files
     second = fig6.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]

@@ -16,6 +16,8 @@ from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.platforms import CPU_TINY, H200, PLATFORMS, RTX4090
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
 CPU_VIEW = View(platform=CPU_TINY, reading="efficient")
 H200_VIEW = View(platform=H200, reading="published")
 

@@ -25,14 +25,18 @@ DRAWN = [
 @pytest.mark.parametrize("num_runs", [1, 3])
 @pytest.mark.parametrize(("name", "where"), DRAWN)
 def test_no_text_is_clipped_or_overprinted(
-    name: str, where: str, num_runs: int, tmp_path: Path, drawn: list[Figure]
+    name: str, where: str, num_runs: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if num_runs > 1:
+        request.getfixturevalue("unsaved")
+    drawn: list[Figure] = request.getfixturevalue("drawn")
     module, here = FIGURES[name].load(), platform(where)
     view = View(platform=here, reading=default_reading(here), num_runs=num_runs)
     rendered = module.render(figure_runs(module, view), view, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in rendered.files}
     is_picture = any(path.suffix == ".png" for path in rendered.files)
     assert len(drawn) == is_picture
+    assert num_runs > 1 or all(path.stat().st_size > 0 for path in rendered.files)
     for figure in drawn:
         assert overprinted(figure) == []
         title = figure._suptitle.get_text()  # type: ignore[attr-defined]

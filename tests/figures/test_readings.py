@@ -15,6 +15,8 @@ from repro.runs.experiment import prepare
 from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
 from repro.systems.platforms import CPU_TINY, L40S, RTX4090
 
+pytestmark = pytest.mark.usefixtures("unsaved")
+
 VIEWS = [View(platform=where, reading="published") for where in (RTX4090, L40S)]
 SPEED = {"fast-dllm": 40.0, "dllm-cache": 16.0, "sparse-dllm": 20.0}
 

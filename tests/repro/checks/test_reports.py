@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,17 @@ from repro.reports.predictions import report, report_path, write_report
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.calibration import load_calibration
+from repro.systems.dllm import graded
 
 CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _prompts_are_encoded_once() -> Iterator[None]:
+    """All of the graded cells of the claims ask the same problems."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(graded, "encode_prompts", cache(graded.encode_prompts))
+        yield
 
 
 def answer(cell: Cell, code: str | None = None) -> Answer:
