@@ -77,7 +77,7 @@ check-results: $(STAMP)
 
 test: $(STAMP)
 	$(SAY) 'test: $(TEST_JOBS) workers (a few minutes)'
-	@$(BIN)/python -m pytest -n $(TEST_JOBS)
+	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(SAY) 'lint: ruff check, ruff format --check, mypy (under a minute)'
