@@ -565,7 +565,7 @@ def test_bench_divides_a_model(repro: Repro, tmp_path: Path) -> None:
     """Two processes on this CPU hold half a model and half a cache each."""
     runs = []
     for options in ([], ["--tensor-parallel", 2]):
-        done = repro("bench", "--num-prompts", 3, *options, "--result-dir", tmp_path / "r", "--json")
+        done = repro("bench", "--num-prompts", 3, *SHORT, *options, "--result-dir", tmp_path / "r", "--json")
         assert done.code == 0, done.err
         runs += json.loads(done.out)["runs"]
     whole, divided = (run["facts"]["memory_plan"] for run in runs)

@@ -269,7 +269,7 @@ def test_what_is_not_a_list_of_ids_is_refused(
 # ---- hub ids -------------------------------------------------------------------------------------
 
 
-def test_a_hub_id(tmp_path: Path) -> None:
+def test_a_hub_id(generate: Generate, tmp_path: Path) -> None:
     """From the hub's cache, as a download leaves it; and what is not there, offline, in one line."""
     pytest.importorskip("huggingface_hub")
     commit, repo = "0" * 40, tmp_path / "hub" / "models--owner--tiny-instruct"
@@ -280,7 +280,7 @@ def test_a_hub_id(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("HF_HUB_CACHE", None)
 
-    def call(model: object) -> subprocess.CompletedProcess[str]:
+    def call(model: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
                 sys.executable,
@@ -288,7 +288,7 @@ def test_a_hub_id(tmp_path: Path) -> None:
                 "from repro.cli import main; main()",
                 "generate",
                 "--model",
-                str(model),
+                model,
                 "--prompt",
                 "hi",
                 *SHORT,
@@ -299,9 +299,9 @@ def test_a_hub_id(tmp_path: Path) -> None:
             env=environment,
         )
 
-    by_id, by_folder = call("owner/tiny-instruct"), call(folder)
+    by_id = call("owner/tiny-instruct")
     assert (by_id.returncode, by_id.stderr) == (0, "")
-    assert by_id.stdout == by_folder.stdout
+    assert by_id.stdout == generate("--model", folder, "--prompt", "hi", *SHORT).out
     absent = call("owner/absent")
     assert (absent.returncode, absent.stdout) == (2, "")
     assert absent.stderr.startswith(
