@@ -31,10 +31,10 @@ class QuietSession(Session):
 
     def measure(self, run: Callable[[], Any]) -> tuple[Any, Load]:
         record, load = super().measure(run)
-        return _submitted_in_time(record), load
+        return submitted_in_time(record), load
 
 
-def _submitted_in_time(record: RunRecord) -> RunRecord:
+def submitted_in_time(record: RunRecord) -> RunRecord:
     """Without positive lags; a negative one is no busy machine's doing, and stays."""
     lags = [None if lag is None else min(lag, 0.0) for lag in record.requests["submit_lag_s"]]
     return record.with_columns(REQUESTS, submit_lag_s=lags)
