@@ -3,10 +3,11 @@ from published code is given, the engine reproduces those."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,10 +18,19 @@ from safetensors.torch import load_file
 from support.make_golden import CHECKPOINTS, GOLDEN, SAMPLERS, sample
 
 from engines.errors import UserError
+from engines.models import loader
 from engines.models.checkpoint import read_config
 from repro.checks.goldens import GOLDEN_DIR, METHODS, CaseResult, GoldenCase, read_cases, replay
 
 CASES = read_cases(GOLDEN_DIR)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _models_are_loaded_once() -> Iterator[None]:
+    """Hundreds of cases share a few checkpoints, which nothing changes."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loader, "load_model", functools.cache(loader.load_model))
+        yield
 
 
 def of_method(method: str, cases: Sequence[GoldenCase] = CASES) -> list[GoldenCase]:

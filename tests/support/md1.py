@@ -4,6 +4,7 @@ Poisson arrivals), with a knob, columns, a metric, a platform, a figure and a cl
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,7 +84,7 @@ class Server:
         ends: list[float] = []
         for job in ordered:
             log.submit(job.request_id, job.arrival_s)
-            log.set_once("queue_len", job.request_id, sum(end > job.arrival_s for end in ends[-1000:]))
+            log.set_once("queue_len", job.request_id, len(ends) - bisect_right(ends, job.arrival_s))
             free = ends[-1] if ends else 0.0
             start = max(free, job.arrival_s)
             idle.append(start - free)
