@@ -1,13 +1,20 @@
-"""Folders of a checkout; everything generated lands below ``results`` and nowhere else."""
+"""Where data is read and results go: in a checkout below it; of an installed package, its own data, and the working
+directory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[1]
-DATASETS = REPO / "datasets"
-RESULTS = REPO / "results"
-PAPER = RESULTS / "paper"
-CALIBRATION = RESULTS / "calibration"
+_PACKAGED = Path(__file__).resolve().parent / "data"
+"""What a wheel brings of the folders below (setup.py)."""
+IS_INSTALLED = _PACKAGED.is_dir()
+
+_DATA = _PACKAGED if IS_INSTALLED else REPO
+DATASETS = _DATA / "datasets"
+PAPER = _DATA / "results" / "paper"
+CALIBRATION = _DATA / "results" / "calibration"
+
+RESULTS = Path("results") if IS_INSTALLED else REPO / "results"
 LOCAL = RESULTS / "local"
 LOCAL_FIGURES = RESULTS / "figures"

@@ -114,7 +114,7 @@ def look() -> Machine:
         cpu=recorded["cpu"]["model"],
         cores=recorded["cpu"]["usable"],
         memory_bytes=recorded["memory_bytes"],
-        disk_free_bytes=shutil.disk_usage(paths.REPO).free,
+        disk_free_bytes=shutil.disk_usage(paths.RESULTS.parent).free,
         packages=tuple((name, _version(name)) for name in OPTIONAL),
         data_dir=data_dir,
         data_dir_error=data_dir_error,

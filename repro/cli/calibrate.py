@@ -36,12 +36,17 @@ def calibrate(
     from engines.errors import UserError, require
     from engines.hardware.roofline import Calibration
     from repro.files import writable_folder
-    from repro.paths import CALIBRATION, LOCAL
+    from repro.paths import CALIBRATION, IS_INSTALLED, LOCAL
     from repro.reports.fitting import protocol_of
     from repro.reports.predictions import medians_sentence, report, write_report
     from repro.systems.calibration import load_calibration
 
     protocol = protocol_of(platform)
+    if IS_INSTALLED and not dry_run:
+        raise UserError(
+            "calibrate replaces files that an installed package shares with others: run it in a clone of the repository, or "
+            "give --dry-run to see the fit alone"
+        )
     if sensitivity:
         for name, given in (("dry_run", dry_run), ("keep", keep), ("write", write)):
             require(not given, f"{name} has no effect with sensitivity, which fits nothing that is kept: leave it out")
@@ -118,7 +123,7 @@ def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
         found = sensitivity(protocol, on_run=lambda: progress.advance(task))
     path = save(found, CALIBRATION / f"{protocol.card}-sensitivity.csv")
     if json:
-        print_json([asdict(row) for row in found.rows])
+        print_json({"rows": [asdict(row) for row in found.rows]})
         return
     for table in found.tables:
         print_table(table.title, table.columns, table.rows)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from engines.errors import UserError
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
@@ -22,8 +23,10 @@ def check_results(
     from repro.checks.results import Today, check_claims, check_reports
     from repro.checks.results import check_results as check_figures
     from repro.files import readable_folder
-    from repro.paths import RESULTS
+    from repro.paths import IS_INSTALLED, RESULTS
 
+    if results is None and IS_INSTALLED:
+        raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     today = Today()
     found = [*check_figures(root, today), *check_claims(root, today)]

@@ -36,11 +36,13 @@ def gpu_suite(
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.suite import Suite, jobs_of
     from repro.gpu_suite.summary import README, draw, write_summary
-    from repro.paths import REPO, RESULTS
+    from repro.paths import IS_INSTALLED, REPO, RESULTS
     from repro.systems.dllm.part import DllmPart
 
     if budget <= 0:
         raise UserError(f"budget={budget:g} must be a positive number of seconds")
+    if IS_INSTALLED and not dry_run:
+        raise UserError("gpu-suite runs the tests and benchmarks of a checkout: clone the repository, and run it there")
     if first and stage:
         raise UserError(f"stage={stage[0]!r} and first: give one of them")
     scale = plan.scale_of(platform)

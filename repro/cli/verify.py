@@ -40,7 +40,7 @@ def verify_baselines(
         for method in sorted({case.method for case in cases})
     ]
     if json:
-        print_json(rows)
+        print_json({"methods": rows})
     else:
         print_table(
             f"Golden cases of {folder}",

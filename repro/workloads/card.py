@@ -16,11 +16,12 @@ from typing import Any, Literal, get_args
 
 from engines.errors import UserError
 from repro.files import one_line, read_yaml, unreadable_yaml
+from repro.paths import DATASETS
 from repro.workloads.lengths import EmpiricalLengths, LengthDistribution, LogNormalLengths, fit_statistics
 from repro.workloads.text import TextStyle
 from repro.workloads.trace import FileFormat
 
-CARDS_DIR = Path(__file__).resolve().parents[2] / "datasets"
+CARDS_DIR = DATASETS
 
 Basis = Literal["fitted", "assumed"]
 _PARAMETER_TOLERANCE = 5e-4
@@ -124,7 +125,7 @@ def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
     """The card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
     names = known_datasets(cards_dir)
     if not names:
-        raise UserError(f"no dataset cards in {str(cards_dir)!r}: run from a clone, installed with pip install -e")
+        raise UserError(f"no dataset cards in {str(cards_dir)!r}: install the package again, or run from a whole clone")
     if name.lower() not in names:
         raise UserError(f"dataset={name!r} is unknown: use one of {', '.join(names)}")
     path = cards_dir / f"{name.lower()}.yaml"

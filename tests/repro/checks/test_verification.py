@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Folder:
 def test_the_embedded_cases_pass(verify: Verify) -> None:
     result = verify("--json")
     assert (result.code, result.err) == (0, "")
-    rows = json.loads(result.out)
+    rows = json.loads(result.out)["methods"]
     assert [row["method"] for row in rows] == sorted(SAMPLERS)
     for row in rows:
         assert row["verdict"] == "pass"
@@ -103,7 +103,7 @@ def test_a_wrong_id_fails(verify: Verify, folder: Folder, case: int) -> None:
     says = f"token {len(wrong) - 1} is {wrong[-1] - 1}, recorded {wrong[-1]}"
     result = verify("--golden", folder.write(), "--json")
     assert result.code == 1
-    rows = {row["method"]: row for row in json.loads(result.out)}
+    rows = {row["method"]: row for row in json.loads(result.out)["methods"]}
     assert rows[entry["method"]]["verdict"] == "FAIL"
     assert rows[entry["method"]]["failed"] == {entry["id"]: says}
     assert sum(bool(row["failed"]) for row in rows.values()) == 1
@@ -118,7 +118,7 @@ def test_other_differences_fail_too(verify: Verify, folder: Folder) -> None:
     dual, sparse = folder.content["cases"]
     dual["nfe"] += 1
     sparse["expected_ids"].append(1)
-    rows = json.loads(verify("--golden", folder.write(), "--json").out)
+    rows = json.loads(verify("--golden", folder.write(), "--json").out)["methods"]
     assert [list(row["failed"].values()) for row in rows] == [
         [f"{dual['nfe'] - 1} forward passes, recorded {dual['nfe']}"],
         [f"{len(sparse['expected_ids']) - 1} tokens, recorded {len(sparse['expected_ids'])}"],
@@ -132,7 +132,7 @@ def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: F
     assert result.code == 0
     assert "0 of 1" in result.out
     assert "1 of 1 required cases pass." in result.out
-    row = json.loads(verify("--golden", folder.path, "--json").out)[1]
+    row = json.loads(verify("--golden", folder.path, "--json").out)["methods"][1]
     assert (row["verdict"], row["failed"], row["not_required"]) == ("pass", {}, 1)
 
 
@@ -148,7 +148,7 @@ def test_nor_is_what_a_defect_of_the_recorded_code_decided(verify: Verify, folde
     folder.content["cases"][1]["expected_ids"][0] += 1
     result = verify("--golden", folder.write(), "--json")
     assert result.code == 0
-    assert json.loads(result.out)[0]["not_required"] == 1
+    assert json.loads(result.out)["methods"][0]["not_required"] == 1
 
 
 UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
