@@ -100,7 +100,8 @@ def _prompt_source(run: StoredRun) -> str:
     else:
         parts = [f"{source} {dataset.get('location')}" if source else "source not recorded"]
     if (scale := dataset.get("length_scale", 1.0)) != 1.0:
-        parts.append(f"lengths x {scale:g}")
+        # Generated prompts are written as long as asked for; a data set's own lose their ends.
+        parts.append(f"{'lengths x' if source == 'embedded' else 'prompts cut to lengths x'} {scale:g}")
     return f"({', '.join([*parts, f'n = {run.record.num_requests}'])})"
 
 

@@ -14,6 +14,7 @@ from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import number, percent, print_json, print_table
 
 if TYPE_CHECKING:
+    from repro.runs.experiment import Experiment
     from repro.runs.family import Shown
     from repro.runs.store import StoredRun
 
@@ -199,8 +200,8 @@ def bench(
         else:
             print_table("Would run", ("run", "why"), reasons)
         return
-    if dataset_path is not None:
-        for line in dict.fromkeys(e.workload.provenance.description for e in sweep.experiments):
+    for line in dict.fromkeys(_data_of(e) for e in sweep.experiments):
+        if line is not None:
             print(line, file=sys.stderr)
     if plot is not None:
         check_plot(plot)
@@ -234,6 +235,12 @@ def bench(
     say_what_ran(outcomes, store.root)
     if any(map(is_failure, outcomes)):
         raise typer.Exit(1)
+
+
+def _data_of(experiment: Experiment) -> str | None:
+    """What was made of a data set's own rows, some of which are cut, clipped or repeated; None of generated ones."""
+    provenance: Any = getattr(experiment.workload, "provenance", None)
+    return None if getattr(provenance, "source", "embedded") == "embedded" else provenance.description
 
 
 def _print_runs(runs: Sequence[StoredRun]) -> None:

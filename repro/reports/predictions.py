@@ -102,7 +102,7 @@ def predictions_note(card: str) -> str:
     """Errors of the card's predictions, without the numbers it was fitted on and those that follow from them."""
     report = read_report(card)
     if report is None:
-        return f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate'."
+        return f"No comparison of the {card} calibration with stated numbers is stored: run 'repro calibrate --platform {card} --keep'."
     errors = {
         each["claim"]: each["error_percent"]
         for each in report["comparisons"]

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -209,9 +209,7 @@ class Store:
         try:
             partial.mkdir(parents=True)
             manifest = _write(partial, experiment, record, provenance)
-            if folder.exists():
-                folder.rename(replaced)
-            partial.rename(folder)
+            _put(partial, folder, replaced)
         except BaseException as error:
             # An interrupt between the two renames must not lose the run that was there.
             if replaced.exists() and not folder.exists():
@@ -270,6 +268,21 @@ class Store:
         if not run.validity.valid:
             note += f"; INVALID: {'; '.join(run.validity.reasons)}"
         return State(run=run, reason=f"done: same cell, finished {finished}{note}")
+
+
+def _put(partial: Path, folder: Path, replaced: Path) -> None:
+    """Where another sweep stores the same simulated run at this moment, the later one stays."""
+    while True:
+        shutil.rmtree(replaced, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            folder.rename(replaced)
+        try:
+            partial.rename(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        else:
+            return
 
 
 def _write(folder: Path, experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any]) -> Mapping[str, Any]:

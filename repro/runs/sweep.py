@@ -192,6 +192,8 @@ class Sweep:
         and are reused once made."""
         busy: list[Sequence[Experiment]] = []
         for others in (together(experiments), busy):
+            if busy:
+                logger.warning("waiting for another sweep, which is making %d of the runs", sum(map(len, busy)))
             for unit in others:
                 with self.store.claim([experiment.cell for experiment in unit], wait=others is busy) as is_mine:
                     if not is_mine:

@@ -152,13 +152,16 @@ def build_workload(
                 generation=_generation(generation, row.gen_length, derive_seed(config.seed, "generation", index)),
             )
         )
+    num_cut = sum(own is not None and len(own) > kept for own, kept in zip(texts, lengths, strict=bool(rows)))
     num_repeated = max(0, config.num_requests - len(source.rows)) if source.rows is not None else 0
     return Workload(
         name=card.name,
         requests=tuple(requests),
         provenance=WorkloadProvenance(
             source=source.used,
-            description=_describe(config, card, source, num_clipped, num_repeated, tokenized=encode is not None),
+            description=_describe(
+                config, card, source, num_clipped, num_repeated, num_cut, tokenized=encode is not None
+            ),
             location=source.location,
             revision=source.revision,
             checksum=_checksum(requests),
@@ -331,6 +334,7 @@ def _describe(
     source: PromptSource,
     num_clipped: int,
     num_repeated: int,
+    num_cut: int,
     *,
     tokenized: bool,
 ) -> str:
@@ -353,6 +357,8 @@ def _describe(
         parts.append(f"every prompt set to {config.fixed_prompt_len} tokens")
     if config.length_scale != 1.0:
         parts.append(f"lengths x {config.length_scale:g}")
+    if num_cut:
+        parts.append(f"{num_cut} of {config.num_requests} prompts cut to these lengths")
     if config.dataset_path is not None and any(row.response_len is not None for row in source.rows or ()):
         parts.append("outputs as long as asked for, not as the trace's")
     if num_clipped:
