@@ -318,7 +318,10 @@ def test_errors_of_predictions_are_quoted(tmp_path: Path, monkeypatch: pytest.Mo
         (found,) = (note for note in fig3.render(runs, CARD_VIEW, tmp_path).notes if "stated numbers" in note)
         return found
 
-    assert note() == "No comparison of the rtx4090 calibration with stated numbers is stored: run 'repro calibrate --platform rtx4090 --keep'."
+    assert (
+        note()
+        == "No comparison of the rtx4090 calibration with stated numbers is stored: run 'repro calibrate --platform rtx4090 --keep'."
+    )
     report = tmp_path / "calibration" / "rtx4090-report.json"
     report.parent.mkdir()
     comparisons = [
