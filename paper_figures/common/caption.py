@@ -12,7 +12,7 @@ from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
-from repro.workloads import load_card
+from repro.workloads.card import load_card
 
 
 def require_runs(name: str, runs: Sequence[StoredRun], platform: Platform) -> None:

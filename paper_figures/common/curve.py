@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from paper_figures.common.style import system_look
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
-from repro.workloads import load_card
+from repro.workloads.card import load_card
 
 FOLLOWS_LOAD = 0.9
 """A throughput of at least this share of the offered load is not saturated."""

@@ -16,7 +16,7 @@ from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import PLATFORMS as ALL
+from repro.systems.platforms import platform as platform_of
 
 NAME = "table2"
 TITLE = "dLLM-Serve Table 2: hardware settings"
@@ -45,7 +45,7 @@ def cells(view: View) -> list[Cell]:
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     rows = []
     for row in load_table("dllm_serve/table2.csv"):
-        where = ALL[str(row["platform"])]
+        where = platform_of(str(row["platform"]))
         assert where.gpu is not None
         card, shape = (
             gpu(where.gpu),

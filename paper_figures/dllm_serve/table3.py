@@ -17,7 +17,7 @@ from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import L40S, RTX4090
+from repro.systems.dllm.platforms import L40S, RTX4090
 
 NAME = "table3"
 TITLE = "dLLM-Serve Table 3: hyper-parameters"

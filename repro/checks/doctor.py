@@ -19,7 +19,7 @@ from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 from repro.tasks.registry import TASKS, TaskEntry
 from repro.tasks.sandbox.client import ACCEPT_VARIABLE, SandboxSupport, sandbox_support
-from repro.workloads import known_datasets, load_card
+from repro.workloads.card import known_datasets, load_card
 from repro.workloads.source import DATA_DIR_VARIABLE, find_data_dir
 
 Status = Literal["ok", "no", "info"]
@@ -154,7 +154,7 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
         *(_package_row(name, version) for name, version in machine.packages),
         *(
             row
-            for platform in PLATFORMS.values()
+            for platform in map(PLATFORMS.get, PLATFORMS)
             for row in (_measured_row(machine, platform), _simulated_row(platform))
         ),
     )

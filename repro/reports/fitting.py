@@ -19,7 +19,7 @@ from repro.runs.cell import Cell
 from repro.runs.metrics import throughput_tok_s
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
-from repro.workloads import Workload
+from repro.workloads.workload import Workload
 
 SYSTEM = "dllm-serve"
 BANDWIDTH_EFFICIENCY = 0.8

@@ -28,7 +28,8 @@ from repro.systems.dllm.batching import BATCH_RULES
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.shapes import model_shape
 from repro.systems.platforms import platform
-from repro.workloads import Workload, load_card
+from repro.workloads.card import load_card
+from repro.workloads.workload import Workload
 
 NUM_REQUESTS = 500
 """Most requests counted of a data set; what is compared drains alike."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from engines.errors import UserError
-from repro.registry import load
-from repro.systems.dllm.part import PAPER_REQUESTS, DllmPart
+from repro.registry import Registry
 
 GB = 10**9
 MIB = 2**20
@@ -41,109 +38,21 @@ class Platform:
         return replace(self, parts=tuple(parts))
 
 
-# Sizes of cpu-tiny follow from half an hour for all measured figures on two quiet cores, three repeats each. The systems serve
-# 2.7 to 11.6 req/s there, so 4, 8 and 20 req/s lie below, between and above their knees. 20 requests saturate: throughput
-# is flat from 8 to 16 at once. Seconds that the figures took, loading and the search of batches included:
-#
-#   Figures 3, 4, 5  372    12 pairs of system and data set, three rates
-#   Figure 8         182    six rungs on three data sets
-#   Figure 7         183    nine lengths and two systems
-#   growth            83
-#   baselines        245    LLaDA and Fast-dLLM without a cache half of it
-#   Figure 2          13
-#
-# Figure 6 (500 problems, 22 times, once: accuracy does not vary) takes about as long as Figure 3 again.
-CPU_TINY = Platform(
-    name="cpu-tiny",
-    title="this CPU, embedded tiny LLaDA",
-    executor="torch",
-    gpu=None,
-    parts=(
-        DllmPart(
-            model="tiny",
-            memory_bytes=64 * MIB,
-            gen_length=64,
-            block_length=16,
-            steps=64,
-            max_num_batched_tokens=1024,
-            max_num_logits=256,
-            max_num_seqs=64,
-            max_model_len=768,
-            length_scale=0.25,
-            rates=(4.0, 8.0, 20.0),
-            load_s=1.0,
-            num_requests=dict.fromkeys(("livebench", "burst", "osc"), 24),
-            device="cpu",
-            dtype="float32",
-        ),
-    ),
-)
+_DLLM = "repro.systems.dllm.platforms"
 
-RTX4090 = Platform(
-    name="rtx4090",
-    title="NVIDIA RTX 4090 24 GB, LLaDA-8B",
-    executor="roofline",
-    gpu="rtx4090",
-    parts=(
-        DllmPart(
-            model="llada-8b",
-            memory_bytes=24 * GB,
-            max_num_batched_tokens=4000,
-            max_num_logits=2048,
-            max_model_len=4000,
-            # Both ends of the paper's Figure 3, and a point on either side of the knees: baselines as published saturate at 0.146 to
-            # 0.18 req/s (the paper: 42.4 tok/s over 256 tokens, 0.166), dLLM-Serve at 0.3 to 0.39.
-            rates=(0.1, 0.15, 0.2, 0.5),
-            num_requests=PAPER_REQUESTS,
-        ),
-    ),
+PLATFORMS: Registry[Platform] = Registry(
+    "platform",
+    {
+        "cpu-tiny": f"{_DLLM}:CPU_TINY",
+        "rtx4090": f"{_DLLM}:RTX4090",
+        "l40s": f"{_DLLM}:L40S",
+        "h200": f"{_DLLM}:H200",
+        "h20x32": "repro.systems.ar.platforms:H20X32",
+    },
 )
-
-L40S = Platform(
-    name="l40s",
-    title="NVIDIA L40S 48 GB, LLaDA-8B",
-    executor="roofline",
-    gpu="l40s",
-    parts=(
-        DllmPart(
-            model="llada-8b",
-            memory_bytes=48 * GB,
-            max_num_batched_tokens=16384,
-            max_num_logits=2048,
-            max_model_len=4096,
-            rates=(0.25, 0.5, 0.75, 1.0),
-            num_requests=PAPER_REQUESTS,
-        ),
-    ),
-)
-
-H200 = Platform(
-    name="h200",
-    title="NVIDIA H200 141 GB, LLaDA-8B",
-    executor="roofline",
-    gpu="h200",
-    parts=(
-        DllmPart(
-            model="llada-8b",
-            memory_bytes=141 * GB,
-            max_num_batched_tokens=16384,
-            max_num_logits=2048,
-            max_model_len=4096,
-            rates=(1.0, 2.0, 4.0, 6.0),
-            num_requests=PAPER_REQUESTS,
-        ),
-    ),
-)
-"""Not a card of the paper, and without a calibration: simulated from datasheet peaks."""
-
-PLATFORMS: Mapping[str, Platform] = MappingProxyType({p.name: p for p in (CPU_TINY, RTX4090, L40S, H200)})
+"""A family's platforms are in a module of its own, so that runs of one do not rest on the platforms of another."""
 
 
 def platform(name: str) -> Platform:
     """One of ``PLATFORMS``, or any other as ``module:NAME``."""
-    if name in PLATFORMS:
-        return PLATFORMS[name]
-    if ":" in name:
-        found: Platform = load("platform", name)
-        return found
-    raise UserError(f"platform={name!r} is unknown: use one of {', '.join(PLATFORMS)}")
+    return PLATFORMS.get(name)

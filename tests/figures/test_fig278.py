@@ -17,7 +17,7 @@ from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import CPU_TINY, L40S, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -38,7 +38,7 @@ from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
 from repro.runs.validity import Validity
 from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import CPU_TINY, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

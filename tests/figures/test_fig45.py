@@ -12,7 +12,7 @@ from paper_figures.dllm_serve import fig3, fig4, fig5
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
-from repro.systems.platforms import CPU_TINY, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

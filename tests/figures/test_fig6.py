@@ -17,7 +17,7 @@ from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.statistics import wilson_interval
 from repro.runs.store import StoredRun
-from repro.systems.platforms import CPU_TINY, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -14,7 +14,7 @@ from paper_figures.dllm_serve import growth
 from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
-from repro.systems.platforms import CPU_TINY, H200, PLATFORMS, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, H200, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 
@@ -37,7 +37,7 @@ def planned(run: StoredRun, **measured: int) -> StoredRun:
     return changed(run, record=run.record.with_manifest(facts=facts, calibration=calibration))
 
 
-@pytest.mark.parametrize("where", PLATFORMS.values(), ids=lambda where: where.name)
+@pytest.mark.parametrize("where", [CPU_TINY, H200, RTX4090, L40S], ids=lambda where: where.name)
 def test_every_value_fits_the_platform(where: Any) -> None:
     view = View(platform=where, reading="efficient")
     cells = growth.cells(view)

@@ -13,7 +13,7 @@ from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
-from repro.systems.platforms import CPU_TINY, L40S, RTX4090
+from repro.systems.dllm.platforms import CPU_TINY, L40S, RTX4090
 
 pytestmark = pytest.mark.usefixtures("unsaved")
 

@@ -25,7 +25,7 @@ from repro.systems.dllm.graded import grade_run
 from repro.systems.dllm.log import drive_engine
 from repro.systems.dllm.settings import Settings
 from repro.tasks.task import Task
-from repro.workloads import Workload
+from repro.workloads.workload import Workload
 
 BACKENDS: Mapping[str, str] = {"torch": "repro.systems.dllm.on_torch", "roofline": "repro.systems.dllm.on_roofline"}
 """By executor; a simulation loads no torch, nor depends on its code."""
@@ -65,7 +65,10 @@ class Deployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        own = (type(self.method).__module__, "repro.systems.dllm.system", "repro.systems.dllm.family")
+        own = (
+            type(self.method).__module__,
+            *(f"repro.systems.dllm.{name}" for name in ("system", "family", "platforms")),
+        )
         executors = [] if self.settings.is_simulated else [self.method.torch_executors[self.batching.kind]]
         if ":" in self.config.scheduler:
             executors.append(self.config.scheduler)

@@ -17,8 +17,9 @@ from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
-from repro.workloads import ArrivalConfig, Workload, fixed_workload
+from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.source import DATA_DIR_VARIABLE
+from repro.workloads.workload import Workload, fixed_workload
 
 if TYPE_CHECKING:
     from engines.models.tokenizer import TextTokenizer

@@ -10,7 +10,8 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from repro.runs.cell import Cell
 from repro.systems.dllm.settings import Settings
-from repro.workloads import ArrivalConfig, Workload, WorkloadConfig, build_workload
+from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.workload import Workload, WorkloadConfig, build_workload
 
 MIN_PROMPT_LEN = 8
 

@@ -17,7 +17,7 @@ from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
 from repro.systems.dllm.requests import MIN_PROMPT_LEN, requests_of, room_for_prompt
 from repro.systems.dllm.settings import Settings, resolve
-from repro.workloads import Workload
+from repro.workloads.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import pytest
 import repro.checks.doctor
 from repro.checks.doctor import CARD_TOLERANCE, OPTIONAL, FoundGpu, Item, Machine, examine, look, rows_for, to_json
 from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import PLATFORMS, RTX4090
+from repro.systems.dllm.platforms import RTX4090
+from repro.systems.platforms import PLATFORMS
 from repro.tasks.sandbox.client import SandboxSupport
 
 LAPTOP = Machine(

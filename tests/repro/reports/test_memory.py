@@ -6,7 +6,8 @@ from engines.dllm.config import EngineConfig
 from engines.models.shape import LLADA_8B
 from repro.reports.memory import PlanCase, compare_logit_budgets
 from repro.systems.dllm.part import DllmPart
-from repro.systems.platforms import GB, L40S, RTX4090, Platform
+from repro.systems.dllm.platforms import L40S, RTX4090
+from repro.systems.platforms import GB, Platform
 
 
 def case_of(where: Platform) -> PlanCase:

@@ -138,7 +138,7 @@ def test_the_papers_settings_are_the_ones_used_here():
     by_parameter = {row["parameter"]: row["value"] for row in load_table("dllm_serve/table3.csv")}
     from engines.dllm.config import GenerationConfig, SparsityConfig
     from repro.systems.dllm.part import DllmPart
-    from repro.systems.platforms import PLATFORMS
+    from repro.systems.platforms import platform
 
     generation, sparsity = GenerationConfig(), SparsityConfig()
     assert by_parameter["Generation Length"] == generation.gen_length
@@ -146,7 +146,7 @@ def test_the_papers_settings_are_the_ones_used_here():
     assert by_parameter["KV Block Size"] == generation.block_length
     assert by_parameter["Retention Ratio"] == sparsity.retention_ratio
     assert by_parameter["Kernel Size"] == sparsity.pool_kernel
-    small, large = (PLATFORMS[name].part(DllmPart) for name in ("rtx4090", "l40s"))
+    small, large = (platform(name).part(DllmPart) for name in ("rtx4090", "l40s"))
     assert by_parameter["Max Batched Tokens (4090)"] == small.max_num_batched_tokens
     assert by_parameter["Max Batched Tokens (L40S)"] == large.max_num_batched_tokens
     assert by_parameter["Max Materialized Logits"] == small.max_num_logits == large.max_num_logits

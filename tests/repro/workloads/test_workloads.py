@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
-from repro.workloads import ArrivalConfig, WorkloadConfig, build_workload, known_datasets, load_card
-from repro.workloads.card import CARDS_DIR, HubReference, parse_card
+from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.card import CARDS_DIR, HubReference, known_datasets, load_card, parse_card
 from repro.workloads.lengths import (
     EmpiricalLengths,
     LogNormalLengths,
@@ -36,6 +36,7 @@ from repro.workloads.seed import derive_seed
 from repro.workloads.source import HubLoader, find_data_dir, load_hub_columns
 from repro.workloads.text import more_text, prompt_text
 from repro.workloads.trace import estimate_tokens
+from repro.workloads.workload import WorkloadConfig, build_workload
 
 PAPER_DATASETS = ("livebench", "burst", "osc")
 GENERATION = GenerationConfig(gen_length=64, block_length=32, steps=64)

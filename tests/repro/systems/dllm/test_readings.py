@@ -35,8 +35,8 @@ from repro.systems.dllm import on_torch
 from repro.systems.dllm.batching import BATCH_RULES, READINGS
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.metrics import num_steps
+from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.shapes import model_shape
-from repro.systems.platforms import CPU_TINY
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
 SMALL = {"num_prompts": 24, "gen_length": 64, "steps": 64}

@@ -11,8 +11,8 @@ import torch
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
+from repro.systems.dllm.platforms import H200, L40S, RTX4090
 from repro.systems.dllm.settings import resolve
-from repro.systems.platforms import H200, L40S, RTX4090
 
 
 def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
