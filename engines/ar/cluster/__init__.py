@@ -1,0 +1,1 @@
+"""A discrete-event simulation of workers, their queues and the links between them."""

@@ -1,0 +1,140 @@
+"""What a worker does next: which prefills, how many tokens of each, and whether the decode batch comes along.
+
+A batching policy sees the queue, the prefills it has begun, how many sequences decode and how many
+tokens of K/V there is room for. It neither knows the time a step takes nor who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.task import PrefillTask
+from engines.errors import require
+
+
+class Share(NamedTuple):
+    """``tokens`` of a prefill in one step."""
+
+    task: PrefillTask
+    tokens: int
+
+
+class StepPlan(NamedTuple):
+    """No shares: decode if there is something to decode, else wait."""
+
+    shares: Sequence[Share] = ()
+    decodes: bool = False
+    """Whether the decode batch advances by one token in the same step."""
+    wake_s: float | None = None
+    """Ask again at this time at the latest (a batching window)."""
+    mode: object = None
+    """For the worker's cost model, where it has several ways to run a step (LAPS: a captured graph)."""
+
+
+IDLE = StepPlan()
+
+
+class Situation(NamedTuple):
+    """A worker between two steps."""
+
+    queue: PrefillQueue
+    begun: Sequence[PrefillTask]
+    """Admitted prefills with tokens left."""
+    decoding: int
+    """Sequences in the decode batch."""
+    room: int
+    """Tokens of K/V that may be admitted."""
+    need_of: Callable[[PrefillTask], int]
+    """Tokens of K/V that admitting a task takes, without what the worker still has of its history."""
+
+
+class Batching(Protocol):
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        """New prefills are taken from ``at.queue``; what is left in ``at.begun`` comes again."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneByOne:
+    """One whole prefill a step, before decoding (AMPD §3, footnote 3)."""
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        if at.begun:
+            return StepPlan([Share(at.begun[0], at.begun[0].left)])
+        if not at.queue or at.need_of(at.queue.peek(now)) > at.room:
+            return IDLE
+        task = at.queue.take(now)
+        return StepPlan([Share(task, task.tokens)])
+
+
+ONE_BY_ONE = OneByOne()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillFirst:
+    """As many whole prefills as the token budget holds, at least one, before decoding (vLLM without chunking)."""
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+
+    def __post_init__(self) -> None:
+        _check_limits(self.max_num_batched_tokens, self.max_num_seqs)
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        shares = [Share(task, task.left) for task in at.begun]
+        budget = self.max_num_batched_tokens - sum(share.tokens for share in shares)
+        places = self.max_num_seqs - at.decoding - len(shares)
+        room = at.room
+        while at.queue and places > 0:
+            task = at.queue.peek(now)
+            need = at.need_of(task)
+            if need > room or (shares and task.tokens > budget):
+                break
+            at.queue.take(now)
+            shares.append(Share(task, task.tokens))
+            budget -= task.tokens
+            room -= need
+            places -= 1
+        return StepPlan(shares) if shares else IDLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunked:
+    """Decodes first, prefills in what is left of the token budget, the last one in part (vLLM's chunked prefill)."""
+
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+
+    def __post_init__(self) -> None:
+        _check_limits(self.max_num_batched_tokens, self.max_num_seqs)
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        shares: list[Share] = []
+        budget = max(self.max_num_batched_tokens - at.decoding, 1)
+        for task in at.begun:
+            tokens = min(task.left, budget)
+            if tokens == 0:
+                break
+            shares.append(Share(task, tokens))
+            budget -= tokens
+        places = self.max_num_seqs - at.decoding - len(at.begun)
+        room = at.room
+        while at.queue and budget > 0 and places > 0:
+            need = at.need_of(at.queue.peek(now))
+            if need > room:
+                break
+            task = at.queue.take(now)
+            tokens = min(task.tokens, budget)
+            shares.append(Share(task, tokens))
+            budget -= tokens
+            room -= need
+            places -= 1
+        return StepPlan(shares, decodes=True) if shares else IDLE
+
+
+def _check_limits(max_num_batched_tokens: int, max_num_seqs: int) -> None:
+    require(max_num_batched_tokens >= 1, f"max_num_batched_tokens={max_num_batched_tokens} must be at least 1")
+    require(max_num_seqs >= 1, f"max_num_seqs={max_num_seqs} must be at least 1")

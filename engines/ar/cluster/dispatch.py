@@ -1,0 +1,38 @@
+"""Always remote: which prefill worker gets a task, where all prefills go to prefill workers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from engines.ar.cluster.policy import Decision, DecodeView, PrefillView
+from engines.ar.task import PrefillTask
+from engines.errors import UserError, require
+
+Dispatch = Literal["shortest", "round-robin", "random", "shared"]
+"""shortest: least estimated time of running and queued prefills (join the shortest queue). shared: one queue, from
+which workers take when they are free; then only who is woken matters."""
+
+
+class RemoteOnly:
+    def __init__(self, dispatch: Dispatch = "shortest", *, seed: int = 0) -> None:
+        if dispatch not in get_args(Dispatch):
+            raise UserError(f"dispatch={dispatch!r} is unknown: use one of {', '.join(get_args(Dispatch))}")
+        self.dispatch = dispatch
+        self._rng = random.Random(seed)
+        self._turn = 0
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        return Decision(self.pick(prefills, now).worker_id, False, "always-remote")
+
+    def pick(self, prefills: Sequence[PrefillView], now: float) -> PrefillView:
+        require(bool(prefills), "no prefill workers: give a disaggregated deployment")
+        if self.dispatch == "random":
+            return prefills[int(self._rng.random() * len(prefills))]
+        if self.dispatch == "round-robin":
+            self._turn += 1
+            return prefills[(self._turn - 1) % len(prefills)]
+        if self.dispatch == "shared":
+            return min(prefills, key=lambda worker: (worker.backlog_tokens, worker.worker_id))
+        return min(prefills, key=lambda worker: (worker.busy_s(now) + worker.backlog_s, worker.worker_id))

@@ -1,0 +1,94 @@
+"""What workers tell the simulation, and what the simulation asks of the worker a session lives on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from engines.ar.cluster.decode_batch import Stay
+from engines.ar.cluster.events import EventLoop
+from engines.ar.cluster.live import Live
+from engines.ar.cluster.policy import DecodeView, PrefillView
+from engines.ar.task import PrefillTask
+
+Log = tuple[Sequence[float], Sequence[int]]
+"""gaps and counts of a ``DecodeBatch``."""
+
+
+class Read(NamedTuple):
+    """History of a task on its way to the worker that prefills it."""
+
+    missing: int
+    """Tokens of the history the home no longer has; they are computed again."""
+    end_s: float
+
+
+class Hub(Protocol):
+    loop: EventLoop
+
+    def read_history(self, task: PrefillTask, worker: RemoteWorker, start_s: float) -> Read:
+        """A lazy read (AMPD §6): the home holds the history until the increment is back."""
+        ...
+
+    def task_started(self, task: PrefillTask, now: float) -> None: ...
+
+    def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
+        """The task's last token is computed; of a local one, its first token is out."""
+        ...
+
+    def round_done(self, live: Live) -> bool:
+        """All tokens are out; whether the session goes on, so that its K/V is worth keeping."""
+        ...
+
+    def preempted(self, live: Live) -> None:
+        """Its K/V is gone: it needs a prefill of all its tokens."""
+        ...
+
+    def stayed(self, worker_id: int, stay: Stay) -> None: ...
+
+
+class Home(DecodeView, Protocol):
+    """Holds the K/V of its sessions and decodes them."""
+
+    server: int
+
+    @property
+    def log(self) -> Log:
+        """Gaps of its batch, for the stays in it."""
+        ...
+
+    def row(self) -> tuple[object, ...]:
+        """Its line in the workers table."""
+        ...
+
+    def bind(self, live: Live) -> None: ...
+
+    def enqueue(self, task: PrefillTask) -> None:
+        """A local prefill."""
+        ...
+
+    def lend(self, live: Live) -> int:
+        """Hold the session's cached history for a prefill elsewhere; how many tokens are left of it."""
+        ...
+
+    def land(self, live: Live, tokens: int) -> None:
+        """K/V of ``tokens`` tokens arrived behind the lent history; decoding can go on."""
+        ...
+
+    def end(self, live: Live) -> None:
+        """The session is over."""
+        ...
+
+
+class RemoteWorker(PrefillView, Protocol):
+    """Prefills sessions that live elsewhere."""
+
+    server: int
+
+    def row(self) -> tuple[object, ...]:
+        """Its line in the workers table."""
+        ...
+
+    def enqueue(self, task: PrefillTask) -> None: ...
+
+    def record_ttft(self, now: float, ttft_s: float) -> None: ...

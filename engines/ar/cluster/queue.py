@@ -1,0 +1,49 @@
+"""The prefill queue of a worker. How it is ordered is a policy: a subclass."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from engines.ar.task import PrefillTask
+
+
+class PrefillQueue:
+    """First come, first served."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[PrefillTask] = deque()
+        self.backlog_s = 0.0
+        """Sum of the estimates of the waiting tasks: the queuing time of AMPD eqs. (1) and (2)."""
+        self.backlog_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[PrefillTask]:
+        return iter(self._tasks)
+
+    def push(self, task: PrefillTask) -> None:
+        self._tasks.append(task)
+        self._count(task)
+
+    def peek(self, now: float) -> PrefillTask:
+        """The task ``take`` would return; changes nothing."""
+        return self._tasks[0]
+
+    def take(self, now: float) -> PrefillTask:
+        """Remove the next task. ``now`` is when it can start."""
+        return self._taken(self._tasks.popleft())
+
+    def oldest_ready_s(self) -> float | None:
+        return min((task.ready_s for task in self._tasks), default=None)
+
+    def _count(self, task: PrefillTask) -> None:
+        self.backlog_s += task.estimate_s
+        self.backlog_tokens += task.tokens
+
+    def _taken(self, task: PrefillTask) -> PrefillTask:
+        self.backlog_tokens -= task.tokens
+        # An empty queue sheds the rounding of the sums before.
+        self.backlog_s = self.backlog_s - task.estimate_s if self._tasks else 0.0
+        return task

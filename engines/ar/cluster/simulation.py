@@ -1,0 +1,337 @@
+"""A session's way through the cluster (AMPD §3): bind, route, prefill, send K/V, decode, environment, and again."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engines.ar.cluster.decode_batch import Stay
+from engines.ar.cluster.events import EventLoop
+from engines.ar.cluster.hub import Home, Read, RemoteWorker
+from engines.ar.cluster.live import Live
+from engines.ar.cluster.policy import Binder, Estimator, Router
+from engines.ar.cluster.record import (
+    ROUND_COLUMNS,
+    SESSION_COLUMNS,
+    TASK_COLUMNS,
+    TRANSFER_COLUMNS,
+    WORKER_COLUMNS,
+    ClusterRun,
+    Table,
+    gaps_of,
+    table,
+)
+from engines.ar.session import Arrivals, ClosedLoop, Session
+from engines.ar.task import PrefillTask, TaskKind
+from engines.ar.transfer import KvLinks
+from engines.errors import require
+
+# Positions in the rows under construction.
+_FIRST_TOKEN, _FINISHED, _IS_LOCAL = (ROUND_COLUMNS.index(name) for name in ("first_token_s", "finished_s", "is_local"))
+_ARRIVAL, _SESSION_FINISHED, _STATUS = (SESSION_COLUMNS.index(name) for name in ("arrival_s", "finished_s", "status"))
+_COMPUTED, _STARTED, _PREFILLED, _LANDED, _POSTPONED = (
+    TASK_COLUMNS.index(name) for name in ("computed_tokens", "started_s", "finished_s", "landed_s", "postponed")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopRule:
+    """When a run is given up: its unfinished sessions miss every objective, and the record says why."""
+
+    until_s: float = math.inf
+    max_live_sessions: int | None = None
+    """More sessions than this at once mean the arrivals outrun the cluster."""
+
+    def __post_init__(self) -> None:
+        require(self.until_s > 0, f"until_s={self.until_s} must be above 0 s")
+        limit = self.max_live_sessions
+        require(limit is None or limit >= 1, f"max_live_sessions={limit} must be at least 1")
+
+
+NEVER = StopRule()
+
+
+class Simulation:
+    """One run over workers that were built for it. ``ClusterRun`` is all that stays."""
+
+    def __init__(
+        self,
+        *,
+        binder: Binder,
+        router: Router,
+        estimator: Estimator | None = None,
+        links: KvLinks | None = None,
+        stop: StopRule = NEVER,
+    ) -> None:
+        """Without ``links`` K/V moves at once. ``estimator`` fills the tasks' estimates, for policies that read them."""
+        self.loop = EventLoop()
+        self._homes: list[Home] = []
+        self._prefills: list[RemoteWorker] = []
+        self._home_of: dict[int, Home] = {}
+        self._prefill_of: dict[int, RemoteWorker] = {}
+        self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
+        self._lives: dict[int, Live] = {}
+        self._num_arrived = 0
+        self._open: Iterator[Session] = iter(())
+        self._next: Session | None = None
+        self._closed: deque[Session] = deque()
+        self._num_thinking = 0
+        """Sessions of a closed loop whose start is scheduled."""
+        self._think_s = 0.0
+        self._stop_reason: str | None = None
+        self._is_closed = False
+        self._sessions: list[list[Any]] = []
+        self._rounds: list[list[Any]] = []
+        self._tasks: list[list[Any]] = []
+        self._transfers: list[tuple[Any, ...]] = []
+        self._stays: list[tuple[int, Stay]] = []
+
+    def add_home(self, home: Home) -> None:
+        self._homes.append(home)
+        self._home_of[home.worker_id] = home
+
+    def add_prefill(self, worker: RemoteWorker) -> None:
+        self._prefills.append(worker)
+        self._prefill_of[worker.worker_id] = worker
+
+    def run(self, arrivals: Arrivals, facts: Mapping[str, Any] | None = None) -> ClusterRun:
+        """Until every session has ended, or ``stop`` says so. ``facts`` are kept with the record."""
+        require(bool(self._homes), "no decode workers: add at least one")
+        self._is_closed = isinstance(arrivals, ClosedLoop)
+        if isinstance(arrivals, ClosedLoop):
+            self._closed.extend(arrivals.sessions)
+            self._think_s = arrivals.think_s
+            for _ in range(min(arrivals.num_clients, len(self._closed))):
+                self._schedule_closed(0.0)
+        else:
+            self._open = iter(arrivals)
+            self._schedule_next()
+        self.loop.run(self._stop.until_s)
+        if self._stop_reason is None and (self._lives or self._next is not None):
+            self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
+        return self._record(facts or {})
+
+    # ---- sessions --------------------------------------------------------------------------------------
+
+    def _schedule_next(self) -> None:
+        self._next = next(self._open, None)
+        if self._next is not None:
+            self.loop.at(self._next.arrival_s, self._arrive_open, self._next)
+
+    def _schedule_closed(self, start_s: float) -> None:
+        self._num_thinking += 1
+        self.loop.at(start_s, self._arrive_closed, self._closed.popleft())
+
+    def _arrive_closed(self, session: Session) -> None:
+        self._num_thinking -= 1
+        self._arrive(session, self.loop.now)
+
+    def _arrive_open(self, session: Session) -> None:
+        self._schedule_next()
+        self._arrive(session, session.arrival_s)
+
+    def _arrive(self, session: Session, arrival_s: float) -> None:
+        limit = self._stop.max_live_sessions
+        if limit is not None and len(self._lives) >= limit:
+            self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
+            self.loop.stop()
+        home = self._home_of[self._binder.bind(self._homes, self.loop.now)]
+        live = Live(session, self._num_arrived, home)
+        self._num_arrived += 1
+        self._lives[live.order] = live
+        live.home.bind(live)
+        self._sessions.append(
+            [
+                session.session_id,
+                arrival_s,
+                len(session.rounds),
+                session.prefill_tokens,
+                session.decode_tokens,
+                live.home.worker_id,
+                None,
+                "unfinished",
+            ]
+        )
+        self._ready(live)
+
+    def _ready(self, live: Live) -> None:
+        """The next round of the session can start."""
+        prefill, decode, _ = live.session.rounds[live.round_index]
+        live.row = len(self._rounds)
+        live.left = decode
+        self._rounds.append(
+            [live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode, None, None, None]
+        )
+        self._route(live, "incremental" if live.round_index else "initial", live.context, prefill)
+
+    def _route(self, live: Live, kind: TaskKind, history: int, tokens: int) -> None:
+        now = self.loop.now
+        session_id = live.session.session_id
+        task = PrefillTask(len(self._tasks), session_id, live.order, live.round_index, kind, history, tokens, now, now)
+        home = live.home
+        decision = self._router.route(task, home, self._prefills, now)
+        worker = home if decision.is_local else self._prefill_of[decision.worker_id]
+        if self._estimator is not None:
+            task.estimate_s = self._estimator.prefill_s(history, tokens, worker.degree)
+        self._tasks.append(
+            [
+                task.task_id,
+                session_id,
+                live.round_index,
+                kind,
+                decision.worker_id,
+                decision.is_local,
+                decision.reason,
+                history,
+                tokens,
+                None,
+                task.estimate_s,
+                now,
+                None,
+                None,
+                None,
+                0,
+            ]
+        )
+        if kind != "recompute":
+            self._rounds[live.row][_IS_LOCAL] = decision.is_local
+        worker.enqueue(task)
+
+    # ---- what workers tell (Hub) -------------------------------------------------------------------------
+
+    def read_history(self, task: PrefillTask, worker: RemoteWorker, start_s: float) -> Read:
+        live = self._lives[task.order]
+        cached = live.home.lend(live)
+        end_s = self._send("history", task, live.home, worker, cached, start_s)
+        return Read(task.history - cached, end_s)
+
+    def task_started(self, task: PrefillTask, now: float) -> None:
+        row = self._tasks[task.task_id]
+        row[_STARTED] = now
+        row[_POSTPONED] = task.postponed
+
+    def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
+        now = self.loop.now
+        live = self._lives[task.order]
+        row = self._tasks[task.task_id]
+        row[_COMPUTED] = task.tokens
+        row[_PREFILLED] = now
+        worker = self._prefill_of.get(worker_id)
+        if worker is None:
+            self._token_out(live, task, now)
+        else:
+            end_s = self._send("increment", task, worker, live.home, task.tokens, now)
+            if end_s > now:
+                self.loop.at(end_s, self._land, live, task, worker)
+            else:
+                self._land(live, task, worker)
+        return live
+
+    def round_done(self, live: Live) -> bool:
+        self._rounds[live.row][_FINISHED] = self.loop.now
+        delay = live.session.rounds[live.round_index].delay_s
+        live.round_index += 1
+        if live.round_index < len(live.session.rounds):
+            # Also without a delay a later event: the home is between two steps.
+            self.loop.at(self.loop.now + delay, self._ready, live)
+            return True
+        self.loop.at(self.loop.now, self._end, live)
+        return False
+
+    def preempted(self, live: Live) -> None:
+        self._route(live, "recompute", 0, live.context)
+
+    def stayed(self, worker_id: int, stay: Stay) -> None:
+        self._stays.append((worker_id, stay))
+
+    # ---- in between ----------------------------------------------------------------------------------------
+
+    def _land(self, live: Live, task: PrefillTask, worker: RemoteWorker) -> None:
+        now = self.loop.now
+        self._token_out(live, task, now)
+        if task.kind != "recompute":
+            worker.record_ttft(now, now - task.ready_s)
+        live.home.land(live, task.tokens)
+
+    def _token_out(self, live: Live, task: PrefillTask, now: float) -> None:
+        """The prefill's token; the first of its round but after a preemption."""
+        self._tasks[task.task_id][_LANDED] = now
+        live.context = task.history + task.tokens + 1
+        live.left -= 1
+        if task.kind == "recompute":
+            # Its gap goes with the batch it joins; a round that ends here has it as its last.
+            self._stays.append((live.home.worker_id, Stay(live.row, now - live.token_s, 0, 0)))
+        else:
+            self._rounds[live.row][_FIRST_TOKEN] = now
+        live.token_s = now
+
+    def _end(self, live: Live) -> None:
+        row = self._sessions[live.order]
+        row[_SESSION_FINISHED] = self.loop.now
+        row[_STATUS] = "ok"
+        live.home.end(live)
+        del self._lives[live.order]
+        if self._closed:
+            self._schedule_closed(self.loop.now + self._think_s)
+        elif not self._lives and self._next is None and not self._num_thinking:
+            self.loop.stop()
+
+    def _send(
+        self,
+        content: str,
+        task: PrefillTask,
+        source: Home | RemoteWorker,
+        target: Home | RemoteWorker,
+        tokens: int,
+        start_s: float,
+    ) -> float:
+        """When the K/V of ``tokens`` tokens is there."""
+        links = self._links
+        if links is None or tokens == 0:
+            return start_s
+        link = links.between(source.server, target.server)
+        end_s = start_s + links.transfer_s(tokens, link, source.degree, target.degree)
+        num_bytes = tokens * links.kv_bytes_per_token
+        self._transfers.append(
+            (task.task_id, content, source.worker_id, target.worker_id, link.name, tokens, num_bytes, start_s, end_s)
+        )
+        return end_s
+
+    def _record(self, facts: Mapping[str, Any]) -> ClusterRun:
+        rows = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
+        workers = table(WORKER_COLUMNS, rows)
+        return ClusterRun(
+            sessions=table(SESSION_COLUMNS, self._sessions),
+            rounds=table(ROUND_COLUMNS, self._rounds),
+            tasks=table(TASK_COLUMNS, self._tasks),
+            transfers=table(TRANSFER_COLUMNS, self._transfers),
+            workers=workers,
+            gaps=gaps_of(self._stays, {home.worker_id: home.log for home in self._homes}),
+            facts={
+                **facts,
+                "num_events": self.loop.num_events,
+                "end_s": self.loop.now,
+                "stop_reason": self._stop_reason,
+                **self._load(workers),
+            },
+        )
+
+    def _load(self, workers: Table) -> dict[str, Any]:
+        """Seconds of prefill that arrived for each second of arrivals and worker that prefills, in the busier pool."""
+        span_s = self._sessions[-1][_ARRIVAL] if self._sessions else 0.0
+        if self._is_closed or span_s <= 0:
+            return {"prefill_load": None, "overload_reason": None}
+        busy: dict[str, list[float]] = {}
+        for role, seconds in zip(workers["role"], workers["busy_prefill_s"], strict=True):
+            busy.setdefault(role, []).append(seconds)
+        load = max(sum(each) / len(each) for each in busy.values()) / span_s
+        reason = None
+        if load > 1:
+            reason = (
+                f"prefills take {load:.2f} times what the workers had time for while sessions arrived: "
+                "latencies grow with the length of the run"
+            )
+        return {"prefill_load": load, "overload_reason": reason}

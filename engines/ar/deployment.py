@@ -1,0 +1,104 @@
+"""Which workers there are: replicas and tensor-parallel degrees of each phase, and the servers they stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from engines.errors import require
+
+DEGREES = (1, 2, 4, 8)
+"""T of AMPD §5."""
+GPUS_PER_SERVER = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """``replicas`` workers of ``degree`` GPUs each (TP and DP of AMPD's Table 2)."""
+
+    degree: int
+    replicas: int
+
+    def __post_init__(self) -> None:
+        require(
+            self.degree >= 1 and self.replicas >= 1,
+            f"degree={self.degree}, replicas={self.replicas}: a pool has at least one worker of one GPU",
+        )
+        require(
+            self.degree <= GPUS_PER_SERVER,
+            f"degree={self.degree}: a worker does not span servers of {GPUS_PER_SERVER} GPUs, use at most that many",
+        )
+
+    @property
+    def gpus(self) -> int:
+        return self.degree * self.replicas
+
+    def __str__(self) -> str:
+        return f"TP{self.degree}x{self.replicas}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deployment:
+    """``decode`` workers hold the sessions; without ``prefill`` workers they are co-located and do both."""
+
+    decode: tuple[Pool, ...]
+    prefill: tuple[Pool, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(bool(self.decode), "decode=(): a deployment needs at least one worker that decodes")
+
+    @staticmethod
+    def disaggregated(prefill_degree: int, prefill_replicas: int, degree: int, replicas: int) -> Deployment:
+        """In the order of Table 2: P:<TP, DP>, D:<TP, DP>."""
+        return Deployment(
+            prefill=(Pool(degree=prefill_degree, replicas=prefill_replicas),),
+            decode=(Pool(degree=degree, replicas=replicas),),
+        )
+
+    @staticmethod
+    def colocated(degree: int, replicas: int) -> Deployment:
+        return Deployment(decode=(Pool(degree=degree, replicas=replicas),))
+
+    @property
+    def gpus(self) -> int:
+        return sum(pool.gpus for pool in (*self.prefill, *self.decode))
+
+    @property
+    def prefill_gpus(self) -> int:
+        return sum(pool.gpus for pool in self.prefill)
+
+    def __str__(self) -> str:
+        decode = "+".join(map(str, self.decode))
+        return f"P:{'+'.join(map(str, self.prefill))} D:{decode}" if self.prefill else decode
+
+
+def place(degrees: Sequence[int], gpus_per_server: int = GPUS_PER_SERVER) -> list[int]:
+    """The server of each worker: the largest first, each on the first server with room."""
+    free: list[int] = []
+    servers = [0] * len(degrees)
+    for worker in sorted(range(len(degrees)), key=lambda index: (-degrees[index], index)):
+        degree = degrees[worker]
+        server = next((index for index, room in enumerate(free) if room >= degree), len(free))
+        if server == len(free):
+            free.append(gpus_per_server)
+        free[server] -= degree
+        servers[worker] = server
+    return servers
+
+
+def splits(num_gpus: int, prefill_degrees: Sequence[int], decode_degrees: Sequence[int]) -> Iterator[Deployment]:
+    """Every deployment with one degree a phase that uses all GPUs, small prefill pools first."""
+    for prefill_gpus in range(1, num_gpus):
+        for prefill in prefill_degrees:
+            for decode in decode_degrees:
+                if prefill_gpus % prefill == 0 and (num_gpus - prefill_gpus) % decode == 0:
+                    yield Deployment.disaggregated(
+                        prefill, prefill_gpus // prefill, decode, (num_gpus - prefill_gpus) // decode
+                    )
+
+
+def replications(num_gpus: int, degrees: Sequence[int]) -> Iterator[Deployment]:
+    """Every co-located deployment with one degree that uses all GPUs."""
+    for degree in degrees:
+        if num_gpus % degree == 0:
+            yield Deployment.colocated(degree, num_gpus // degree)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clusters import hardware
+
+from engines.ar.constants import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
+from engines.ar.cost import Chunk, WorkerCost, fits, kv_capacity_tokens
+from engines.ar.transfer import KvLinks
+from engines.errors import UserError
+from engines.hardware.catalogue import H20, H200, Gpu
+from engines.hardware.roofline import Calibration, Roofline, StepWork
+from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
+
+BARE = replace(PHYSICAL, step_overhead_s=0.0)
+SHAPES = (QWEN2_5_7B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)
+
+
+def roofline(shape: ModelShape, gpu: Gpu) -> Roofline:
+    return Roofline(
+        shape,
+        gpu,
+        Calibration(
+            gpu=gpu.name,
+            matmul_efficiency=BARE.matmul_efficiency,
+            attention_efficiency=BARE.attention_efficiency,
+            bandwidth_efficiency=BARE.bandwidth_efficiency,
+            step_overhead_s=0.0,
+            fitted_on=(),
+            note="the same shares",
+        ),
+    )
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    gpu=st.sampled_from((H20, H200)),
+    history=st.integers(0, 20_000),
+    tokens=st.integers(1, 8192),
+)
+def test_prefill_is_the_roofline_of_one_gpu(shape: ModelShape, gpu: Gpu, history: int, tokens: int) -> None:
+    work = StepWork(
+        query_rows=tokens,
+        attention_pairs=tokens * history + tokens * (tokens + 1) // 2,
+        logit_rows=1,
+        kv_read_rows=history + tokens,
+        kv_written_rows=tokens,
+        num_sequences=1,
+    )
+    expected = roofline(shape, gpu).step_time(work).total_s
+    assert WorkerCost(shape, gpu, 1, BARE).prefill_s(history, tokens) == pytest.approx(expected, rel=1e-9)
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    gpu=st.sampled_from((H20, H200)),
+    batch=st.integers(1, 700),
+    context=st.integers(1, 10_000),
+)
+def test_decode_is_the_roofline_of_one_gpu(shape: ModelShape, gpu: Gpu, batch: int, context: int) -> None:
+    work = StepWork(
+        query_rows=batch,
+        attention_pairs=batch * context,
+        logit_rows=batch,
+        kv_read_rows=batch * context,
+        kv_written_rows=batch,
+        num_sequences=batch,
+    )
+    expected = roofline(shape, gpu).step_time(work).total_s
+    cost = WorkerCost(shape, gpu, 1, BARE)
+    assert cost.decode_s(batch, batch * context) == pytest.approx(expected, rel=1e-9)
+    assert cost.step_s([], batch, batch * context) == pytest.approx(expected, rel=1e-9)
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    constants=st.sampled_from(CONSTANTS),
+    degree=st.sampled_from((1, 2, 4)),
+    batch=st.integers(1, 600),
+    context=st.integers(1, 10**6),
+)
+def test_decode_line_is_the_step_without_prefills(
+    shape: ModelShape, constants: object, degree: int, batch: int, context: int
+) -> None:
+    cost = WorkerCost(shape, H20, degree, constants)  # type: ignore[arg-type]
+    assert cost.decode_s(batch, context) == pytest.approx(cost.step_s([], batch, context), rel=1e-12)
+
+
+def test_prefill_alone_is_a_step_of_one_chunk() -> None:
+    cost = WorkerCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2, is_remote=True)
+    assert cost.prefill_s(900, 321) == cost.step_s([Chunk(900, 321)], 0, 0)
+
+
+def test_decode_step_of_llama_by_hand() -> None:
+    """TP 4, 35 % of bandwidth: the weights take 25 ms, 8,000 tokens of K/V 0.5 ms, launches less."""
+    cost = WorkerCost(LLAMA_3_1_70B, H20, 4, TRIAL_R2)
+    bandwidth = 4e12 * 0.35 * 4
+    weights = (LLAMA_3_1_70B.streamed_weight_bytes_layers() + LLAMA_3_1_70B.streamed_weight_bytes_head) / bandwidth
+    kv = (8000 + 8) * 327_680 / bandwidth
+    logits = 8 * 2 * LLAMA_3_1_70B.logits_bytes_per_row() / bandwidth
+    reduces = 2 * 80 * (12e-6 + 8 * 8192 * 2 * 2 * (3 / 4) / (450e9 * 0.7))
+    assert cost.decode_s(8, 8000) == pytest.approx(weights + kv + logits + 2e-3 + reduces, rel=1e-9)
+    assert cost.decode_s(8, 8000) == pytest.approx(29.2e-3, rel=0.02)
+
+
+def test_launches_are_a_floor_and_overheads_come_on_top() -> None:
+    launching = replace(BARE, layer_launch_s=1e-3, prefill_overhead_s=7e-3, remote_prefill_overhead_s=5e-3)
+    cost = WorkerCost(QWEN2_5_7B, H200, 1, launching)
+    assert cost.prefill_s(0, 16) == pytest.approx(28e-3 + 7e-3)
+    assert WorkerCost(QWEN2_5_7B, H200, 1, launching, is_remote=True).prefill_s(0, 16) == pytest.approx(28e-3 + 12e-3)
+    assert cost.decode_s(1, 100) == pytest.approx(28e-3)
+
+
+def test_two_prefills_in_a_step_share_the_weights() -> None:
+    cost = WorkerCost(LLAMA_3_1_70B, H20, 8, PHYSICAL)
+    together = cost.step_s([Chunk(0, 8), Chunk(0, 8)], 0, 0)
+    assert together < 1.1 * cost.prefill_s(0, 8)
+
+
+def test_experts_are_read_as_they_are_touched() -> None:
+    cost = WorkerCost(MIXTRAL_8X7B, H20, 1, BARE)
+    steps = [cost.decode_s(batch, batch) for batch in (1, 4, 16, 64)]
+    assert steps == sorted(steps)
+    # One token reads 2 of 8 experts, 64 tokens all of them; FLOPs stay far below.
+    assert steps[-1] / steps[0] == pytest.approx(3.3, rel=0.15)
+
+
+def test_more_gpus_are_faster_but_not_proportionally() -> None:
+    times = [WorkerCost(LLAMA_3_1_70B, H20, degree, PHYSICAL).prefill_s(0, 4096) for degree in (1, 2, 4, 8)]
+    for slow, fast in pairwise(times):
+        assert 1 < slow / fast < 2
+
+
+def test_tensor_parallel_loss_slows_every_degree_but_one() -> None:
+    lossy = replace(BARE, tensor_parallel_loss=0.2)
+    assert WorkerCost(LLAMA_3_1_70B, H20, 1, lossy).prefill_s(0, 999) == WorkerCost(
+        LLAMA_3_1_70B, H20, 1, BARE
+    ).prefill_s(0, 999)
+    assert WorkerCost(LLAMA_3_1_70B, H20, 8, lossy).prefill_s(0, 9999) > 1.5 * WorkerCost(
+        LLAMA_3_1_70B, H20, 8, BARE
+    ).prefill_s(0, 9999)
+
+
+@pytest.mark.parametrize(
+    ("shape", "degrees"), [(QWEN3_32B, (1, 2, 4, 8)), (LLAMA_3_1_70B, (2, 4, 8)), (MIXTRAL_8X7B, (2, 4, 8))]
+)
+def test_degrees_that_fit_an_h20(shape: ModelShape, degrees: tuple[int, ...]) -> None:
+    assert hardware(shape).degrees() == degrees
+    assert not fits(shape, H20, 3, PHYSICAL)
+
+
+def test_kv_capacity_by_hand() -> None:
+    room = 4 * 96e9 * 0.85 - LLAMA_3_1_70B.weight_bytes
+    assert kv_capacity_tokens(LLAMA_3_1_70B, H20, 4, PHYSICAL) == int(room / 327_680)
+
+
+def test_model_that_fits_nowhere_is_refused() -> None:
+    with pytest.raises(UserError, match="does not fit 8 x h20"):
+        hardware(LLAMA_3_1_70B).degrees(min_kv_tokens=10**8)
+
+
+def test_degree_that_does_not_divide_the_heads_is_refused() -> None:
+    with pytest.raises(UserError, match="degree=3"):
+        WorkerCost(LLAMA_3_1_70B, H20, 3, PHYSICAL)
+    with pytest.raises(UserError, match="degree=0"):
+        WorkerCost(LLAMA_3_1_70B, H20, 0, PHYSICAL)
+
+
+def test_mode_of_a_step_is_not_silently_ignored() -> None:
+    with pytest.raises(UserError, match="mode='graph'"):
+        WorkerCost(QWEN2_5_7B, H200, 1, BARE).step_s([], 1, 1, "graph")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("matmul_efficiency", 1.2), ("bandwidth_efficiency", 0.0), ("step_overhead_s", -1e-3)]
+)
+def test_impossible_constants_are_refused(field: str, value: float) -> None:
+    with pytest.raises(UserError, match=f"{field}={value}"):
+        replace(PHYSICAL, **{field: value})
+
+
+def test_constants_are_found_by_name() -> None:
+    assert cost_constants("Trial-R2") is TRIAL_R2
+    with pytest.raises(UserError, match="constants='nope'"):
+        cost_constants("nope")
+
+
+def test_transfer_takes_the_ports_of_the_smaller_group() -> None:
+    links = KvLinks.of(LLAMA_3_1_70B, H20, PHYSICAL)
+    size = 1000 * 327_680
+    assert links.transfer_s(1000, links.intra, 4, 8) == pytest.approx(1e-3 + size / (450e9 * 0.7 * 4))
+    assert links.transfer_s(1000, links.inter, 8, 2) == pytest.approx(1e-3 + size / (25e9 * 0.8 * 2))
+    assert links.transfer_s(0, links.inter, 8, 2) == 0
+    assert links.between(0, 0) is links.intra
+    assert links.between(0, 1) is links.inter

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.ar.kv import KvPool
+
+
+def parked(pool: KvPool, **tokens: int) -> None:
+    for name, count in tokens.items():
+        pool.hold(count)
+        pool.park(ord(name), count)
+
+
+def test_least_recently_used_goes_first_and_from_its_tail() -> None:
+    pool = KvPool(100)
+    parked(pool, a=40, b=30, c=20)
+    assert pool.make_room(30, now=0)
+    assert [pool.cached(ord(name)) for name in "abc"] == [20, 30, 20]
+    assert pool.evicted == 20
+    assert pool.make_room(60, now=0)
+    assert [pool.cached(ord(name)) for name in "abc"] == [0, 20, 20]
+
+
+def test_resuming_makes_a_session_the_most_recent() -> None:
+    pool = KvPool(100)
+    parked(pool, a=40, b=40)
+    assert pool.resume(ord("a")) == 40
+    pool.park(ord("a"), 40)
+    pool.make_room(50, now=0)
+    assert [pool.cached(ord(name)) for name in "ab"] == [40, 10]
+
+
+def test_held_tokens_are_never_evicted() -> None:
+    pool = KvPool(100)
+    pool.hold(70)
+    parked(pool, a=20)
+    assert not pool.make_room(31, now=0, force=True)
+    assert (pool.held, pool.idle, pool.free) == (70, 0, 30)
+
+
+def test_time_to_live_protects_until_it_is_over_or_forced() -> None:
+    pool = KvPool(100)
+    pool.hold(60)
+    pool.park(1, 60, keep_until_s=10.0)
+    parked(pool, b=30)
+    assert pool.evictable(now=5) == 30
+    assert not pool.make_room(70, now=5)
+    assert pool.cached(1) == 60
+    assert pool.make_room(70, now=5, force=True)
+    assert pool.cached(1) == 30
+    assert pool.evictable(now=10) == 30
+
+
+def test_peak_counts_idle_tokens() -> None:
+    pool = KvPool(100)
+    parked(pool, a=60)
+    pool.hold(30)
+    pool.release(30)
+    assert (pool.peak, pool.used) == (90, 60)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("start", "park", "resume", "drop", "room")), st.integers(0, 5), st.integers(1, 60)),
+        max_size=60,
+    )
+)
+def test_counts_always_add_up(steps: list[tuple[str, int, int]]) -> None:
+    """Against a plain dictionary of what each session holds or has cached."""
+    pool = KvPool(100)
+    held: dict[int, int] = {}
+    now = 0.0
+    for action, session, tokens in steps:
+        now += 1.0
+        if action == "start" and session not in held and pool.free >= tokens:
+            pool.drop(session)
+            pool.hold(tokens)
+            held[session] = tokens
+        elif action == "park" and session in held:
+            pool.park(session, held.pop(session), keep_until_s=now + tokens % 3)
+        elif action == "resume" and session not in held:
+            cached = pool.cached(session)
+            assert pool.resume(session) == cached
+            held[session] = cached
+        elif action == "drop" and session not in held:
+            pool.drop(session)
+            assert pool.cached(session) == 0
+        elif action == "room":
+            pool.make_room(tokens, now, force=session == 0)
+        assert pool.held == sum(held.values())
+        assert pool.idle == sum(pool.cached(each) for each in range(6))
+        assert pool.used <= 100
+        assert 0 <= pool.evictable(now) <= pool.idle
+
+
+def test_room_is_made_only_if_needed() -> None:
+    check: Callable[[KvPool], int] = lambda pool: pool.evicted  # noqa: E731
+    pool = KvPool(100)
+    parked(pool, a=50)
+    assert pool.make_room(50, now=0)
+    assert check(pool) == 0

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.clusters import serve, session, simulation
+
+from engines.ar.metrics import grouped_stats, observe, summary
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.floats(1e-4, 1.0), st.integers(1, 50)), max_size=60))
+def test_grouped_stats_are_those_of_the_tokens_written_out(runs: list[tuple[int, float, int]]) -> None:
+    group, value, count = (np.array(column) for column in zip(*runs, strict=True)) if runs else (np.array([]),) * 3
+    stats = grouped_stats(group.astype(np.int64), value.astype(np.float64), count.astype(np.int64), 7)
+    for index in range(7):
+        tokens = np.repeat(value, count.astype(np.int64))[np.repeat(group, count.astype(np.int64)) == index]
+        if len(tokens) == 0:
+            assert all(np.isnan(stats[name][index]) for name in stats)
+            continue
+        assert stats["mean"][index] == pytest.approx(tokens.mean())
+        assert stats["max"][index] == tokens.max()
+        assert stats["p95"][index] == pytest.approx(np.percentile(tokens, 95))
+        assert stats["p99"][index] == pytest.approx(np.percentile(tokens, 99))
+
+
+def test_session_statistics_are_over_all_its_tokens() -> None:
+    """One gap of 60 ms among ten of 10 ms: a tenth of the tokens, not half of the rounds."""
+    run = serve(simulation(), session(9, 0.0, (100, 8), (10, 4)), session(4, 0.125, (50, 1)))
+    observed = observe(run)
+    assert observed.session_itl_s["mean"][0] == pytest.approx(0.015)
+    assert observed.session_itl_s["max"][0] == pytest.approx(0.06)
+    assert observed.round_itl_s["max"][0] == pytest.approx(0.06)
+    assert np.isnan(observed.session_itl_s["mean"][1])
+    assert observed.round_session.tolist() == [0, 1, 0]
+    assert observed.e2el_s.tolist() == pytest.approx(
+        [run.sessions["finished_s"][0], run.sessions["finished_s"][1] - 0.125]
+    )
+
+
+def test_summary_separates_initial_from_incremental() -> None:
+    run = serve(simulation(), session(1, 0.0, (100, 5), (50, 3)))
+    found = summary(observe(run))
+    assert found["ttft_initial_s"] == pytest.approx(0.1)
+    assert found["ttft_incremental_s"] == pytest.approx(0.05)
+    assert found["itl_s"] == pytest.approx(0.01)
+    assert found["e2el_s"] == pytest.approx(0.21)
+    assert found["local_share"] == 1.0
+
+
+def test_empty_run() -> None:
+    observed = observe(serve(simulation()))
+    assert observed.num_sessions == 0
+    assert np.isnan(summary(observed)["e2el_s"])

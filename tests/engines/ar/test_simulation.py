@@ -1,0 +1,187 @@
+"""Arrivals, stopping, binding, and what a cluster refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.clusters import LinearCost, hardware, serve, session, simulation
+
+from engines.ar.cluster.cluster import Cluster, Policies
+from engines.ar.cluster.dispatch import RemoteOnly
+from engines.ar.cluster.policy import FewestSessions, LeastKvMemory, RoundRobin, WorkerSnapshot
+from engines.ar.cluster.simulation import Simulation, StopRule
+from engines.ar.cluster.sink import Sink
+from engines.ar.deployment import Deployment, Pool, place, replications, splits
+from engines.ar.session import ClosedLoop, OpenLoop
+from engines.errors import UserError
+
+
+def test_closed_loop_keeps_its_clients_busy() -> None:
+    """Two clients, 110 ms a session alone, 200 ms of thought: the second waits for the first one's prefill."""
+    sessions = [session(index, 0.0, (100, 2)) for index in range(4)]
+    run = simulation().run(ClosedLoop(sessions=sessions, num_clients=2, think_s=0.2))
+    assert run.sessions["session_id"] == [0, 1, 2, 3]
+    # Its prefill goes before the first one's second token.
+    assert run.sessions["finished_s"][:2] == pytest.approx([0.21, 0.21])
+    assert run.sessions["arrival_s"] == pytest.approx([0.0, 0.0, 0.41, 0.41])
+    assert run.sessions["status"] == ["ok"] * 4
+
+
+def test_closed_loop_with_more_clients_than_sessions() -> None:
+    run = simulation().run(ClosedLoop(sessions=[session(0, 0.0, (10, 2))], num_clients=5))
+    assert run.sessions["status"] == ["ok"]
+
+
+def test_run_is_stopped_at_a_time_and_says_so() -> None:
+    run = serve(
+        simulation(stop=StopRule(until_s=0.15)),
+        session(0, 0.0, (100, 2)),
+        session(1, 0.0, (100, 2)),
+        session(2, 9.0, (1, 1)),
+    )
+    assert run.facts["stop_reason"] == "stopped at 0.15 s with 2 sessions unfinished"
+    assert run.sessions["status"] == ["unfinished"] * 2
+    assert run.sessions["finished_s"] == [None, None]
+    assert run.rounds["first_token_s"] == [0.1, None]
+
+
+def test_arrivals_that_outrun_the_cluster_are_given_up() -> None:
+    """100 ms of prefill every 50 ms."""
+    arrivals = (session(index, 0.05 * index, (100, 1)) for index in range(10**6))
+    run = simulation(stop=StopRule(max_live_sessions=20)).run(OpenLoop(sessions=arrivals))
+    assert "unstable: over 20 sessions at once" in run.facts["stop_reason"]
+    assert run.num_sessions < 50
+
+
+def test_overload_is_marked_with_its_reason() -> None:
+    """100 ms of prefill every 50 ms, and every 200 ms."""
+    busy, calm = (
+        serve(simulation(), *(session(index, gap * index, (100, 2)) for index in range(20))) for gap in (0.05, 0.2)
+    )
+    assert busy.facts["prefill_load"] == pytest.approx(2.0 / 0.95)
+    assert "prefills take 2.11 times" in busy.facts["overload_reason"]
+    assert calm.facts["prefill_load"] == pytest.approx(2.0 / 3.8)
+    assert calm.facts["overload_reason"] is None
+    alone = serve(simulation(), session(0, 0.0, (100, 2)))
+    assert alone.facts["overload_reason"] is None
+
+
+def test_stop_rule_refuses_nonsense() -> None:
+    with pytest.raises(UserError, match="until_s=0"):
+        StopRule(until_s=0)
+    with pytest.raises(UserError, match="max_live_sessions=0"):
+        StopRule(max_live_sessions=0)
+
+
+def test_binding_is_by_memory_then_sessions_then_id() -> None:
+    def worker(worker_id: int, kv: int, sessions: int) -> WorkerSnapshot:
+        return WorkerSnapshot(worker_id=worker_id, kv_tokens=kv, num_sessions=sessions)
+
+    assert LeastKvMemory().bind([worker(0, 9, 0), worker(1, 5, 7)], 0.0) == 1
+    assert LeastKvMemory().bind([worker(0, 5, 2), worker(1, 5, 1)], 0.0) == 1
+    assert LeastKvMemory().bind([worker(0, 5, 1), worker(1, 5, 1)], 0.0) == 0
+    assert FewestSessions().bind([worker(0, 1, 2), worker(1, 5, 1)], 0.0) == 1
+    turns = RoundRobin()
+    assert [turns.bind([worker(3, 0, 0), worker(4, 0, 0)], 0.0) for _ in range(3)] == [3, 4, 3]
+
+
+def test_session_stays_with_its_worker_for_life() -> None:
+    run = serve(
+        simulation(homes=3), *(session(index, 0.1 * index, (50, 9, 0.3), (20, 3, 0.3), (20, 3)) for index in range(9))
+    )
+    home = dict(zip(run.sessions["session_id"], run.sessions["worker_id"], strict=True))
+    assert len(set(home.values())) == 3
+    for owner, worker in zip(run.tasks["session_id"], run.tasks["worker_id"], strict=True):
+        assert home[owner] == worker
+
+
+def test_memory_of_a_run_in_progress_counts_as_it_grows() -> None:
+    """At 0.25 s session 0 has 100 + 16 tokens, not the 1,000 it will have: its worker is still the emptier one."""
+    run = serve(simulation(homes=2), session(0, 0.0, (100, 900)), session(1, 0.01, (150, 2)), session(2, 0.25, (10, 1)))
+    assert run.sessions["worker_id"] == [0, 1, 1]
+    later = serve(
+        simulation(homes=2), session(0, 0.0, (100, 900)), session(1, 0.01, (150, 900)), session(2, 0.3, (10, 1))
+    )
+    assert later.sessions["worker_id"] == [0, 1, 0]
+
+
+def test_sink_decodes_without_contention() -> None:
+    built = simulation(prefills=1)
+    built._homes.clear()
+    built._home_of.clear()
+    built.add_home(Sink(built, worker_id=0, itl_s=0.02))
+    run = serve(built, *(session(index, 0.0, (100, 6)) for index in range(3)))
+    assert run.rounds["first_token_s"] == pytest.approx([0.1, 0.2, 0.3])
+    assert run.rounds["finished_s"] == pytest.approx([0.2, 0.3, 0.4])
+    assert run.gaps.tokens.sum() == 15
+    assert set(run.gaps.gap_s.tolist()) == {0.02}
+
+
+def test_decode_step_of_a_cluster_is_the_cost_model() -> None:
+    """Sixteen sequences together: a gap is T_dec of sixteen with the tokens that each has by then."""
+    platform = hardware()
+    cluster = Cluster(
+        name="test",
+        hardware=platform,
+        deployment=Deployment.disaggregated(4, 1, 4, 1),
+        policies=Policies(make_router=lambda seed: RemoteOnly()),
+    )
+    sessions = [session(index, 0.0, (500, 400)) for index in range(16)]
+    run = cluster.simulate(OpenLoop(sessions=sessions), max_run_steps=1)
+    token_s = {
+        row: first + np.concatenate([[0.0], np.cumsum(run.gaps.gap_s[run.gaps.row == row])])
+        for row, first in enumerate(run.rounds["first_token_s"])
+    }
+    for step in (5, 20, 60):  # of the sequence that came last
+        start, end = token_s[15][step : step + 2]
+        context = sum(500 + int((times <= start + 1e-9).sum()) for times in token_s.values())
+        assert end - start == pytest.approx(platform.cost(4).decode_s(16, context), rel=1e-9)
+
+
+def test_placement_puts_the_phases_of_a_server_together() -> None:
+    assert place([4, 4, 4, 4]) == [0, 0, 1, 1]
+    assert place([1, 8, 2, 4, 1]) == [1, 0, 1, 1, 1]
+    from engines.ar.cluster.cluster import _placed
+
+    assert _placed([4, 4], [4, 4]) == ([0, 1], [0, 1])
+    assert _placed([8], [4, 4]) == ([0], [1, 1])
+    assert _placed([8, 8], [8, 8]) == ([0, 2], [1, 3])
+
+
+def test_enumerated_deployments_use_all_gpus() -> None:
+    found = list(splits(8, (1, 2, 4, 8), (2, 4, 8)))
+    assert all(each.gpus == 8 for each in found)
+    assert len(set(found)) == len(found)
+    assert Deployment.disaggregated(2, 1, 2, 3) in found
+    assert Deployment.disaggregated(4, 1, 4, 1) in found
+    assert [str(each) for each in replications(8, (2, 4, 8))] == ["TP2x4", "TP4x2", "TP8x1"]
+    assert str(Deployment.disaggregated(4, 2, 8, 1)) == "P:TP4x2 D:TP8x1"
+
+
+def test_impossible_deployments_are_refused() -> None:
+    with pytest.raises(UserError, match="decode=\\(\\)"):
+        Deployment(decode=())
+    with pytest.raises(UserError, match="replicas=0"):
+        Pool(degree=1, replicas=0)
+    with pytest.raises(UserError, match="does not span servers"):
+        Pool(degree=16, replicas=1)
+    with pytest.raises(UserError, match=r"does not fit 1 x h20, use a degree of 2 or more"):
+        Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(1, 8), policies=Policies())
+
+
+def test_session_too_long_for_memory_is_refused_before_it_runs() -> None:
+    cluster = Cluster(name="x", hardware=hardware(), deployment=Deployment.colocated(2, 4), policies=Policies())
+    with pytest.raises(UserError, match=r"session 3 grows to 1000002 tokens of K/V"):
+        cluster.simulate(OpenLoop(sessions=[session(3, 0.0, (10**6, 2))]))
+
+
+def test_cluster_without_decode_workers_is_refused() -> None:
+    with pytest.raises(UserError, match="no decode workers"):
+        Simulation(binder=LeastKvMemory(), router=RoundRobin()).run(OpenLoop(sessions=()))  # type: ignore[arg-type]
+
+
+def test_batch_logs_one_worker_for_all_members() -> None:
+    """A thousand tokens of ten sequences are a few lines, not ten thousand."""
+    run = serve(simulation(cost=LinearCost(slope_s=1e-9)), *(session(index, 0.0, (10, 1000)) for index in range(10)))
+    assert run.gaps.tokens.sum() == 10 * 999
+    assert len(run.gaps.row) < 200
