@@ -1,0 +1,1 @@
+"""Autoregressive serving systems that AMPD is compared with, as policies on the simulated cluster."""

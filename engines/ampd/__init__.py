@@ -1,0 +1,1 @@
+"""AMPD: multi-round inference over disaggregated serving (arXiv:2602.14516)."""

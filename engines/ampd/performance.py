@@ -1,0 +1,109 @@
+"""The performance model: all that AMPD's policies know about speed (AMPD §3, profiler).
+
+Three functions, each a piecewise alpha-beta model fitted to a profile: T_pre(l_hist, l_incr; theta),
+T_dec(b; theta) and T_kv(l_ctx; theta_src -> theta_dst). The profile is of a cost model or of a real worker, by
+the same code: ``Profiled`` asks for times and does not care who measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Protocol
+
+import numpy as np
+
+from engines.ampd.fitting import Piecewise, fit_piecewise
+from engines.errors import require
+
+TOKENS = tuple(sorted({round(2 ** (power / 2)) for power in range(27)}))
+"""l_incr of the profile: 1 to 8192, two per octave."""
+HISTORIES = (0, 256, 512, 1024, 2048, 4096, 8192, 16384)
+BATCHES = tuple(sorted({round(2 ** (power / 2)) for power in range(17)}))
+"""b of the profile: 1 to 256."""
+
+
+class Profiled(Protocol):
+    """A system whose workers can be timed."""
+
+    def prefill_s(self, history: int, tokens: int, degree: int) -> float: ...
+
+    def decode_s(self, batch: int, context: int, degree: int) -> float:
+        """A decode step of ``batch`` sequences with ``context`` tokens each."""
+        ...
+
+    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerformanceModel:
+    prefill: dict[int, Piecewise]
+    """By degree. Features 1, l_incr, l_incr (l_hist + l_incr / 2), l_hist: alpha-beta with attention's share."""
+    decode: dict[int, Piecewise]
+    """By degree. Features 1, b; at the profile's context."""
+    transfer: dict[tuple[int, int], Piecewise]
+    """By source and target degree. Features 1, l_ctx."""
+    decode_context: int
+
+    def prefill_s(self, history: int, tokens: int, degree: int) -> float:
+        """T_pre."""
+        a, b, c, d = self.prefill[degree].at(tokens)
+        return a + b * tokens + c * tokens * (history + 0.5 * tokens) + d * history
+
+    def decode_s(self, batch: int, degree: int) -> float:
+        """T_dec."""
+        a, b = self.decode[degree].at(batch)
+        return a + b * batch
+
+    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
+        """T_kv; nothing to send takes no time."""
+        if tokens <= 0:
+            return 0.0
+        a, b = self.transfer[source_degree, target_degree].at(tokens)
+        return a + b * tokens
+
+    @property
+    def max_error(self) -> float:
+        """Largest relative error of any fit on its own profile."""
+        fits = (*self.prefill.values(), *self.decode.values(), *self.transfer.values())
+        return max(fit.max_error for fit in fits)
+
+
+def profile(
+    system: Profiled,
+    degrees: Sequence[int],
+    *,
+    decode_context: int = 1024,
+    tokens: Sequence[int] = TOKENS,
+    histories: Sequence[int] = HISTORIES,
+    batches: Sequence[int] = BATCHES,
+) -> PerformanceModel:
+    """Time ``system`` on a grid and fit the model; the grid should cover the workload's lengths."""
+    require(bool(degrees), "degrees=(): profile at least one tensor-parallel degree")
+    return PerformanceModel(
+        prefill={degree: _fit_prefill(system, degree, tokens, histories) for degree in degrees},
+        decode={degree: _fit_decode(system, degree, batches, decode_context) for degree in degrees},
+        transfer={pair: _fit_transfer(system, *pair, tokens) for pair in product(degrees, degrees)},
+        decode_context=decode_context,
+    )
+
+
+def _fit_prefill(system: Profiled, degree: int, tokens: Sequence[int], histories: Sequence[int]) -> Piecewise:
+    points = np.array(list(product(histories, tokens)), dtype=np.float64)
+    history, incr = points.T
+    features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
+    times = np.array([system.prefill_s(int(h), int(t), degree) for h, t in points])
+    return fit_piecewise(incr, features, times)
+
+
+def _fit_decode(system: Profiled, degree: int, batches: Sequence[int], context: int) -> Piecewise:
+    batch = np.array(batches, dtype=np.float64)
+    times = np.array([system.decode_s(size, context, degree) for size in batches])
+    return fit_piecewise(batch, np.stack([np.ones_like(batch), batch], axis=1), times)
+
+
+def _fit_transfer(system: Profiled, source: int, target: int, tokens: Sequence[int]) -> Piecewise:
+    context = np.array(tokens, dtype=np.float64)
+    times = np.array([system.transfer_s(length, source, target) for length in tokens])
+    return fit_piecewise(context, np.stack([np.ones_like(context), context], axis=1), times)

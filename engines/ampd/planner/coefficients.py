@@ -1,0 +1,206 @@
+"""tau_pre(n, k) and tau_dec(n, k): P95 latencies of a phase with k replicas of degree n.
+
+Eq. (5) charges a degree n a constant tau(n), however many replicas share the load, so as printed it never
+instantiates a second one. Here the coefficients depend on k, and the load of a replica falls with it. Everything is
+computed from the fitted performance model: the planner sees no more of the truth than the routers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from engines.ampd.performance import PerformanceModel
+from engines.ampd.planner.closed_form import ClosedForm
+from engines.ampd.planner.workload import PlanningWorkload
+from engines.ar.cluster.batching import ONE_BY_ONE
+from engines.ar.cluster.dispatch import RemoteOnly
+from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.policy import FewestSessions
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cluster.record import ClusterRun
+from engines.ar.cluster.simulation import Simulation
+from engines.ar.cluster.sink import Sink
+from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.metrics import observe
+from engines.ar.session import OpenLoop
+from engines.errors import require
+
+Method = Literal["direct", "cached", "closed"]
+"""direct: simulate the phase for every (n, k), on the very cluster code. cached: simulate some k a degree and
+interpolate ln tau over ln k between them. closed: formulas."""
+DIRECT_UP_TO_GPUS = 32
+CACHED_UP_TO_GPUS = 64
+_CACHED_PER_OCTAVE = 2
+_UNBOUNDED_KV = 10**15
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhaseLatency:
+    """P95 over the rounds of a phase."""
+
+    seconds: float
+    """Prefill: TTFT. Decode: from the first to the last token of a round."""
+    of_slo: float
+    """Prefill: TTFT over its objective. Decode: mean ITL of a round over its objective."""
+
+
+Key = tuple[int, int]
+"""(degree n, replicas k)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coefficients:
+    prefill: dict[Key, PhaseLatency]
+    decode: dict[Key, PhaseLatency]
+
+
+def default_method(num_gpus: int) -> Method:
+    if num_gpus <= DIRECT_UP_TO_GPUS:
+        return "direct"
+    return "cached" if num_gpus <= CACHED_UP_TO_GPUS else "closed"
+
+
+def coefficients(
+    model: PerformanceModel,
+    workload: PlanningWorkload,
+    degrees: Sequence[int],
+    num_gpus: int,
+    method: Method | None = None,
+) -> Coefficients:
+    """Of every (n, k) that leaves the other phase at least one worker; ``method`` None goes by ``num_gpus``."""
+    require(bool(degrees), "degrees=(): the planner needs a degree the model fits")
+    most = num_gpus - min(degrees)
+    require(
+        most >= min(degrees),
+        f"num_gpus={num_gpus} do not hold a prefill and a decode worker of {min(degrees)} GPUs each: give more",
+    )
+    method = method or default_method(num_gpus)
+    replicas = {degree: range(1, most // degree + 1) for degree in degrees if degree <= most}
+    if method == "closed":
+        return _closed(ClosedForm(model, workload), replicas)
+    found = []
+    for phase in (simulate_prefill, simulate_decode):
+        table: dict[Key, PhaseLatency] = {}
+        for degree, counts in replicas.items():
+            known = _thinned(counts) if method == "cached" else counts
+            points = {k: phase(model, workload, degree, k) for k in known}
+            table.update(((degree, k), points[k] if k in points else _between(points, k)) for k in counts)
+        found.append(table)
+    return Coefficients(prefill=found[0], decode=found[1])
+
+
+def _closed(closed: ClosedForm, replicas: Mapping[int, Sequence[int]]) -> Coefficients:
+    prefill: dict[Key, PhaseLatency] = {}
+    decode: dict[Key, PhaseLatency] = {}
+    for degree, counts in replicas.items():
+        for k, latency in zip(counts, closed.prefill(degree, counts), strict=True):
+            prefill[degree, k] = PhaseLatency(**latency._asdict())
+            decode[degree, k] = PhaseLatency(**closed.decode(degree, k)._asdict())
+    return Coefficients(prefill=prefill, decode=decode)
+
+
+def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
+    """k prefill workers before a decode side without contention; tasks join the shortest queue, first come first served."""
+    simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
+    simulation.add_home(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
+    for index in range(replicas):
+        simulation.add_prefill(
+            PrefillWorker(
+                simulation,
+                worker_id=1 + index,
+                degree=degree,
+                cost=ModelCost(model, degree),
+                queue=PrefillQueue(),
+                batching=ONE_BY_ONE,
+            )
+        )
+    ttft_s = observe(simulation.run(OpenLoop(sessions=workload.at_rate()))).ttft_s
+    p95_s = float(np.percentile(ttft_s, 95))
+    return PhaseLatency(seconds=p95_s, of_slo=p95_s / workload.slo.ttft_s)
+
+
+def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree: int, replicas: int) -> PhaseLatency:
+    """k decode workers behind a prefill side that takes no time; sessions go where the fewest are."""
+    simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
+    for index in range(replicas):
+        simulation.add_home(
+            Instance(
+                simulation,
+                worker_id=index,
+                degree=degree,
+                cost=ModelCost(model, degree),
+                queue=PrefillQueue(),
+                batching=ONE_BY_ONE,
+                kv_capacity=_UNBOUNDED_KV,
+            )
+        )
+    simulation.add_prefill(
+        PrefillWorker(
+            simulation, worker_id=replicas, degree=degree, cost=NoCost(), queue=PrefillQueue(), batching=ONE_BY_ONE
+        )
+    )
+    run = simulation.run(OpenLoop(sessions=workload.at_rate()))
+    itl_s = observe(run).round_itl_s["mean"]
+    known = itl_s[~np.isnan(itl_s)]
+    return PhaseLatency(
+        seconds=float(np.percentile(_decode_times(run), 95)),
+        of_slo=float(np.percentile(known, 95)) / workload.slo.itl_s if len(known) else 0.0,
+    )
+
+
+def _decode_times(run: ClusterRun) -> np.ndarray:
+    return np.array(run.rounds["finished_s"]) - np.array(run.rounds["first_token_s"])
+
+
+@dataclass(frozen=True)
+class ModelCost:
+    """The performance model as the cost of a worker."""
+
+    model: PerformanceModel
+    degree: int
+
+    def prefill_s(self, history: int, tokens: int) -> float:
+        return self.model.prefill_s(history, tokens, self.degree)
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        return sum(self.prefill_s(*chunk) for chunk in chunks)
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        return DecodeLine(self.model.decode_s(decoding, self.degree), 0.0, 0.0)
+
+
+class NoCost:
+    """Prefills in no time."""
+
+    def prefill_s(self, history: int, tokens: int) -> float:
+        return 0.0
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        return 0.0
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        return DecodeLine(0.0, 0.0, 0.0)
+
+
+def _thinned(replicas: range) -> list[int]:
+    """About two k an octave, the ends among them."""
+    steps = range(int(np.log2(replicas[-1]) * _CACHED_PER_OCTAVE) + 1)
+    return sorted({*(round(2 ** (step / _CACHED_PER_OCTAVE)) for step in steps), replicas[-1]})
+
+
+def _between(points: dict[int, PhaseLatency], k: int) -> PhaseLatency:
+    known = sorted(points)
+
+    def interpolated(values: Iterable[float]) -> float:
+        logs = np.log([max(value, 1e-12) for value in values])
+        return float(np.exp(np.interp(np.log(k), np.log(known), logs)))
+
+    return PhaseLatency(
+        seconds=interpolated(points[each].seconds for each in known),
+        of_slo=interpolated(points[each].of_slo for each in known),
+    )

@@ -1,0 +1,208 @@
+"""The integer program of eq. (5), with coefficients that depend on the number of replicas.
+
+Binaries z(n, k) choose one degree n and k replicas of it for each phase. As printed, eq. (5) has an integer x(n) for
+every degree and a tau(n) that no replica changes; two deviations follow:
+
+- C1 and C2 hold Z above tau(n, k) of the pool that is chosen, so that a second replica can be worth its GPUs.
+- A phase has one degree. A pool's tau assumes that it carries the phase's whole load, which a second pool of another
+  degree would share; Table 2 lists one degree a phase in all its 36 rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import product
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.ampd.planner.coefficients import Key
+from engines.errors import UserError, require
+
+Floats = npt.NDArray[np.float64]
+Objective = Literal["max", "sum"]
+"""max: Z bounds the worst phase, eq. (5). sum: both phases count, as they do for one round end to end."""
+SolverName = Literal["scip", "highs", "enumeration"]
+
+TIE = 1e-4
+"""Plans whose objective differs by less than this share are equal to the tie-break."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """Choose one entry of ``prefill`` and one of ``decode``: minimise the objective of their latencies."""
+
+    prefill: Mapping[Key, float]
+    decode: Mapping[Key, float]
+    num_gpus: int
+    uses_all: bool
+    """C3 with equality: no GPU idles. Eq. (5) has at most N; Table 2 uses all in all its rows."""
+    objective: Objective
+
+    def __post_init__(self) -> None:
+        require(bool(self.prefill) and bool(self.decode), "a program without coefficients has no plan")
+        require(self.objective in ("max", "sum"), f"objective={self.objective!r} is unknown: use max or sum")
+
+    def fits(self, prefill: Key, decode: Key) -> bool:
+        used = prefill[0] * prefill[1] + decode[0] * decode[1]
+        return used == self.num_gpus if self.uses_all else used <= self.num_gpus
+
+    def value(self, prefill: Key, decode: Key) -> float:
+        pair = self.prefill[prefill], self.decode[decode]
+        return max(pair) if self.objective == "max" else sum(pair)
+
+    def tie_break(self, key: Key, *, is_prefill: bool, least: float) -> float:
+        """A phase's part of what decides among plans that all reach ``least``: the sum of both phases' latencies, then
+        few replicas, hence large degrees, then few prefill GPUs."""
+        n, k = key
+        latency = (self.prefill if is_prefill else self.decode)[key] / max(least, 1e-12)
+        return latency + TIE * (k + (n * k / (2 * self.num_gpus) if is_prefill else 0.0)) / self.num_gpus
+
+
+class Choice(NamedTuple):
+    prefill: Key
+    decode: Key
+
+
+Solver = Callable[[Program, Sequence[Choice]], Choice | None]
+"""The best choice that is not among those excluded; None where there is none."""
+
+
+def by_enumeration(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
+    """Every pair: exact, and the yardstick of the solvers."""
+    banned = set(excluded)
+    allowed = [
+        Choice(prefill, decode)
+        for prefill, decode in product(program.prefill, program.decode)
+        if program.fits(prefill, decode) and (prefill, decode) not in banned
+    ]
+    if not allowed:
+        return None
+    least = min(program.value(*choice) for choice in allowed)
+    equal = [choice for choice in allowed if program.value(*choice) <= least * (1 + TIE)]
+    return min(
+        equal,
+        key=lambda choice: (
+            program.tie_break(choice.prefill, is_prefill=True, least=least)
+            + program.tie_break(choice.decode, is_prefill=False, least=least)
+        ),
+    )
+
+
+def by_scip(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
+    """SCIP through PySCIPOpt (AMPD §6)."""
+    try:
+        from pyscipopt import Model, quicksum
+    except ImportError as error:
+        raise _missing("scip", "pyscipopt") from error
+
+    model = Model()
+    model.hideOutput()
+    z_pre = {key: model.addVar(vtype="B", name=f"pre{key}") for key in program.prefill}
+    z_dec = {key: model.addVar(vtype="B", name=f"dec{key}") for key in program.decode}
+    bound = model.addVar(vtype="C", lb=0, name="Z")
+    tau_pre = quicksum(program.prefill[key] * var for key, var in z_pre.items())
+    tau_dec = quicksum(program.decode[key] * var for key, var in z_dec.items())
+    gpus = quicksum(n * k * var for (n, k), var in (*z_pre.items(), *z_dec.items()))
+    model.addCons(quicksum(z_pre.values()) == 1)
+    model.addCons(quicksum(z_dec.values()) == 1)
+    model.addCons(gpus == program.num_gpus if program.uses_all else gpus <= program.num_gpus)  # C3
+    if program.objective == "max":
+        model.addCons(bound >= tau_pre)  # C1
+        model.addCons(bound >= tau_dec)  # C2
+    else:
+        model.addCons(bound >= tau_pre + tau_dec)
+    for prefill, decode in excluded:
+        if prefill in z_pre and decode in z_dec:
+            model.addCons(z_pre[prefill] + z_dec[decode] <= 1)  # no-good cut
+    model.setObjective(bound)
+    model.optimize()
+    if model.getStatus() != "optimal":
+        return None
+    least = model.getVal(bound)
+    model.freeTransform()
+    model.addCons(bound <= least * (1 + TIE))
+    model.setObjective(
+        quicksum(program.tie_break(key, is_prefill=True, least=least) * var for key, var in z_pre.items())
+        + quicksum(program.tie_break(key, is_prefill=False, least=least) * var for key, var in z_dec.items())
+    )
+    model.optimize()
+    return Choice(_chosen(model, z_pre), _chosen(model, z_dec))
+
+
+def _chosen(model: Any, variables: Mapping[Key, Any]) -> Key:
+    return max(variables, key=lambda key: model.getVal(variables[key]))
+
+
+def by_highs(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
+    """HiGHS through scipy (the solver that AMPD §5 cites). Variables: z_pre, z_dec, Z."""
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+    except ImportError as error:
+        raise _missing("highs", "scipy") from error
+
+    pre, dec = list(program.prefill), list(program.decode)
+    tau_pre = np.array([program.prefill[key] for key in pre])
+    tau_dec = np.array([program.decode[key] for key in dec])
+    gpus = np.array([n * k for n, k in (*pre, *dec)])
+    no_pre, no_dec, of_z = np.zeros(len(pre)), np.zeros(len(dec)), np.ones(1)
+
+    def row(left: Floats, right: Floats, z: float = 0.0) -> Floats:
+        return np.concatenate([left, right, z * of_z])
+
+    rows = [row(no_pre + 1, no_dec), row(no_pre, no_dec + 1), row(gpus[: len(pre)], gpus[len(pre) :])]  # C3
+    low = [1.0, 1.0, program.num_gpus if program.uses_all else 0.0]
+    high = [1.0, 1.0, program.num_gpus]
+    bounds = [row(tau_pre, no_dec, -1), row(no_pre, tau_dec, -1)] if program.objective == "max" else []  # C1, C2
+    for bound in bounds or [row(tau_pre, tau_dec, -1)]:
+        rows.append(bound)
+        low.append(-np.inf)
+        high.append(0.0)
+    for prefill, decode in excluded:
+        if prefill in program.prefill and decode in program.decode:  # no-good cut
+            rows.append(row(np.array([key == prefill for key in pre]), np.array([key == decode for key in dec])))
+            low.append(-np.inf)
+            high.append(1.0)
+
+    def solve(objective: Floats, z_limit: float) -> Floats | None:
+        result = milp(
+            objective,
+            constraints=LinearConstraint(np.array(rows, dtype=np.float64), low, high),
+            integrality=row(no_pre + 1, no_dec + 1),
+            bounds=Bounds(np.zeros(len(objective)), row(no_pre + 1, no_dec + 1, z_limit)),
+        )
+        return result.x if result.success else None
+
+    first = solve(row(no_pre, no_dec, 1), np.inf)
+    if first is None:
+        return None
+    least = float(first[-1])
+    ties = row(
+        np.array([program.tie_break(key, is_prefill=True, least=least) for key in pre]),
+        np.array([program.tie_break(key, is_prefill=False, least=least) for key in dec]),
+    )
+    second = solve(ties, least * (1 + TIE))
+    if second is None:
+        return None
+    return Choice(pre[int(np.argmax(second[: len(pre)]))], dec[int(np.argmax(second[len(pre) : -1]))])
+
+
+SOLVERS: Mapping[SolverName, Solver] = MappingProxyType(
+    {"scip": by_scip, "highs": by_highs, "enumeration": by_enumeration}
+)
+_PACKAGES: Mapping[SolverName, str] = MappingProxyType({"scip": "pyscipopt", "highs": "scipy"})
+
+
+def available_solver() -> SolverName:
+    """SCIP as in the paper, else HiGHS, else plain enumeration: all are exact."""
+    return next((name for name, package in _PACKAGES.items() if find_spec(package) is not None), "enumeration")
+
+
+def _missing(solver: str, package: str) -> UserError:
+    return UserError(
+        f"solver={solver!r}: {package} is not installed: pip install '.[planner]', or use solver='enumeration'"
+    )

@@ -1,0 +1,109 @@
+"""Adaptive routing: where a prefill runs (AMPD §4.1, Algorithm 1, eqs. 1 and 2).
+
+The default is the algorithm as printed. Printed, it visits prefill workers in random order and takes the first
+whose mean TTFT of the last seconds has slack, which is random dispatch by a signal that lags; ``route_order`` and
+``window`` are our repairs, off by default.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from engines.ampd.performance import PerformanceModel
+from engines.ar.cluster.policy import Decision, DecodeView, PrefillView, QueueView
+from engines.ar.slo import Slo
+from engines.ar.task import PrefillTask
+from engines.errors import UserError, require
+
+RouteOrder = Literal["random", "load"]
+WindowSignal = Literal["done", "age", "backlog"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingConfig:
+    slo: Slo
+    alpha: float = 0.9
+    beta: float = 0.85
+    route_order: RouteOrder = "random"
+    """In which order prefill workers are visited: as printed, or those with the shortest backlog first."""
+    window: WindowSignal = "done"
+    """What counts as load: windowed means of what is *done*, as printed; or at least the *age* of what waits; or at
+    least the *backlog* in front of the task, and the age of the next token."""
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "beta"):
+            value = getattr(self, name)
+            require(value >= 0, f"{name}={value} must not be negative: it is a share of an objective")
+        if self.route_order not in get_args(RouteOrder):
+            raise UserError(
+                f"route_order={self.route_order!r} is unknown: use one of {', '.join(get_args(RouteOrder))}"
+            )
+        if self.window not in get_args(WindowSignal):
+            raise UserError(f"window={self.window!r} is unknown: use one of {', '.join(get_args(WindowSignal))}")
+
+
+class AdaptiveRouter:
+    """Algorithm 1."""
+
+    def __init__(self, model: PerformanceModel, config: RoutingConfig, *, seed: int = 0) -> None:
+        self.model, self.config = model, config
+        self._rng = random.Random(seed)
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        slo = self.config.slo
+        for worker in self._visits(prefills, now):  # line 1
+            if self._ttft_s(worker, now) <= self.config.alpha * slo.ttft_s:  # line 2
+                return Decision(worker.worker_id, False, "ttft-slack")  # line 3
+        if self._itl_s(home, now) <= self.config.beta * slo.itl_s:  # line 4
+            return Decision(home.worker_id, True, "itl-slack")  # line 5
+        best_s = local_cost_s(self.model, task, home)  # line 6
+        best = Decision(home.worker_id, True, "cost")
+        for worker in prefills:  # line 7
+            cost_s = remote_cost_s(self.model, task, home, worker)  # line 8
+            if cost_s < best_s:
+                best_s, best = cost_s, Decision(worker.worker_id, False, "cost")
+        return best  # line 9
+
+    def _visits(self, prefills: Sequence[PrefillView], now: float) -> Iterator[PrefillView]:
+        """Drawn one by one: most tasks go to the first."""
+        if self.config.route_order == "load":
+            yield from sorted(prefills, key=lambda worker: (ahead_s(worker, now), worker.worker_id))
+            return
+        left = list(prefills)
+        while left:
+            pick = int(self._rng.random() * len(left))
+            left[pick], left[-1] = left[-1], left[pick]
+            yield left.pop()
+
+    def _ttft_s(self, worker: PrefillView, now: float) -> float:
+        windowed = worker.windowed_ttft_s(now)
+        if self.config.window == "age":
+            return max(windowed, worker.oldest_wait_s(now))
+        if self.config.window == "backlog":
+            return max(windowed, ahead_s(worker, now))
+        return windowed
+
+    def _itl_s(self, home: DecodeView, now: float) -> float:
+        windowed = home.windowed_itl_s(now)
+        return windowed if self.config.window == "done" else max(windowed, home.token_age_s(now))
+
+
+def local_cost_s(model: PerformanceModel, task: PrefillTask, home: DecodeView) -> float:
+    """t_local, eq. (1): the prefill and the queue before it."""
+    return model.prefill_s(task.history, task.tokens, home.degree) + home.backlog_s
+
+
+def remote_cost_s(model: PerformanceModel, task: PrefillTask, home: DecodeView, worker: PrefillView) -> float:
+    """t_remote, eq. (2): t_pre + t_kv there and back + t_queue."""
+    pre_s = model.prefill_s(task.history, task.tokens, worker.degree)
+    kv_s = model.transfer_s(task.history, home.degree, worker.degree)
+    kv_s += model.transfer_s(task.tokens, worker.degree, home.degree)
+    return pre_s + kv_s + worker.backlog_s
+
+
+def ahead_s(worker: QueueView, now: float) -> float:
+    """Estimated time until a new task could start: what runs, and what is queued."""
+    return worker.busy_s(now) + worker.backlog_s

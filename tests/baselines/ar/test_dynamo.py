@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from support.clusters import hardware, session, task
+
+from baselines.ar.dynamo import ConditionalConfig, ConditionalRouter, dynamo
+from engines.ampd.profiler import profile_hardware
+from engines.ar.cluster.dispatch import RemoteOnly
+from engines.ar.cluster.policy import WorkerSnapshot
+from engines.ar.deployment import Deployment
+from engines.ar.session import OpenLoop
+from engines.errors import UserError
+
+HOME = WorkerSnapshot(worker_id=0, kv_tokens=500, kv_capacity=1000)
+
+
+def workers(*backlogs: float) -> list[WorkerSnapshot]:
+    return [WorkerSnapshot(worker_id=10 + index, backlog_s=backlog) for index, backlog in enumerate(backlogs)]
+
+
+def test_dispatch_joins_the_shortest_estimated_queue() -> None:
+    busy = WorkerSnapshot(worker_id=9, backlog_s=0.0, running_s=5.0)
+    assert RemoteOnly("shortest").pick([busy, *workers(3.0, 1.0, 2.0)], 0.0).worker_id == 11
+
+
+def test_dispatch_in_turn_and_at_random() -> None:
+    turns = RemoteOnly("round-robin")
+    assert [turns.pick(workers(0, 0, 0), 0.0).worker_id for _ in range(4)] == [10, 11, 12, 10]
+    random = RemoteOnly("random", seed=4)
+    picks = Counter(random.pick(workers(9, 0, 0), 0.0).worker_id for _ in range(3000))
+    assert all(900 < count < 1100 for count in picks.values())
+
+
+def test_shared_queue_wakes_a_worker_that_is_free() -> None:
+    busy = WorkerSnapshot(worker_id=3, backlog_tokens=10)
+    assert RemoteOnly("shared").pick([busy, WorkerSnapshot(worker_id=4)], 0.0).worker_id == 4
+
+
+def test_unknown_dispatch_is_refused() -> None:
+    with pytest.raises(UserError, match="dispatch='best'"):
+        RemoteOnly("best")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("history", "tokens", "stays"),
+    [
+        (0, 100, False),
+        (900, 100, True),
+        (100, 900, False),
+        (5000, 2047, True),
+        (9000, 2048, False),
+        (3, 7, False),
+        (4, 6, True),
+    ],
+)
+def test_isl_bounding_keeps_what_is_short_and_mostly_cached(history: int, tokens: int, stays: bool) -> None:
+    """Both tests are strict: below 2,048 tokens, and below 0.7 of the prompt."""
+    decision = ConditionalRouter(ConditionalConfig()).route(task(history=history, tokens=tokens), HOME, workers(0), 0.0)
+    assert decision.is_local is stays
+
+
+@pytest.mark.parametrize(("queued", "stays"), [(819, False), (820, True)])
+def test_prefill_load_keeps_what_the_chosen_worker_is_too_busy_for(queued: int, stays: bool) -> None:
+    """0.1 of a batch of 8,192 tokens; one request at a time never stays."""
+    config = ConditionalConfig(policy="prefill_load", prefill_busy_threshold=0.1)
+    worker = WorkerSnapshot(worker_id=10, backlog_tokens=queued)
+    assert ConditionalRouter(config).route(task(history=9000, tokens=10), HOME, [worker], 0.0).is_local is stays
+
+
+def test_isl_or_load_keeps_for_either_reason() -> None:
+    config = ConditionalConfig(policy="isl_or_load", prefill_busy_threshold=0.0)
+    router = ConditionalRouter(config)
+    idle, busy = WorkerSnapshot(worker_id=10), WorkerSnapshot(worker_id=10, backlog_tokens=1)
+    assert router.route(task(history=900, tokens=100), HOME, [idle], 0.0).reason == "short"
+    assert router.route(task(tokens=4000), HOME, [busy], 0.0).reason == "prefill-busy"
+    assert not router.route(task(tokens=4000), HOME, [idle], 0.0).is_local
+
+
+@pytest.mark.parametrize(("limit", "stays"), [(None, True), (0.7, True), (0.55, False)])
+def test_full_decode_worker_keeps_nothing(limit: float | None, stays: bool) -> None:
+    """500 of 1,000 tokens in use and 100 more to come."""
+    router = ConditionalRouter(ConditionalConfig(decode_busy_threshold=limit))
+    assert router.route(task(history=900, tokens=100), HOME, workers(0), 0.0).is_local is stays
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(UserError, match="policy='always'"):
+        ConditionalConfig(policy="always")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"eff_isl_ratio_threshold=1.2"):
+        ConditionalConfig(eff_isl_ratio_threshold=1.2)
+    with pytest.raises(UserError, match="needs prefill_busy_threshold"):
+        ConditionalConfig(policy="prefill_load")
+    with pytest.raises(UserError, match="decode_busy_threshold=-1"):
+        ConditionalConfig(decode_busy_threshold=-1)
+
+
+def test_dynamo_never_prefills_on_a_decode_worker() -> None:
+    platform = hardware()
+    model = profile_hardware(platform, num_gpus=8)
+    sessions = [session(index, 0.3 * index, (800, 20), (400, 20)) for index in range(40)]
+    for dispatch in ("shortest", "round-robin", "random", "shared"):
+        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, dispatch=dispatch).simulate(  # type: ignore[arg-type]
+            OpenLoop(sessions=sessions)
+        )
+        assert not any(found.tasks["is_local"])
+        assert found.workers["busy_prefill_s"][0] == 0.0
+        assert min(found.workers["num_prefills"][1:]) > 10, dispatch
+
+
+def test_shared_queue_never_leaves_a_worker_idle() -> None:
+    """Of all ways to dispatch, none begins the average prefill earlier when histories are empty."""
+    platform = hardware()
+    model = profile_hardware(platform, num_gpus=8)
+    sessions = [session(index, 0.11 * index, (200 + 977 * index % 1500, 1)) for index in range(200)]
+    waits = {}
+    for dispatch in ("shortest", "round-robin", "random", "shared"):
+        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, dispatch=dispatch).simulate(  # type: ignore[arg-type]
+            OpenLoop(sessions=sessions)
+        )
+        started = zip(found.tasks["started_s"], found.tasks["ready_s"], strict=True)
+        waits[dispatch] = sum(start - ready for start, ready in started)
+    assert waits["shared"] <= min(waits.values()) * 1.001
+
+
+def test_conditional_dynamo_keeps_later_rounds() -> None:
+    platform = hardware()
+    cluster = dynamo(
+        platform,
+        Deployment.disaggregated(2, 2, 4, 1),
+        profile_hardware(platform, num_gpus=8),
+        conditional=ConditionalConfig(),
+    )
+    found = cluster.simulate(OpenLoop(sessions=[session(0, 0.0, (800, 20), (400, 20), (5000, 2))]))
+    assert found.tasks["is_local"] == [False, True, False]
+    assert cluster.name == "dynamo-conditional"
+
+
+def test_colocated_deployment_is_refused() -> None:
+    platform = hardware()
+    with pytest.raises(UserError, match="needs prefill workers"):
+        dynamo(platform, Deployment.colocated(4, 2), profile_hardware(platform, num_gpus=8))

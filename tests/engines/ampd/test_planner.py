@@ -1,0 +1,297 @@
+"""The planner: coefficients against direct simulation, solvers against enumeration, and what Table 2 can and cannot show."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support.clusters import hardware, session
+
+from engines.ampd.planner.closed_form import ClosedForm, backlog_exceeds
+from engines.ampd.planner.coefficients import (
+    Coefficients,
+    PhaseLatency,
+    coefficients,
+    default_method,
+    simulate_decode,
+    simulate_prefill,
+)
+from engines.ampd.planner.planner import PlannerConfig, plan, solve
+from engines.ampd.planner.program import Choice, Program, Solver, available_solver, by_enumeration, by_highs, by_scip
+from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.profiler import profile_hardware
+from engines.ar.queueing import erlang_c, mean_wait_s
+from engines.ar.session import Session
+from engines.ar.slo import Slo
+from engines.errors import UserError
+
+PLATFORM = hardware()
+MODEL = profile_hardware(PLATFORM, num_gpus=16)
+SLO = Slo(ttft_s=2.0, itl_s=0.05)
+ENUMERATED = PlannerConfig(solver="enumeration")
+
+SOLVERS: list[object] = [
+    pytest.param(
+        solver,
+        marks=pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"needs {package} (extra planner)"),
+    )
+    for solver, package in ((by_scip, "pyscipopt"), (by_highs, "scipy"))
+]
+
+
+def sample(num: int = 120, seed: int = 2) -> tuple[Session, ...]:
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1.0, num)).tolist()
+    return tuple(
+        session(
+            index,
+            time,
+            *((int(prefill), int(decode)) for prefill, decode in rng.integers((300, 10), (1500, 80), (3, 2))),
+        )
+        for index, time in enumerate(times)
+    )
+
+
+def workload(rate: float) -> PlanningWorkload:
+    return PlanningWorkload(sessions=sample(), rate=rate, slo=SLO)
+
+
+def test_workload_gives_lengths_and_load() -> None:
+    found = PlanningWorkload(sessions=(session(0, 0.0, (100, 5), (50, 3)), session(1, 4.0, (7, 2))), rate=0.5, slo=SLO)
+    assert found.histories.tolist() == [0, 105, 0]
+    assert found.prefill_tokens.tolist() == [100, 50, 7]
+    assert found.decode_tokens.tolist() == [5, 3, 2]
+    assert found.rounds_per_s == 0.75
+    assert found.span_s == 4.0
+    assert [each.arrival_s for each in found.at_rate()] == [0.0, 4.0]
+    assert found.prefill_s(MODEL, 4).tolist() == [
+        MODEL.prefill_s(0, 100, 4),
+        MODEL.prefill_s(105, 50, 4),
+        MODEL.prefill_s(0, 7, 4),
+    ]
+
+
+def test_idle_pools_have_the_latency_of_one_round() -> None:
+    """Sessions that never meet: P95 of the prefills themselves, and of decoding alone."""
+    alone = workload(1e-4)
+    direct = simulate_prefill(MODEL, alone, 4, 1)
+    assert direct.seconds == pytest.approx(np.percentile(alone.prefill_s(MODEL, 4), 95))
+    assert direct.of_slo == pytest.approx(direct.seconds / 2.0)
+    assert simulate_decode(MODEL, alone, 4, 1).of_slo == pytest.approx(MODEL.decode_s(1, 4) / 0.05)
+    closed = ClosedForm(MODEL, alone)
+    assert closed.prefill(4, [1])[0].seconds == pytest.approx(direct.seconds, rel=0.03)
+    assert closed.decode(4, 1).of_slo == pytest.approx(MODEL.decode_s(1, 4) / 0.05, rel=0.02)
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 2.0])
+def test_closed_forms_follow_direct_simulation(rate: float) -> None:
+    """Also in overload: a factor of 2.5 at the very worst, 20 % in the middle, over three orders of magnitude."""
+    direct = coefficients(MODEL, workload(rate), (2, 4, 8), 16, "direct")
+    closed = coefficients(MODEL, workload(rate), (2, 4, 8), 16, "closed")
+    for ours, theirs, middle, worst in (
+        (closed.prefill, direct.prefill, 0.25, 0.9),
+        (closed.decode, direct.decode, 0.08, 0.3),
+    ):
+        assert ours.keys() == theirs.keys()
+        off = [abs(np.log(ours[key].of_slo / theirs[key].of_slo)) for key in ours]
+        assert np.median(off) < middle
+        assert max(off) < worst
+
+
+def test_cached_coefficients_are_direct_ones_with_gaps_filled() -> None:
+    direct = coefficients(MODEL, workload(1.0), (2, 4), 24, "direct")
+    cached = coefficients(MODEL, workload(1.0), (2, 4), 24, "cached")
+    assert cached.prefill.keys() == direct.prefill.keys()
+    same = [key for key in cached.prefill if cached.prefill[key] == direct.prefill[key]]
+    assert {(2, 1), (2, 2), (2, 4), (2, 8), (2, 11), (4, 5)} <= set(same)
+    assert len(same) < len(direct.prefill)
+    for key in cached.prefill:
+        assert cached.prefill[key].seconds == pytest.approx(direct.prefill[key].seconds, rel=0.25)
+
+
+@given(st.integers(1, 40), st.floats(0.2, 0.9), st.floats(0.05, 2.0))
+def test_backlog_tends_to_the_stationary_queue(servers: int, load: float, limit: float) -> None:
+    """Watched for long: Erlang's C times an exponential with Lee and Longton's mean."""
+    services = np.linspace(0.5, 1.5, 41)
+    rate = load * servers / services.mean()
+    cv2 = services.var() / services.mean() ** 2
+    found = float(backlog_exceeds(np.array([[limit]]), services, np.array([servers]), rate, 1e7)[0, 0])
+    waits = erlang_c(servers, load * servers)
+    mean_s = mean_wait_s(servers, rate, float(services.mean()), float(cv2)) / waits
+    assert found == pytest.approx(waits * np.exp(-limit / mean_s), rel=0.01, abs=1e-6)
+
+
+def test_backlog_in_overload_grows_with_time() -> None:
+    """Twice the load for 100 s: the last of it waits about 100 s, the average arrival half of that."""
+    services = np.full(10, 1.0)
+    limits = np.array([-1.0, 0.0, 25.0, 50.0, 75.0, 110.0])
+    (found,) = backlog_exceeds(limits[None, :], services, np.array([4]), 8.0, 100.0)
+    assert found[0] == 1.0
+    assert found == pytest.approx([1.0, 1.0, 0.75, 0.5, 0.25, 0.0], abs=0.1)
+    assert (np.diff(found) <= 0).all()
+
+
+latencies = st.floats(0.01, 100.0)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    num_gpus = draw(st.sampled_from((4, 8, 12, 16)))
+    degrees = draw(st.sampled_from(((1, 2, 4), (2, 4, 8), (2,), (1, 8))))
+    keys = [(n, k) for n in degrees for k in range(1, (num_gpus - min(degrees)) // n + 1)]
+    return Program(
+        prefill={key: draw(latencies) for key in keys},
+        decode={key: draw(latencies) for key in keys},
+        num_gpus=num_gpus,
+        uses_all=draw(st.booleans()),
+        objective=draw(st.sampled_from(("max", "sum"))),
+    )
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@settings(max_examples=60)
+@given(program=programs(), num_cuts=st.integers(0, 3))
+def test_solvers_agree_with_enumeration(solver: Solver, program: Program, num_cuts: int) -> None:
+    """Up to 16 GPUs, with the plans before cut off; the same objective, and the same plan where no two are alike."""
+    cuts: list[Choice] = []
+    for _ in range(num_cuts + 1):
+        ours, theirs = by_enumeration(program, cuts), solver(program, cuts)
+        assert (ours is None) == (theirs is None)
+        if ours is None or theirs is None:
+            return
+        assert program.fits(*theirs)
+        assert theirs not in cuts
+        assert program.value(*theirs) == pytest.approx(program.value(*ours), rel=1e-3)
+        cuts.append(ours)
+
+
+def brute_force(program: Program, top: int) -> list[Choice]:
+    pairs = [
+        Choice(prefill, decode)
+        for prefill in program.prefill
+        for decode in program.decode
+        if program.fits(prefill, decode)
+    ]
+    return sorted(
+        pairs, key=lambda pair: (program.value(*pair), sum((program.prefill[pair[0]], program.decode[pair[1]])))
+    )[:top]
+
+
+@given(programs())
+def test_top_plans_are_ranked_and_distinct(program: Program) -> None:
+    table = Coefficients(
+        prefill={key: PhaseLatency(seconds=value, of_slo=value) for key, value in program.prefill.items()},
+        decode={key: PhaseLatency(seconds=value, of_slo=value) for key, value in program.decode.items()},
+    )
+    config = PlannerConfig(solver="enumeration", uses_all=program.uses_all, objective=program.objective)
+    found = solve(table, program.num_gpus, top=3, config=config)
+    expected = brute_force(program, 3)
+    assert len({each.deployment for each in found}) == len(found) == len(expected)
+    assert [each.value for each in found] == pytest.approx([program.value(*each) for each in expected], rel=2e-3)
+
+
+def test_plan_of_a_small_cluster_against_all_plans_simulated() -> None:
+    """Eight GPUs: the plan has the least worst phase of all pairs, each simulated."""
+    load = workload(0.6)
+    best = plan(MODEL, load, (2, 4), 8, top=3, config=ENUMERATED)
+    values = {}
+    for n, k in ((2, 1), (2, 2), (2, 3), (4, 1)):
+        for m, j in ((2, 1), (2, 2), (2, 3), (4, 1)):
+            if n * k + m * j == 8:
+                pre, dec = simulate_prefill(MODEL, load, n, k), simulate_decode(MODEL, load, m, j)
+                values[n, k, m, j] = max(pre.of_slo, dec.of_slo)
+    assert best[0].value == pytest.approx(min(values.values()))
+    assert all(each.deployment.gpus == 8 for each in best)
+    assert best[0].solver == "enumeration"
+
+
+def test_second_replica_is_worth_its_gpus_as_eq_5_could_not_see() -> None:
+    """Three times the load that one worker of four GPUs prefills."""
+    (busy,) = plan(MODEL, workload(2.0), (4,), 16, config=ENUMERATED)
+    assert busy.deployment.prefill[0].replicas > 1
+
+
+def test_at_most_n_leaves_gpus_idle_only_if_they_bring_nothing() -> None:
+    flat = PhaseLatency(seconds=1.0, of_slo=1.0)
+    table = Coefficients(prefill={(2, 1): flat, (2, 2): flat}, decode={(2, 1): flat, (2, 2): flat})
+    (all_used,) = solve(table, 6, config=ENUMERATED)
+    (any_used,) = solve(table, 6, config=PlannerConfig(solver="enumeration", uses_all=False))
+    assert all_used.deployment.gpus == 6
+    assert any_used.deployment.gpus == 4
+
+
+@settings(max_examples=300)
+@given(
+    st.tuples(latencies, latencies, latencies).map(lambda taus: sorted(taus, reverse=True)),
+    st.tuples(latencies, latencies, latencies).map(lambda taus: sorted(taus, reverse=True)),
+    latencies,
+    latencies,
+)
+def test_no_bound_on_the_worst_phase_ranks_mixtral_as_table_2(
+    pre_2: list[float], dec_2: list[float], pre_4: float, dec_4: float
+) -> None:
+    """Mixtral on eight GPUs: P4x1 D4x1, then P2x1 D2x3, then P4x1 D2x2, and P2x2 D4x1 behind them.
+
+    With any tau that falls with the replicas, Z = max(tau_pre, tau_dec) cannot give this order but by exact ties.
+    """
+    pre = {(2, k + 1): tau for k, tau in enumerate(pre_2)} | {(4, 1): pre_4}
+    dec = {(2, k + 1): tau for k, tau in enumerate(dec_2)} | {(4, 1): dec_4}
+    program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="max")
+    table_2 = [Choice((4, 1), (4, 1)), Choice((2, 1), (2, 3)), Choice((4, 1), (2, 2))]
+    values = [program.value(*each) for each in (*table_2, Choice((2, 2), (4, 1)))]
+    assume(len(set(values)) == 4)
+    assert values != sorted(values)
+
+
+def test_sum_of_both_phases_can_rank_mixtral_as_table_2() -> None:
+    pre = {(2, 1): 0.78, (2, 2): 0.75, (2, 3): 0.74, (4, 1): 0.5}
+    dec = {(2, 1): 2.0, (2, 2): 1.3, (2, 3): 1.0, (4, 1): 1.1}
+    program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="sum")
+    assert brute_force(program, 3) == [((4, 1), (4, 1)), ((2, 1), (2, 3)), ((4, 1), (2, 2))]
+
+
+def test_method_goes_by_size() -> None:
+    assert [default_method(gpus) for gpus in (8, 32, 64, 256)] == ["direct", "direct", "cached", "closed"]
+
+
+def test_solver_is_one_that_is_installed() -> None:
+    name = available_solver()
+    assert name in ("scip", "highs", "enumeration")
+    (found,) = plan(MODEL, workload(0.5), (2, 4), 8)
+    assert found.solver == name
+
+
+def test_missing_solver_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyscipopt", None)
+    with pytest.raises(UserError, match=r"solver='scip': pyscipopt is not installed: pip install '\.\[planner\]'"):
+        by_scip(Program(prefill={(1, 1): 1.0}, decode={(1, 1): 1.0}, num_gpus=2, uses_all=True, objective="max"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"latency": "minutes"}, "latency='minutes'"),
+        ({"objective": "min"}, "objective='min'"),
+        ({"method": "guess"}, "method='guess'"),
+        ({"solver": "cplex"}, "solver='cplex'"),
+    ],
+)
+def test_unknown_choices_are_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        PlannerConfig(**change)  # type: ignore[arg-type]
+
+
+def test_impossible_requests_are_refused() -> None:
+    with pytest.raises(UserError, match="num_gpus=2 do not hold"):
+        plan(MODEL, workload(1.0), (2, 4), 2)
+    with pytest.raises(UserError, match=r"degrees=\(\)"):
+        plan(MODEL, workload(1.0), (), 8)
+    with pytest.raises(UserError, match="rate=0"):
+        PlanningWorkload(sessions=sample(), rate=0, slo=SLO)
+    with pytest.raises(UserError, match=r"sessions=\(\)"):
+        PlanningWorkload(sessions=(), rate=1.0, slo=SLO)
+    with pytest.raises(UserError, match="top=0"):
+        plan(MODEL, workload(1.0), (2, 4), 8, top=0)

@@ -1,0 +1,154 @@
+"""Algorithm 1 branch by branch, and eqs. (1) and (2) by hand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import pytest
+from support.clusters import task
+
+from engines.ampd.routing import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
+from engines.ar.cluster.policy import Decision, WorkerSnapshot
+from engines.ar.slo import Slo
+from engines.errors import UserError
+
+SLO = Slo(ttft_s=1.0, itl_s=0.04)
+CONFIG = RoutingConfig(slo=SLO)
+
+
+@dataclass(frozen=True)
+class HandModel:
+    """T_pre is 1 ms a token over the degree plus 0.1 ms a token of history; T_kv is 5 ms + 0.01 ms a token, over
+    the smaller degree."""
+
+    def prefill_s(self, history: int, tokens: int, degree: int) -> float:
+        return tokens * 1e-3 / degree + history * 1e-4
+
+    def transfer_s(self, tokens: int, source_degree: int, target_degree: int) -> float:
+        return 0.0 if tokens <= 0 else 5e-3 + tokens * 1e-5 / min(source_degree, target_degree)
+
+
+def router(config: RoutingConfig = CONFIG, seed: int = 0) -> AdaptiveRouter:
+    return AdaptiveRouter(HandModel(), config, seed=seed)  # type: ignore[arg-type]
+
+
+def home(**state: float) -> WorkerSnapshot:
+    return WorkerSnapshot(worker_id=0, degree=2, **state)  # type: ignore[arg-type]
+
+
+def prefill(worker_id: int, **state: float) -> WorkerSnapshot:
+    return WorkerSnapshot(worker_id=worker_id, degree=4, **state)  # type: ignore[arg-type]
+
+
+def test_lines_1_to_3_slack_sends_the_task_away() -> None:
+    """0.9 s is slack still; the decode worker's own slack does not matter then."""
+    decision = router().route(task(), home(itl_s=0.0), [prefill(7, ttft_s=0.9)], 5.0)
+    assert decision == Decision(7, False, "ttft-slack")
+
+
+def test_lines_1_to_3_skip_workers_without_slack() -> None:
+    workers = [prefill(7, ttft_s=0.91), prefill(8, ttft_s=0.2), prefill(9, ttft_s=2.0)]
+    for seed in range(20):
+        assert router(seed=seed).route(task(), home(), workers, 5.0) == Decision(8, False, "ttft-slack")
+
+
+def test_line_1_visits_in_random_order() -> None:
+    workers = [prefill(index) for index in (7, 8, 9)]
+    one = router(seed=3)
+    picks = Counter(one.route(task(), home(), workers, 5.0).worker_id for _ in range(3000))
+    assert all(900 < picks[index] < 1100 for index in (7, 8, 9))
+    again = router(seed=3)
+    repeated = Counter(again.route(task(), home(), workers, 5.0).worker_id for _ in range(3000))
+    assert repeated == picks
+
+
+def test_lines_4_and_5_decode_slack_keeps_the_task() -> None:
+    """beta * 40 ms = 34 ms."""
+    workers = [prefill(7, ttft_s=1.0)]
+    assert router().route(task(), home(itl_s=0.034), workers, 5.0) == Decision(0, True, "itl-slack")
+    assert router().route(task(), home(itl_s=0.0341), workers, 5.0).reason == "cost"
+
+
+def test_lines_6_to_9_take_the_least_cost() -> None:
+    """Local: 0.5 + 0.1 + backlog; remote: 0.25 + 0.1 + 10 ms + 7.5 ms of K/V + backlog."""
+    asked = task(history=1000, tokens=1000, kind="incremental")
+    busy = home(itl_s=1.0, backlog_s=0.0)
+    expected_remote = 0.25 + 0.1 + (5e-3 + 1000 * 1e-5 / 2) * 2
+    assert local_cost_s(HandModel(), asked, busy) == pytest.approx(0.6)  # type: ignore[arg-type]
+    assert remote_cost_s(HandModel(), asked, busy, prefill(7)) == pytest.approx(expected_remote)  # type: ignore[arg-type]
+    costs = {7: 0.30, 8: 0.24, 9: 0.26}
+    workers = [prefill(index, ttft_s=9.0, backlog_s=backlog) for index, backlog in costs.items()]
+    # 0.6 locally against 0.37 + 0.24 on worker 8: local wins by 10 ms.
+    assert router().route(asked, busy, workers, 5.0) == Decision(0, True, "cost")
+    busier = replace(busy, backlog_s=0.02)
+    assert router().route(asked, busier, workers, 5.0) == Decision(8, False, "cost")
+
+
+def test_equation_1_adds_the_local_queue() -> None:
+    asked = task(tokens=200)
+    assert local_cost_s(HandModel(), asked, home(backlog_s=1.25)) == pytest.approx(0.1 + 1.25)  # type: ignore[arg-type]
+
+
+def test_equation_2_of_an_initial_prefill_reads_no_history() -> None:
+    asked = task(history=0, tokens=400)
+    cost_s = remote_cost_s(HandModel(), asked, home(), prefill(7, backlog_s=2.0))  # type: ignore[arg-type]
+    assert cost_s == pytest.approx(0.1 + (5e-3 + 400 * 1e-5 / 2) + 2.0)
+
+
+def test_what_runs_is_not_in_the_printed_costs() -> None:
+    """Eqs. (1) and (2) sum over the queue; our order by load adds what runs."""
+    running = prefill(7, running_s=3.0, backlog_s=1.0)
+    assert remote_cost_s(HandModel(), task(tokens=4), home(), running) < 1.1  # type: ignore[arg-type]
+    assert ahead_s(running, 0.0) == 4.0
+
+
+def test_without_prefill_workers_everything_is_local() -> None:
+    assert router().route(task(), home(itl_s=9.0), [], 0.0) == Decision(0, True, "cost")
+
+
+def test_empty_windows_are_slack() -> None:
+    assert router().route(task(), home(), [prefill(7)], 0.0).reason == "ttft-slack"
+
+
+def test_order_by_load_visits_the_shortest_backlog_first() -> None:
+    config = replace(CONFIG, route_order="load")
+    workers = [prefill(7, backlog_s=2.0), prefill(8, running_s=0.4, backlog_s=1.0), prefill(9, backlog_s=1.5)]
+    for seed in range(5):
+        assert router(config, seed).route(task(), home(), workers, 0.0).worker_id == 8
+
+
+@pytest.mark.parametrize(
+    ("window", "state", "has_slack"),
+    [
+        ("done", {"wait_s": 5.0, "backlog_s": 5.0}, True),
+        ("age", {"wait_s": 0.8}, True),
+        ("age", {"wait_s": 0.95}, False),
+        ("age", {"backlog_s": 5.0}, True),
+        ("backlog", {"backlog_s": 0.5, "running_s": 0.45}, False),
+        ("backlog", {"backlog_s": 0.5, "running_s": 0.35}, True),
+        ("backlog", {"ttft_s": 0.95}, False),
+    ],
+)
+def test_window_signals_of_a_prefill_worker(window: str, state: dict[str, float], has_slack: bool) -> None:
+    config = replace(CONFIG, window=window)  # type: ignore[arg-type]
+    decision = router(config).route(task(), home(itl_s=9.0), [prefill(7, **state)], 0.0)
+    assert (decision.reason == "ttft-slack") is has_slack
+
+
+@pytest.mark.parametrize(("window", "is_local"), [("done", True), ("age", False), ("backlog", False)])
+def test_starved_decode_looks_idle_only_as_printed(window: str, is_local: bool) -> None:
+    """No token for two seconds: the printed window is empty and counts as slack."""
+    config = replace(CONFIG, window=window)  # type: ignore[arg-type]
+    starved = home(itl_s=0.0, age_s=2.0, backlog_s=50.0)
+    decision = router(config).route(task(tokens=10), starved, [prefill(7, ttft_s=9.0)], 0.0)
+    assert decision.is_local is is_local
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(UserError, match="route_order='fast'"):
+        RoutingConfig(slo=SLO, route_order="fast")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="window='all'"):
+        RoutingConfig(slo=SLO, window="all")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"alpha=-0\.1"):
+        RoutingConfig(slo=SLO, alpha=-0.1)

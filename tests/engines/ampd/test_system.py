@@ -1,0 +1,101 @@
+"""AMPD on a small cluster: that its parts are connected, and its switches do what they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from support.clusters import hardware, session
+
+from engines.ampd.performance import PerformanceModel
+from engines.ampd.profiler import profile_hardware
+from engines.ampd.system import AmpdConfig, ampd
+from engines.ar.cluster.record import ClusterRun
+from engines.ar.deployment import Deployment
+from engines.ar.session import OpenLoop
+from engines.ar.slo import Slo
+from engines.errors import UserError
+
+PLATFORM = hardware()
+MODEL = profile_hardware(PLATFORM, num_gpus=8)
+SLO = Slo(ttft_s=1.0, itl_s=0.05)
+PLAN = Deployment.disaggregated(2, 2, 4, 1)
+
+
+def run(config: AmpdConfig, rate: float = 4.0, seed: int = 1, slo: Slo = SLO) -> ClusterRun:
+    rng = np.random.default_rng(0)
+    times = np.cumsum(rng.exponential(1 / rate, 60)).tolist()
+    sessions = [
+        session(index, time, *((int(tokens), 20) for tokens in rng.integers(100, 1500, 3)))
+        for index, time in enumerate(times)
+    ]
+    return ampd(PLATFORM, PLAN, slo, MODEL, config).simulate(OpenLoop(sessions=sessions), seed=seed)
+
+
+def test_overload_uses_every_branch_of_algorithm_1() -> None:
+    reasons = Counter(run(AmpdConfig()).tasks["reason"])
+    assert set(reasons) == {"ttft-slack", "itl-slack", "cost"}
+
+
+def test_without_load_every_prefill_is_remote() -> None:
+    assert set(run(AmpdConfig(), rate=0.05, slo=Slo(ttft_s=9.0, itl_s=0.05)).tasks["reason"]) == {"ttft-slack"}
+
+
+def test_without_adaptive_routing_every_prefill_is_remote() -> None:
+    found = run(AmpdConfig(adaptive_routing=False))
+    assert set(found.tasks["reason"]) == {"always-remote"}
+    assert not any(found.tasks["is_local"])
+
+
+def test_reordering_changes_the_order_and_only_its_switch_does() -> None:
+    assert max(run(AmpdConfig()).tasks["postponed"]) > 0
+    assert max(run(AmpdConfig(prefill_reordering=False)).tasks["postponed"]) == 0
+    fifo = run(AmpdConfig(prefill_reordering=False, adaptive_routing=False, dispatch="round-robin"))
+    for worker in set(fifo.tasks["worker_id"]):
+        mine = [index for index, owner in enumerate(fifo.tasks["worker_id"]) if owner == worker]
+        started = [fifo.tasks["started_s"][index] for index in mine]
+        assert started == sorted(started)
+
+
+def test_w_of_one_is_first_come_first_served() -> None:
+    assert run(AmpdConfig(w=1)).tasks["started_s"] == run(AmpdConfig(prefill_reordering=False)).tasks["started_s"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"alpha": 0.3}, {"beta": 0.1}, {"w": 5}, {"window_s": 1.0}, {"route_order": "load"}, {"window": "backlog"}],
+)
+def test_every_knob_has_an_effect(change: dict[str, object]) -> None:
+    assert run(AmpdConfig(**change)).tasks["started_s"] != run(AmpdConfig()).tasks["started_s"]  # type: ignore[arg-type]
+
+
+def test_order_by_load_does_not_depend_on_the_seed() -> None:
+    by_load = AmpdConfig(route_order="load")
+    assert run(by_load, seed=1).tasks == run(by_load, seed=2).tasks
+
+
+def test_estimates_are_the_models_and_not_the_truth() -> None:
+    found = run(AmpdConfig())
+    for history, tokens, is_local, estimate in zip(
+        *(found.tasks[name] for name in ("history", "tokens", "is_local", "estimate_s")), strict=True
+    ):
+        assert estimate == MODEL.prefill_s(history, tokens, 4 if is_local else 2)
+
+
+def test_colocated_deployment_is_refused() -> None:
+    with pytest.raises(UserError, match="needs prefill workers"):
+        ampd(PLATFORM, Deployment.colocated(4, 2), SLO, MODEL)
+
+
+def test_policies_believe_the_model_whatever_the_truth() -> None:
+    """A model that takes decode workers for the slower ones keeps fewer prefills there when costs decide."""
+    slow = replace(MODEL, prefill={**MODEL.prefill, 4: MODEL.prefill[2], 2: MODEL.prefill[4]})
+    sessions = [session(index, 0.2 * index, (900, 20), (900, 20)) for index in range(60)]
+
+    def kept(model: PerformanceModel) -> int:
+        found = ampd(PLATFORM, PLAN, replace(SLO, itl_s=0.001), model).simulate(OpenLoop(sessions=sessions))
+        return sum(found.tasks["is_local"])
+
+    assert kept(slow) < kept(MODEL)
