@@ -74,6 +74,7 @@ class System(Protocol):
 
 
 _DLLM = "repro.systems.dllm.systems"
+_AR = "repro.systems.ar.systems"
 
 SYSTEMS: Registry[System] = Registry(
     "system",
@@ -84,5 +85,9 @@ SYSTEMS: Registry[System] = Registry(
         "sparse-dllm": f"{_DLLM}:SPARSE_DLLM",
         "llada": f"{_DLLM}:LLADA",
         "dream": f"{_DLLM}:DREAM",
+        "ampd": f"{_AR}:AMPD",
+        "dynamo-sim": f"{_AR}:DYNAMO_SIM",
+        "vllm-sim": f"{_AR}:VLLM_SIM",
+        "continuum-sim": f"{_AR}:CONTINUUM_SIM",
     },
 )

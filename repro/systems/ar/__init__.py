@@ -1,0 +1,1 @@
+"""Autoregressive serving systems on the simulated cluster: their settings, deployments and records."""

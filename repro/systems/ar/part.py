@@ -1,0 +1,50 @@
+"""What autoregressive systems run on a platform by default, and the protocol of AMPD's runs on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Objectives(NamedTuple):
+    """Milliseconds, as printed."""
+
+    ttft_ms: float
+    itl_ms: float
+
+
+PAPER_OBJECTIVES: Mapping[tuple[str, str], Objectives] = {
+    ("Qwen3-32B", "toolbench"): Objectives(350, 40),
+    ("Qwen3-32B", "gaia"): Objectives(1000, 35),
+    ("Qwen3-32B", "hotpotqa"): Objectives(450, 30),
+    ("Qwen3-32B", "dureader"): Objectives(1200, 40),
+    ("Llama-3.1-70B", "toolbench"): Objectives(1000, 50),
+    ("Llama-3.1-70B", "gaia"): Objectives(1500, 35),
+    ("Llama-3.1-70B", "hotpotqa"): Objectives(2500, 45),
+    ("Llama-3.1-70B", "dureader"): Objectives(5000, 50),
+    ("Mixtral-8x7B", "toolbench"): Objectives(130, 30),
+    ("Mixtral-8x7B", "gaia"): Objectives(350, 20),
+    ("Mixtral-8x7B", "hotpotqa"): Objectives(150, 25),
+    ("Mixtral-8x7B", "dureader"): Objectives(300, 50),
+}
+"""Titles of the panels of AMPD Figure 4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArPart:
+    """A cell's knobs override these by name."""
+
+    model: str
+    """A shape by name (engines.models.shape)."""
+    num_gpus: int
+    """All of the platform; a trace's card says how many of them its runs take."""
+    trace: str = "dureader"
+    """Where no data set is named."""
+    constants: str
+    """A reading of the cost model (engines.ar.constants)."""
+    rates: tuple[float, ...]
+    """Arrival rates of Figure 4, sessions/s."""
+    num_sessions: int
+    objectives: Mapping[tuple[str, str], Objectives]
+    """By model and trace."""

@@ -1,0 +1,168 @@
+"""Which deployment a system runs on: as written, AMPD's plan, or the best of a search on other samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from baselines.ar.search import disaggregated_shortlist, search
+from engines.ampd.performance import PerformanceModel
+from engines.ampd.planner.planner import Plan, plan
+from engines.ampd.planner.workload import PlanningWorkload
+from engines.ar.cluster.cluster import Cluster, Hardware
+from engines.ar.deployment import Deployment, Pool, replications
+from engines.ar.session import Session
+from engines.ar.slo import Reading, Slo
+from engines.errors import UserError, require
+from repro.systems.ar.settings import Settings, hardware_of, performance_of, sessions_of
+from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.sessions import SessionWorkloadConfig, load_session_card
+
+PLANNER, SEARCH = "planner", "search"
+OTHER_SEED = 10**6
+"""Of the samples that plans are made on; runs that are reported have smaller ones."""
+NUM_SAMPLES = 3
+NUM_CANDIDATES = 6
+"""Disaggregated deployments that a search simulates, the likeliest by closed forms."""
+
+Options = tuple[tuple[str, Any], ...]
+Build = Callable[["Ground", Deployment, Mapping[str, Any]], Cluster]
+_POOLS = re.compile(r"TP(\d+)x(\d+)(?:\+TP(\d+)x(\d+))*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What a system is built on, besides its deployment: hashable, so that plans are found once for all seeds."""
+
+    model: str
+    card: str
+    constants: str
+    num_gpus: int
+    slo: Slo
+    reading: Reading
+    workload: SessionWorkloadConfig
+    """Its seed is not the run's."""
+
+    @staticmethod
+    def of(settings: Settings) -> Ground:
+        assert settings.platform.gpu is not None
+        return Ground(
+            model=settings.model,
+            card=settings.platform.gpu,
+            constants=settings.constants,
+            num_gpus=settings.num_gpus,
+            slo=settings.slo,
+            reading=settings.reading,
+            workload=replace(settings.workload, seed=OTHER_SEED),
+        )
+
+    @property
+    def hardware(self) -> Hardware:
+        return hardware_of(self.model, self.card, self.constants)
+
+    @property
+    def performance(self) -> PerformanceModel:
+        card = load_session_card(self.workload.trace)
+        context = round((card.lengths.prefill_tokens + card.lengths.decode_tokens) / 2)
+        return performance_of(self.model, self.card, self.constants, self.num_gpus, context)
+
+    def sample(self, turn: int = 0, *, rate: float | None = None) -> tuple[Session, ...]:
+        config = replace(self.workload, seed=OTHER_SEED + turn)
+        if rate is not None:
+            config = replace(config, arrivals=ArrivalConfig(kind="poisson", rate=rate))
+        return sessions_of(config).sessions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """A system on its deployment, and how that was chosen."""
+
+    cluster: Cluster
+    chosen: str
+    options: Options = ()
+    """What a search chose besides the deployment."""
+
+
+def parse_deployment(text: str) -> Deployment:
+    """``P:TP4x2 D:TP8x1``, or ``TP8x2`` for co-located workers; pools of one phase are joined by +."""
+    words = text.split()
+    pools: dict[str, tuple[Pool, ...]] = {}
+    for word in words:
+        phase, colon, rest = word.rpartition(":")
+        if not _POOLS.fullmatch(rest) or (phase not in ("P", "D") if colon else len(words) > 1) or phase in pools:
+            raise UserError(
+                f"deployment={text!r} is none: write P:TP4x2 D:TP8x1 (degree x replicas) or TP8x2, {PLANNER} or {SEARCH}"
+            )
+        pools[phase] = tuple(
+            Pool(degree=int(degree), replicas=int(replicas)) for degree, replicas in re.findall(r"TP(\d+)x(\d+)", rest)
+        )
+    if not pools or ("" not in pools and "D" not in pools):
+        raise UserError(f"deployment={text!r} has no workers that decode: write P:TP4x2 D:TP8x1 or TP8x2")
+    return Deployment(decode=pools.get("D") or pools[""], prefill=pools.get("P", ()))
+
+
+def longest_context(ground: Ground) -> int:
+    return max(session.context_tokens for session in ground.sample())
+
+
+@lru_cache(maxsize=256)
+def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
+    """AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
+    degrees = ground.hardware.degrees(min_kv_tokens=longest_context(ground))
+    workload = PlanningWorkload(sessions=ground.sample(rate=rate), rate=rate, slo=ground.slo)
+    found = plan(ground.performance, workload, degrees, ground.num_gpus, top=top)
+    require(
+        bool(found),
+        f"num_gpus={ground.num_gpus}: no split of them into prefill and decode workers of {ground.model} uses them all, "
+        "give an even number",
+    )
+    return found
+
+
+@lru_cache(maxsize=2048)
+def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[Options, ...]) -> Placed:
+    """The best by simulating ``NUM_SAMPLES`` other samples, half of the candidates dropped after each."""
+    samples = [
+        sessions_of(replace(ground.workload, seed=OTHER_SEED + 1 + turn)).arrivals for turn in range(NUM_SAMPLES)
+    ]
+    deployments = candidates(ground, is_disaggregated)
+    choices = [(deployment, options) for deployment in deployments for options in tried]
+    clusters = [build(ground, deployment, dict(options)) for deployment, options in choices]
+    best = search(clusters, samples, ground.slo, ground.reading, seed=OTHER_SEED)[0]
+    place = next(index for index, cluster in enumerate(clusters) if cluster is best.cluster)
+    return Placed(
+        cluster=best.cluster,
+        chosen=f"best of {len(clusters)} on {NUM_SAMPLES} other samples of this workload",
+        options=choices[place][1],
+    )
+
+
+def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]:
+    longest = longest_context(ground)
+    hardware = ground.hardware
+    if not is_disaggregated:
+        found = tuple(replications(ground.num_gpus, hardware.degrees(min_kv_tokens=longest)))
+        require(
+            bool(found),
+            f"num_gpus={ground.num_gpus} cannot be divided into workers that hold {ground.model}: use a multiple of "
+            f"{min(hardware.degrees(min_kv_tokens=longest))}",
+        )
+        return found
+    rate = ground.workload.arrivals.rate or 1e3
+    workload = PlanningWorkload(sessions=ground.sample(rate=rate), rate=rate, slo=ground.slo)
+    likely = disaggregated_shortlist(hardware, ground.performance, workload, ground.num_gpus, size=NUM_CANDIDATES)
+    even = even_split(ground.num_gpus, hardware.degrees(min_kv_tokens=longest))
+    return likely if even is None or even in likely else (*likely, even)
+
+
+def even_split(num_gpus: int, degrees: tuple[int, ...]) -> Deployment | None:
+    """Half of the GPUs for each phase in the largest workers that fit: what Table 2 lists for ten of twelve pairs."""
+    half = num_gpus // 2
+    fitting = [degree for degree in degrees if half and half % degree == 0]
+    if num_gpus % 2 or not fitting:
+        return None
+    degree = max(fitting)
+    return Deployment.disaggregated(degree, half // degree, degree, half // degree)

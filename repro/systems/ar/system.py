@@ -1,0 +1,73 @@
+"""Autoregressive systems: from a cell to a deployment and its sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engines.errors import require
+from repro.runs.cell import Cell
+from repro.runs.family import Family
+from repro.systems.ar import knobs
+from repro.systems.ar.deployment import ClusterDeployment
+from repro.systems.ar.family import AR
+from repro.systems.ar.plans import Build, Options
+from repro.systems.ar.settings import Settings, resolve, sessions_of
+from repro.workloads.sessions import SessionWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArSystem:
+    """``build`` makes the cluster of a deployment and the system's own knobs."""
+
+    name: str
+    title: str
+    summary: str
+    own: Mapping[str, knobs.Kind] = field(hash=False)
+    build: Build
+    is_disaggregated: bool
+    deployment: str
+    """Where a cell asks for none: ``planner`` or ``search``."""
+    tried: tuple[Options, ...] = ((),)
+    """Options that a search chooses among, besides deployments."""
+
+    @property
+    def family(self) -> Family:
+        return AR
+
+    def prepare(self, cell: Cell) -> tuple[ClusterDeployment, SessionWorkload]:
+        """Every refusal a user can cause is raised here."""
+        settings = resolve(cell, self.name, self.own)
+        deployment = self.on(settings, cell)
+        deployment.check()
+        workload = sessions_of(settings.workload)
+        _check_lengths(settings, workload)
+        return deployment, workload
+
+    def on(self, settings: Settings, cell: Cell) -> ClusterDeployment:
+        router = cell.knob_values.get("router")
+        plugged = (str(router).partition(":")[0],) if router is not None else ()
+        return ClusterDeployment(
+            system=self.name,
+            title=self.title,
+            build=self.build,
+            is_disaggregated=self.is_disaggregated,
+            tried=self.tried,
+            settings=settings,
+            options=tuple(sorted(knobs.pick(cell.knob_values, self.own).items())),
+            how=settings.deployment or self.deployment,
+            seed=cell.seed,
+            modules=(self.build.__module__, "repro.systems.ar.system", *plugged),
+        )
+
+
+def _check_lengths(settings: Settings, workload: SessionWorkload) -> None:
+    """A session that no worker could hold is refused here, not in the middle of its run."""
+    longest = max(session.context_tokens for session in workload.sessions)
+    hardware = settings.hardware
+    most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
+    require(
+        longest <= most,
+        f"dataset={workload.name!r} has a session of {longest} tokens and a worker of {settings.model} holds {most}: "
+        "shorten it, or use a larger GPU",
+    )

@@ -1,0 +1,60 @@
+"""What is checked of a run on the cluster: that it ended, that it could have gone on, and that nothing was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from repro.runs.record import RunRecord
+from repro.systems.ar.columns import ROUNDS, TASKS, TRANSFERS, WORKERS
+
+
+def drained(record: RunRecord) -> Iterator[str]:
+    facts = record.facts
+    if (reason := facts["stop_reason"]) is not None:
+        yield f"it was given up: {reason}"
+    if (reason := facts["overload_reason"]) is not None and not facts["is_transient"]:
+        yield f"the rate never drains: {reason}; lower it, or set transient=true to read this number of sessions alone"
+
+
+def rounds_are_whole(record: RunRecord) -> Iterator[str]:
+    """Finished sessions have all their rounds and tokens."""
+    rounds, sessions = record.tables[ROUNDS], record.requests
+    ids = np.asarray(sessions["request_id"], dtype=np.int64)
+    place = {session: row for row, session in enumerate(ids.tolist())}
+    rows = np.array([place[session] for session in rounds["session_id"]], dtype=np.int64)
+    ok = np.array([status == "ok" for status in sessions["status"]], dtype=np.bool_)
+    for what, column in (("rounds", None), ("prefill", "prefill_tokens"), ("decode", "decode_tokens")):
+        weights = None if column is None else np.asarray(rounds[column], dtype=np.float64)
+        counted = np.bincount(rows, weights=weights, minlength=len(ids))
+        due = sessions[{"rounds": "num_rounds", "prefill": "prompt_len", "decode": "decode_tokens"}[what]]
+        if wrong := int(((counted != np.asarray(due)) & ok).sum()):
+            yield f"{wrong} finished sessions do not have the {what} they asked for"
+
+
+def transfers_match(record: RunRecord) -> Iterator[str]:
+    """A remote prefill sends back what it was asked for and the history it had to compute again."""
+    transfers, tasks = record.tables[TRANSFERS], record.tables[TASKS]
+    sent = {
+        task: tokens
+        for task, content, tokens in zip(transfers["task_id"], transfers["content"], transfers["tokens"], strict=True)
+        if content == "increment"
+    }
+    remote = [
+        (task, tokens)
+        for task, is_local, tokens in zip(tasks["task_id"], tasks["is_local"], tasks["computed_tokens"], strict=True)
+        if not is_local and tokens is not None
+    ]
+    if wrong := sum(sent.get(task) != tokens for task, tokens in remote):
+        yield f"{wrong} remote prefills sent back other K/V than they computed"
+
+
+def memory_held(record: RunRecord) -> Iterator[str]:
+    workers = record.tables[WORKERS]
+    pairs = zip(workers["kv_peak"], workers["kv_capacity"], strict=True)
+    if wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
+        yield f"{wrong} workers held more K/V than they have memory for"
+
+
+AR_CHECKS = (drained, rounds_are_whole, transfers_match, memory_held)

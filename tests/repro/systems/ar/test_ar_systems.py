@@ -1,0 +1,232 @@
+"""Systems on the simulated cluster through the harness: what a cell becomes, what its record holds, what is refused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engines.ar.deployment import Deployment
+from engines.ar.metrics import observe
+from engines.ar.slo import READINGS, attainments
+from engines.errors import UserError
+from repro.paths import PAPER, REPO
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.record import RunRecord
+from repro.runs.store import Store
+from repro.runs.sweep import Sweep
+from repro.systems.ar.deployment import ClusterDeployment
+from repro.systems.ar.family import AR
+from repro.systems.ar.log import observed_of
+from repro.systems.ar.part import PAPER_OBJECTIVES
+from repro.systems.ar.plans import Ground, candidates, parse_deployment
+
+SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
+SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
+
+
+def cell(
+    system: str = "ampd", *, rate: float | None = 0.8, dataset: str = "dureader", seed: int = 1, **knobs: Scalar
+) -> Cell:
+    given: dict[str, Scalar] = {
+        "deployment": SPLIT if system in ("ampd", "dynamo-sim") else BOTH,
+        "num_prompts": 20,
+        **knobs,
+    }
+    return Cell(
+        system=system,
+        dataset=dataset,
+        platform="h20x32",
+        executor="roofline",
+        rate=rate,
+        seed=seed,
+        knobs=tuple(given.items()),
+    )
+
+
+def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
+    experiment = prepare(asked)
+    return experiment, experiment.run()
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_run_is_whole_valid_and_read_as_the_cluster_reads_it(system: str) -> None:
+    experiment, record = ran(cell(system))
+    AR.check_tables(record)
+    assert AR.assess(record).reasons == ()
+    deployment = experiment.deployment
+    assert isinstance(deployment, ClusterDeployment)
+    run = deployment.placed().cluster.simulate(experiment.workload.arrivals, seed=1)
+    truth = attainments(observe(run), deployment.settings.slo)
+    summary = AR.summarize(record)
+    assert summary["attainment_by_reading"] == {str(reading): truth[reading] for reading in READINGS}
+    assert summary["slo_attainment"] == truth[deployment.settings.reading]
+    assert observed_of(record).ttft_s.tolist() == observe(run).ttft_s.tolist()
+    assert summary["num_requests"] == {"ok": 20, "failed": 0, "unfinished": 0}
+    assert record.obtained == "simulated"
+    assert "constants physical (assumed)" in record.manifest["calibration"]
+
+
+def test_the_reading_and_the_objectives_are_the_cells() -> None:
+    _, strict = ran(cell(rate=2.0, transient=True, slo_ttft_s=0.2))
+    _, loose = ran(cell(rate=2.0, transient=True, slo_ttft_s=60, slo_itl_s=60, slo_scope="session", itl_stat="max"))
+    assert strict.facts["slo"]["ttft_s"] == 0.2
+    assert loose.facts["attainment_reading"] == "session/every/max"
+    assert AR.summarize(loose)["slo_attainment"] == 1.0
+    assert AR.summarize(strict)["slo_attainment"] < 0.6
+
+
+def test_it_is_stored_once_and_the_same_bytes_again(tmp_path: Path) -> None:
+    asked = [prepare(cell(system)) for system in ("ampd", "vllm-sim")]
+    first = Sweep(asked, Store(tmp_path / "a")).run(jobs=1)
+    second = Sweep(asked, Store(tmp_path / "b")).run(jobs=1)
+    for one, other in zip(first, second, strict=True):
+        assert one.run is not None
+        assert other.run is not None
+        assert one.run.manifest["files"] == other.run.manifest["files"]
+        assert one.run.table("rounds") == other.run.table("rounds")
+    assert [outcome.status for outcome in Sweep(asked, Store(tmp_path / "a")).run(jobs=1)] == ["reused", "reused"]
+
+
+def test_policies_are_part_of_the_code_behind_a_run() -> None:
+    modules = prepare(cell()).code.modules
+    assert {"engines.ampd.routing", "engines.ampd.reordering", "engines.ar.cluster.instance"} <= modules.keys()
+    assert {"repro.systems.ar.settings", "repro.workloads.sessions.generator"} <= modules.keys()
+    assert not any(name.startswith(("paper_figures", "repro.cli")) for name in modules)
+
+
+def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_router.py").write_text(
+        "from engines.ar.cluster.policy import Decision\n\n\nclass Home:\n"
+        "    def __init__(self, *, model, slo, seed):\n        pass\n\n"
+        "    def route(self, task, home, prefills, now):\n        return Decision(home.worker_id, True, 'mine')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    experiment, record = ran(cell(router="my_router:Home"))
+    assert AR.summarize(record)["prefills_by_reason"] == {"mine": 60}
+    assert AR.summarize(record)["local_share"] == 1.0
+    assert "my_router" in experiment.code.modules
+
+
+def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions() -> None:
+    experiment, record = ran(cell("vllm-sim", deployment="search", rate=1.2))
+    assert record.facts["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
+    assert record.facts["options"]["scheduling"] in ("prefill-first", "chunked")
+    assert "other samples" in record.facts["deployment_chosen"]
+    ground = Ground.of(experiment.deployment.settings)  # type: ignore[attr-defined]
+    assert ground.sample() != experiment.workload.sessions
+    fixed = [ran(cell("vllm-sim", deployment=str(each), rate=1.2))[1] for each in candidates(ground, False)]
+    shares = [AR.summarize(each)["slo_attainment"] for each in fixed]
+    assert AR.summarize(record)["slo_attainment"] >= min(shares)
+
+
+def test_the_planner_plans_for_the_rate_of_the_cell() -> None:
+    _, low = ran(cell(deployment="planner", rate=0.4))
+    _, high = ran(cell(deployment="planner", rate=1.6))
+    _, told = ran(cell(deployment="planner", rate=1.6, planning_rate=0.4))
+    assert low.facts["deployment"] == told.facts["deployment"] != high.facts["deployment"]
+
+
+@pytest.mark.parametrize(
+    ("text", "deployment"),
+    [
+        ("P:TP4x2 D:TP8x1", Deployment.disaggregated(4, 2, 8, 1)),
+        ("TP8x2", Deployment.colocated(8, 2)),
+        ("D:TP2x3 P:TP2x1", Deployment.disaggregated(2, 1, 2, 3)),
+    ],
+)
+def test_deployments_are_read_as_they_are_written(text: str, deployment: Deployment) -> None:
+    assert parse_deployment(text) == deployment
+    assert parse_deployment(str(deployment)) == deployment
+
+
+def test_a_rate_that_never_drains_is_invalid_unless_asked_for() -> None:
+    _, record = ran(cell(rate=20.0))
+    (reason,) = AR.assess(record).reasons
+    assert reason.startswith("the rate never drains: prefills take")
+    _, record = ran(cell(rate=20.0, transient=True))
+    assert AR.assess(record).valid
+    assert record.facts["overload_reason"] is not None
+
+
+def test_lost_rounds_and_kv_are_noticed() -> None:
+    _, record = ran(cell())
+    table = dict(record.tables["rounds"])
+    table["decode_tokens"] = [table["decode_tokens"][0] + 1, *table["decode_tokens"][1:]]
+    broken = replace(record, tables={**record.tables, "rounds": table})
+    assert AR.assess(broken).reasons == ("1 finished sessions do not have the decode they asked for",)
+    transfers = {name: values[1:] for name, values in record.tables["transfers"].items()}
+    broken = replace(record, tables={**record.tables, "transfers": transfers})
+    assert "sent back other K/V" in " ".join(AR.assess(broken).reasons)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (cell(model="Llama-3.1-70B", num_gpus=2, deployment="planner"), "num_gpus=2 do not hold Llama-3.1-70B"),
+        (cell(deployment="P:TP1x2 D:TP8x1"), "does not fit 1 x h20, use a degree of 2 or more"),
+        (cell(deployment="P:TP8x2 D:TP8x1"), "takes 24 GPUs and num_gpus=16"),
+        (cell(deployment="TP8x2"), "has no prefill workers"),
+        (cell(deployment="P:TP3x1 D:TP8x1"), "has workers of 3 GPUs: use degrees of 2, 4, 8"),
+        (cell(deployment="two of each"), "deployment='two of each' is none: write P:TP4x2 D:TP8x1"),
+        (cell("vllm-sim", deployment=SPLIT), "is co-located: write TP8x2"),
+        (cell("vllm-sim", deployment="planner"), "plans prefill and decode workers"),
+        (cell("vllm-sim", alpha=0.5), "alpha=0.5 has no effect with system='vllm-sim'"),
+        (cell(num_gpus=64), "num_gpus=64 must be between 1 and the 32 GPUs"),
+        (cell(num_prompts=0), "num_prompts=0 must be between 1"),
+        (cell(num_prompts=-3), "num_prompts=-3 must be between 1"),
+        (cell(slo_ttft_s=0), "ttft_s=0: an objective is a positive number of seconds"),
+        (cell(slo_itl_s=-1.0), "itl_s=-1.0: an objective is a positive number of seconds"),
+        (cell(model="LLaDA-8B"), "is a diffusion model"),
+        (cell(model="Qwen2.5-7B"), "has no published objective: give slo_itl_s"),
+        (cell(model="GPT-5"), "model='GPT-5' is unknown"),
+        (cell(constants="wishful"), "constants='wishful' are unknown"),
+        (cell(dataset="osc"), "trace='osc' is unknown: use one of dureader"),
+        (cell(w=9), "w=9 must be between 1 and 8"),
+        (cell(w="three"), "w='three' must be a whole number"),
+        (cell(alpha=-1.0), "alpha=-1.0 must not be negative"),
+        (cell(window_s=0), "window_s=0 must be above 0 s"),
+        (cell(route_order="best"), "route_order='best' is unknown: use one of random, load"),
+        (cell(adaptive_routing=False, alpha=0.9), "alpha=0.9 has no effect with adaptive_routing=false"),
+        (cell(prefill_reordering=False, w=3), "w=3 has no effect with prefill_reordering=false"),
+        (cell(dispatch="random"), "dispatch='random' has no effect with adaptive routing"),
+        (cell("dynamo-sim", eff_isl_threshold=10), "eff_isl_threshold=10 has no effect without conditional"),
+        (cell("dynamo-sim", conditional="prefill_load"), "needs prefill_busy_threshold"),
+        (cell(slo_scope="token"), "slo_scope='token' is unknown: use one of round, session"),
+        (cell(counted="per_token"), "counted='per_token' is unknown"),
+        (cell(delay_mean_s=-1.0), "delay_mean_s=-1.0 must not be negative"),
+        (cell(dataset_source="hub"), "dataset_source='hub' is unknown for sessions"),
+        (replace(cell(), executor="torch"), "executor='torch': system='ampd' is simulated here"),
+        (replace(cell(), platform="rtx4090"), "platform='rtx4090' has no settings for this kind of system"),
+    ],
+)
+def test_the_impossible_is_refused_in_one_sentence(asked: Cell, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        prepare(asked)
+
+
+def test_objectives_are_the_papers() -> None:
+    printed = yaml.safe_load((PAPER / "ampd" / "protocol.yaml").read_text(encoding="utf-8"))["slo_ms"]
+    own = {
+        (model, trace.lower()): (slo["ttft_ms"], slo["itl_ms"])
+        for model, traces in printed.items()
+        for trace, slo in traces.items()
+    }
+    assert {key: tuple(value) for key, value in PAPER_OBJECTIVES.items()} == own
+
+
+def test_preparing_and_running_imports_no_torch() -> None:
+    code = (
+        "import sys; from repro.runs.cell import Cell; from repro.runs.experiment import prepare\n"
+        "prepare(Cell(system='dynamo-sim', dataset='toolbench', platform='h20x32', executor='roofline', rate=0.5, seed=0,"
+        " knobs=(('num_prompts', 3), ('deployment', 'P:TP4x1 D:TP4x1')))).run()\n"
+        "print('torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "False"

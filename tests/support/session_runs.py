@@ -1,0 +1,49 @@
+"""Runs of the simulated cluster as the store returns them, made up: what AMPD's figures are tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engines.ar.slo import READINGS
+from repro.runs.cell import Cell
+from repro.runs.record import RunRecord, empty_table
+from repro.runs.store import StoredRun
+from repro.systems.ar.family import AR
+
+
+def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float = 0.2, valid: bool = True) -> StoredRun:
+    """A run that attains ``share`` in every reading."""
+    times = {"mean": e2el_s / 4, "p50": e2el_s / 5}
+    summary: dict[str, Any] = {
+        "slo_attainment": share,
+        "attainment_by_reading": {str(reading): share for reading in READINGS},
+        "ttft_initial_s": times,
+        "ttft_incremental_s": times,
+        "itl_s": {"mean": 0.02, "p50": 0.02},
+        "e2el_s": {"mean": e2el_s, "p50": e2el_s},
+        "local_share": local,
+        "prefill_load": 1.1,
+    }
+    facts = {
+        "calibration": "h20, constants trial-r2 (fitted): made up",
+        "facts": {"deployment": "P:TP8x1 D:TP8x1", "overload_reason": "made up"},
+    }
+    manifest = {
+        "obtained": "simulated",
+        "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
+        "facts": {"obtained": "simulated", **facts},
+    }
+    stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
+    run = StoredRun(cell=stored, folder=Path("nowhere"), manifest=manifest, provenance={})
+    tables = {name: empty_table(columns) for name, columns in AR.columns.items()}
+    tables["requests"]["request_id"] = list(range(99))
+    run.__dict__["summary"] = summary
+    run.__dict__["record"] = RunRecord(tables=tables, manifest=manifest["facts"])  # type: ignore[arg-type]
+    return run
+
+
+def session_runs(cells: Sequence[Cell], share: Callable[[Cell], float], **shape: Any) -> list[StoredRun]:
+    return [session_run(cell, share(cell), **shape) for cell in cells]
