@@ -17,6 +17,7 @@ GPU_PLATFORM ?= h200
 TESTS ?=
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines growth
+AMPD_FIGURES := fig4 fig5 fig6 fig7 fig8 table1 table2 readings switches length
 
 VENV := .venv
 STAMP := $(VENV)/.stamp
@@ -27,14 +28,16 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all $(FIGURES:%=reproduce-%) check-results test lint check gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) check-results test lint check gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
 	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures; any other likewise' \
-	  'make reproduce-all   every figure there is: $(FIGURES)' \
+	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, about ten minutes on two cores' \
+	  'make reproduce-ampd  every figure of AMPD: $(AMPD_FIGURES)' \
+	  'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD' \
 	  'make check-results   whether the committed figures are those of the code, calibration and data of today' \
-  'make test            the tests' \
+	  'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
 	  'make gpu-first       the first stages of gpu-suite alone: tests, throughput, steps' \
@@ -69,7 +72,13 @@ $(FIGURES:%=reproduce-%): reproduce-%: $(STAMP)
 	$(SAY) 'reproduce $*: minutes on a CPU; what is already stored is not run again'
 	@$(BIN)/repro reproduce $*
 
-reproduce-all: $(FIGURES:%=reproduce-%)
+$(AMPD_FIGURES:%=reproduce-ampd-%): reproduce-ampd-%: $(STAMP)
+	$(SAY) 'reproduce ampd/$*: simulated, on all cores; what is already stored is not run again'
+	@$(BIN)/repro reproduce ampd/$*
+
+reproduce-ampd: $(AMPD_FIGURES:%=reproduce-ampd-%)
+
+reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd
 
 check-results: $(STAMP)
 	$(SAY) 'check-results: every committed figure against what it would be drawn from today (seconds)'

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,8 +30,8 @@ PANEL_INCHES = (3.6, 2.1)
 """Width with its margins, height without."""
 WIDE_INCHES = 6.4
 """Width of a figure with one panel."""
-EDGE_INCHES = 0.1
-"""Free space at the sides of the canvas."""
+EDGE_INCHES, ROW_GAP_INCHES = 0.1, 0.1
+"""Free space at the sides of the canvas, and between rows of panels."""
 TITLE_POINTS = 11
 CAPTION_POINTS, FOOT_POINTS = 7, 6
 CAPTION_LINES = 3
@@ -59,6 +60,10 @@ _LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dllm-cache": ("#CC79A7", "D"),
         "llada": ("#56B4E9", "v"),
         "dream": ("#E69F00", "P"),
+        "ampd": ("#0072B2", "o"),
+        "dynamo-sim": ("#D55E00", "s"),
+        "vllm-sim": ("#009E73", "^"),
+        "continuum-sim": ("#CC79A7", "D"),
     }
 )
 _OTHER_LOOK = ("#000000", "X")
@@ -96,12 +101,20 @@ def drawing() -> Iterator[None]:
 
 def row_of_panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """A figure of its own, unknown to pyplot: nothing has to be closed, no display is needed."""
+    return grid_of_panels(titles, columns=len(titles))
+
+
+def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list[Axes]]:
+    """Row by row; ``compose`` needs the number of rows. Places of the last row that have no title stay empty."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure()
     FigureCanvasAgg(figure)
-    panels = list(figure.subplots(1, len(titles), squeeze=False)[0])
+    places = list(figure.subplots(-(-len(titles) // columns), columns, squeeze=False).flat)
+    panels = places[: len(titles)]
+    for axes in places[len(titles) :]:
+        axes.remove()
     for axes, text in zip(panels, titles, strict=True):
         axes.set_title(text)
         axes.spines[["top", "right"]].set_visible(False)
@@ -116,6 +129,7 @@ def compose(
     caption: Sequence[str],
     more: str,
     width_inches: float | None = None,
+    num_rows: int = 1,
 ) -> None:
     """Title, one legend for all panels, the panels, and up to three lines of the caption.
 
@@ -127,8 +141,9 @@ def compose(
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
-    width = width_inches or PANEL_INCHES[0] * len(panels)
-    figure.set_size_inches(width, PANEL_INCHES[1] + 2)
+    columns = -(-len(panels) // num_rows)
+    width = width_inches or PANEL_INCHES[0] * columns
+    figure.set_size_inches(width, PANEL_INCHES[1] * num_rows + 2)
     lines = shown_caption(caption, more, int(width * CHARACTERS_PER_INCH))
     heading = "\n".join(
         line for part in title.split("\n") for line in textwrap.wrap(part, int(width * TITLE_CHARACTERS_PER_INCH))
@@ -136,22 +151,24 @@ def compose(
     suptitle = figure.suptitle(heading, va="top", fontsize=TITLE_POINTS)
     legend = _legend(figure, entries, width) if entries else None
 
-    left, right, above, below, between = _margins(figure, panels)
+    left, right, above, below, between = _margins(figure, panels, columns)
+    between_rows = above + below + ROW_GAP_INCHES
     title_top = 0.08
     legend_top = title_top + _inches(figure, suptitle)[1] + 0.08
     panel_top = legend_top + (0 if legend is None else _inches(figure, legend)[1] + 0.1) + above
-    panel_bottom = panel_top + PANEL_INCHES[1]
+    panel_bottom = panel_top + PANEL_INCHES[1] * num_rows + between_rows * (num_rows - 1)
     caption_top = panel_bottom + below + 0.1
     height = caption_top + len(lines) * CAPTION_POINTS * LINE_SPACING / 72 + 0.08
 
     figure.set_size_inches(width, height)
-    panel_width = (width - left - right - between * (len(panels) - 1)) / len(panels)
+    panel_width = (width - left - right - between * (columns - 1)) / columns
     figure.subplots_adjust(
         left=left / width,
         right=1 - right / width,
         top=1 - panel_top / height,
         bottom=1 - panel_bottom / height,
         wspace=between / panel_width,
+        hspace=between_rows / PANEL_INCHES[1],
     )
     suptitle.set_y(1 - title_top / height)
     if legend is not None:
@@ -205,8 +222,9 @@ def _inches(figure: Figure, artist: Any) -> tuple[float, float]:
     return box.width / figure.dpi, box.height / figure.dpi
 
 
-def _margins(figure: Figure, panels: Sequence[Axes]) -> tuple[float, float, float, float, float]:
-    """Inches that labels, ticks and titles need left of the panels, right of them, above, below, and between two."""
+def _margins(figure: Figure, panels: Sequence[Axes], columns: int) -> tuple[float, float, float, float, float]:
+    """Inches that labels, ticks and titles need left of the rows of panels, right of them, above, below, and between
+    two of a row."""
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]
     sides = []
     for axes in panels:
@@ -218,10 +236,11 @@ def _margins(figure: Figure, panels: Sequence[Axes]) -> tuple[float, float, floa
                 for inches in (inner.x0 - outer.x0, outer.x1 - inner.x1, outer.y1 - inner.y1, inner.y0 - outer.y0)
             ]
         )
-    between = max((sides[i][1] + sides[i + 1][0] for i in range(len(sides) - 1)), default=0.0)
+    rows = [sides[start : start + columns] for start in range(0, len(sides), columns)]
+    between = max((a[1] + b[0] for row in rows for a, b in itertools.pairwise(row)), default=0.0)
     return (
-        sides[0][0] + EDGE_INCHES,
-        sides[-1][1] + EDGE_INCHES,
+        max(row[0][0] for row in rows) + EDGE_INCHES,
+        max(row[-1][1] for row in rows) + EDGE_INCHES,
         max(side[2] for side in sides) + 0.04,
         max(side[3] for side in sides),
         between + 0.15,
@@ -291,10 +310,11 @@ def publish(
     title: str,
     caption: Sequence[str],
     width_inches: float | None = None,
+    num_rows: int = 1,
 ) -> tuple[Path, Path, Path]:
     """PNG, PDF, and the caption beside them."""
     text = save_caption(out / f"{name}.txt", title, caption)
-    compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches)
+    compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches, num_rows=num_rows)
     return *save(figure, out, name), text
 
 

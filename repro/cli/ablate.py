@@ -21,20 +21,27 @@ if TYPE_CHECKING:
 
 def ablate(
     component: Annotated[
-        str, typer.Option(help="engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one.")
+        str,
+        typer.Option(
+            help="engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering."
+        ),
     ],
     dataset: Annotated[list[str] | None, typer.Option(help="Several times [default: livebench, burst, osc].")] = None,
-    platform: Annotated[str, typer.Option(help="Where ('repro list' shows platforms).")] = "cpu-tiny",
+    platform: Annotated[
+        str | None, typer.Option(help="Where ('repro list' shows platforms) [default: cpu-tiny, or h20x32 for AMPD].")
+    ] = None,
     reading: Annotated[str | None, typer.Option(help="Of Sparse-dLLM: published, efficient or policy.")] = None,
     request_rate: Annotated[
         str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest].")
     ] = None,
     num_runs: Annotated[
-        int | None, typer.Option(help="Repeats with seeds 0, 1, ... [default: 3 where measured, else 1].")
+        int | None,
+        typer.Option(help="Repeats with seeds 0, 1, ... [default: 3 where measured, 10 on clusters, else 1]."),
     ] = None,
     limit: Annotated[
         int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")
     ] = 200,
+    model: Annotated[str | None, typer.Option(help="Of AMPD's cluster [default: Llama-3.1-70B].")] = None,
     result_dir: opt.ResultDir = None,
     force: opt.Force = False,
     accept_other_code: opt.OtherCode = False,
@@ -44,11 +51,13 @@ def ablate(
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
     from engines.bounds import check_most
     from engines.errors import require
+    from repro.cli.ablate_cluster import ablate_cluster
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.sweep import require_alike, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.reports.ablation import BASE, LADDER
     from repro.reports.ablation import component as component_of
+    from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
     from repro.reports.figures import MEASURED_RUNS, View, default_reading
     from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
@@ -56,7 +65,25 @@ def ablate(
 
     check_most("limit", limit)
     require(limit >= 0, f"limit={limit} must not be negative")
-    where = platform_of(platform)
+    if component in CLUSTER_COMPONENTS:
+        require(
+            reading is None, f"reading={reading!r} is of Sparse-dLLM and has no effect on {component}: leave it out"
+        )
+        return ablate_cluster(
+            component,
+            platform=platform or "h20x32",
+            traces=dataset,
+            request_rate=request_rate,
+            num_runs=num_runs,
+            model=model,
+            result_dir=result_dir,
+            force=force,
+            accept_other_code=accept_other_code,
+            plot=plot,
+            json=json,
+        )
+    require(model is None, f"model={model!r} has no effect on component={component!r}: leave it out")
+    where = platform_of(platform or "cpu-tiny")
     if num_runs is None:
         num_runs = MEASURED_RUNS if where.executor != "roofline" else 1
     view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
@@ -119,6 +146,7 @@ def ablate(
         drawn = save_plot(plot, f"Ablation of {component} on {where.title}", plotted)
         print(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, sweep.store.root)
+    return None
 
 
 def _task_cell(variant: Variant, view: View, task: str, seed: int, limit: int) -> Cell:

@@ -26,9 +26,12 @@ def bench(
         list[str] | None, typer.Option(help="'repro list', or module:NAME; several times [default: dllm-serve].")
     ] = None,
     dataset_name: Annotated[
-        list[str] | None, typer.Option(help="livebench, burst or osc; several times [default: osc].")
+        list[str] | None,
+        typer.Option(help="livebench, burst or osc, or a session trace; several times [default: osc, or dureader]."),
     ] = None,
-    platform: Annotated[str, typer.Option(help="cpu-tiny, rtx4090, l40s, h200 or module:NAME.")] = "cpu-tiny",
+    platform: Annotated[
+        str, typer.Option(help="cpu-tiny, rtx4090, l40s, h200, h20x32 for clusters, or module:NAME.")
+    ] = "cpu-tiny",
     executor: Annotated[str | None, typer.Option(help="torch (measured) or roofline (simulated).")] = None,
     request_rate: Annotated[
         list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")
@@ -119,6 +122,7 @@ def bench(
     from repro.runs.cell import Cell
     from repro.runs.store import Store
     from repro.runs.system import SYSTEMS
+    from repro.systems.ar.part import ArPart
     from repro.systems.dllm.part import DllmPart
     from repro.systems.dllm.settings import default_profile_every
     from repro.systems.platforms import platform as platform_of
@@ -168,13 +172,15 @@ def bench(
         knobs.setdefault("arrivals", "gamma")
     if profile:
         knobs["profile_every"] = profile_every or default_profile_every(device or where.part(DllmPart).device)
-    systems = system or ["dllm-serve"]
+    is_cluster = any(isinstance(part, ArPart) for part in where.parts)
+    systems = system or ["ampd" if is_cluster else "dllm-serve"]
     of_system = {name: dict(knobs) for name in systems}
     heeding = [name for name in systems if getattr(SYSTEMS.get(name), "has_readings", True)]
     if reading is not None and heeding:
         # What a baseline stands for beside the system under test, which is what it is.
         for name in {*systems} - {*heeding}:
             del of_system[name]["reading"]
+    default_dataset = next((part.trace for part in where.parts if isinstance(part, ArPart)), "osc")
     cells = [
         Cell(
             system=name,
@@ -185,7 +191,7 @@ def bench(
             seed=seed,
             knobs=tuple(of_system[name].items()),
         )
-        for dataset in dataset_name or ["osc"]
+        for dataset in dataset_name or [default_dataset]
         for rate in request_rate or ["inf"]
         for name in systems
     ]

@@ -7,19 +7,24 @@ from repro.cli.output import print_json, print_table
 
 
 def list_command(json: opt.Json = False) -> None:
-    """Systems, datasets, tasks, platforms and figures."""
+    """Systems, datasets, session traces, tasks, platforms and figures."""
     from repro.reports.figures import FIGURES
     from repro.runs.system import SYSTEMS
     from repro.systems.platforms import PLATFORMS
     from repro.tasks.registry import TASKS
-    from repro.workloads import known_datasets, load_card
+    from repro.workloads.card import known_datasets, load_card
+    from repro.workloads.sessions import known_session_cards, load_session_card
 
     rows = [("system", name, SYSTEMS.get(name).summary) for name in SYSTEMS]
     rows += [("dataset", name, load_card(name).title) for name in known_datasets()]
+    rows += [
+        ("trace", name, f"{load_session_card(name).title}: {load_session_card(name).summary}")
+        for name in known_session_cards()
+    ]
     rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
     rows += [
         ("platform", p.name, f"{p.title} ({'measured' if p.executor == 'torch' else 'simulated'} by default)")
-        for p in PLATFORMS.values()
+        for p in map(PLATFORMS.get, PLATFORMS)
     ]
     rows += [("figure", f.name, f.title) for f in FIGURES.values()]
     if json:

@@ -31,6 +31,7 @@ from repro.cli.gpu_suite import gpu_suite
 from repro.cli.list_command import list_command
 from repro.cli.panels import PanelCommand
 from repro.cli.plan import plan
+from repro.cli.plan_cluster import plan_cluster
 from repro.cli.train import train_tiny
 from repro.cli.verify import verify_baselines
 
@@ -56,6 +57,7 @@ app.command(cls=PanelCommand)(generate)
 app.command(name="list")(list_command)
 app.command()(doctor)
 app.command()(plan)
+app.command(name="plan-cluster")(plan_cluster)
 app.command()(calibrate)
 app.command(name="train-tiny")(train_tiny)
 app.command(name="verify-baselines")(verify_baselines)

@@ -22,8 +22,10 @@ def check_plot(path: Path) -> None:
     writable_folder("plot", path.parent)
 
 
-def save_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, Path]:
-    """``rows`` have a ``label``, how they were ``obtained``, the columns of _TITLES (None where unknown) and others, all
+def save_plot(
+    path: Path, title: str, rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str] = _TITLES
+) -> tuple[Path, Path]:
+    """``rows`` have a ``label``, how they were ``obtained``, the columns of ``titles`` (None where unknown) and others, all
     of which go into the CSV."""
     from matplotlib.figure import Figure
 
@@ -32,9 +34,9 @@ def save_plot(path: Path, title: str, rows: Sequence[Mapping[str, Any]]) -> tupl
     writer.writeheader()
     writer.writerows(rows)
     figure = Figure(figsize=(9, 1.2 + 0.35 * len(rows)), layout="constrained")
-    panels = figure.subplots(1, len(_TITLES), sharey=True)
+    panels = figure.subplots(1, len(titles), sharey=True)
     labels = [f"{row['label']}{'' if row['valid'] else ' (INVALID)'}" for row in rows]
-    for axes, (column, said) in zip(panels, _TITLES.items(), strict=True):
+    for axes, (column, said) in zip(panels, titles.items(), strict=True):
         axes.barh(range(len(rows)), [row[column] or 0 for row in rows], color="#4477aa")
         axes.set_yticks(range(len(rows)), labels)
         axes.set_xlabel(said)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from engines.errors import UserError
+from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 
@@ -117,5 +118,5 @@ steps without delay, not throughput."""
 
 def component(name: str) -> Component:
     if name not in COMPONENTS:
-        raise UserError(f"component={name!r} is unknown: use one of {', '.join(COMPONENTS)}")
+        raise UserError(f"component={name!r} is unknown: use one of {', '.join((*COMPONENTS, *CLUSTER_COMPONENTS))}")
     return COMPONENTS[name]

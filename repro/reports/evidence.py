@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from repro.reports.claims import Answer
 from repro.reports.determined import determined, fitted_claims
-from repro.reports.figures import FigureEntry, FigureModule, View, decides_on, default_reading
+from repro.reports.figures import FigureEntry, FigureModule, View, decides_on, deciding_runs, default_reading
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
@@ -45,7 +45,7 @@ def sources(entries: Sequence[FigureEntry], platforms: Sequence[str] | None = No
         for name in decides_on(module):
             if platforms is None or name in platforms:
                 where = platform_of(name)
-                view = View(platform=where, reading=default_reading(where))
+                view = View(platform=where, reading=default_reading(where), num_runs=deciding_runs(module))
                 found.append(Source(entry=entry, module=module, view=view, cells=tuple(module.cells(view))))
     return found
 

@@ -65,9 +65,8 @@ class View:
     def stem(self) -> str:
         """Ending of the figure's file names."""
         where = self.platform
-        known = PLATFORMS.get(where.name)
         parts = [where.name]
-        if known is not None and known.executor != where.executor:
+        if where.name in PLATFORMS and PLATFORMS.get(where.name).executor != where.executor:
             parts.append(self.obtained)
         if self.reading != default_reading(where):
             parts.append(self.reading)
@@ -121,9 +120,10 @@ MEASURED_RUNS = 3
 
 
 def default_num_runs(module: FigureModule, where: Platform) -> int:
-    """One where a run comes out the same again: simulated, or a figure of memory or accuracy (``IS_TIMED`` is False)."""
+    """``deciding_runs`` where a run comes out the same again: simulated, or a figure of memory or accuracy (``IS_TIMED``
+    is False)."""
     is_timed = getattr(module, "IS_TIMED", True)
-    return MEASURED_RUNS if is_timed and where.executor != "roofline" else 1
+    return MEASURED_RUNS if is_timed and where.executor != "roofline" else deciding_runs(module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +156,12 @@ class FigureModule(Protocol):
     def findings(self, runs: Sequence[StoredRun], view: View) -> list[Finding]:
         """What the runs say about the paper's claims that this figure decides."""
         ...
+
+
+def deciding_runs(module: FigureModule) -> int:
+    """Repeats that answer claims: the module's ``NUM_RUNS``, where one seed is an anecdote, else one."""
+    found: int = getattr(module, "NUM_RUNS", 1)
+    return found
 
 
 def decides_on(module: FigureModule) -> tuple[str, ...]:
@@ -218,7 +224,22 @@ DLLM_SERVE = Paper(
     claims=CLAIMS / "dllm_serve" / "claims.yaml",
 )
 AMPD = Paper(
-    name="ampd", title="AMPD", package="paper_figures.ampd", figures={}, claims=CLAIMS / "ampd" / "claims.yaml"
+    name="ampd",
+    title="AMPD",
+    package="paper_figures.ampd",
+    figures={
+        "fig4": "Figure 4: SLO attainment against arrival rate",
+        "fig5": "Figure 5: ablation, and where prefills run",
+        "fig6": "Figure 6: sensitivity to w, alpha, beta and the window of statistics",
+        "fig7": "Figure 7: time of planning",
+        "fig8": "Figure 8: end-to-end latency against arrival rate",
+        "table1": "Table 1: the traces",
+        "table2": "Table 2: deployments, planned and served",
+        "readings": "readings: what attainment and constants may mean, scored against Figure 4",
+        "switches": "switches: what ordering by load and looking at the backlog add, cell by cell",
+        "length": "length: attainment of 99 and of 400 sessions",
+    },
+    claims=CLAIMS / "ampd" / "claims.yaml",
 )
 LAPS = Paper(
     name="laps", title="LAPS", package="paper_figures.laps", figures={}, claims=CLAIMS / "laps" / "claims.yaml"

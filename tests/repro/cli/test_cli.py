@@ -119,7 +119,7 @@ OPTIONS = {
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
-    "ablate": "--accept-other-code --component --dataset --force --json --limit --num-runs --platform --plot --reading --request-rate --result-dir",
+    "ablate": "--accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --write",
     "check-results": "--json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
@@ -137,6 +137,8 @@ OPTIONS = {
     "--tie-policy --weights",
     "list": "--json",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
+    "plan-cluster": "--constants --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
+    "--trace --trace-path",
     "reproduce": "--accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
@@ -164,8 +166,11 @@ def test_list_names_everything(repro: Repro) -> None:
     names = {
         kind: {entry["name"] for entry in entries if entry["kind"] == kind} for kind in ("system", "platform", "figure")
     }
-    assert names["system"] == {"dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"}
-    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200"}
+    assert names["system"] == {
+        *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
+        *("ampd", "dynamo-sim", "vllm-sim", "continuum-sim"),
+    }
+    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200", "h20x32"}
     assert names["figure"] == set(FIGURES)
     assert "dllm-serve/fig3" in names["figure"]
     assert {"livebench", "burst", "osc"} <= {entry["name"] for entry in entries if entry["kind"] == "dataset"}

@@ -1,0 +1,225 @@
+"""AMPD's figures on made-up runs: what is paired with what, how intervals come about, what is said of the claims."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.session_runs import session_run, session_runs
+
+from paper_figures.ampd import fig4, fig5, fig6, fig8, length, readings, switches, table1, table2
+from paper_figures.ampd.compare import Table, gains, said, tabulate
+from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
+from paper_figures.ampd.panels import RATES, panel_of, panels
+from repro.reports.claims import Finding
+from repro.reports.figures import View, deciding_runs, default_num_runs
+from repro.reports.paper import load_claims
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.statistics import student_t_two_sided
+from repro.systems.platforms import platform
+
+VIEW = View(platform=platform("h20x32"), reading="published", num_runs=3)
+SHARES = {"ampd": 0.6, "dynamo-sim": 0.5, "vllm-sim": 0.3, "continuum-sim": 0.3}
+
+
+def share(cell: Cell) -> float:
+    knobs = cell.knob_values
+    own = SHARES[cell.system] - 0.05 * (cell.rate or 0) + 0.01 * cell.seed
+    own += 0.1 * ("route_order" in knobs) + 0.05 * ("window" in knobs) + 0.02 * (knobs["deployment"] == "search")
+    return own - 0.1 * (knobs.get("adaptive_routing") is False) - 0.05 * (knobs.get("prefill_reordering") is False)
+
+
+def table(values: dict[str, list[float]]) -> Table:
+    arrays = {name: np.array(each, dtype=float).reshape(1, 1, -1) for name, each in values.items()}
+    return Table(panels=(panels()[0],), rates=(0.8,), values=arrays)
+
+
+def by_claim(found: list[Finding]) -> dict[str, Finding]:
+    assert len({each.claim for each in found}) == len(found)
+    return {each.claim: each for each in found}
+
+
+# ---- panels -------------------------------------------------------------------------------------------
+
+
+def test_panels_are_the_papers() -> None:
+    assert len(panels()) == 12
+    llama = panel_of("Llama-3.1-70B", "gaia")
+    assert (llama.num_gpus, str(llama.plans[0])) == (32, "P:TP8x2 D:TP8x2")
+    assert llama.gains[2.4, "dynamo"] == pytest.approx(10.68)
+    assert math.isnan(panel_of("Qwen3-32B", "dureader").gains[2.4, "continuum"])
+    assert sum(not math.isnan(gain) for panel in panels() for gain in panel.gains.values()) == 179
+
+
+def test_every_cell_can_be_prepared_and_each_question_is_asked_once() -> None:
+    asked = fig4.cells(VIEW)
+    assert len(asked) == len(set(asked)) == 12 * len(RATES) * len(FIGURE4) * 3
+    for cell in asked[: len(FIGURE4) * len(RATES) * 12]:
+        if cell.rate == 0.8 and cell.system in ("ampd", "vllm-sim"):
+            prepare(cell)
+    assert default_num_runs(fig4, VIEW.platform) == deciding_runs(fig4) == PAIRED_SEEDS
+
+
+@pytest.mark.parametrize("figure", [fig5, fig8, switches, length, table2, readings])
+def test_figures_share_the_runs_of_figure_4(figure: object) -> None:
+    keys = {cell.key for cell in fig4.cells(VIEW)}
+    own = {cell.key for cell in figure.cells(VIEW)}  # type: ignore[attr-defined]
+    assert keys & own
+
+
+# ---- intervals ----------------------------------------------------------------------------------------
+
+
+def test_the_jackknife_of_a_mean_is_students_interval() -> None:
+    values = [0.2, 0.4, 0.3, 0.7]
+    found = table({"ampd": values}).at("ampd", 0, 0)
+    assert found.mean == pytest.approx(40.0)
+    assert found.half_width == pytest.approx(student_t_two_sided(0.95, 3) * 100 * np.std(values, ddof=1) / 2)
+
+
+def test_differences_are_paired() -> None:
+    paired = table({"ampd": [0.2, 0.4, 0.6], "dynamo": [0.1, 0.3, 0.5]})
+    difference = paired.at("ampd", 0, 0, less="dynamo")
+    assert difference.mean == pytest.approx(10.0)
+    assert difference.half_width == pytest.approx(0.0, abs=1e-9)
+    assert (paired.at("ampd", 0, 0).half_width or 0) > 10
+
+
+def test_an_attainment_of_nothing_counts_as_half_a_session() -> None:
+    zero = table({"ampd": [0.5, 0.5], "dynamo": [0.0, 0.0]})
+    assert gains(zero.means, "ampd", "dynamo", 0.5 / 99)[0, 0] == pytest.approx(0.5 * 99 / 0.5)
+    assert said(zero.at("dynamo", 0, 0), "%") == "0.0 ± 0.0 %"
+
+
+def test_invalid_runs_and_other_seeds_do_not_count() -> None:
+    own = panel_of("Llama-3.1-70B", "dureader")
+    cells = grid("x", VIEW, ("ampd",), [own], (2.0,))
+    runs = [session_run(cells[0], 0.9, valid=False), session_run(cells[1], 0.5), session_run(cells[2], 0.3)]
+    found = tabulate(runs, VIEW, ("ampd",), [own], (2.0,), range(3))
+    assert np.isnan(found.values["ampd"][0, 0, 0])
+    assert found.means["ampd"][0, 0] == pytest.approx(0.4)
+
+
+# ---- figures ------------------------------------------------------------------------------------------
+
+
+def test_figure_4_compares_with_both_kinds_of_plan(tmp_path: Path) -> None:
+    runs = session_runs(fig4.cells(VIEW), share)
+    rendered = fig4.render(runs, VIEW, tmp_path)
+    assert len(rendered.rows) == 60
+    with rendered.files[-1].open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(runs)
+    assert {row["obtained"] for row in rows} == {"simulated"}
+    found = by_claim(fig4.findings(runs, VIEW))
+    mean = np.mean([share_ratio(rate) for rate in RATES])
+    assert found["ampd-avg-dynamo"].value == pytest.approx(100 * (mean - 1))
+    assert "median" in found["ampd-avg-dynamo"].how
+    assert "3 paired seeds" in found["ampd-avg-dynamo"].how
+    assert found["ampd-best-everywhere"].value == 1.0
+    assert found["ampd-gaia-colocated"].holds is False
+    assert "Missed because" in found["ampd-gaia-colocated"].how
+    assert found["ampd-disagg-others"].holds is True
+    assert found["ampd-continuum-tie"].value == 0.0
+
+
+def share_ratio(rate: float) -> float:
+    """Of AMPD on Table 2's plan over tuned Dynamo, seeds 0 to 2."""
+    return (0.6 - 0.05 * rate + 0.01) / (0.52 - 0.05 * rate + 0.01)
+
+
+def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path: Path) -> None:
+    def worse(cell: Cell) -> float:
+        is_there = (cell.dataset, cell.rate, cell.knob_values["model"]) == ("gaia", 2.0, "Qwen3-32B")
+        return 0.9 if is_there and cell.system == "dynamo-sim" else share(cell)
+
+    table = fig4.table_of(session_runs(fig4.cells(VIEW), worse), VIEW)
+    (text,) = fig4.behind(table, "ours-tuned", ("dynamo-tuned",))
+    assert text.startswith("Qwen3-32B GAIA 2/s: -")
+    assert text.endswith("points behind Dynamo, tuned")
+    assert fig4.count_ahead(table, "ours-tuned", ("dynamo-tuned",)) == 59
+
+
+def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
+    runs = session_runs(fig5.cells(VIEW), share)
+    fig5.render(runs, VIEW, tmp_path)
+    found = by_claim(fig5.findings(runs, VIEW))
+    base, ar, full = 0.6 - 0.1 + 0.01 - 0.15, 0.6 - 0.1 + 0.01 - 0.05, 0.6 - 0.1 + 0.01
+    assert found["ampd-ar-dureader"].value == pytest.approx(100 * (ar / base - 1))
+    assert found["ampd-full-dureader"].value == pytest.approx(100 * (full / base - 1))
+    assert found["ampd-local-gaia"].value == pytest.approx(20.0)
+    assert found["ampd-pr-low"].value == pytest.approx(100 * (full / ar - 1))
+
+
+@pytest.mark.parametrize(("best", "expected"), [(0.9, 0.9), (0.75, 0.0), (1.0, 0.0)])
+def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected: float, tmp_path: Path) -> None:
+    def peaked(cell: Cell) -> float:
+        alpha = float(cell.knob_values.get("alpha", 0.9) or 0)
+        return 0.5 + 0.01 * cell.seed - abs(alpha - best)
+
+    runs = session_runs(fig6.cells(VIEW), peaked)
+    fig6.render(runs, VIEW, tmp_path)
+    found = by_claim(fig6.findings(runs, VIEW))
+    assert found["ampd-alpha-peak"].value == expected
+    assert found["ampd-beta-peak"].value == 0.0, "flat"
+    assert found["ampd-w-insensitive"].value == pytest.approx(0.0)
+    assert {"ampd-f6-alpha-1", "ampd-f6-w-5", "ampd-f6-beta-0.75"} <= found.keys()
+
+
+def test_figure_8_is_of_end_to_end_latency(tmp_path: Path) -> None:
+    runs = session_runs(fig8.cells(VIEW), share)
+    fig8.render(runs, VIEW, tmp_path)
+    (found,) = fig8.findings(runs, VIEW)
+    assert found.value == pytest.approx(1.0)
+
+
+def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path: Path) -> None:
+    runs = session_runs(readings.cells(VIEW), lambda cell: 0.5)
+    scores = readings.scores(runs, VIEW)
+    null = next(score for score in scores if score.reading == readings.NULL)
+    assert null.whole.mean == pytest.approx(1.28, abs=0.01)
+    assert {round(score.sort_key, 9) for score in scores} == {round(null.sort_key, 9)}, "all equal is the null"
+    assert len(scores) == 1 + 5 * 16 + 16
+    notes = " ".join(readings.render(runs, VIEW, tmp_path).notes)
+    assert "0 of 96 combinations score less" in notes
+
+
+def test_switches_say_what_they_add_in_every_cell(tmp_path: Path) -> None:
+    runs = session_runs(switches.cells(VIEW), share)
+    rendered = switches.render(runs, VIEW, tmp_path)
+    assert len(rendered.rows) == 60
+    assert rendered.rows[0][3:6] == ("10 ± 0", "5 ± 0", "15 ± 0")
+    assert "gains in 60 and loses in 0 of 60 cells" in rendered.notes[0]
+
+
+def test_length_and_tables(tmp_path: Path) -> None:
+    runs = session_runs(length.cells(VIEW), share)
+    assert len(length.render(runs, VIEW, tmp_path).rows) == 8
+    found = by_claim(table1.findings([], VIEW))
+    assert found["ampd-trace-hotpotqa"].value == pytest.approx((3.0, 1569.8, 80.03), rel=1e-3)
+    assert len(table1.render([], VIEW, tmp_path).rows) == 4
+
+
+def test_table_2_counts_rows_and_first_plans() -> None:
+    plans = table2.plans_of(panel_of("Qwen3-32B", "toolbench"), "h20x32", 0.6)
+    assert plans.is_first
+    assert 1 <= plans.overlap <= 3
+    rule = [table2.even(panel, "h20x32") == panel.plans[0] for panel in panels()]
+    assert sum(rule) == 10
+
+
+def test_findings_answer_claims_of_ampd() -> None:
+    known = {claim.id for claim in load_claims("ampd")}
+    for module in (fig4, fig5, fig6, fig8):
+        found = by_claim(module.findings(session_runs(module.cells(VIEW), share), VIEW))
+        assert found.keys() <= known
+        assert not any(math.isnan(value) for each in found.values() for value in np.atleast_1d(each.value))
+
+
+def test_all_titles_are_told_apart() -> None:
+    titles = [each.title for each in CONTENDERS.values()]
+    assert len(titles) == len(set(titles))

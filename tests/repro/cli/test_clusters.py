@@ -1,0 +1,119 @@
+"""Commands about clusters: plan-cluster, bench and ablate of AMPD, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from engines.errors import UserError
+from repro.cli.main import app
+
+PLAN = ("plan-cluster", "--model", "Llama-3.1-70B", "--trace", "dureader", "--gpus", "16")
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.stdout
+
+
+def test_plan_cluster_shows_three_plans_their_latencies_and_its_time() -> None:
+    answer = json.loads(run(*PLAN, "--solver", "enumeration", "--json"))
+    assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3]
+    assert answer["rate"] == 0.6
+    assert answer["slo"] == {"ttft_s": 5.0, "itl_s": 0.05}
+    worst = [plan["worst_of_slo"] for plan in answer["plans"]]
+    assert worst == sorted(worst)
+    for plan in answer["plans"]:
+        assert plan["ttft_p95_of_slo"] == pytest.approx(plan["ttft_p95_s"] / 5.0)
+        assert plan["worst_of_slo"] == pytest.approx(max(plan["ttft_p95_of_slo"], plan["itl_p95_of_slo"]))
+    assert answer["plan_seconds"] > 0
+    assert answer["obtained"] == "simulated"
+    said = run(*PLAN, "--solver", "enumeration", "--top", "1")
+    assert "planned in" in said
+    assert answer["plans"][0]["deployment"] in said
+
+
+def test_a_plan_that_misses_its_objectives_says_so() -> None:
+    assert "no split meets both objectives" in run(
+        *PLAN, "--rate", "6", "--method", "closed", "--solver", "enumeration"
+    )
+
+
+def test_sessions_of_ones_own_are_planned_for(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"rounds": [[400 + n, 30], [200, 30]]}) + "\n" for n in range(30)))
+    answer = json.loads(run(*PLAN, "--trace-path", str(path), "--num-sessions", "30", "--method", "closed", "--json"))
+    assert len(answer["plans"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--gpus", "3"), "gpus=3 do not hold a prefill and a decode worker of Llama-3.1-70B"),
+        (("--gpus", "1"), "gpus=1 must be between 2 and 4096"),
+        (("--hardware", "tpu"), "gpu='tpu' is unknown: use one of"),
+        (("--model", "nosuch"), "model='nosuch' is unknown"),
+        (("--model", "LLaDA-8B"), "is a diffusion model and has no prefill and decode workers"),
+        (("--model", "Qwen2.5-7B"), "Qwen2.5-7B on dureader has no published objective: give --slo-ttft-s"),
+        (("--trace", "osc"), "trace='osc' is unknown"),
+        (("--rate", "0"), "rate=0.0 must be a finite number of sessions/s above 0"),
+        (("--slo-itl-s", "0"), "itl_s=0.0: an objective is a positive number of seconds"),
+        (("--top", "0"), "top=0 must be at least 1"),
+        (("--num-sessions", "-1"), "num_sessions=-1 must be at least 1"),
+        (("--solver", "gurobi"), "solver='gurobi' is unknown"),
+        (("--method", "magic"), "method='magic' is unknown"),
+        (("--constants", "ideal"), "constants='ideal' are unknown"),
+    ],
+)
+def test_impossible_plans_are_refused(options: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        run(*PLAN, *options)
+    assert sentence in str(refused.value)
+
+
+def test_bench_takes_clusters_by_name_and_their_own_trace(tmp_path: Path) -> None:
+    systems = [part for name in ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim") for part in ("--system", name)]
+    knobs = ("--num-prompts", "6", "--request-rate", "0.5", "--result-dir", str(tmp_path), "--json")
+    runs = json.loads(run("bench", *systems, "--platform", "h20x32", *knobs))
+    assert [each["cell"]["dataset"] for each in runs] == ["dureader"] * 4
+    assert all(each["valid"] and each["obtained"] == "simulated" for each in runs)
+    assert {each["facts"]["attainment_reading"] for each in runs} == {"round/every/p95"}
+    assert all(0 <= each["summary"]["slo_attainment"] <= 1 for each in runs)
+
+
+def test_ablate_pairs_variants_by_seed(tmp_path: Path) -> None:
+    options = ("--component", "reordering", "--dataset", "dureader", "--num-runs", "2", "--result-dir", str(tmp_path))
+    rows = json.loads(run("ablate", *options, "--json"))["rows"]
+    assert [row["variant"] for row in rows] == ["first come, first served", "Algorithm 2, w = 3", "Algorithm 2, w = 5"]
+    assert rows[0]["added_points"] == 0
+    for row in rows[1:]:
+        assert row["added_points"] == pytest.approx(100 * (row["slo_attainment"] - rows[0]["slo_attainment"]))
+        assert row["num_runs"] == 2
+    assert len({row["deployment"] for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--component", "routing", "--reading", "policy"), "reading='policy' is of Sparse-dLLM"),
+        (
+            ("--component", "scheduler", "--model", "Qwen3-32B"),
+            "model='Qwen3-32B' has no effect on component='scheduler'",
+        ),
+        (
+            ("--component", "routing", "--platform", "cpu-tiny"),
+            "platform='cpu-tiny' has no settings for this kind of system",
+        ),
+        (("--component", "routing", "--num-runs", "0"), "num_runs=0 must be at least 1"),
+        (("--component", "planner"), "use one of engine, scheduler, budgeting, sparsity, refresh, routing, reordering"),
+    ],
+)
+def test_ablations_that_make_no_sense_are_refused(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        run("ablate", *options, "--result-dir", str(tmp_path))
+    assert sentence in str(refused.value)
