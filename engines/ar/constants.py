@@ -2,7 +2,7 @@
 
 No paper states them. ``physical`` is what a well-built engine reaches on this hardware; the other
 readings lower or raise single constants until one printed figure is met, and say which. None of them
-meets all figures at once (``benchmarks/cluster.py readings``).
+meets all figures at once (``repro reproduce ampd/readings``).
 """
 
 from __future__ import annotations

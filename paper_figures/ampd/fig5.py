@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from paper_figures.ampd.compare import Means, Table, said, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, grid
 from paper_figures.ampd.fig4 import floor_of
@@ -20,7 +18,7 @@ from paper_figures.ampd.layout import obtained_sentence, seeds_text, transient_s
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, Panel, panel_of
 from paper_figures.ampd.said import DEFAULT, finding
 from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
+from paper_figures.common.caption import figure_title, invalid_notes
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
@@ -134,53 +132,40 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         return _number(by_base["none"]), f"{'; '.join(texts)}; {where}"
 
     base = _number(ladder.at("none", 1, 0))
-    gaia = (
-        f"the base attains {base:.0f} % in GAIA here, so that no more than {100 / base - 1 if base else math.inf:.1f} times as much again is "
-        "left to gain; the paper's base must be below a fifth of AMPD's attainment"
-    )
-    dureader = (
-        "while mean TTFTs have slack Algorithm 1 dispatches at random: it gains over random dispatch and deep in overload (ampd/length), "
-        "not over the shortest queue"
-    )
-    for claim, row, name, because in (
-        ("ampd-ar-dureader", 0, "ar", dureader),
-        ("ampd-full-dureader", 0, "ampd", dureader),
-        ("ampd-ar-gaia", 1, "ar", gaia),
-        ("ampd-full-gaia", 1, "ampd", gaia),
+    room = f"the base attains {base:.0f} %, so that at most {100 * (100 / base - 1) if base else math.inf:.0f} % are left to gain"
+    for claim, row, name in (
+        ("ampd-ar-dureader", 0, "ar"),
+        ("ampd-full-dureader", 0, "ampd"),
+        ("ampd-ar-gaia", 1, "ar"),
+        ("ampd-full-gaia", 1, "ampd"),
     ):
         value, how = told(row, name)
-        found.append(finding(claim, value, how, because=because))
+        found.append(finding(claim, value, f"{room}; {how}" if row else how))
     reordering = {row: gain_of(ladder, "ampd", "ar", row, floor) for row in (0, 1)}
     alone = {row: gain_of(ladder, "pr", "none", row, floor) for row in (0, 1)}
     for claim, row in (("ampd-pr-low", 0), ("ampd-pr-high", 1)):
         how = f"{said(reordering[row], '%')} on top of adaptive routing, {said(alone[row], '%')} without it, {ABLATED[row]}; {where}"
-        found.append(
-            finding(
-                claim,
-                _number(reordering[row]),
-                how,
-                because="adaptive routing leaves queues too short, or tasks too late, for an ordering of three to matter",
-            )
-        )
+        found.append(finding(claim, _number(reordering[row]), how))
     both = tuple(_number(gain_of(ladder, "ampd", "none", row, floor)) for row in (0, 1))
     found.append(
-        finding(
-            "ampd-total-range", both, f"DuReader and GAIA, over {CONTENDERS['none'].title}; {where}", because=f"{gaia}"
-        )
-    )
-    because = (
-        "time per prefill grows with its tokens in any roofline, and the paper's order of traces does not follow them: ToolBench's "
-        "share asks for 120 ms per 178 tokens, HotpotQA's allows 200 ms per 523"
+        finding("ampd-total-range", both, f"over {CONTENDERS['none'].title}; {room} in GAIA; {where}", of=ABLATED)
     )
     local = {}
     for row, trace in enumerate(TRACES):
         share = shares.at("ampd", row, 0)
         local[trace] = _number(share)
-        found.append(
-            finding(f"ampd-local-{trace}", local[trace], f"{said(share, '%')} of prefills; {where}", because=because)
-        )
-    spread = (min(local.values()), max(local.values()))
-    found.append(finding("ampd-local-range", spread, f"least and most of four traces; {where}", because=because))
+        found.append(finding(f"ampd-local-{trace}", local[trace], f"{said(share, '%')} of prefills; {where}"))
+    found.append(finding("ampd-local-range", tuple(local.values()), f"of prefills; {where}", of=tuple(local)))
+    return found
+
+
+def _conclusions(ladder: Table, floor: float) -> list[str]:
+    found = []
+    for row, trace in enumerate(ABLATED):
+        gains = [
+            f"{said(gain_of(ladder, 'ampd', base, row, floor), '%')} over {CONTENDERS[base].title}" for base in BASES
+        ]
+        found.append(f"{_title(trace)}: AMPD gains {' and '.join(gains)}.")
     return found
 
 
@@ -203,24 +188,18 @@ def _draw(
         for row, _ in enumerate(ABLATED):
             _bars(axes[row], [ladder.at(name, row, 0) for name in LADDER], [CONTENDERS[name].title for name in LADDER])
         _bars(axes[2], [shares.at("ampd", row, 0) for row in range(len(TRACES))], [_title(trace) for trace in TRACES])
-        places = range(len(TRACES))
-        axes[2].plot(
-            places,
-            [paper.get((trace, "local"), np.nan) for trace in TRACES],
-            linestyle="none",
-            marker="D",
-            fillstyle="none",
-            color="black",
-            label="paper",
-        )
+        for place, trace in enumerate(TRACES):
+            if (trace, "local") in paper:
+                style.paper_marker(axes[2], place, paper[trace, "local"], color="black", marker="D", label="paper")
         axes[0].set_ylabel("%")
         return style.publish(
             figure,
             axes,
             out,
             stem,
-            title=f"{TITLE}\n{view.platform.title}, {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
+            title=f"{figure_title(TITLE, runs, view)}; {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
             caption=[
+                *_conclusions(ladder, floor_of(view)),
                 obtained_sentence(runs),
                 f"{DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
                 "Gains over both bases, and those printed, are in the table beside the figure.",

@@ -17,7 +17,7 @@ from paper_figures.ampd.layout import obtained_sentence, seeds_text, transient_s
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, panel_of
 from paper_figures.ampd.said import DEFAULT, finding
 from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
+from paper_figures.common.caption import figure_title, invalid_notes
 from paper_figures.common.repeats import Repeats
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
@@ -121,16 +121,11 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
                 color="#0072B2",
                 label="AMPD",
             )
-            known = [(value, paper[name, value]) for value in values if (name, value) in paper]
-            if known:
-                axes[place].plot(
-                    *zip(*known, strict=True),
-                    linestyle="none",
-                    marker="D",
-                    fillstyle="none",
-                    color="black",
-                    label="AMPD (paper)",
-                )
+            for value in values:
+                if (name, value) in paper:
+                    style.paper_marker(
+                        axes[place], value, paper[name, value], color="black", marker="D", label="AMPD (paper)"
+                    )
             axes[place].set_ylim(0, 100)
             axes[place].set_xticks(values)
         axes[3].set_xscale("log")
@@ -141,8 +136,9 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             axes,
             out,
             stem,
-            title=f"{TITLE}\n{view.platform.title}, {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
+            title=f"{figure_title(TITLE, runs, view)}; {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
             caption=[
+                f"{_conclusion(found)}.",
                 obtained_sentence(runs),
                 f"{DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval; differences from the default are paired.",
                 transient_sentence(runs),
@@ -163,10 +159,6 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     found, paper = swept(runs, view), printed()
     where = f"{panel_of(DETAIL_MODEL, 'dureader').title} at {DETAIL_RATE:g}/s, {DEFAULT}, {seeds_text(view)}"
     answers = []
-    level = (
-        "the parameter moves attainment by no more than noise here, where the paper's runs, one of 99 sessions each as it seems, move by "
-        "up to 24 points"
-    )
     for (name, value), _ in paper.items():
         at, off = found[name, value]
         answers.append(
@@ -174,7 +166,6 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
                 f"ampd-f6-{name}-{value:g}",
                 _number(at),
                 f"{said(at, '%')}, {said(off)} points from the default; {where}",
-                because=level,
             )
         )
     for name, claim in (("alpha", "ampd-alpha-peak"), ("beta", "ampd-beta-peak")):
@@ -186,7 +177,6 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
                 claim,
                 peak(shares_of(runs, view), name),
                 f"0 is no peak; means of {text} %; differs from the default outside noise at {', '.join(map(str, apart)) or 'none'}; {where}",
-                because=f"{name} moves attainment by less than its interval, so that any peak would be chance",
             )
         )
     means = [_number(found["w", value][0]) for value in SWEEPS["w"]]
@@ -195,54 +185,37 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
             "ampd-w-insensitive",
             max(means) - min(means),
             f"largest minus least mean over w = 2..5 ({', '.join(f'{mean:.1f}' for mean in means)} %); {where}",
-            because="a longer look-ahead lets more short tasks overtake past saturation",
         )
     )
-    config = AmpdConfig()
-    routing = RoutingConfig(slo=Slo(ttft_s=1.0, itl_s=1.0))
+    config, routing = AmpdConfig(), RoutingConfig(slo=Slo(ttft_s=1.0, itl_s=1.0))
+    own = [run for run in runs if not SWEEPS.keys() & run.cell.knob_values.keys()]
+    most = max((run.summary["most_postponed"] for run in own), default=0)
     answers.append(
-        finding(
-            "ampd-defaults",
-            (routing.alpha, routing.beta, float(config.w)),
-            "our defaults, set to the paper's",
-            because="",
-            obtained="computed",
-        )
-    )
-    answers.append(
-        finding("ampd-window", config.window_s, "our default, set to the paper's", because="", obtained="computed")
-    )
-    sessions = {run.record.num_requests for run in runs[:1]}
-    answers.append(
-        finding(
-            "ampd-derived-n",
-            float(max(sessions, default=0)),
-            "sessions a run, set to what Figure 6's values imply",
-            because="another number was asked for",
-        )
-    )
-    return answers + _algorithm(runs, config)
-
-
-def _algorithm(runs: Sequence[StoredRun], config: AmpdConfig) -> list[Finding]:
-    """What Algorithm 2 did in the runs at the defaults."""
-    own = [run for run in runs if not {"w", "alpha", "beta", "window_s"} & set(run.cell.knob_values)]
-    most = max((max(run.table("tasks")["postponed"], default=0) for run in own if run.folder.is_dir()), default=0)
-    return [
         finding(
             "ampd-postpone",
             float(config.w if most <= config.w else most),
-            f"the limit; the most that any prefill was postponed in {len(own)} runs is {most}",
-            because="a prefill was postponed more often",
-        ),
-        finding(
-            "ampd-orderings",
-            float(math.factorial(config.w)),
-            "orderings of a window of w = 3, all tried (Algorithm 2)",
-            because="",
-            obtained="computed",
-        ),
-    ]
+            f"the limit, or more if it was passed: the most that any prefill was postponed in {len(own)} runs is {most}",
+        )
+    )
+    given = (routing.alpha, routing.beta, float(config.w))
+    set_here: tuple[tuple[str, float | tuple[float, ...], str], ...] = (
+        ("ampd-defaults", given, "our defaults, set to the paper's"),
+        ("ampd-window", config.window_s, "our default, set to the paper's"),
+        ("ampd-orderings", float(math.factorial(config.w)), "orderings of a window of w = 3, all tried (Algorithm 2)"),
+        ("ampd-derived-n", float(runs[0].record.num_requests), "sessions a run, set to what Figure 6's values imply"),
+    )
+    for claim, ours, how in set_here:
+        answers.append(Finding(claim=claim, value=ours, obtained="computed", how=how))
+    return answers
+
+
+def _conclusion(found: Swept) -> str:
+    apart = [f"{name} = {value:g} ({said(off)} points)" for (name, value), (_, off) in found.items() if _is_apart(off)]
+    return (
+        f"Attainment differs from that of the defaults outside noise at {', '.join(apart)}"
+        if apart
+        else "No value moves attainment outside noise"
+    )
 
 
 def printed() -> dict[tuple[str, float], float]:

@@ -1,91 +1,72 @@
-"""AMPD Figure 7 (App. A.2): seconds to plan 8 to 256 GPUs, timed here; and what routing and reordering take (§4)."""
+"""AMPD Figure 7 (App. A.2): seconds to plan 8 to 256 GPUs; and what routing and reordering take (§4)."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from engines.ampd.planner.coefficients import coefficients, default_method
-from engines.ampd.planner.planner import solve
-from engines.ampd.planner.program import available_solver
-from engines.ampd.planner.workload import PlanningWorkload
-from engines.ampd.reordering import best_ordering
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig
-from engines.ar.cluster.policy import WorkerSnapshot
-from engines.ar.slo import Slo
-from engines.ar.task import PrefillTask
 from paper_figures.ampd.panels import DETAIL_MODEL
-from paper_figures.ampd.said import finding
 from paper_figures.common import style
+from paper_figures.common.caption import device_text, figure_title, invalid_notes
+from paper_figures.common.repeats import Repeats
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
+from repro.runs.statistics import Interval, mean_interval
 from repro.runs.store import StoredRun
-from repro.systems.ar.part import ArPart
-from repro.systems.ar.settings import PLANNING_RATE, hardware_of, performance_of
-from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions import SessionWorkloadConfig, build_sessions
+from repro.systems.ar.planning import PLANNER_SYSTEM
+from repro.systems.ar.settings import PLANNING_RATE
 
 NAME = "fig7"
 TITLE = "AMPD Figure 7: time of planning"
 SOURCE = "AMPD, Figure 7, App. A.2"
 PLATFORMS = ("h20x32",)
+NUM_RUNS = 3
+"""Other samples of sessions, timed one after the other."""
 GPUS = (8, 16, 32, 64, 128, 256)
-TRACE, TRACE_GPUS = "dureader", 16
+TRACE, TRACE_GPUS, TRACE_SESSIONS = "dureader", 16, 99
 """Its load grows with the GPUs."""
-CONTEXT = 1600
-
-
-class Timed(NamedTuple):
-    num_gpus: int
-    coefficients_s: float
-    solve_s: float
-    method: str
-    solver: str
-    plan: str
-
-    @property
-    def seconds(self) -> float:
-        return self.coefficients_s + self.solve_s
+DECISIONS = (
+    ("routing_s", "routing to one of 8 workers, all without slack"),
+    ("ordering_s", "ordering a window of 3, one of them late"),
+)
+CSV_COLUMNS = ("gpus", "seed", "coefficients_s", "solve_s", "method", "solver", "plan", "paper_s", "obtained", "valid")
 
 
 def cells(view: View) -> list[Cell]:
-    """None: the planner is timed where the figure is drawn."""
-    return []
+    return [_cell(view, num_gpus, seed) for num_gpus in GPUS for seed in view.seeds]
 
 
-@cache
-def timed(card: str, constants: str, objectives: tuple[float, float]) -> tuple[Timed, ...]:
-    return tuple(_timed(card, constants, Slo(ttft_s=objectives[0], itl_s=objectives[1]), num_gpus) for num_gpus in GPUS)
-
-
-def _timed(card: str, constants: str, slo: Slo, num_gpus: int) -> Timed:
-    """CPU seconds of this process, so that neighbours count less; profiling the hardware is not planning."""
-    hardware = hardware_of(DETAIL_MODEL, card, constants)
-    model = performance_of(DETAIL_MODEL, card, constants, num_gpus, CONTEXT)
-    rate, num = PLANNING_RATE * num_gpus / TRACE_GPUS, max(99, 99 * num_gpus // TRACE_GPUS)
-    config = SessionWorkloadConfig(
-        trace=TRACE, num_sessions=num, seed=10**6, arrivals=ArrivalConfig(kind="poisson", rate=rate)
+def _cell(view: View, num_gpus: int, seed: int = 0) -> Cell:
+    return Cell(
+        figure=NAME,
+        system=PLANNER_SYSTEM,
+        dataset=TRACE,
+        platform=view.platform.name,
+        executor=view.platform.executor,
+        rate=PLANNING_RATE * num_gpus / TRACE_GPUS,
+        seed=seed,
+        knobs=(
+            ("model", DETAIL_MODEL),
+            ("num_gpus", num_gpus),
+            ("num_prompts", max(TRACE_SESSIONS, TRACE_SESSIONS * num_gpus // TRACE_GPUS)),
+            ("timed", True),
+        ),
     )
-    workload = PlanningWorkload(sessions=build_sessions(config).sessions, rate=rate, slo=slo)
-    start = time.process_time()
-    table = coefficients(model, workload, hardware.degrees(), num_gpus)
-    between = time.process_time()
-    (best,) = solve(table, num_gpus)
-    end = time.process_time()
-    method = default_method(num_gpus)
-    return Timed(num_gpus, between - start, end - between, method, available_solver(), str(best.deployment))
 
 
-def times(view: View) -> tuple[Timed, ...]:
-    part = view.platform.part(ArPart)
-    assert view.platform.gpu is not None
-    found = part.objectives[DETAIL_MODEL, TRACE]
-    return timed(view.platform.gpu, part.constants, (found.ttft_ms / 1e3, found.itl_ms / 1e3))
+def seconds_of(run: StoredRun) -> float:
+    return float(run.summary["coefficients_s"] + run.summary["solve_s"])
+
+
+def by_gpus(runs: Sequence[StoredRun], view: View) -> dict[int, tuple[StoredRun, ...]]:
+    repeats = Repeats(runs, view)
+    return {num_gpus: repeats.of(_cell(view, num_gpus)) for num_gpus in GPUS}
+
+
+def seconds(runs: Sequence[StoredRun]) -> Interval:
+    return mean_interval([seconds_of(run) for run in runs if run.validity.valid])
 
 
 def printed() -> dict[int, float]:
@@ -93,20 +74,23 @@ def printed() -> dict[int, float]:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    found, paper = times(view), printed()
+    found, paper = by_gpus(runs, view), printed()
     stem = f"{NAME}-{view.stem}"
+    at = [seconds(found[num]) for num in GPUS]
+    where = " and ".join(sorted({device_text(run) for run in runs}))
     with style.drawing():
-        figure, (axes,) = style.row_of_panels([f"{DETAIL_MODEL} {TRACE}, load grows with the GPUs"])
-        axes.plot(GPUS, [each.seconds for each in found], marker="o", color="#0072B2", label="ours (measured)")
-        axes.plot(
+        figure, (axes,) = style.row_of_panels([f"{DETAIL_MODEL} DuReader, load grows with the GPUs"])
+        axes.errorbar(
             GPUS,
-            [paper[num] for num in GPUS],
-            linestyle="none",
-            marker="D",
-            fillstyle="none",
-            color="black",
-            label="paper",
+            [each.mean or float("nan") for each in at],
+            yerr=[each.half_width or 0.0 for each in at],
+            marker="o",
+            capsize=2,
+            color="#0072B2",
+            label="ours (measured)",
         )
+        for num in GPUS:
+            style.paper_marker(axes, num, paper[num], color="black", marker="D", label="paper")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(GPUS, list(map(str, GPUS)))
@@ -117,104 +101,101 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             [axes],
             out,
             stem,
-            title=TITLE,
+            title=figure_title(TITLE, runs, view),
             caption=[
-                "Ours: CPU seconds of one process where this was drawn, coefficients and solver; direct simulation of every pool up to "
-                "32 GPUs, interpolated up to 64, closed forms beyond.",
-                "Paper: an unstated CPU.",
+                f"What is planned is simulated; the seconds are measured: processor time of one process on {where}, coefficients and "
+                "solver.",
+                "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
+                f"{len(view.seeds)} samples of sessions: mean, and bars for its 95 % interval (Student's t).",
+                "The paper names neither its processor nor its simulator.",
+                *invalid_notes(runs),
             ],
             width_inches=style.WIDE_INCHES,
         )
-    columns = ("gpus", "coefficients_s", "solve_s", "method", "solver", "plan", "paper_s", "obtained")
-    rows = [(*each, paper.get(each.num_gpus), "measured") for each in found]
+    rows = [_csv_row(num, run, paper) for num, own in found.items() for run in own]
     return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", columns, rows)),
-        columns=("GPUs", "coefficients s", "solver s", "by", "plan", "paper s"),
+        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
+        columns=("GPUs", "seconds", "solver's part", "by", "plan", "paper s"),
         rows=tuple(
             (
-                str(each.num_gpus),
-                f"{each.coefficients_s:.2f}",
-                f"{each.solve_s:.2f}",
-                f"{each.method}, {each.solver}",
-                each.plan,
-                f"{paper[each.num_gpus]:g}",
+                str(num),
+                _pm(seconds(own)),
+                f"{mean_interval([run.summary['solve_s'] for run in own]).mean or 0:.3f}",
+                f"{own[0].facts['method']}, {own[0].facts['solver']}" if own else "-",
+                own[0].summary["plans"][0]["deployment"] if own else "-",
+                f"{paper[num]:g}",
             )
-            for each in found
+            for num, own in found.items()
         ),
-        notes=tuple(f"{what}: {1e6 * seconds:.0f} us, measured." for what, seconds in overheads().items()),
+        notes=(
+            *(f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured." for name, what in DECISIONS),
+            *invalid_notes(runs),
+        ),
     )
+
+
+def slowest(runs: Sequence[StoredRun], name: str) -> float:
+    return max((float(run.summary[name]) for run in runs), default=float("nan"))
 
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    found = {each.num_gpus: each for each in times(view)}
+    found, paper = by_gpus(runs, view), printed()
     answers = [
-        finding(
-            f"ampd-plan-{num}",
-            each.seconds,
-            f"CPU seconds here, by {each.method} coefficients and {each.solver}: another simulator on another machine, so that only "
-            f"being faster can be said (paper {printed()[num]:g} s)",
-            because="",
+        Finding(
+            claim=f"ampd-plan-{num}",
+            value=seconds(own).mean or float("nan"),
             obtained="measured",
+            how=f"processor seconds of another simulator on another machine, so that no number can be compared (paper {paper[num]:g} s)",
             comparable=False,
         )
-        for num, each in found.items()
+        for num, own in found.items()
     ]
-    largest = found[max(GPUS)]
-    answers.append(
-        finding(
-            "ampd-plan-minute",
-            largest.seconds,
-            f"CPU seconds here for {max(GPUS)} GPUs, by {largest.method} coefficients: another simulator on another machine",
-            because="",
-            obtained="measured",
-            comparable=False,
-        )
-    )
-    ratio = largest.seconds / max(found[min(GPUS)].seconds, 1e-9)
+    largest, smallest = (seconds(found[num]).mean or float("nan") for num in (max(GPUS), min(GPUS)))
     growth = max(GPUS) / min(GPUS)
-    answers.append(
-        finding(
-            "ampd-plan-growth",
-            ratio,
-            f"time of {max(GPUS)} over {min(GPUS)} GPUs, which are {growth:g} times as many; the method changes on the way",
-            because="closed forms do not grow with the load of the sample",
-            holds=ratio <= 4 * growth,
+    slow = max(slowest(runs, name) for name, _ in DECISIONS)
+    return [
+        *answers,
+        Finding(
+            claim="ampd-plan-minute",
+            value=largest,
             obtained="measured",
-        )
-    )
-    slowest, seconds = max(overheads().items(), key=lambda pair: pair[1])
-    answers.append(
-        finding(
-            "ampd-overhead",
-            1e3 * seconds,
-            f"ms of the slower of a routing decision over 8 prefill workers and an ordering of w = 3 ({slowest}), in Python",
-            because="it takes over a millisecond",
-            holds=seconds < 1e-3,
+            how=f"processor seconds for {max(GPUS)} GPUs of another simulator on another machine, so that no number can be compared",
+            comparable=False,
+        ),
+        Finding(
+            claim="ampd-plan-growth",
+            value=largest / smallest,
             obtained="measured",
-        )
-    )
-    return answers
-
-
-@cache
-def overheads() -> dict[str, float]:
-    """Seconds of one decision."""
-    model = performance_of(DETAIL_MODEL, "h20", "physical", TRACE_GPUS, CONTEXT)
-    router = AdaptiveRouter(model, RoutingConfig(slo=Slo(ttft_s=1.0, itl_s=0.05)))
-    busy = [WorkerSnapshot(worker_id=index, degree=4, ttft_s=2.0, backlog_s=float(index)) for index in range(1, 9)]
-    home = WorkerSnapshot(worker_id=0, degree=4, itl_s=1.0)
-    tasks = [
-        PrefillTask(index, index, index, 1, "incremental", 1000, 500, 0.0, estimate_s=0.2 * (index + 1))
-        for index in range(3)
+            how=f"seconds of {max(GPUS)} over {min(GPUS)} GPUs, which are {growth:g} times as many; the method changes on the way",
+            holds=largest / smallest <= 4 * growth,
+        ),
+        Finding(
+            claim="ampd-overhead",
+            value=1e3 * slow,
+            obtained="measured",
+            how="ms of the slower of a routing decision over 8 prefill workers and an ordering of w = 3, in Python",
+            holds=slow < 1e-3,
+        ),
     ]
-    return {
-        "Routing to one of 8 workers, all without slack": _each(lambda: router.route(tasks[0], home, busy, 1.0)),
-        "Ordering a window of 3, one of them late": _each(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
-    }
 
 
-def _each(call: Callable[[], object], repeats: int = 2000) -> float:
-    start = time.process_time()
-    for _ in range(repeats):
-        call()
-    return (time.process_time() - start) / repeats
+def _csv_row(num: int, run: StoredRun, paper: dict[int, float]) -> tuple[object, ...]:
+    summary, facts = run.summary, run.facts
+    return (
+        num,
+        run.cell.seed,
+        summary["coefficients_s"],
+        summary["solve_s"],
+        facts["method"],
+        facts["solver"],
+        summary["plans"][0]["deployment"],
+        paper.get(num),
+        run.obtained,
+        run.validity.valid,
+    )
+
+
+def _pm(interval: Interval) -> str:
+    if interval.mean is None:
+        return "-"
+    return f"{interval.mean:.3f}" + ("" if interval.half_width is None else f" ± {interval.half_width:.3f}")

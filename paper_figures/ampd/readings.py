@@ -21,7 +21,7 @@ from paper_figures.ampd.fig4 import floor_of
 from paper_figures.ampd.layout import obtained_sentence, rates_of, seeds_text
 from paper_figures.ampd.panels import panels
 from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
+from paper_figures.common.caption import figure_title, invalid_notes
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -279,8 +279,9 @@ def _draw(runs: Sequence[StoredRun], found: Sequence[Score], view: View, out: Pa
             axes,
             out,
             stem,
-            title=f"{TITLE}\n{view.platform.title}",
+            title=figure_title(TITLE, runs, view),
             caption=[
+                *conclusions(found, view),
                 obtained_sentence(runs),
                 f"Left: {len(table.panels) * len(table.rates)} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
                 "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added.",

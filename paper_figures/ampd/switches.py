@@ -18,7 +18,7 @@ from paper_figures.ampd.layout import LINES, obtained_sentence, rates_of, seeds_
 from paper_figures.ampd.panels import panels
 from paper_figures.ampd.said import DEFAULT
 from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
+from paper_figures.common.caption import figure_title, invalid_notes
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -152,8 +152,9 @@ def _draw(table: Table, runs: Sequence[StoredRun], view: View, out: Path, stem: 
             out,
             stem,
             num_rows=3,
-            title=f"{TITLE}\n{view.platform.title}; x: sessions/s",
+            title=f"{figure_title(TITLE, runs, view)}; x: sessions/s",
             caption=[
+                *conclusions(table),
                 obtained_sentence(runs),
                 f"{DEFAULT}, on Table 2's plan. {seeds_text(view)}: paired difference, and bars for its 95 % interval.",
                 transient_sentence(runs),

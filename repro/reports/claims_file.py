@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
 from repro.files import replace_text
 from repro.reports.claims import Judged
+from repro.reports.roles import MOST_ALONE
 from repro.runs.store import StoredRun
 
 COLUMNS = (
@@ -45,8 +47,15 @@ COLUMNS = (
 )
 
 
+def names_of(keys: Collection[str]) -> list[str]:
+    """Keys of runs in order; all those of a figure that has many as ``6000x0123456789ab``, their number and a digest."""
+    if len(keys) <= MOST_ALONE:
+        return sorted(keys)
+    return [f"{len(keys)}x{hashlib.sha256(' '.join(sorted(keys)).encode()).hexdigest()[:12]}"]
+
+
 def as_row(each: Judged) -> dict[str, Any]:
-    """Lists stay lists; ``runs`` are keys of the runs that decide the numbers, ``minutes`` what making them took."""
+    """Lists stay lists; ``runs`` name the runs that decide the numbers, ``minutes`` is what making them took."""
     claim, finding, answer = each.claim, each.finding, each.answer
     runs = () if answer is None else answer.runs
     row = {
@@ -74,7 +83,7 @@ def as_row(each: Judged) -> dict[str, Any]:
         "how": None if finding is None else finding.how,
         "code": sorted({str(run.manifest["code"]["digest"]) for run in runs}),
         "commit": sorted({_commit(run) for run in runs}),
-        "runs": sorted(run.cell.key for run in runs),
+        "runs": names_of({run.cell.key for run in runs}),
         "command": None if answer is None else answer.command,
         "minutes": round(sum(run.provenance.get("elapsed_s") or 0.0 for run in runs) / 60, 2) if runs else None,
         "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,

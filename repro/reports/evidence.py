@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from repro.reports.claims import Answer
 from repro.reports.determined import determined, fitted_claims
-from repro.reports.figures import FigureEntry, FigureModule, View, decides_on, deciding_runs, default_reading
+from repro.reports.figures import FIGURES, FigureEntry, FigureModule, View, decides_on, deciding_runs, default_reading
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
@@ -27,13 +27,15 @@ class Source:
 
     def answers(self, runs: Sequence[StoredRun]) -> list[Answer]:
         """``runs`` are those of ``cells``."""
-        figure, where = self.entry.name.rpartition("/")[2], self.view.platform.name
+        where, bare = self.view.platform.name, self.entry.name.rpartition("/")[2]
+        first = next((name for name in FIGURES if name.rpartition("/")[2] == bare), self.entry.name)
+        name = bare if first == self.entry.name else self.entry.name
         return answers(
             lambda changed: self.module.findings(changed, self.view),
             runs,
             determined=determined,
             targets=fitted_claims() if self.view.obtained == "simulated" else frozenset(),
-            command=f"repro reproduce {figure} --platform {where}" if runs else None,
+            command=f"repro reproduce {name} --platform {where}" if runs else None,
         )
 
 

@@ -23,6 +23,8 @@ NEAR, FAR = 1e-3, 2.5
 """Largest logarithm of a factor. Near, a least or largest value stays that of the same run; far, orderings change."""
 DRAWS = {NEAR: 2, FAR: 16}
 """Draws of each size. One would do near; far, an ordering turns in some draws only."""
+MOST_ALONE = 400
+"""Runs of a figure up to which each is perturbed alone to see which ones a value rests on; of more, on all."""
 CHANGED = 1e-9
 """Relative, beyond rounding."""
 
@@ -68,7 +70,7 @@ def answers(
     near_rest, far_rest = near, far
     if any(held):
         near_rest, far_rest = (moved(everything, held, size, DRAWS[size]) for size in (NEAR, FAR))
-    alone = [moved([index], nothing, NEAR, 1) for index in everything]
+    alone = [moved([index], nothing, NEAR, 1) for index in everything] if len(runs) <= MOST_ALONE else []
 
     def role(claim: str, place: int) -> Role:
         if not near[claim][place] and not far[claim][place]:
@@ -80,9 +82,9 @@ def answers(
         return "fitted" if claim in targets else "implied by the fit"
 
     def deciding(claim: str) -> tuple[StoredRun, ...]:
-        if any(near[claim]):
+        if any(near[claim]) and alone:
             return tuple(run for run, moves in zip(runs, alone, strict=True) if any(moves[claim]))
-        return tuple(runs) if any(far[claim]) else ()
+        return tuple(runs) if any(near[claim]) or any(far[claim]) else ()
 
     return [
         Answer(

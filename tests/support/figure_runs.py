@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import asdict
 from typing import Any
 
+from support.session_runs import planner_run, session_run
 from support.stored_runs import changed, stored
 
 from engines.dllm.memory.budget import divide_memory
@@ -13,13 +14,23 @@ from paper_figures.dllm_serve import fig2
 from repro.reports.figures import FigureModule, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.ar.planning import PLANNER_SYSTEM
 from repro.systems.dllm.part import DllmPart
 
 NUM_PROBLEMS = 40
 
 
 def figure_runs(module: FigureModule, view: View) -> list[StoredRun]:
-    return [_run(view.applied(cell), view) for cell in module.cells(view)]
+    make = _run if any(isinstance(part, DllmPart) for part in view.platform.parts) else _cluster_run
+    return [make(view.applied(cell), view) for cell in module.cells(view)]
+
+
+def _cluster_run(cell: Cell, view: View) -> StoredRun:
+    if cell.system == PLANNER_SYSTEM:
+        return planner_run(cell, seconds=_share(cell.key))
+    return session_run(
+        cell, 0.05 + 0.9 * _share(cell.system, cell.dataset, cell.rate, cell.knobs), e2el_s=40 * _share(cell.key)
+    )
 
 
 def throughput(cell: Cell) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from engines.ar.slo import READINGS
 from repro.runs.cell import Cell
-from repro.runs.record import RunRecord, empty_table
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, Table, empty_table
 from repro.runs.store import StoredRun
 from repro.systems.ar.family import AR
 
@@ -26,22 +26,53 @@ def session_run(cell: Cell, share: float, *, e2el_s: float = 4.0, local: float =
         "e2el_s": {"mean": e2el_s, "p50": e2el_s},
         "local_share": local,
         "prefill_load": 1.1,
+        "most_postponed": 3,
     }
     facts = {
-        "calibration": "h20, constants trial-r2 (fitted): made up",
+        "calibration": "h20, uncalibrated: constants physical (assumed), made up",
         "facts": {"deployment": "P:TP8x1 D:TP8x1", "overload_reason": "made up"},
     }
-    manifest = {
-        "obtained": "simulated",
+    tables = {name: empty_table(columns) for name, columns in AR.columns.items()}
+    tables["requests"]["request_id"] = list(range(99))
+    return _stored(cell, summary, facts, tables, "simulated", valid=valid)
+
+
+def planner_run(
+    cell: Cell, *, seconds: float = 0.1, plans: Sequence[str] = ("P:TP8x1 D:TP8x1", "P:TP4x2 D:TP8x1")
+) -> StoredRun:
+    """A run that ranks ``plans``, the first best."""
+    is_timed = bool(cell.knob_values.get("timed"))
+    took = {"coefficients_s": seconds, "solve_s": 0.01, "routing_s": 1e-5, "ordering_s": 5e-6}
+    summary: dict[str, Any] = {
+        "plans": [{"deployment": plan, "worst_of_slo": 0.2 + 0.1 * place} for place, plan in enumerate(plans)],
+        **(took if is_timed else dict.fromkeys(took)),
+    }
+    facts = {
+        "calibration": "h20, uncalibrated: constants physical (assumed), made up",
+        "facts": {"method": "direct", "solver": "scip"},
+    }
+    tables = {REQUESTS: empty_table(REQUEST_COLUMNS)}
+    return _stored(cell, summary, facts, tables, "measured" if is_timed else "simulated")
+
+
+def _stored(
+    cell: Cell,
+    summary: dict[str, Any],
+    facts: dict[str, Any],
+    tables: dict[str, Table],
+    obtained: Obtained,
+    *,
+    valid: bool = True,
+) -> StoredRun:
+    manifest: dict[str, Any] = {
+        "obtained": obtained,
         "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
-        "facts": {"obtained": "simulated", **facts},
+        "facts": {"obtained": obtained, **facts},
     }
     stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
     run = StoredRun(cell=stored, folder=Path("nowhere"), manifest=manifest, provenance={})
-    tables = {name: empty_table(columns) for name, columns in AR.columns.items()}
-    tables["requests"]["request_id"] = list(range(99))
     run.__dict__["summary"] = summary
-    run.__dict__["record"] = RunRecord(tables=tables, manifest=manifest["facts"])  # type: ignore[arg-type]
+    run.__dict__["record"] = RunRecord(tables=tables, manifest=manifest["facts"])
     return run
 
 

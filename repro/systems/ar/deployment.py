@@ -126,7 +126,7 @@ class ClusterDeployment:
             tables=tables_of(run),
             manifest={
                 "obtained": self.obtained,
-                "calibration": f"{settings.platform.gpu}, constants {constants.name} ({constants.role}): {constants.note}",
+                "calibration": f"{settings.platform.gpu}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
                 "dataset": asdict(workload.provenance),
                 "platform": settings.platform.title,
                 "model": settings.model,

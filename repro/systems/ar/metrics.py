@@ -60,6 +60,11 @@ def prefills_by_reason(record: RunRecord) -> dict[str, int]:
     return {reason: reasons.count(reason) for reason in sorted(set(reasons))}
 
 
+def most_postponed(record: RunRecord) -> int:
+    """By Algorithm 2's counter: later in an ordering than in the queue."""
+    return max(record.tables[TASKS]["postponed"], default=0)
+
+
 def busy_share(record: RunRecord) -> dict[str, float | None]:
     """By role, prefill and decode steps apart."""
     end_s, workers = record.facts["end_s"], record.tables[WORKERS]
@@ -120,6 +125,7 @@ AR_METRICS: tuple[Metric, ...] = (
     ),
     Metric("local_share", "share", "rounds prefilled on their decode worker / rounds", "no rounds", local_share),
     Metric("prefills_by_reason", "prefills", "by the router's rule", "never", prefills_by_reason),
+    Metric("most_postponed", "times", "the most that one prefill was put back", "never: 0 of none", most_postponed),
     Metric("busy_share", "share", "busy time / (end of the run x workers)", "no worker of the role", busy_share),
     Metric(
         "prefill_load",

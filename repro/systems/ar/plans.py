@@ -19,7 +19,7 @@ from engines.ar.slo import Reading, Slo
 from engines.errors import UserError, require
 from repro.systems.ar.settings import Settings, hardware_of, performance_of, sessions_of
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions import SessionWorkloadConfig, load_session_card
+from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, load_session_card
 
 PLANNER, SEARCH = "planner", "search"
 OTHER_SEED = 10**6
@@ -70,10 +70,13 @@ class Ground:
         return performance_of(self.model, self.card, self.constants, self.num_gpus, context)
 
     def sample(self, turn: int = 0, *, rate: float | None = None) -> tuple[Session, ...]:
+        return self.sampled(turn, rate=rate).sessions
+
+    def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
         config = replace(self.workload, seed=OTHER_SEED + turn)
         if rate is not None:
             config = replace(config, arrivals=ArrivalConfig(kind="poisson", rate=rate))
-        return sessions_of(config).sessions
+        return sessions_of(config)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,8 +88,9 @@ def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
     return build_sessions(config)
 
 
-def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind]) -> Settings:
-    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name."""
+def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind], *, most_gpus: int | None = None) -> Settings:
+    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``most_gpus`` takes the place of
+    the platform's own number."""
     given = cell.knob_values
     where = platform(cell.platform)
     part = where.part(ArPart)
@@ -108,9 +109,10 @@ def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind]) -> Settings:
         )
     constants = cost_constants(str(given.get("constants") or part.constants))
     num_gpus = int(given.get("num_gpus") or min(card.num_gpus, part.num_gpus))
+    most = most_gpus or part.num_gpus
     require(
-        1 <= num_gpus <= part.num_gpus,
-        f"num_gpus={given.get('num_gpus')} must be between 1 and the {part.num_gpus} GPUs of platform={where.name!r}",
+        1 <= num_gpus <= most,
+        f"num_gpus={given.get('num_gpus')} must be between 1 and {most} on platform={where.name!r}",
     )
     planning_rate = given.get("planning_rate")
     planning_rate = float(planning_rate if planning_rate is not None else cell.rate or PLANNING_RATE)

@@ -57,7 +57,7 @@ class ArSystem:
             options=tuple(sorted(knobs.pick(cell.knob_values, self.own).items())),
             how=settings.deployment or self.deployment,
             seed=cell.seed,
-            modules=(self.build.__module__, "repro.systems.ar.system", *plugged),
+            modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),
         )
 
 

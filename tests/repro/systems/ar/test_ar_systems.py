@@ -178,7 +178,7 @@ def test_lost_rounds_and_kv_are_noticed() -> None:
         (cell("vllm-sim", deployment=SPLIT), "is co-located: write TP8x2"),
         (cell("vllm-sim", deployment="planner"), "plans prefill and decode workers"),
         (cell("vllm-sim", alpha=0.5), "alpha=0.5 has no effect with system='vllm-sim'"),
-        (cell(num_gpus=64), "num_gpus=64 must be between 1 and the 32 GPUs"),
+        (cell(num_gpus=64), "num_gpus=64 must be between 1 and 32"),
         (cell(num_prompts=0), "num_prompts=0 must be between 1"),
         (cell(num_prompts=-3), "num_prompts=-3 must be between 1"),
         (cell(slo_ttft_s=0), "ttft_s=0: an objective is a positive number of seconds"),

@@ -1,0 +1,200 @@
+"""AMPD's planner as a system of its own: the deployments it ranks, and, where asked, the seconds it takes (AMPD §5, App. A.2).
+
+A cell's rate is what is planned for. Its seed chooses the sample of sessions; plans that serve a workload are made on that of seed 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, get_args
+
+from engines.ampd.planner.coefficients import Method, coefficients, default_method
+from engines.ampd.planner.planner import PlannerConfig, solve
+from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.reordering import best_ordering
+from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ar.cluster.policy import WorkerSnapshot
+from engines.ar.task import PrefillTask
+from engines.errors import UserError, require
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import OnProgress
+from repro.runs.family import Family
+from repro.runs.metrics import Metric
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
+from repro.systems.ar import knobs
+from repro.systems.ar.plans import Ground
+from repro.systems.ar.settings import resolve
+from repro.workloads.sessions import SessionWorkload
+
+MOST_GPUS = 4096
+"""Beyond the platform's own: planning is of interest there."""
+TOP = 3
+NUM_DECISIONS = 2000
+"""Timed ones of the router and of the queue, each."""
+OWN: Mapping[str, knobs.Kind] = {"top": int, "method": str, "timed": bool}
+"""``top`` plans are ranked. ``timed`` runs are measured."""
+
+
+def _fact(name: str) -> Callable[[RunRecord], Any]:
+    return lambda record: record.facts[name]
+
+
+PLANNING = Family(
+    name="planning",
+    serves=False,
+    metrics=(
+        Metric(
+            "plans", "-", "deployments, best first, with the P95 latencies they are ranked by", "never", _fact("plans")
+        ),
+        Metric("coefficients_s", "s", "processor time of the P95 coefficients", "not timed", _fact("coefficients_s")),
+        Metric("solve_s", "s", "processor time of the integer program", "not timed", _fact("solve_s")),
+        Metric(
+            "routing_s",
+            "s",
+            "processor time of a routing decision over 8 busy workers",
+            "not timed",
+            _fact("routing_s"),
+        ),
+        Metric("ordering_s", "s", "processor time of an ordering of 3 prefills", "not timed", _fact("ordering_s")),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """Profiling the hardware is not planning: it is done before the clock starts."""
+
+    ground: Ground
+    rate: float
+    basis: str
+    top: int
+    method: Method | None
+    is_timed: bool
+    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.ar.platforms")
+
+    @property
+    def obtained(self) -> Obtained:
+        return "measured" if self.is_timed else "simulated"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_gpus": self.ground.num_gpus}
+
+    def check_machine(self) -> None:
+        """Any machine will do."""
+
+    def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        ground = self.ground
+        hardware, model = ground.hardware, ground.performance
+        longest = max(session.context_tokens for session in workload.sessions)
+        degrees = hardware.degrees(min_kv_tokens=longest)
+        asked = PlanningWorkload(sessions=workload.sessions, rate=self.rate, slo=ground.slo)
+        start = time.process_time()
+        table = coefficients(model, asked, degrees, ground.num_gpus, self.method)
+        between = time.process_time()
+        found = solve(table, ground.num_gpus, top=self.top)
+        end = time.process_time()
+        plans = [
+            {
+                "deployment": str(plan.deployment),
+                "worst_of_slo": plan.value,
+                "ttft_p95_s": plan.prefill.seconds,
+                "itl_p95_s": plan.decode.of_slo * ground.slo.itl_s,
+                "round_decode_p95_s": plan.decode.seconds,
+            }
+            for plan in found
+        ]
+        seconds = (
+            {"coefficients_s": between - start, "solve_s": end - between, **self._decisions()} if self.is_timed else {}
+        )
+        constants = hardware.constants
+        return RunRecord(
+            tables={REQUESTS: empty_table(REQUEST_COLUMNS)},
+            manifest={
+                "obtained": self.obtained,
+                "calibration": f"{ground.card}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
+                "dataset": asdict(workload.provenance),
+                "model": ground.model,
+                "facts": {
+                    **dict.fromkeys(("coefficients_s", "solve_s", "routing_s", "ordering_s")),
+                    **seconds,
+                    "plans": plans,
+                    "num_gpus": ground.num_gpus,
+                    "method": self.method or default_method(ground.num_gpus),
+                    "solver": found[0].solver if found else None,
+                    "performance_model_error": model.max_error,
+                },
+            },
+        )
+
+    def _decisions(self) -> dict[str, float]:
+        """Seconds of one, where it is longest: no worker has slack, and the first prefill of three is late."""
+        router = AdaptiveRouter(self.ground.performance, RoutingConfig(slo=self.ground.slo))
+        late_s, over_s = 2 * self.ground.slo.ttft_s, 2 * self.ground.slo.itl_s
+        degree = max(self.ground.hardware.degrees())
+        busy = [
+            WorkerSnapshot(worker_id=index, degree=degree, ttft_s=late_s, backlog_s=float(index))
+            for index in range(1, 9)
+        ]
+        home = WorkerSnapshot(worker_id=0, degree=degree, itl_s=over_s)
+        tasks = [
+            PrefillTask(index, index, index, 1, "incremental", 1000, 500, 0.0, estimate_s=0.2 * (index + 1))
+            for index in range(3)
+        ]
+        return {
+            "routing_s": _each(lambda: router.route(tasks[0], home, busy, 1.0)),
+            "ordering_s": _each(lambda: best_ordering(tasks, 0.7, 1.0, 3)),
+        }
+
+
+def _each(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    for _ in range(NUM_DECISIONS):
+        call()
+    return (time.process_time() - start) / NUM_DECISIONS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planner:
+    name: str = "ampd-planner"
+    title: str = "AMPD's planner"
+    summary: str = "ranks splits of GPUs into prefill and decode workers; serves nothing"
+    family: ClassVar[Family] = PLANNING
+
+    def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:
+        settings = resolve(cell, self.name, OWN, most_gpus=MOST_GPUS)
+        require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
+        assert cell.rate is not None
+        given = cell.knob_values
+        top, method = given.get("top"), given.get("method")
+        require(top is None or int(str(top)) >= 1, f"top={top} must be at least 1")
+        if method is not None and method not in get_args(Method):
+            raise UserError(f"method={method!r} is unknown: use one of {', '.join(get_args(Method))}")
+        for name in ("deployment", "transient", "planning_rate"):
+            require(
+                given.get(name) is None,
+                f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out",
+            )
+        ground = Ground.of(settings)
+        smallest = min(ground.hardware.degrees())
+        require(
+            settings.num_gpus >= 2 * smallest,
+            f"num_gpus={settings.num_gpus} do not hold a prefill and a decode worker of {settings.model}: give at least {2 * smallest}",
+        )
+        planning = Planning(
+            ground=ground,
+            rate=cell.rate,
+            basis=hashlib.sha256(repr((settings.basis, PlannerConfig())).encode()).hexdigest()[:12],
+            top=TOP if top is None else int(str(top)),
+            method=method,  # type: ignore[arg-type]
+            is_timed=bool(given.get("timed")),
+        )
+        return planning, ground.sampled(cell.seed, rate=cell.rate)
+
+
+AMPD_PLANNER = Planner()
+PLANNER_SYSTEM = f"{__name__}:AMPD_PLANNER"
+"""As cells name it."""
