@@ -160,12 +160,13 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 
 def _conclusions(ladder: Table, floor: float) -> list[str]:
+    """Over the base without both, which joins the shortest queue, and over one that dispatches at random."""
     found = []
     for row, trace in enumerate(ABLATED):
-        gains = [
-            f"{said(gain_of(ladder, 'ampd', base, row, floor), '%')} over {CONTENDERS[base].title}" for base in BASES
-        ]
-        found.append(f"{_title(trace)}: AMPD gains {' and '.join(gains)}.")
+        shortest, random = (said(gain_of(ladder, "ampd", base, row, floor), "%") for base in BASES)
+        found.append(
+            f"{_title(trace)}: both together gain {shortest} over joining the shortest queue, {random} over dispatch at random."
+        )
     return found
 
 

@@ -130,6 +130,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             axes[place].set_xticks(values)
         axes[3].set_xscale("log")
         axes[3].set_xticks(SWEEPS["window_s"], [f"{value:g}" for value in SWEEPS["window_s"]])
+        axes[3].set_xticks([], minor=True)
         axes[0].set_ylabel("SLO attainment (%)")
         files = style.publish(
             figure,
