@@ -89,11 +89,11 @@ def _colocated(
     }
     if balance not in binders:
         raise UserError(f"balance={balance!r} is unknown: use one of {', '.join(binders)}")
-    batching: Batching = (
-        PrefillFirst(max_num_batched_tokens=max_num_batched_tokens or PREFILL_TOKENS)
-        if scheduling == "prefill-first"
-        else Chunked(max_num_batched_tokens=max_num_batched_tokens or CHUNK_TOKENS)
-    )
+    is_chunked = scheduling == "chunked"
+    tokens = max_num_batched_tokens
+    if tokens is None:
+        tokens = CHUNK_TOKENS if is_chunked else PREFILL_TOKENS
+    batching: Batching = (Chunked if is_chunked else PrefillFirst)(max_num_batched_tokens=tokens)
     return Cluster(
         name=name,
         hardware=hardware,

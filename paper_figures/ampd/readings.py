@@ -16,7 +16,7 @@ import numpy as np
 from engines.ar.constants import CONSTANTS
 from engines.ar.slo import READINGS
 from paper_figures.ampd.compare import Floats, Table, attained_in, gains, printed, tabulate
-from paper_figures.ampd.contenders import Knobs, grid
+from paper_figures.ampd.contenders import PAIRED_SEEDS, Knobs, grid
 from paper_figures.ampd.fig4 import floor_of
 from paper_figures.ampd.layout import obtained_sentence, rates_of, seeds_text
 from paper_figures.ampd.panels import panels
@@ -34,22 +34,19 @@ NAME = "readings"
 TITLE = "AMPD readings: what attainment and constants may mean, scored against Figure 4"
 SOURCE = "AMPD, Figure 4, §7.1-7.2"
 PLATFORMS = ("h20x32",)
+NUM_RUNS = PAIRED_SEEDS
 SAME = ("ampd", "dynamo", "vllm")
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
 """Searched in the default reading; for the platform's own constants only."""
-MOST_SEEDS = 2
-"""Differences between readings are far larger than between seeds."""
 NULL = "null: all systems equal"
 
 
 def cells(view: View) -> list[Cell]:
     own = _own(view)
-    found = grid(NAME, view, tuple(dict.fromkeys((*SAME, *TUNED))), panels(), rates_of(view), seeds=_seeds(view))
+    found = grid(NAME, view, tuple(dict.fromkeys((*SAME, *TUNED))), panels(), rates_of(view))
     for constants in CONSTANTS:
         if constants.name != own:
-            found += grid(
-                NAME, view, SAME, panels(), rates_of(view), knobs=_knobs(view, constants.name), seeds=_seeds(view)
-            )
+            found += grid(NAME, view, SAME, panels(), rates_of(view), knobs=_knobs(view, constants.name))
     return found
 
 
@@ -86,7 +83,7 @@ def scores(runs: Sequence[StoredRun], view: View) -> list[Score]:
                 if plans == "tuned" and constants.name != _own(view):
                     continue
                 table = tabulate(
-                    runs, view, names, panels(), rates_of(view), _seeds(view), of=attained_in(reading), knobs=knobs
+                    runs, view, names, panels(), rates_of(view), view.seeds, of=attained_in(reading), knobs=knobs
                 )
                 found.append(_score(table, view, constants.name, reading, plans))
     return sorted(found, key=lambda score: score.sort_key)
@@ -240,7 +237,7 @@ def _draw(runs: Sequence[StoredRun], found: Sequence[Score], view: View, out: Pa
     """Simulated against printed gains, in the default reading."""
     knobs = _knobs(view, _own(view))
     table = tabulate(
-        runs, view, SAME, panels(), rates_of(view), _seeds(view), of=attained_in(str(DEFAULT_READING)), knobs=knobs
+        runs, view, SAME, panels(), rates_of(view), view.seeds, of=attained_in(str(DEFAULT_READING)), knobs=knobs
     )
     colors = {"Qwen3-32B": "#E69F00", "Llama-3.1-70B": "#0072B2", "Mixtral-8x7B": "#009E73"}
     with style.drawing():
@@ -285,7 +282,7 @@ def _draw(runs: Sequence[StoredRun], found: Sequence[Score], view: View, out: Pa
                 obtained_sentence(runs),
                 f"Left: {len(table.panels) * len(table.rates)} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
                 "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added.",
-                f"{len(_seeds(view))} of {seeds_text(view)}.",
+                f"{seeds_text(view)}.",
             ],
         )
 
@@ -296,7 +293,3 @@ def _own(view: View) -> str:
 
 def _knobs(view: View, constants: str) -> Knobs:
     return () if constants == _own(view) else (("constants", constants),)
-
-
-def _seeds(view: View) -> range:
-    return range(min(MOST_SEEDS, len(view.seeds)))

@@ -13,6 +13,7 @@ from engines.ampd.profiler import profile_hardware
 from engines.ar.cluster.cluster import Hardware
 from engines.ar.constants import cost_constants
 from engines.ar.slo import Reading, Scope, Slo, TtftRule
+from engines.bounds import MOST
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.models.shape import SHAPES, model_shape
@@ -91,7 +92,7 @@ def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
 def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind], *, most_gpus: int | None = None) -> Settings:
     """Platform defaults overridden by the cell's knobs; what cannot be is refused by name. ``most_gpus`` takes the place of
     the platform's own number."""
-    given = cell.knob_values
+    given = {name: value for name, value in cell.knob_values.items() if value is not None}
     where = platform(cell.platform)
     part = where.part(ArPart)
     require(
@@ -101,28 +102,30 @@ def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind], *, most_gpus
     require(where.gpu is not None, f"platform={where.name!r} names no GPU to simulate: use h20x32")
     knobs.check_knobs(system, own, given)
     card = load_session_card(cell.dataset)
-    shape = model_shape(str(given.get("model") or part.model))
+    shape = model_shape(str(given.get("model", part.model)))
     if shape.name.lower().startswith(DIFFUSION):
         usable = ", ".join(each.name for each in SHAPES if not each.name.lower().startswith(DIFFUSION))
         raise UserError(
             f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
         )
-    constants = cost_constants(str(given.get("constants") or part.constants))
-    num_gpus = int(given.get("num_gpus") or min(card.num_gpus, part.num_gpus))
+    constants = cost_constants(str(given.get("constants", part.constants)))
+    num_gpus = int(given.get("num_gpus", min(card.num_gpus, part.num_gpus)))
     most = most_gpus or part.num_gpus
     require(
         1 <= num_gpus <= most,
         f"num_gpus={given.get('num_gpus')} must be between 1 and {most} on platform={where.name!r}",
     )
-    planning_rate = given.get("planning_rate")
-    planning_rate = float(planning_rate if planning_rate is not None else cell.rate or PLANNING_RATE)
-    require(planning_rate > 0, f"planning_rate={planning_rate} must be above 0 sessions/s")
+    planning_rate = float(given.get("planning_rate", cell.rate or PLANNING_RATE))
+    require(
+        0 < planning_rate <= MOST["rate"],
+        f"planning_rate={planning_rate:g} must be above 0 and at most {MOST['rate']:g} sessions/s",
+    )
     return Settings(
         platform=where,
         model=shape.name,
         num_gpus=num_gpus,
         constants=constants.name,
-        deployment=None if given.get("deployment") is None else str(given["deployment"]),
+        deployment=str(given["deployment"]) if "deployment" in given else None,
         slo=_objectives(shape.name, card.name, part, given),
         reading=_reading(given),
         is_transient=bool(given.get("transient")),
@@ -150,9 +153,9 @@ def _reading(given: Mapping[str, Any]) -> Reading:
         if given.get(name) is not None and given[name] not in get_args(kind):
             raise UserError(f"{name}={given[name]!r} is unknown: use one of {', '.join(get_args(kind))}")
     return Reading(
-        scope=given.get("slo_scope") or DEFAULT_READING.scope,
-        ttft=given.get("ttft_rule") or DEFAULT_READING.ttft,
-        itl=given.get("itl_stat") or DEFAULT_READING.itl,
+        scope=given.get("slo_scope", DEFAULT_READING.scope),
+        ttft=given.get("ttft_rule", DEFAULT_READING.ttft),
+        itl=given.get("itl_stat", DEFAULT_READING.itl),
     )
 
 
@@ -163,10 +166,10 @@ def _workload(cell: Cell, part: ArPart, given: Mapping[str, Any]) -> SessionWork
     if counted is not None and counted not in get_args(Lengths):
         raise UserError(f"counted={counted!r} is unknown: use one of {', '.join(get_args(Lengths))}")
     path = given.get("dataset_path")
-    source = given.get("dataset_source") or ("embedded" if path is None else "local")
+    source = given.get("dataset_source", "embedded" if path is None else "local")
     if source not in ("embedded", "local"):
         raise UserError(f"dataset_source={source!r} is unknown for sessions: use embedded or local")
-    arrivals = given.get("arrivals") or ("burst" if cell.rate is None else "poisson")
+    arrivals = given.get("arrivals", "burst" if cell.rate is None else "poisson")
     extra = {} if given.get("burstiness") is None else {"burstiness": float(given["burstiness"])}
     return SessionWorkloadConfig(
         trace=cell.dataset,

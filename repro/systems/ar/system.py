@@ -55,7 +55,7 @@ class ArSystem:
             tried=self.tried,
             settings=settings,
             options=tuple(sorted(knobs.pick(cell.knob_values, self.own).items())),
-            how=settings.deployment or self.deployment,
+            how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
             modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),
         )

@@ -46,6 +46,7 @@ def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, config)
     if router is not None:
         make = load("router", router)
+        require(callable(make), f"router={router!r} cannot be called: name a class, or a function that makes a router")
         policies = replace(
             cluster.policies, make_router=lambda seed: make(model=ground.performance, slo=ground.slo, seed=seed)
         )
