@@ -67,12 +67,7 @@ class Table:
         whole = statistic(self.means)
         if n < 2:
             return Interval(mean=_finite(whole), half_width=None, n=n, confidence=0.95)
-        without = np.array(
-            [
-                statistic({name: _mean(np.delete(v, seed, axis=2)) for name, v in self.values.items()})
-                for seed in range(n)
-            ]
-        )
+        without = np.array([statistic(means) for means in self._without])
         spread = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
         half = student_t_two_sided(0.95, n - 1) * spread
         return Interval(mean=_finite(whole), half_width=_finite(half), n=n, confidence=0.95)

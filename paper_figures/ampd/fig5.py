@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from paper_figures.ampd.compare import Means, Table, said, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, grid
-from paper_figures.ampd.fig4 import floor_of
+from paper_figures.ampd.gains import floor_of
 from paper_figures.ampd.layout import obtained_sentence, seeds_text, transient_sentence
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, Panel, panel_of
 from paper_figures.ampd.said import DEFAULT, finding

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paper_figures.ampd.compare import Table, cell_interval, said, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, Knobs, grid
-from paper_figures.ampd.fig4 import floor_of
+from paper_figures.ampd.gains import floor_of
 from paper_figures.ampd.layout import seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, Panel, panel_of
 from paper_figures.common.caption import invalid_notes

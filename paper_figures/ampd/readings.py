@@ -17,7 +17,7 @@ from engines.ar.constants import CONSTANTS
 from engines.ar.slo import READINGS
 from paper_figures.ampd.compare import Floats, Table, attained_in, gains, printed, tabulate
 from paper_figures.ampd.contenders import PAIRED_SEEDS, Knobs, grid
-from paper_figures.ampd.fig4 import floor_of
+from paper_figures.ampd.gains import floor_of
 from paper_figures.ampd.layout import obtained_sentence, rates_of, seeds_text
 from paper_figures.ampd.panels import panels
 from paper_figures.common import style

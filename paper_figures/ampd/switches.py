@@ -13,7 +13,7 @@ import numpy as np
 
 from paper_figures.ampd.compare import Table, said, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, grid
-from paper_figures.ampd.fig4 import SAME_BASELINES, TUNED_BASELINES, behind
+from paper_figures.ampd.gains import SAME_BASELINES, TUNED_BASELINES, behind
 from paper_figures.ampd.layout import LINES, obtained_sentence, rates_of, seeds_text, transient_sentence
 from paper_figures.ampd.panels import panels
 from paper_figures.ampd.said import DEFAULT

@@ -310,6 +310,8 @@ def _measured_row(machine: Machine, platform: Platform) -> Item:
 
 
 def _not_measurable(machine: Machine, platform: Platform) -> str | None:
+    if not any(isinstance(part, DllmPart) for part in platform.parts):
+        return "clusters are simulated only"
     if (reason := _torch_reason(machine)) is not None:
         return reason
     if platform.gpu is None:
