@@ -119,6 +119,11 @@ class Perturbed(StoredRun):
         draw = random.Random(self.__dict__["_seed"])
         own: Mapping[str, Any] = self.__dict__["_run"].summary
         scaled = _scaled(own, draw, self.__dict__["_size"])
+        # No factor moves a share of nothing, which is found all the same.
+        nothing = [
+            metric.name for metric in self.family.metrics if metric.unit == "share" and own.get(metric.name) == 0
+        ]
+        scaled |= {name: draw.uniform(0, self.__dict__["_size"]) for name in nothing}
         return {name: own[name] if name in self.__dict__["_kept"] else value for name, value in scaled.items()}
 
     @cached_property

@@ -118,7 +118,7 @@ def test_figure_4_compares_with_both_kinds_of_plan(tmp_path: Path) -> None:
     with rendered.files[-1].open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(runs)
-    assert {row["obtained"] for row in rows} == {"simulated"}
+    assert {row["obtained"] for row in rows} == {"simulated, uncalibrated"}
     found = by_claim(fig4.findings(runs, VIEW))
     mean = np.mean([share_ratio(rate) for rate in RATES])
     assert found["ampd-avg-dynamo"].value == pytest.approx(100 * (mean - 1))

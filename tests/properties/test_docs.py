@@ -19,6 +19,7 @@ from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
+from repro.systems.ar.metrics import AR_METRICS
 from repro.systems.dllm.metrics import DLLM_METRICS
 
 PAGES = sorted(
@@ -66,7 +67,7 @@ def test_paths_exist(page: Path) -> None:
         first = word.partition("/")[0]
         if "/" in word and first in TOP:
             found = any(REPO.glob(word.rstrip("/")))
-        elif "/" in word and any((root / first).is_dir() for root in SHORT_FOR):
+        elif "/" in word and "." not in word and any((root / first).is_dir() for root in SHORT_FOR):
             found = any((root / f"{word}.py").is_file() for root in SHORT_FOR)
         elif re.fullmatch(r"\w+\.py", word):
             found = any(any((REPO / folder).rglob(word)) for folder in (*PACKAGES, "benchmarks", "tests"))
@@ -167,11 +168,14 @@ def test_options_by_themselves_are_some_command_s(page: Path) -> None:
 def targets() -> set[str]:
     text = (REPO / "Makefile").read_text(encoding="utf-8")
     figures = re.search(r"^FIGURES := (.+)$", text, re.MULTILINE)
+    of_ampd = re.search(r"^AMPD_FIGURES := (.+)$", text, re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
     assert figures is not None
+    assert of_ampd is not None
     assert phony is not None
     own = {name for name in phony[1].split() if re.fullmatch(r"[\w-]+", name)}
-    return own | {f"reproduce-{name}" for name in figures[1].split()}
+    names = figures[1].split() + [f"ampd-{name}" for name in of_ampd[1].split()]
+    return own | {f"reproduce-{name}" for name in names}
 
 
 @page_of
@@ -198,7 +202,9 @@ def test_metrics_are_those_of_the_code() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", text_of(REPO / "docs" / "metrics.md"), re.MULTILINE
     )
-    assert rows == [(metric.name, metric.unit, metric.formula, metric.undefined) for metric in METRICS + DLLM_METRICS]
+    assert rows == [
+        (metric.name, metric.unit, metric.formula, metric.undefined) for metric in METRICS + DLLM_METRICS + AR_METRICS
+    ]
 
 
 def test_stages_are_those_of_the_suite() -> None:
