@@ -34,7 +34,7 @@ from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.constants import TRIAL_R2
+from engines.ar.constants import PHYSICAL
 from engines.ar.cost import Chunk, DecodeLine
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import observe
@@ -120,7 +120,7 @@ def _waits(draw: Draw, servers: int, rate: float, num: int, seed: int) -> tuple[
 
 def systems(panel: Panel) -> list[Cluster]:
     """Five systems on two plans each: Table 2's first two, and TP 8 and TP 4 for co-located ones."""
-    hardware = panel.hardware(TRIAL_R2)
+    hardware = panel.hardware(PHYSICAL)
     model = panel.performance(hardware)
     found = []
     for plan in panel.plans[:2]:
@@ -199,16 +199,16 @@ def _grid_panel(index: int, seeds: int) -> tuple[int, float, int]:
 
 
 def scaling(most_sessions: int) -> Iterator[dict[str, Any]]:
-    """Llama DuReader's plan again and again, the rate growing with the GPUs; then more sessions on 16 GPUs."""
+    """Llama DuReader on workers of four GPUs, the rate growing with them; then more sessions on 16 GPUs."""
     panel = next(each for each in panels() if str(each) == "Llama-3.1-70B DuReader")
-    hardware = panel.hardware(TRIAL_R2)
+    hardware = panel.hardware(PHYSICAL)
     model = panel.performance(hardware)
-    sizes = [(gpus, max(100, 6 * gpus)) for gpus in (16, 32, 64, 128, 256, 512, 1024)]
+    sizes = [(gpus, max(100, 6 * gpus)) for gpus in (8, 16, 32, 64, 128, 256, 512, 1024)]
     sizes += [(16, num) for num in (100, 1000, 10_000, 100_000) if num <= most_sessions]
     for gpus, num in sizes:
-        times = gpus // 16
-        plan = Deployment.disaggregated(4, 2 * times, 8, times)
-        arrivals = panel.workload(1.0 * times, 1, num_sessions=num).arrivals
+        times = gpus // 8
+        plan = Deployment.disaggregated(4, times, 4, times)
+        arrivals = panel.workload(0.5 * times, 1, num_sessions=num).arrivals
         for cluster in (ampd(hardware, plan, panel.slo, model), dynamo(hardware, plan, model)):
             seconds, run = _timed(partial(cluster.simulate, arrivals, seed=1))
             metrics_s, _ = _timed(partial(lambda run: attainments(observe(run), panel.slo), run))

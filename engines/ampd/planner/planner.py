@@ -18,7 +18,7 @@ Latency = Literal["of_slo", "seconds"]
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig:
-    """What the paper leaves open, and our choices; none was chosen by Table 2 or Figure 4 (``benchmarks/ampd.py table2``)."""
+    """What the paper leaves open, and our choices; none was chosen by Table 2 or Figure 4."""
 
     latency: Latency = "of_slo"
     """Unit of tau: P95 TTFT and P95 ITL over their objectives, or P95 seconds of a prefill and of a round's decode."""

@@ -94,9 +94,9 @@ def test_colocated_worker_is_the_same_queue() -> None:
 
 @pytest.mark.parametrize(("service", "cv2"), [(constant, 0.0), (exponential, 1.0)])
 def test_mean_wait_of_one_server_is_pollaczek_and_khinchine(service: Service, cv2: float) -> None:
-    """10^5 arrivals: the mean wait scatters by about 2 %. ``benchmarks/cluster.py queues`` does 10^6, within 2 %."""
-    run = queue(1).run(OpenLoop(sessions=poisson_singles(100_000, 0.5, service, seed=11)))
-    assert waits(run).mean() == pytest.approx(pollaczek_khinchine_s(0.5, 1.0, cv2), rel=0.06)
+    """30,000 arrivals: the mean wait scatters by about 3 %. ``benchmarks/cluster.py queues`` does 10^6, within 2 %."""
+    run = queue(1).run(OpenLoop(sessions=poisson_singles(30_000, 0.5, service, seed=11)))
+    assert waits(run).mean() == pytest.approx(pollaczek_khinchine_s(0.5, 1.0, cv2), rel=0.1)
 
 
 def test_tail_of_many_servers_is_erlangs() -> None:

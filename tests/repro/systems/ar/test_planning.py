@@ -1,0 +1,94 @@
+"""AMPD's planner as a system: what its runs hold, what it refuses, and that timing changes no plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engines.errors import UserError
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import prepare
+from repro.systems.ar.planning import PLANNER_SYSTEM, PLANNING
+from repro.systems.ar.plans import Ground, planned
+from repro.systems.ar.settings import resolve
+from repro.systems.ar.systems import AMPD
+
+
+def cell(rate: float | None = 0.6, seed: int = 0, trace: str = "toolbench", **knobs: Scalar) -> Cell:
+    return Cell(
+        system=PLANNER_SYSTEM,
+        dataset=trace,
+        platform="h20x32",
+        executor="roofline",
+        rate=rate,
+        seed=seed,
+        knobs=tuple({"model": "Qwen3-32B", **knobs}.items()),
+    )
+
+
+def summary(asked: Cell) -> dict[str, Any]:
+    experiment = prepare(asked)
+    record = experiment.run()
+    PLANNING.check_tables(record)
+    assert PLANNING.assess(record).valid
+    return PLANNING.summarize(record)
+
+
+def test_it_plans_what_ampd_serves_on() -> None:
+    """A run of ampd with ``deployment=planner`` is on the first plan of seed 0."""
+    served = Cell(
+        system="ampd",
+        dataset="toolbench",
+        platform="h20x32",
+        executor="roofline",
+        rate=0.6,
+        seed=3,
+        knobs=(("model", "Qwen3-32B"),),
+    )
+    (best,) = planned(Ground.of(resolve(served, AMPD.name, AMPD.own)), 0.6)
+    plans = summary(cell())["plans"]
+    assert len(plans) == 3
+    assert plans[0]["deployment"] == str(best.deployment)
+    assert plans[0]["worst_of_slo"] == best.value
+    assert [plan["worst_of_slo"] for plan in plans] == sorted(plan["worst_of_slo"] for plan in plans)
+
+
+def test_timed_runs_are_measured_and_plan_the_same() -> None:
+    plain, timed = prepare(cell()), prepare(cell(timed=True))
+    assert (plain.deployment.obtained, timed.deployment.obtained) == ("simulated", "measured")
+    assert plain.run() == plain.run()
+    seconds = summary(cell(timed=True))
+    assert all(seconds[name] >= 0 for name in ("coefficients_s", "solve_s", "routing_s", "ordering_s"))
+    without = summary(cell())
+    assert without["plans"] == seconds["plans"]
+    assert without["coefficients_s"] is None
+
+
+def test_another_seed_is_another_sample_of_sessions() -> None:
+    first, second = (prepare(cell(seed=seed)).workload.provenance.checksum for seed in (0, 1))
+    assert first != second
+
+
+def test_a_cluster_larger_than_the_platform_can_be_planned() -> None:
+    (plan, *_) = summary(cell(num_gpus=256, rate=19.2, num_prompts=300))["plans"]
+    assert plan["worst_of_slo"] > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (cell(rate=None), "needs a number of sessions/s"),
+        (cell(top=0), "top=0 must be at least 1"),
+        (cell(method="guess"), "method='guess' is unknown"),
+        (cell(num_gpus=5000), "num_gpus=5000 must be between 1 and 4096"),
+        (cell(num_gpus=1), "do not hold a prefill and a decode worker"),
+        (cell(deployment="search"), "deployment='search' has no effect"),
+        (cell(alpha=0.9), "alpha=0.9 has no effect"),
+        (cell(trace="nope"), "trace='nope' is unknown"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(asked: Cell, sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(asked)
+    assert sentence in str(refused.value)

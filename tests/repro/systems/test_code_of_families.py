@@ -1,0 +1,43 @@
+"""Runs of one family do not rest on the code of another: an edit of AMPD leaves stored runs of dLLM-Serve as they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.systems.ar.planning import PLANNER_SYSTEM
+
+FAMILIES = {
+    "dllm": ("engines.dllm", "baselines.dllm", "repro.systems.dllm", "repro.tasks"),
+    "ar": ("engines.ar", "engines.ampd", "baselines.ar", "repro.systems.ar", "repro.workloads.sessions"),
+}
+
+
+def modules_of(system: str) -> set[str]:
+    is_ar = system not in ("dllm-serve", "sparse-dllm")
+    cell = Cell(
+        system=system,
+        dataset="toolbench" if is_ar else "osc",
+        platform="h20x32" if is_ar else "rtx4090",
+        executor="roofline",
+        rate=0.5,
+        seed=0,
+    )
+    return set(prepare(cell).code.modules)
+
+
+@pytest.mark.parametrize(
+    ("system", "family"),
+    [("dllm-serve", "dllm"), ("sparse-dllm", "dllm"), ("ampd", "ar"), ("vllm-sim", "ar"), (PLANNER_SYSTEM, "ar")],
+)
+def test_code_of_another_family_decides_nothing(system: str, family: str) -> None:
+    found = modules_of(system)
+    assert f"repro.systems.{family}.platforms" in found
+    others = tuple(name for other, names in FAMILIES.items() if other != family for name in names)
+    assert sorted(name for name in found if f"{name}.".startswith(tuple(f"{other}." for other in others))) == []
+
+
+def test_only_systems_that_plan_rest_on_the_planner() -> None:
+    assert "repro.systems.ar.planning" not in modules_of("ampd")
+    assert "engines.ampd.planner.planner" in modules_of("ampd")
