@@ -33,13 +33,15 @@ class DreamAttention(nn.Module):
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         n = h.shape[0]
-        q, k, v = self.qkv(h)
-        q, k = q.view(n, self.heads, self.head_dim), k.view(n, self.kv_heads, self.head_dim)
+        products = self.qkv(h)
+        q = next(products).view(n, self.heads, self.head_dim)
+        k = next(products).view(n, self.kv_heads, self.head_dim)
         if self.fused.rotate is None:
             q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
         else:
             self.fused.rotate(q, k, cos, sin, full_precision=False)
-        return self.o_proj(attend(layer, q, k, v.view(n, self.kv_heads, self.head_dim)).reshape(n, -1))
+        v = next(products).view(n, self.kv_heads, self.head_dim)
+        return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
 
 
 class DreamMLP(nn.Module):
@@ -53,8 +55,10 @@ class DreamMLP(nn.Module):
         self.gate_and_up = Products(self.gate_proj, self.up_proj)
 
     def forward(self, h: Tensor) -> Tensor:
-        gate, up = self.gate_and_up(h)
-        return self.down_proj(F.silu(gate) * up if self.fused.swiglu is None else self.fused.swiglu(gate, up))
+        products = self.gate_and_up(h)
+        if self.fused.swiglu is None:
+            return self.down_proj(F.silu(next(products)) * next(products))
+        return self.down_proj(self.fused.swiglu(*products))
 
 
 class DreamLayer(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -41,11 +41,12 @@ class Products:
         self._joined: tuple[Tensor, Tensor | None] | None = None
         self._widths: list[int] = []
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
-        """[N, outputs] of every layer; rows of a joined one lie as far apart as all of them are wide."""
+    def __call__(self, x: Tensor) -> Iterator[Tensor]:
+        """[N, outputs] of one layer after the other. A product of its own is made when it is asked for; rows of one that
+        is joined lie as far apart as all of them are wide."""
         if self._joined is None:
-            return tuple(layer(x) for layer in self.layers)
-        return F.linear(x, *self._joined).split(self._widths, dim=-1)
+            return (layer(x) for layer in self.layers)
+        return iter(F.linear(x, *self._joined).split(self._widths, dim=-1))
 
     @torch.no_grad()
     def join(self) -> None:

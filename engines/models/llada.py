@@ -55,17 +55,21 @@ class LLaDABlock(nn.Module):
 
     def attention(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
         n = h.shape[0]
-        q, k, v = self.qkv(h)
-        q, k = q.view(n, self.heads, self.head_dim), k.view(n, self.kv_heads, self.head_dim)
+        products = self.qkv(h)
+        q = next(products).view(n, self.heads, self.head_dim)
+        k = next(products).view(n, self.kv_heads, self.head_dim)
         if self.fused.rotate is None:
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         else:
             self.fused.rotate(q, k, cos, sin, full_precision=True)
-        return self.attn_out(attend(layer, q, k, v.view(n, self.kv_heads, self.head_dim)).reshape(n, -1))
+        v = next(products).view(n, self.kv_heads, self.head_dim)
+        return self.attn_out(attend(layer, q, k, v).reshape(n, -1))
 
     def mlp(self, h: Tensor) -> Tensor:
-        gate, up = self.gate_and_up(h)
-        return self.ff_out(F.silu(gate) * up if self.fused.swiglu is None else self.fused.swiglu(gate, up))
+        products = self.gate_and_up(h)
+        if self.fused.swiglu is None:
+            return self.ff_out(F.silu(next(products)) * next(products))
+        return self.ff_out(self.fused.swiglu(*products))
 
 
 class LLaDAModelLM(MaskPredictor[LLaDAConfig]):

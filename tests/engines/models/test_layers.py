@@ -25,10 +25,10 @@ def test_joined_products_are_the_layers_products(biased: bool) -> None:
     torch.manual_seed(0)
     layers = [nn.Linear(12, width) if biased else Linear(12, width) for width in (8, 4, 4)]
     products, x = Products(*layers), torch.randn(5, 12)
-    apart = products(x)
+    apart = list(products(x))
     before = [layer.weight.detach().clone() for layer in layers]
     products.join()
-    together = products(x)
+    together = list(products(x))
     for a, b in zip(apart, together, strict=True):
         torch.testing.assert_close(a, b)
     assert all(torch.equal(layer.weight, weight) for layer, weight in zip(layers, before, strict=True))
@@ -40,7 +40,7 @@ def test_joined_products_are_the_layers_products(biased: bool) -> None:
     assert layers[0].weight.data_ptr() == place, "joined weights are not copied again"
     with torch.no_grad():
         layers[1].weight.mul_(2)
-    torch.testing.assert_close(products(x)[1], layers[1](x))
+    torch.testing.assert_close(list(products(x))[1], layers[1](x))
 
 
 def test_a_norm_adds_what_it_is_given() -> None:
