@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,7 @@ from repro.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from repro.reports.figures import View
+    from repro.runs.cell import Cell
     from repro.runs.store import Store
 
 
@@ -109,6 +111,17 @@ def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
     _make(name, asked, force=False, json=json, draw_only=True)
 
 
+def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
+    """Refuse rates that are asked for where a figure has its own, or none."""
+    from engines.errors import UserError
+
+    asked = {rate for view in views for rate in view.rates}
+    used = {cell.rate for cell in cells if cell.rate is not None}
+    if asked and not (used and used <= asked):
+        own = f"its own rates ({', '.join(f'{rate:g}' for rate in sorted(used))})" if used else "no axis of rates"
+        raise UserError(f"request_rate has no effect on {name}, which has {own}: leave it out")
+
+
 def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only: bool) -> None:
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
@@ -124,6 +137,7 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     # One sweep for all views: readings share the runs of dLLM-Serve.
     grids = [[view.applied(cell) for cell in module.cells(view)] for view in views]
     cells = [cell for grid in grids for cell in grid]
+    check_rates(name, views, cells)
     if draw_only:
         require_folders(cells, store, name)
     sweep = sweep_of(cells, store, force=force, will_run=not draw_only)

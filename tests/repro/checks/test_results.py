@@ -104,4 +104,4 @@ def test_the_command_says_which_and_ends_with_1(results: Path) -> None:
     edit_stamp(results, lambda stamp: stamp["files"].update({"gone.png": "0"}))
     spoilt = CliRunner().invoke(app, asked)
     assert spoilt.exit_code == 1
-    assert [(each["status"], each["fault"]) for each in json.loads(spoilt.stdout)] == [("stale", True)]
+    assert [(each["status"], each["fault"]) for each in json.loads(spoilt.stdout)["figures"]] == [("stale", True)]

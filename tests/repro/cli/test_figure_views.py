@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from repro.cli.figure import FigureOptions
+from engines.errors import UserError
+from repro.cli.figure import FigureOptions, check_rates
 from repro.reports.figures import FIGURES, MEASURED_RUNS, figure
 
 
@@ -26,8 +27,25 @@ def test_measured_times_are_repeated(name: str, repeats: dict[str, int]) -> None
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_rates_that_are_asked_for_are_run(name: str) -> None:
-    for view in FigureOptions(request_rate=["0.3", "0.7"]).views(name):
-        assert {cell.rate for cell in figure(name).load().cells(view)} <= {0.3, 0.7, None}
+    views = FigureOptions(request_rate=["0.3", "0.7"]).views(name)
+    cells = [cell for view in views for cell in figure(name).load().cells(view)]
+    own = [cell for view in FigureOptions().views(name) for cell in figure(name).load().cells(view)]
+    if cells == own and cells:
+        with pytest.raises(UserError, match=f"request_rate has no effect on {name}, which has "):
+            check_rates(name, views, cells)
+    elif cells:
+        check_rates(name, views, cells)
+        assert {cell.rate for cell in cells} - {None} <= {0.3, 0.7}
+
+
+def test_which_figures_have_rates_of_their_own() -> None:
+    for name in ("fig3", "fig4", "fig8", "table4", "fig2"):
+        view = FigureOptions(request_rate=["0.3"]).views(name)[0]
+        check_rates(name, [view], figure(name).load().cells(view))
+    for name in ("fig6", "growth"):
+        view = FigureOptions(request_rate=["0.3"]).views(name)[0]
+        with pytest.raises(UserError, match="no axis of rates"):
+            check_rates(name, [view], figure(name).load().cells(view))
 
 
 def test_a_card_that_is_measured_is_repeated_too() -> None:
