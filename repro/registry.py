@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from engines.errors import UserError
+from engines.named import load_named
 
 T = TypeVar("T")
 
 
 class Registry(Generic[T]):
     """``entries`` maps a name to where it is, ``module:NAME``, which is imported when it is asked for. Packages add
-    to it through the entry-point group ``repro.<kind>``."""
+    to it through the entry-point group ``repro.<kind>``. What lacks one of ``having`` is refused."""
 
-    def __init__(self, kind: str, entries: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, entries: Mapping[str, str], *, having: tuple[str, ...] = ()) -> None:
         self.kind = kind
+        self._having = having
         self._entries = dict(entries)
 
     def __iter__(self) -> Iterator[str]:
@@ -26,23 +27,13 @@ class Registry(Generic[T]):
     def get(self, name: str) -> T:
         """Raises UserError for a name that is not known, or a module that has no such thing."""
         if name in self._entries:
-            return cast(T, load(self.kind, self._entries[name]))
+            return self._load(self._entries[name])
         if ":" in name:
-            return cast(T, load(self.kind, name))
+            return self._load(name)
         for point in entry_points(group=f"repro.{self.kind}"):
             if point.name == name:
-                return cast(T, load(self.kind, point.value))
+                return self._load(point.value)
         raise UserError(f"{self.kind}={name!r} is unknown: use one of {', '.join(self._entries)}, or module:NAME")
 
-
-def load(kind: str, where: str) -> Any:
-    """What ``module:NAME`` names."""
-    module, _, name = where.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UserError(f"{kind}={where!r}: there is no module {error.name}: correct it or install it") from None
-    except (ValueError, AttributeError):
-        raise UserError(f"{kind}={where!r}: module {module!r} has no {name!r}: write module:NAME") from None
+    def _load(self, where: str) -> T:
+        return cast(T, load_named(self.kind, where, having=self._having))

@@ -84,6 +84,8 @@ def ablate(
         )
     require(model is None, f"model={model!r} has no effect on component={component!r}: leave it out")
     where = platform_of(platform or "cpu-tiny")
+    if plot is not None:
+        check_plot(plot)
     if num_runs is None:
         num_runs = MEASURED_RUNS if where.executor != "roofline" else 1
     view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
@@ -114,8 +116,6 @@ def ablate(
         Store(result_dir or LOCAL, accept_other_code=accept_other_code),
         force=force,
     )
-    if plot is not None:
-        check_plot(plot)
     outcomes = run_sweep(sweep)
     runs = iter(sweep.runs)
     require_alike(sweep.runs, f"ablate --component {component}")

@@ -128,6 +128,8 @@ def bench(
     from repro.systems.platforms import platform as platform_of
 
     where = platform_of(platform)
+    if plot is not None:
+        check_plot(plot)
     require(
         profile or profile_every is None,
         f"profile_every={profile_every} has no effect without --profile: add it, or leave this out",
@@ -209,8 +211,6 @@ def bench(
     for line in dict.fromkeys(_data_of(e) for e in sweep.experiments):
         if line is not None:
             print(line, file=sys.stderr)
-    if plot is not None:
-        check_plot(plot)
     outcomes = run_sweep(sweep, continue_on_error=continue_on_error)
     runs = sweep.runs
     if json:
@@ -245,8 +245,9 @@ def bench(
 
 def _data_of(experiment: Experiment) -> str | None:
     """What was made of a data set's own rows, some of which are cut, clipped or repeated; None of generated ones."""
-    provenance: Any = getattr(experiment.workload, "provenance", None)
-    return None if getattr(provenance, "source", "embedded") == "embedded" else provenance.description
+    provenance = experiment.workload.provenance
+    description: str | None = getattr(provenance, "description", None)
+    return None if getattr(provenance, "source", None) == "embedded" else description
 
 
 def _print_runs(runs: Sequence[StoredRun]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol, cast
 
 from engines.bounds import check_most
-from engines.errors import UserError
+from engines.errors import UserError, require
+from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
-from repro.registry import load
 from repro.reports.claims import Finding
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
@@ -179,7 +178,12 @@ class FigureEntry:
     module: str
 
     def load(self) -> FigureModule:
-        return cast(FigureModule, import_module(self.module))
+        module = load_module("figure", self.name, self.module)
+        for name in ("TITLE", "SOURCE", "PLATFORMS", "cells", "render"):
+            require(
+                hasattr(module, name), f"figure={self.name!r} is no module of a figure, it has no {name!r}: name one"
+            )
+        return cast(FigureModule, module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +260,8 @@ def paper(name: str) -> Paper:
     if name in PAPERS:
         return PAPERS[name]
     if ":" in name:
-        found: Paper = load("paper", name)
+        found: Paper = load_named("paper", name)
+        require(isinstance(found, Paper), f"paper={name!r} is no repro.reports.figures.Paper: name one")
         return found
     raise UserError(f"paper={name!r} is unknown: use one of {', '.join(PAPERS)}")
 

@@ -90,4 +90,5 @@ SYSTEMS: Registry[System] = Registry(
         "vllm-sim": f"{_AR}:VLLM_SIM",
         "continuum-sim": f"{_AR}:CONTINUUM_SIM",
     },
+    having=("name", "title", "summary", "family", "prepare"),
 )

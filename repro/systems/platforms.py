@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.registry import Registry
 
 GB = 10**9
@@ -55,4 +55,6 @@ PLATFORMS: Registry[Platform] = Registry(
 
 def platform(name: str) -> Platform:
     """One of ``PLATFORMS``, or any other as ``module:NAME``."""
-    return PLATFORMS.get(name)
+    found = PLATFORMS.get(name)
+    require(isinstance(found, Platform), f"platform={name!r} is no repro.systems.platforms.Platform: name one")
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +19,7 @@ from engines.errors import UserError
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
-from repro.files import replacing
+from repro.files import replacing, writable_folder
 from repro.tasks.generators import GENERATORS
 from repro.training.attention import batched_attention
 from repro.training.config import TrainConfig
@@ -109,13 +110,20 @@ class Trainer:
             torch.save(state, temporary)
 
     def restore(self, path: Path) -> None:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        if state["config"] != asdict(self.config):
-            raise UserError(f"{path} was written with other settings: give another output folder or do not resume")
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        self.step, self.wall_s, self.history = state["step"], state["wall_s"], state["history"]
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            is_other = state["config"] != asdict(self.config)
+            if not is_other:
+                self.model.load_state_dict(state["model"])
+                for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+                    optimizer.load_state_dict(saved)
+                self.step, self.wall_s, self.history = state["step"], state["wall_s"], state["history"]
+        except (RuntimeError, EOFError, LookupError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            raise UserError(
+                f"{path} cannot be resumed from ({type(error).__name__}): give another --out, or --no-resume"
+            ) from error
+        if is_other:
+            raise UserError(f"{path} was written with other settings: give another --out, or --no-resume")
 
 
 def model_config(config: TrainConfig, tokenizer: TextTokenizer) -> LLaDAConfig:
@@ -170,7 +178,7 @@ def train_tiny(
     the state saved and nothing exported; the report then holds only the progress.
     """
     torch.set_num_threads(config.threads)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    writable_folder("out", out_dir)
     trainer = build_trainer(config, out_dir)
     state_path = out_dir / STATE_FILE
     if resume and state_path.exists():

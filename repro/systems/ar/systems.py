@@ -12,7 +12,7 @@ from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from repro.registry import load
+from engines.named import load_named
 from repro.systems.ar import knobs
 from repro.systems.ar.plans import PLANNER, SEARCH, Ground
 from repro.systems.ar.system import ArSystem
@@ -45,7 +45,7 @@ def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any
     require(config.window_s > 0, f"window_s={config.window_s} must be above 0 s")
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, config)
     if router is not None:
-        make = load("router", router)
+        make = load_named("router", router)
         require(callable(make), f"router={router!r} cannot be called: name a class, or a function that makes a router")
         policies = replace(
             cluster.policies, make_router=lambda seed: make(model=ground.performance, slo=ground.slo, seed=seed)
