@@ -86,7 +86,7 @@ def bench(*options: str) -> tuple[str, ...]:
 def test_it_runs_with_its_knob_and_is_not_run_twice(repro: Repro) -> None:
     first = repro(*bench("--knob", "service_s=0.5", "--json"))
     assert "1 runs done, 0 reused" in first.stderr
-    (run,) = json.loads(first.stdout)
+    (run,) = json.loads(first.stdout)["runs"]
     assert (run["obtained"], run["valid"], run["cell"]["knobs"]["service_s"]) == ("simulated", True, 0.5)
     assert set(run["summary"]) >= {"mean_queue", "queue_wait_s", "throughput_tok_s"}
     assert "num_steps" not in run["summary"], "another family's metric"
