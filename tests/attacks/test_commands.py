@@ -1,0 +1,142 @@
+"""Every command with any of its options, several at once, of any value: an answer, or one line. What would take long is left
+out, and only where it begins: everything that is checked before is checked here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import typer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.command import refused
+from support.command import repro as run
+from typer.main import get_command
+
+from repro.cli.main import app
+from repro.reports.figures import FIGURES
+from repro.runs.system import SYSTEMS
+from repro.systems.platforms import PLATFORMS
+from repro.tasks.registry import TASKS
+from repro.workloads import known_datasets
+
+NAMES = (
+    *SYSTEMS, *TASKS, *PLATFORMS, *FIGURES, *known_datasets(), "torch", "roofline", "phase", "request", "lookahead", "published",
+    "efficient", "policy", "tiny", "llada-8b", "dream-7b", "checkpoint", "random", "float16", "bfloat16", "float32", "cpu", "cuda",
+    "head", "uniform", "dense", "paper", "upstream", "none", "prefix", "dual", "origin", "entropy", "maskgit_plus", "stable",
+    "parity", "low_confidence", "poisson", "gamma", "constant", "trace", "burst", "inf", "auto", "hub", "local", "embedded", "one",
+    "workload", "max_model_len", "engine", "scheduler", "budgeting", "sparsity", "refresh", "ladder", "dllm-serve", "ampd", "laps",
+    "decomposed", "monolithic", "sdpa", "flash-attn", "torch-varlen", "24GB", "64MiB", "1", "0", "2", "3", "4", "8", "16", "32", "64",
+    "0.5", "1.0", "2.5", "-1", "file.json", "file.jsonl", "empty", "folder", "out.png", "gen_length=8", "nosuch=1", "support.fake_system:FAKE",
+)  # fmt: skip
+HOSTILE = (
+    "", " ", "1e-320", "nan", "-inf", "1e308", "99999999999999999999", "9" * 400, "9" * 5000, "true", "null", "{}", "[", "é", "a b",
+    "\u202e", "/", "/dev/null", "..", "~nosuch", "%s%n", "x" * 300, "x" * 5000, "\udcff", "a=b", "x:y", ":", "os:path", "[red]", "\x1b[31m",
+    "a\nb", "\0",
+)  # fmt: skip
+FILES = {"file.json": "[1, 2, 3]", "file.jsonl": '{"prompt": "one two three"}\n', "empty": ""}
+values = st.one_of(
+    st.sampled_from(NAMES),
+    st.sampled_from(NAMES),
+    st.sampled_from(HOSTILE),
+    st.integers(-3, 5000).map(str),
+    st.floats().map(str),
+    st.text(max_size=12),
+)
+CASES = {
+    "bench": 250, "eval": 150, "generate": 250, "reproduce": 120, "figure": 120, "ablate": 100, "claims": 60, "calibrate": 60, "plan": 150,
+    "train-tiny": 50, "verify-baselines": 40, "gpu-suite": 60, "check-results": 15, "list": 10, "doctor": 5,
+}  # fmt: skip
+ARGUMENTS = {"reproduce": sorted(FIGURES), "figure": sorted(FIGURES)}
+
+
+def words_of(command: str) -> st.SearchStrategy[list[str]]:
+    params = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    flags = [st.just([param.opts[0]]) for param in params if getattr(param, "is_flag", False)]
+    options = [
+        st.tuples(st.just(param.opts[0]), values).map(list)
+        for param in params
+        if param.param_type_name == "option" and not getattr(param, "is_flag", False)
+    ]
+    given = st.lists(st.one_of(*options, *options, *flags) if options else st.one_of(*flags), max_size=5).map(
+        lambda parts: [word for part in parts for word in part]
+    )
+    if command not in ARGUMENTS:
+        return given
+    name = st.one_of(st.sampled_from(ARGUMENTS[command]), st.sampled_from(ARGUMENTS[command]), values)
+    return st.tuples(name, given).map(lambda both: [both[0], *both[1]])
+
+
+def stop(*_: Any, **__: Any) -> None:
+    raise typer.Exit(0)
+
+
+@contextmanager
+def workplace(folder: Path) -> Iterator[None]:
+    """Files to name, a folder to write into, and nothing that takes long."""
+    import repro.checks.goldens
+    import repro.gpu_suite.suite
+    import repro.reports.fitting
+    import repro.reports.sensitivity
+    import repro.runs.sweep
+    import repro.training.loop
+    from engines.models import loader
+
+    def load(*arguments: Any, **options: Any) -> None:
+        whole(*arguments, **options)
+        stop()
+
+    whole, before = loader.load_model, Path.cwd()
+    folder.mkdir(exist_ok=True)
+    (folder / "folder").mkdir(exist_ok=True)
+    for name, content in FILES.items():
+        (folder / name).write_text(content)
+    calibration = folder / "calibration"
+    shutil.copytree(repro.paths.CALIBRATION, calibration, dirs_exist_ok=True)
+    results = {
+        "RESULTS": folder,
+        "LOCAL": folder / "local",
+        "LOCAL_FIGURES": folder / "figures",
+        "CALIBRATION": calibration,
+    }
+    with (
+        mock.patch.multiple(repro.paths, **results),
+        mock.patch.object(repro.runs.sweep.Sweep, "run", stop),
+        mock.patch.object(repro.gpu_suite.suite.Suite, "run", stop),
+        mock.patch.object(repro.reports.fitting, "fit", stop),
+        mock.patch.object(repro.reports.sensitivity, "sensitivity", stop),
+        mock.patch.object(repro.checks.goldens, "verify", stop),
+        mock.patch.object(repro.training.loop, "build_trainer", stop),
+        mock.patch.object(loader, "load_model", load),
+        mock.patch.dict(os.environ),
+    ):
+        os.environ.pop("REPRO_DATA_DIR", None)
+        os.chdir(folder)
+        try:
+            yield
+        finally:
+            os.chdir(before)
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_a_command(command: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("work")
+
+    @settings(max_examples=CASES[command], suppress_health_check=list(HealthCheck), deadline=None)
+    @given(words_of(command))
+    def check(words: Sequence[str]) -> None:
+        result = run(command, *words)
+        assert "fault of this program" not in result.err, result.err
+        assert "Traceback" not in result.err
+        assert result.code in (0, 1, 2), result
+        if result.code == 2:
+            refused(result)
+
+    with workplace(folder):
+        check()

@@ -1,0 +1,76 @@
+"""The wheel, installed where there is no checkout: commands find their data, simulate calibrated, and write where they are
+called."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from repro.paths import REPO
+
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+FOLDERS = ("repro", "engines", "baselines", "paper_figures", "datasets", "results/paper", "results/calibration")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds the wheel, and sees the libraries of this one."""
+    if find_spec("pip") is None or find_spec("setuptools") is None:
+        pytest.skip("builds a wheel without a network: needs pip and setuptools in this environment")
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in FOLDERS:
+        shutil.copytree(REPO / name, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in SOURCES:
+        shutil.copy(REPO / name, source / name)
+    pip = (sys.executable, "-m", "pip", "-q", "--disable-pip-version-check")
+    done = call(*pip, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, source, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = folder.glob("*.whl")
+    call(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder).check_returncode()
+    own = folder / "venv" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+    shutil.unpack_archive(wheel, own, "zip")
+    # Its libraries, and none of its .pth files: one of them may lead to the checkout.
+    (own / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder / "venv" / "bin" / "python"
+
+
+def call(*command: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "REPRO_DATA_DIR")}
+    return subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_from_elsewhere(python: Path, tmp_path: Path) -> None:
+    def repro(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = call(python, "-m", "repro", *arguments, cwd=tmp_path)
+        assert done.returncode == code, done.stderr
+        return done
+
+    where = call(python, "-c", "import repro; print(repro.__file__)", cwd=tmp_path).stdout
+    assert str(python.parents[1]) in where
+    items = {each["item"]: each for each in json.loads(repro("doctor", "--json").stdout)["items"]}
+    assert items["embedded model"]["status"] == "ok"
+    assert "fitted on" in items["l40s simulated"]["detail"]
+    small = ("--platform", "l40s", "--num-prompts", 2, "--request-rate", 1, "--json")
+    (drawn,) = json.loads(repro("reproduce", "fig8", *small).stdout)["figures"]
+    assert not [note for note in drawn["notes"] if "ncalibrated" in note]
+    assert sorted(drawn["files"])[0] == "results/figures/fig8-l40s.csv"
+    verdicts = json.loads(repro("claims", "--json").stdout)["verdicts"]
+    assert sum(verdicts.values()) > 100
+    short = ("--gen-length", 8, "--block-length", 8, "--json")
+    assert len(json.loads(repro("generate", "--prompt", "2+2", *short).stdout)["token_ids"]) == 8
+    for refused in (("calibrate", "--write"), ("gpu-suite",), ("check-results",)):
+        assert repro(*refused, code=2).stderr.startswith("error: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results"]
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["figures", "local"]
+    assert len(list((tmp_path / "results" / "local").iterdir())) == 18
