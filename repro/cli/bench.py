@@ -32,11 +32,13 @@ def bench(
     platform: Annotated[
         str, typer.Option(help="cpu-tiny, rtx4090, l40s, h200, h20x32 for clusters, or module:NAME.")
     ] = "cpu-tiny",
-    executor: Annotated[str | None, typer.Option(help="torch (measured) or roofline (simulated).")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="torch (measured) or roofline (simulated) [default: the platform's].")
+    ] = None,
     request_rate: Annotated[
         list[str] | None, typer.Option(help="Requests/s or 'inf'; several times [default: inf].")
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(help="Requests per run.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(help="Requests per run [default: the platform's].")] = None,
     arrivals: Annotated[
         str | None,
         typer.Option(
@@ -46,12 +48,20 @@ def bench(
     ] = None,
     burstiness: Annotated[float | None, typer.Option(help="Shape of gamma arrivals; 1 is Poisson.")] = None,
     dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
-    dataset_source: Annotated[str | None, typer.Option(help="auto, hub, local or embedded.")] = None,
+    dataset_source: Annotated[str | None, typer.Option(help="auto, hub, local or embedded [default: auto].")] = None,
     input_len: Annotated[int | None, typer.Option(help="Fix every prompt to this many tokens.")] = None,
-    scheduler: Annotated[str | None, typer.Option(help="phase, request, lookahead or module:NAME.")] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Query tokens per packed step.")] = None,
-    max_num_logits: Annotated[int | None, typer.Option(help="Logit rows alive at once.")] = None,
-    max_num_seqs: Annotated[int | None, typer.Option(help="Requests running at once.")] = None,
+    scheduler: Annotated[
+        str | None, typer.Option(help="phase, request, lookahead or module:NAME [default: the system's].")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(help="Query tokens per packed step [default: the platform's].")
+    ] = None,
+    max_num_logits: Annotated[
+        int | None, typer.Option(help="Logit rows alive at once [default: the platform's].")
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(help="Requests running at once [default: the platform's].")
+    ] = None,
     reading: opt.Reading = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Static batch of a baseline [default: what --batch-rule says].")
@@ -63,7 +73,9 @@ def bench(
             "max_model_len: workload or max_model_len [default: workload]."
         ),
     ] = None,
-    memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help="Emulated device memory, e.g. 24GB [default: the platform's].")
+    ] = None,
     logit_rows: Annotated[
         str | None,
         typer.Option(help="Logits of the wanted rows in chunks, or of every row at once: decomposed or monolithic."),

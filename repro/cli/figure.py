@@ -13,7 +13,7 @@ import typer
 from engines.errors import UserError
 from repro.cli import options as opt
 from repro.cli.option_groups import spread
-from repro.cli.output import print_json, print_table
+from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.reports.figures import View
@@ -154,8 +154,8 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
         if not json:
             print_table(f"{module.TITLE} - {view.platform.title}", rendered.columns, rendered.rows)
             for note in rendered.notes:
-                print(f"  {note}")
-            print("  files: " + ", ".join(_relative(path) for path in rendered.files))
+                say(note, "  ")
+            say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")
     if json:
         print_json(
             {

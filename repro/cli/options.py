@@ -23,22 +23,26 @@ Plot = Annotated[
     Path | None, typer.Option(help="Draw the runs into this file, .png or .pdf, with a CSV of the same name beside it.")
 ]
 Seed = Annotated[int, typer.Option(help="Seed of arrivals, lengths, prompts and sampling.")]
-Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32, float16 or bfloat16 [default: the platform's; float32 in generate].")
+]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: the platform's; cpu in generate].")]
 Model = Annotated[
     str | None,
     typer.Option(help="Checkpoint directory, hub id, 'tiny', or a shape (llada-8b, dream-7b) with --weights random."),
 ]
 Weights = Annotated[str | None, typer.Option(help="checkpoint, or random for a shape without a download.")]
-GenLength = Annotated[int | None, typer.Option(help="Tokens to generate.")]
-BlockLength = Annotated[int | None, typer.Option(help="Tokens per diffusion block.")]
-Steps = Annotated[int | None, typer.Option(help="Denoising steps, over all blocks.")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy.")]
+GenLength = Annotated[int | None, typer.Option(help="Tokens to generate [default: the platform's; 64 in generate].")]
+BlockLength = Annotated[
+    int | None, typer.Option(help="Tokens per diffusion block [default: the platform's; 32 in generate].")
+]
+Steps = Annotated[int | None, typer.Option(help="Denoising steps, over all blocks [default: one a token].")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy [default: 0].")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the most probable tokens up to this sum, in (0, 1].")]
 TopK = Annotated[int | None, typer.Option(help="Sample from this many tokens at most.")]
 Threshold = Annotated[float | None, typer.Option(help="Parallel decoding: commit every token at least this confident.")]
-RetentionRatio = Annotated[float | None, typer.Option(help="Share of context rows kept, in (0, 1].")]
-PoolKernel = Annotated[int | None, typer.Option(help="Width of the max-pool over scores; odd, 1 is none.")]
+RetentionRatio = Annotated[float | None, typer.Option(help="Share of context rows kept, in (0, 1] [default: 0.5].")]
+PoolKernel = Annotated[int | None, typer.Option(help="Width of the max-pool over scores; odd, 1 is none [default: 3].")]
 Selection = Annotated[str | None, typer.Option(help="head, uniform or dense.")]
 RefreshDelay = Annotated[
     int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")

@@ -6,7 +6,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 NOT_A_TERMINAL = 160
 """Columns where nothing says how many there are."""
@@ -19,13 +19,26 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
     broken between them, and where that is not enough each row is written downwards."""
     held = [tuple(row) for row in rows]
     width = _width()
-    print(title)
+    say(title)
     if _natural_width(columns, held) > width and len(held) > 1:
         columns, held = _without_constants(columns, held, width)
     if _least_width(columns, held) > width:
         _print_downwards(columns, held, width)
     else:
         _print_across(columns, held, width)
+
+
+def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
+    """A paragraph, broken between words where it is longer than the terminal; as it is where there is none."""
+    columns = shutil.get_terminal_size((0, 0)).columns
+    given = textwrap.TextWrapper(
+        max(columns, 40),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    print(given.fill(text) if columns else indent + text, file=file)
 
 
 def _width() -> int:

@@ -15,7 +15,7 @@ PANELS = {
     "Workload": "request_rate num_prompts limit num_fewshot arrivals burstiness dataset_path dataset_source input_len seed "
     "num_runs",
     "Engine": "scheduler max_num_batched_tokens max_num_logits max_num_seqs batch_size memory_limit logit_rows "
-    "attention_backend cuda_graphs fused_kernels tensor_parallel dtype device knob",
+    "batch_rule attention_backend cuda_graphs fused_kernels tensor_parallel dtype device knob",
     "Decoding": "gen_length block_length steps temperature top_p top_k threshold factor alg alg_temp remasking cfg_scale "
     "cfg_interval stop_at_eos tie_policy compat",
     "Cache": "retention_ratio pool_kernel selection refresh_delay cache prompt_interval gen_interval transfer_ratio",

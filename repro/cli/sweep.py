@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engines.errors import UserError
+from repro.cli.output import say
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
@@ -38,6 +39,8 @@ def run_sweep(sweep: Sweep, *, continue_on_error: bool = False, out_dir: Path | 
     from repro.runs.progress import sweep_progress
 
     sweep.check(out_dir)
+    if not sweep.num_cells:
+        return []
     with sweep_progress(sweep.num_cells) as progress:
         return sweep.run(continue_on_error=continue_on_error, on_event=progress.on_event, on_step=progress.on_step)
 
@@ -50,7 +53,7 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     line = f"{ran} runs done, {len(reused)} reused"
     if reused:
         line += f" (e.g. {reused[0].reason}; --force runs them again)"
-    print(f"{line}; run folders: {root}", file=sys.stderr)
+    say(f"{line}; run folders: {root}", file=sys.stderr)
     for outcome in failed:
         print(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
     for outcome in outcomes:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from repro.runs.cell import Cell
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment
 from repro.runs.runner import OnStep
@@ -47,15 +48,20 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.text import Text
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, expand=True) as progress:
         task = progress.add_task("", total=num_total)
         drawn_at, num_closed = 0.0, 0
 
         def draw(event: CellEvent) -> None:
             nonlocal num_closed
             num_closed = event.num_closed
-            description = event.cell.folder_name if event.kind == "started" and event.cell is not None else None
+            description = _short(event.cell) if event.kind == "started" and event.cell is not None else None
             progress.update(task, completed=event.num_closed, description=description)
             if event.kind in ("reused", "failed", "interrupted"):
                 # Plain text: an error message may hold brackets.
@@ -68,10 +74,16 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
                 return
             drawn_at = now
             share = done.num_closed / max(done.num_total, 1)
-            description = f"{experiment.cell.folder_name}: {done.num_closed} of {done.num_total} requests"
+            description = f"{_short(experiment.cell)}: {done.num_closed} of {done.num_total} requests"
             progress.update(task, completed=num_closed + share, description=description)
 
         yield SweepProgress(on_event=draw, on_step=draw_step)
+
+
+def _short(cell: Cell) -> str:
+    """What fits beside a bar on a narrow terminal."""
+    rate = "at once" if cell.rate is None else f"at {cell.rate:g}/s"
+    return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset} {rate}"
 
 
 def _log_event(event: CellEvent) -> None:

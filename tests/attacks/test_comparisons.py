@@ -1,0 +1,124 @@
+"""What is compared is alike, and what was changed of the data is said."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+from support.fake_system import fake_cell
+
+from engines.errors import UserError
+from repro.cli.sweep import require_alike
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.store import Store, StoredRun
+from repro.runs.sweep import Sweep
+
+SIMULATED = ("bench", "--platform", "rtx4090", "--num-prompts", 2)
+
+
+def measured(store: Store, seed: int = 0) -> tuple[Experiment, StoredRun]:
+    experiment = prepare(fake_cell(num_prompts=2, executor="real", seed=seed))
+    (outcome,) = Sweep([experiment], store).run(jobs=1)
+    assert outcome.run is not None
+    return experiment, outcome.run
+
+
+def test_runs_of_unlike_machines_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, here), (_, other) = measured(Store(tmp_path)), measured(Store(tmp_path), seed=1)
+    require_alike([here, other], "fig")
+    assert here.machine is not None
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    _, there = measured(Store(tmp_path / "there"), seed=1)
+    with pytest.raises(UserError, match=r"runs behind fig were measured on unlike machines \(threads: .*77.*--force"):
+        require_alike([here, there], "fig")
+    simulated = prepare(fake_cell(num_prompts=2))
+    (outcome,) = Sweep([simulated], Store(tmp_path)).run(jobs=1)
+    assert outcome.run is not None
+    require_alike([here, outcome.run], "fig")
+
+
+def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment, run = measured(Store(tmp_path))
+    assert "other machine" not in run.obtained
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    state = Store(tmp_path).find(experiment)
+    assert (state.run, state.reason.partition(":")[0]) == (None, "another machine")
+    accepted = Store(tmp_path, accept_other_machine=True).find(experiment).run
+    assert accepted is not None
+    assert accepted.obtained.split(", ")[-1] == "other machine"
+    # Of a run that does not say what it was measured on, nothing is known to be alike.
+    manifest = run.folder / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "machine": None}))
+    assert "it does not say which" in Store(tmp_path).find(experiment).reason
+    require_alike([replace(run, manifest={**run.manifest, "machine": None})], "fig")
+
+
+def test_a_plot_and_the_numbers_behind_it(tmp_path: Path) -> None:
+    result = repro(*SIMULATED, "--result-dir", tmp_path / "r", "--plot", tmp_path / "p.png")
+    assert result.code == 0, result
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    (row,) = csv.DictReader((tmp_path / "p.csv").read_text().splitlines())
+    assert (row["obtained"], row["valid"], row["label"]) == ("simulated", "True", "dLLM-Serve, osc, all at once")
+    assert float(row["throughput_tok_s"]) > 0
+
+
+@pytest.mark.parametrize("name", ["p.txt", "p", ".png/", "none\0"])
+def test_a_file_that_is_no_plot(name: str, tmp_path: Path) -> None:
+    refused(repro(*SIMULATED, "--result-dir", tmp_path / "r", "--plot", f"{tmp_path}/{name}"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "add --write"),
+        (("--dry-run", "--keep"), "give one of them"),
+        (("--sensitivity", "--write"), "write has no effect with sensitivity"),
+        (("--sensitivity", "--keep"), "keep has no effect with sensitivity"),
+        (("--sensitivity", "--dry-run"), "dry_run has no effect with sensitivity"),
+        (("--platform", "h200", "--write"), "platform='h200'"),
+    ],
+)
+def test_calibrate_replaces_nothing_unasked(options: tuple[str, ...], says: str) -> None:
+    refused(repro("calibrate", *options), says)
+
+
+def test_prompts_that_are_cut_are_said_to_be(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"prompt": "one two three four five six seven eight " * 6}) + "\n")
+    short = ("--num-prompts", 1, "--gen-length", 4, "--block-length", 4, "--result-dir", tmp_path / "r")
+    result = repro("bench", "--dataset-path", path, *short, "--json")
+    assert result.code == 0, result
+    assert "lengths x 0.25; 1 of 1 prompts cut to these lengths" in result.err
+    (run,) = json.loads(result.out)["runs"]
+    manifest = json.loads(Path(run["folder"], "manifest.json").read_text())
+    assert "1 of 1 prompts cut" in manifest["facts"]["dataset"]["description"]
+
+    from paper_figures.common.caption import prompt_sources
+
+    stored = [
+        StoredRun(cell=each.cell, folder=Path(run["folder"]), manifest=manifest, provenance={}) for each in cells(path)
+    ]
+    assert "prompts cut to lengths x 0.25" in prompt_sources(stored)
+
+
+def cells(path: Path) -> list[Experiment]:
+    from repro.runs.cell import Cell
+
+    knobs = (("num_prompts", 1), ("gen_length", 4), ("block_length", 4), ("steps", 4), ("dataset_path", str(path)))
+    cell = Cell(
+        system="dllm-serve",
+        dataset="osc",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=(*knobs, ("dataset_source", "local")),
+    )
+    return [prepare(cell)]
