@@ -90,8 +90,8 @@ def _of_the_machine(error: BaseException) -> Ending | None:
     if isinstance(error, BrokenPipeError):
         return _failed("what reads the output has closed it before all was written: rerun with the output to a file")
     if isinstance(error, OSError) and error.errno is not None:
-        # Of a file without a name: standard output, as a rule.
-        where = "standard output" if error.filename is None else str(error.filename)
+        # A write that fails does not say of which file.
+        where = "standard output or a file being written" if error.filename is None else str(error.filename)
         fix = _FIXES.get(error.errno, "check the disk, the device or the network behind it")
         line = f"{where}: {error.strerror or type(error).__name__}: {fix}"
         return _refused(line) if error.errno in _OF_THE_INPUT else _failed(line)
