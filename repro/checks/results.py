@@ -15,7 +15,7 @@ from repro.reports.evidence import sources
 from repro.reports.figures import PAPERS, View, figure
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.predictions import PREDICTIONS_OF, medians, predictions_note, read_report, report_path
-from repro.reports.stamp import changed_files, read_stamp
+from repro.reports.stamp import changed_files, name_of, read_stamp
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.systems.calibration import load_calibration
@@ -178,8 +178,10 @@ def _compare(
 ) -> tuple[Status, str]:
     if changed := changed_files(stamp, folder):
         return "stale", f"{changed[0]} is not as it was drawn"
-    drawn = {run["folder"]: run["code"] for run in runs}
     asked = {experiment.cell.folder_name: experiment for experiment in experiments}
+    if "folders" in stamp:
+        return _compare_many(stamp["folders"], runs, asked)
+    drawn = {run["folder"]: run["code"] for run in runs}
     if missing := sorted(asked.keys() - drawn.keys()):
         return "stale", f"{len(missing)} of {len(asked)} runs are of other data, calibration or settings: {missing[0]}"
     if extra := sorted(drawn.keys() - asked.keys()):
@@ -192,3 +194,15 @@ def _compare(
     if others:
         return "other code", f"{others} of {len(drawn)} runs were made by other code"
     return "same", f"{len(drawn)} runs"
+
+
+def _compare_many(
+    name: str, groups: Sequence[Mapping[str, Any]], asked: Mapping[str, Experiment]
+) -> tuple[Status, str]:
+    if name != name_of(asked):
+        return "stale", f"its runs are not the {len(asked)} of today's data, calibration and settings"
+    codes = {experiment.code.digest for experiment in asked.values()}
+    others = sum(group["count"] for group in groups if group["code"] not in codes)
+    if others:
+        return "other code", f"{others} of {len(asked)} runs were made by other code"
+    return "same", f"{len(asked)} runs"

@@ -47,9 +47,9 @@ COLUMNS = (
 )
 
 
-def names_of(keys: Collection[str]) -> list[str]:
-    """Keys of runs in order; all those of a figure that has many as ``6000x0123456789ab``, their number and a digest."""
-    if len(keys) <= MOST_ALONE:
+def names_of(keys: Collection[str], most: int = MOST_ALONE) -> list[str]:
+    """Keys of runs in order; those of more than ``most`` as ``6000x0123456789ab``, their number and a digest."""
+    if len(keys) <= most:
         return sorted(keys)
     return [f"{len(keys)}x{hashlib.sha256(' '.join(sorted(keys)).encode()).hexdigest()[:12]}"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
 from repro.files import replace_text
+from repro.reports.claims_file import names_of
 from repro.reports.figures import FigureEntry, Rendered, View
+from repro.reports.roles import MOST_ALONE
 from repro.runs.store import StoredRun
 
 SCHEMA_VERSION = 1
@@ -30,7 +32,7 @@ def write_stamp(entry: FigureEntry, view: View, runs: Sequence[StoredRun], rende
         "rates": list(view.rates),
         "notes": list(rendered.notes),
         "files": {file.name: _digest(file) for file in rendered.files},
-        "runs": [_run(run) for run in runs],
+        **({"runs": [_run(run) for run in runs]} if len(runs) <= MOST_ALONE else _many(runs)),
     }
     return replace_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -53,6 +55,24 @@ def changed_files(stamp: Mapping[str, Any], folder: Path) -> list[str]:
         for name, digest in stamp["files"].items()
         if not (folder / name).is_file() or _digest(folder / name) != digest
     ]
+
+
+def _many(runs: Sequence[StoredRun]) -> dict[str, Any]:
+    """One name for the folders of all runs, and the runs by how they came about, with the last time of each."""
+    groups: dict[str, dict[str, Any]] = {}
+    for entry in map(_run, runs):
+        del entry["folder"]
+        finished = entry.pop("finished_utc")
+        group = groups.setdefault(json.dumps(entry, sort_keys=True), {**entry, "count": 0, "finished_utc": finished})
+        group["count"] += 1
+        group["finished_utc"] = max(group["finished_utc"], finished)
+    return {"folders": name_of(run.cell.folder_name for run in runs), "runs": list(groups.values())}
+
+
+def name_of(folders: Iterable[str]) -> str:
+    """Number of these folders, and a digest of their names."""
+    (name,) = names_of(list(folders), most=0)
+    return name
 
 
 def _run(run: StoredRun) -> dict[str, Any]:
