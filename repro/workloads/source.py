@@ -6,9 +6,7 @@ generator. The network is used only when ``hub`` is asked for by name.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Literal, Protocol, get_args
 
 from engines.errors import UserError
 from repro.workloads.card import DatasetCard, HubReference, LocalFile
+from repro.workloads.data_dir import DATA_DIR_VARIABLE, file_digest, find_data_dir
 from repro.workloads.row import UNREADABLE, PromptRow, open_text
 from repro.workloads.trace import (
     OWN_KEYS,
@@ -29,8 +28,6 @@ from repro.workloads.trace import (
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 UsedSource = Literal["hub", "local", "embedded"]
-
-DATA_DIR_VARIABLE = "REPRO_DATA_DIR"
 
 
 class HubLoader(Protocol):
@@ -98,17 +95,6 @@ def find_local_file(card: DatasetCard, kind: SourceKind, data_dir: Path | None) 
         f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
         f"with one of {accepted}, or give dataset_path"
     )
-
-
-def find_data_dir(data_dir: Path | None) -> Path | None:
-    """The given directory, else the one the environment names, else None."""
-    named = str(data_dir) if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
-    if not named:
-        return None
-    if not Path(named).is_dir():
-        origin = "data_dir" if data_dir is not None else DATA_DIR_VARIABLE
-        raise UserError(f"{origin}={named!r} is not a directory: correct or unset it")
-    return Path(named)
 
 
 def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
@@ -235,8 +221,3 @@ def _source_of_rows(used: UsedSource, location: str, revision: str | None, rows:
             f"{location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file"
         )
     return PromptSource(used=used, location=location, revision=revision, rows=kept, num_dropped=len(rows) - len(kept))
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from repro.runs.drivers.steps import OnProgress
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.ar.log import tables_of
 from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Options, Placed, parse_deployment, planned, searched
 from repro.systems.ar.settings import Settings
 from repro.workloads.sessions import SessionWorkload
+
+if TYPE_CHECKING:
+    from repro.runs.drivers.steps import OnProgress
 
 MOST_LIVE_SESSIONS = 20_000
 """More at once mean that arrivals outrun the cluster: the run is given up, and says so."""

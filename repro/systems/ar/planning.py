@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from engines.ampd.planner.coefficients import Method, coefficients, default_method
 from engines.ampd.planner.planner import PlannerConfig, solve
@@ -20,7 +20,6 @@ from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
-from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
@@ -28,6 +27,9 @@ from repro.systems.ar import knobs
 from repro.systems.ar.plans import Ground
 from repro.systems.ar.settings import resolve
 from repro.workloads.sessions import SessionWorkload
+
+if TYPE_CHECKING:
+    from repro.runs.drivers.steps import OnProgress
 
 MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""

@@ -18,7 +18,7 @@ from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.source import DATA_DIR_VARIABLE
+from repro.workloads.data_dir import DATA_DIR_VARIABLE
 from repro.workloads.workload import Workload, fixed_workload
 
 if TYPE_CHECKING:

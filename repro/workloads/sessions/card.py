@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from engines.errors import UserError, require
+from repro.paths import DATASETS
 
-CARDS_DIR = Path(__file__).resolve().parents[3] / "datasets" / "sessions"
+CARDS_DIR = DATASETS / "sessions"
 
 Lengths = Literal["per_session", "per_round"]
 """What the table's prefill and decode length are the mean of: all tokens of a session, or those of one round."""

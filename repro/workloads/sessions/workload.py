@@ -16,11 +16,11 @@ import numpy as np
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import UserError, require
 from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.data_dir import DATA_DIR_VARIABLE, file_digest, find_data_dir
 from repro.workloads.seed import derive_seed
 from repro.workloads.sessions.card import Lengths, SessionCard, SessionFile, load_session_card
 from repro.workloads.sessions.generator import Ints, apportion_within, draw_lengths, draw_rounds
 from repro.workloads.sessions.traces import RecordedSession, read_sessions
-from repro.workloads.source import DATA_DIR_VARIABLE, file_digest, find_data_dir
 
 Source = Literal["embedded", "local"]
 

@@ -23,6 +23,7 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.card import CARDS_DIR, HubReference, known_datasets, load_card, parse_card
+from repro.workloads.data_dir import find_data_dir
 from repro.workloads.lengths import (
     EmpiricalLengths,
     LogNormalLengths,
@@ -33,7 +34,7 @@ from repro.workloads.lengths import (
     fit_statistics,
 )
 from repro.workloads.seed import derive_seed
-from repro.workloads.source import HubLoader, find_data_dir, load_hub_columns
+from repro.workloads.source import HubLoader, load_hub_columns
 from repro.workloads.text import more_text, prompt_text
 from repro.workloads.trace import estimate_tokens
 from repro.workloads.workload import WorkloadConfig, build_workload
