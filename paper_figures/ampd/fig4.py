@@ -277,7 +277,7 @@ def _draw(table: Table, runs: Sequence[StoredRun], view: View, out: Path, stem: 
             caption=[
                 *summary_notes(table, view)[:3],
                 obtained_sentence(runs),
-                f"SLO attainment: {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
+                f"SLO attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
                 "AMPD and Dynamo on the first plan of Table 2; tuned systems on the best of a search on other samples of the same "
                 "workload. load + backlog: our two switches of the router. The paper prints no attainments, only gains.",
                 transient_sentence(runs),

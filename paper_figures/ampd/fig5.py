@@ -202,7 +202,7 @@ def _draw(
             caption=[
                 *_conclusions(ladder, floor_of(view)),
                 obtained_sentence(runs),
-                f"{DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
+                f"Attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
                 "Gains over both bases, and those printed, are in the table beside the figure.",
                 transient_sentence(runs),
             ],

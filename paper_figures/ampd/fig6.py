@@ -141,7 +141,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             caption=[
                 f"{_conclusion(found)}.",
                 obtained_sentence(runs),
-                f"{DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval; differences from the default are paired.",
+                f"Attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval; differences from the default are paired.",
                 transient_sentence(runs),
             ],
         )

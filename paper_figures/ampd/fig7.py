@@ -105,10 +105,10 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             caption=[
                 f"What is planned is simulated; the seconds are measured: processor time of one process on {where}, coefficients and "
                 "solver.",
+                *invalid_notes(runs),
                 "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
                 f"{len(view.seeds)} samples of sessions: mean, and bars for its 95 % interval (Student's t).",
                 "The paper names neither its processor nor its simulator.",
-                *invalid_notes(runs),
             ],
             width_inches=style.WIDE_INCHES,
         )

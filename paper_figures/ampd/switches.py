@@ -156,7 +156,7 @@ def _draw(table: Table, runs: Sequence[StoredRun], view: View, out: Path, stem: 
             caption=[
                 *conclusions(table),
                 obtained_sentence(runs),
-                f"{DEFAULT}, on Table 2's plan. {seeds_text(view)}: paired difference, and bars for its 95 % interval.",
+                f"Attainment in {DEFAULT}, on Table 2's plan. {seeds_text(view)}: paired difference, and bars for its 95 % interval.",
                 transient_sentence(runs),
             ],
         )

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from repro.checks.results import Checked, check_results
 from repro.cli.main import app
+from repro.reports import stamp as stamp_module
 from repro.systems import calibration
 
 SMALL = ("--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")
@@ -105,3 +106,18 @@ def test_the_command_says_which_and_ends_with_1(results: Path) -> None:
     spoilt = CliRunner().invoke(app, asked)
     assert spoilt.exit_code == 1
     assert [(each["status"], each["fault"]) for each in json.loads(spoilt.stdout)["figures"]] == [("stale", True)]
+
+
+def test_many_runs_are_named_by_one_digest(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stamp_module, "MOST_ALONE", 1)
+    where = ["--result-dir", str(drawn / "runs"), "--out-dir", str(tmp_path / "rtx4090")]
+    result = CliRunner().invoke(app, ["figure", "fig3", *SMALL, "--num-runs", "2", *where])
+    assert result.exit_code == 0, result.output
+    stamp = json.loads((tmp_path / "rtx4090" / "fig3-rtx4090.json").read_text())
+    assert stamp["folders"].startswith("24x")
+    assert sum(group["count"] for group in stamp["runs"]) == 24
+    assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "24 runs")
+    edit_stamp(tmp_path, lambda stamp: stamp["runs"][0].update(code="other"))
+    assert (only(tmp_path).status, only(tmp_path).is_fault) == ("other code", True)
+    edit_stamp(tmp_path, lambda stamp: stamp.update(folders="24x000000000000"))
+    assert (only(tmp_path).status, only(tmp_path).is_fault) == ("stale", True)
