@@ -92,13 +92,14 @@ def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
 
 
 def peak(shares: Mapping[tuple[str, float], Mapping[int, float]], name: str) -> float:
-    """The value with the highest mean, if it lies between both ends and above them outside noise; else 0: there is none."""
+    """The value with the highest mean; negative where it does not lie between both ends and above them outside noise: there
+    is no peak then."""
     values = SWEEPS[name]
     best = max(values, key=lambda value: _number(mean_interval(list(shares[name, value].values()))))
     ends = (values[0], values[-1])
     above = [paired(shares[name, best], shares[name, end]) for end in ends if best not in ends]
     is_peak = bool(above) and all(each.mean is not None and each.mean > (each.half_width or 0.0) for each in above)
-    return best if is_peak else 0.0
+    return best if is_peak else -best
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
@@ -177,7 +178,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
             finding(
                 claim,
                 peak(shares_of(runs, view), name),
-                f"0 is no peak; means of {text} %; differs from the default outside noise at {', '.join(map(str, apart)) or 'none'}; {where}",
+                f"below 0 the highest mean is no peak; means of {text} %; differs from the default outside noise at {', '.join(map(str, apart)) or 'none'}; {where}",
             )
         )
     means = [_number(found["w", value][0]) for value in SWEEPS["w"]]

@@ -165,7 +165,10 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             s.dynamo,
             s.vllm,
             s.llama_vllm,
-            s.winner_right,
+            *(
+                None if s.reading == NULL else count
+                for count in (s.winner_right, s.gaia_colocated, s.others_disaggregated)
+            ),
         )
         for s in found
     ]
@@ -181,6 +184,8 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             "vLLM",
             "vLLM, Llama",
             f"winner right of {num_cells}",
+            "GAIA co-located",
+            "others disaggregated",
         ),
         rows=tuple(
             (
@@ -207,8 +212,10 @@ def conclusions(found: Sequence[Score], view: View) -> list[str]:
     default = next(s for s in found if (s.constants, s.reading, s.plans) == (_own(view), str(DEFAULT_READING), "same"))
     best = next(score for score in found if score.reading != NULL)
     better = sum(score.sort_key < null.sort_key for score in found)
+    surely = sum(score.sort_key + (score.whole.half_width or 0.0) < null.sort_key for score in found)
     return [
-        f"The null scores {null.sort_key:.3f}; {better} of {len(found) - 1} combinations score less (are nearer to Figure 4).",
+        f"The null scores {null.sort_key:.3f}; {better} of {len(found) - 1} combinations score less (are nearer to Figure 4), "
+        f"{surely} of them outside noise.",
         f"Best: {best.constants} with {best.reading} ({best.plans} plans), {best.sort_key:.3f}.",
         f"The default, {default.constants} with {default.reading}, scores {default.sort_key:.3f} on AMPD's plan, number "
         f"{found.index(default) + 1} of {len(found)}: it says little more of Figure 4 than that no system differs.",

@@ -165,7 +165,7 @@ def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
     assert found["ampd-pr-low"].value == pytest.approx(100 * (full / ar - 1))
 
 
-@pytest.mark.parametrize(("best", "expected"), [(0.9, 0.9), (0.75, 0.0), (1.0, 0.0)])
+@pytest.mark.parametrize(("best", "expected"), [(0.9, 0.9), (0.75, -0.75), (1.0, -1.0)])
 def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected: float, tmp_path: Path) -> None:
     def peaked(cell: Cell) -> float:
         alpha = float(cell.knob_values.get("alpha", 0.9) or 0)
@@ -175,7 +175,7 @@ def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected
     fig6.render(runs, VIEW, tmp_path)
     found = by_claim(fig6.findings(runs, VIEW))
     assert found["ampd-alpha-peak"].value == expected
-    assert found["ampd-beta-peak"].value == 0.0, "flat"
+    assert found["ampd-beta-peak"].value == -0.75, "flat"
     assert found["ampd-w-insensitive"].value == pytest.approx(0.0)
     assert {"ampd-f6-alpha-1", "ampd-f6-w-5", "ampd-f6-beta-0.75"} <= found.keys()
 
@@ -194,7 +194,12 @@ def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path: Path) ->
     assert null.whole.mean == pytest.approx(1.28, abs=0.01)
     assert {round(score.sort_key, 9) for score in scores} == {round(null.sort_key, 9)}, "all equal is the null"
     assert len(scores) == 1 + 5 * 16 + 16
-    notes = " ".join(readings.render(runs, VIEW, tmp_path).notes)
+    rendered = readings.render(runs, VIEW, tmp_path)
+    assert {len(row) for row in rendered.rows} == {len(rendered.columns)}
+    (table,) = (path for path in rendered.files if path.suffix == ".csv")
+    with table.open(newline="") as file:
+        assert {len(row) for row in csv.reader(file)} == {11}
+    notes = " ".join(rendered.notes)
     assert "0 of 96 combinations score less" in notes
 
 

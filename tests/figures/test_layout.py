@@ -35,6 +35,7 @@ def test_no_text_is_clipped_or_overprinted(
     view = View(platform=here, reading=default_reading(here), num_runs=num_runs)
     rendered = module.render(figure_runs(module, view), view, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {path.name for path in rendered.files}
+    assert all(len(row) == len(rendered.columns) for row in rendered.rows)
     is_picture = any(path.suffix == ".png" for path in rendered.files)
     assert len(drawn) == is_picture
     assert num_runs > 1 or all(path.stat().st_size > 0 for path in rendered.files)
