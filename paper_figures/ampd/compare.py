@@ -80,7 +80,7 @@ class Table:
 
 
 def tabulate(
-    runs: Sequence[StoredRun],
+    runs: Sequence[StoredRun] | Repeats,
     view: View,
     names: Sequence[str],
     panels: Sequence[Panel],
@@ -90,7 +90,7 @@ def tabulate(
     of: Of = attained,
     knobs: Knobs = (),
 ) -> Table:
-    repeats = Repeats(runs, view)
+    repeats = runs if isinstance(runs, Repeats) else Repeats(runs, view)
     values = {}
     for name in names:
         found = np.full((len(panels), len(rates), len(seeds)), np.nan)

@@ -22,6 +22,7 @@ from paper_figures.ampd.layout import obtained_sentence, rates_of, seeds_text
 from paper_figures.ampd.panels import panels
 from paper_figures.common import style
 from paper_figures.common.caption import figure_title, invalid_notes
+from paper_figures.common.repeats import Repeats
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -75,7 +76,7 @@ class Score:
 
 def scores(runs: Sequence[StoredRun], view: View) -> list[Score]:
     """Best first; the null among them."""
-    found = [_null(view)]
+    found, repeats = [_null(view)], Repeats(runs, view)
     for constants in CONSTANTS:
         knobs = _knobs(view, constants.name)
         for reading in map(str, READINGS):
@@ -83,7 +84,7 @@ def scores(runs: Sequence[StoredRun], view: View) -> list[Score]:
                 if plans == "tuned" and constants.name != _own(view):
                     continue
                 table = tabulate(
-                    runs, view, names, panels(), rates_of(view), view.seeds, of=attained_in(reading), knobs=knobs
+                    repeats, view, names, panels(), rates_of(view), view.seeds, of=attained_in(reading), knobs=knobs
                 )
                 found.append(_score(table, view, constants.name, reading, plans))
     return sorted(found, key=lambda score: score.sort_key)
