@@ -65,7 +65,7 @@ CSV_COLUMNS = (
     "prefill_load",
     "obtained",
     "valid",
-    "run_folder",
+    "run",
 )
 
 
@@ -355,7 +355,7 @@ def _csv_row(panel: Panel, rate: float, name: str, run: StoredRun) -> tuple[obje
         summary["prefill_load"],
         run.obtained,
         run.validity.valid,
-        run.cell.folder_name,
+        run.cell.key,
     )
 
 

@@ -56,6 +56,7 @@ class FigureOptions:
     def views(self, name: str) -> list[View]:
         from repro.reports.figures import View, default_num_runs, default_reading
         from repro.reports.figures import figure as figure_of
+        from repro.systems.dllm.part import DllmPart
         from repro.systems.platforms import platform as platform_of
 
         if self.executor not in (None, "torch", "roofline"):
@@ -67,6 +68,10 @@ class FigureOptions:
         module = figure_of(name).load()
         names = self.platform or module.PLATFORMS
         places = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
+        for where in places:
+            # A platform of another family than the one whose baselines have readings.
+            if self.reading and where.parts and not any(isinstance(part, DllmPart) for part in where.parts):
+                raise UserError(f"reading={self.reading[0]!r} has no effect on platform={where.name!r}: leave it out")
         knobs = tuple(opt.given(num_prompts=self.num_prompts, weights=self.weights).items())
         return [
             View(

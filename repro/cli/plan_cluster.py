@@ -29,7 +29,7 @@ def plan_cluster(
     num_sessions: Annotated[
         int | None, typer.Option(help="Sessions of the sample [default: 99, more for more GPUs].")
     ] = None,
-    constants: Annotated[str, typer.Option(help="Of the cost model: physical, trial-r2, ...")] = "trial-r2",
+    constants: Annotated[str, typer.Option(help="Of the cost model: physical, trial-r2, ...")] = "physical",
     method: Annotated[
         str | None, typer.Option(help="Coefficients: direct, cached or closed [default: by the number of GPUs].")
     ] = None,

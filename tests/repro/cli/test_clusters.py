@@ -117,3 +117,8 @@ def test_ablations_that_make_no_sense_are_refused(options: tuple[str, ...], sent
     with pytest.raises(UserError) as refused:
         run("ablate", *options, "--result-dir", str(tmp_path))
     assert sentence in str(refused.value)
+
+
+def test_figures_of_clusters_have_no_readings_of_baselines(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="reading='policy' has no effect on platform='h20x32'"):
+        run("figure", "ampd/fig4", "--reading", "policy", "--result-dir", str(tmp_path))
