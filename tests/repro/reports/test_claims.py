@@ -249,7 +249,7 @@ def test_command_without_runs(tmp_path: Path) -> None:
     with (tmp_path / "out" / "claims-dllm-serve.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == list(CLAIMS)
-    table = CliRunner().invoke(app, ["claims", *where])
+    table = CliRunner().invoke(app, ["claims", *where], env={"COLUMNS": "80"})
     assert "The paper's own inconsistencies" in table.stdout
     assert "not run" in table.stdout
     assert max(map(len, table.stdout.splitlines()[:-2])) <= 80  # but for the file's name
