@@ -63,6 +63,8 @@ def subject_facts(options: argparse.Namespace, subject: Subject) -> dict[str, An
         "threads": torch.get_num_threads(),
         "card": subject.card.name,
         "source": subject.card.source,
+        "flops_per_s": subject.card.peak_flops,
+        "bytes_per_s": subject.card.bandwidth,
     }
 
 

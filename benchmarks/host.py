@@ -11,9 +11,9 @@ A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
@@ -192,15 +192,32 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
     )
 
 
-def launch_table() -> list[str]:
-    lines = [f"{'forward':28s} {'a layer':>8s} {'beside':>7s} {f'of {LLADA_8B.n_layers} layers':>13s}"]
+@dataclass(frozen=True, kw_only=True)
+class Forward:
+    """Launches of a captured one."""
+
+    name: str
+    a_layer: int
+    beside: int
+
+    @property
+    def whole(self) -> int:
+        return LLADA_8B.n_layers * self.a_layer + self.beside
+
+
+def forwards() -> list[Forward]:
+    found = []
     for has_refresh in (False, True):
         for fused in (False, True):
             one, two = (launches(n, has_refresh=has_refresh, fused=fused).number for n in (1, 2))
             name = f"{'mixed' if has_refresh else 'reuse'}, {'fused' if fused else 'operator by operator'}"
-            whole = one + (LLADA_8B.n_layers - 1) * (two - one)
-            lines.append(f"{name:28s} {two - one:8d} {2 * one - two:7d} {whole:13d}")
-    return lines
+            found.append(Forward(name=name, a_layer=two - one, beside=2 * one - two))
+    return found
+
+
+def launch_table(found: Sequence[Forward]) -> list[str]:
+    lines = [f"{'forward':28s} {'a layer':>8s} {'beside':>7s} {f'of {LLADA_8B.n_layers} layers':>13s}"]
+    return lines + [f"{one.name:28s} {one.a_layer:8d} {one.beside:7d} {one.whole:13d}" for one in found]
 
 
 def main() -> None:
@@ -214,13 +231,14 @@ def main() -> None:
     if min(*options.requests, options.blocks) < 1 or options.length <= BLOCK:
         parser.error(f"--requests and --blocks count from 1, --length from {BLOCK + 1}")
     torch.set_num_threads(1)
-    print("\n".join(launch_table()))
+    launched = forwards()
+    print("\n".join(launch_table(launched)))
     rows = [time_steps(size, options.length, blocks=options.blocks) for size in options.requests]
     print(f"\n{'requests':>8s} {'steps':>6s} {'reuse ms':>9s} {'p95 ms':>7s} {'refresh ms':>11s}")
     for row in rows:
         print(f"{row.requests:8d} {row.steps:6d} {row.reuse_ms:9.3f} {row.reuse_p95_ms:7.3f} {row.refresh_ms:11.3f}")
     if options.json is not None:
-        save(options.json, rows, torch=torch.__version__)
+        save(options.json, rows, torch=torch.__version__, launches=[asdict(one) for one in launched])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Times the output head with its reduction in chunks of max_num_logits: python benchmarks/logits.py --help
+"""Times the output head with the reduction that serves, in chunks of max_num_logits: python benchmarks/logits.py --help
 
     ms          of all rows, from hidden states to a token and a confidence each
     peak MiB    largest memory held at once beyond the hidden states and the weights
     chunked ms  lower bound of this chunking: the head's weights once for every chunk, logits written once
     whole ms    lower bound of any: the head's weights once, logits never stored
     of ...      bound / ms
+    fused       whether the reduction is one kernel (engines/dllm/executor/kernel_choice.py)
 
 Bounds are at the card's datasheet peaks or at measured ones.
 """
@@ -21,7 +22,9 @@ import torch
 from common import add_model, save, subject_facts, subject_of
 from torch import Tensor
 
+from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, Reduction, reduce_in_chunks
+from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.memory.profile import peak_bytes
 from engines.hardware.catalogue import Gpu
 from engines.hardware.peaks import seconds_of
@@ -42,12 +45,13 @@ class Row:
     whole_ms: float
     of_chunked: float
     of_whole: float
+    fused: bool
 
 
 def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: int, card: Gpu, *, repeats: int) -> Row:
     rows = hidden.shape[0]
     chunks = -(-rows // max_num_logits)
-    reduction = Reduction(suppress_id=model.config.mask_token_id)
+    reduction = serving_reduction(model, max_num_logits)
 
     @torch.inference_mode()
     def head() -> Reduced:
@@ -79,17 +83,23 @@ def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: 
         whole_ms=whole_ms,
         of_chunked=chunked_ms / ms,
         of_whole=whole_ms / ms,
+        fused=type(reduction) is not Reduction,
     )
+
+
+def serving_reduction(model: DiffusionModel, max_num_logits: int) -> Reduction:
+    """As an executor chooses it for this model and its device."""
+    return KernelChoice(model, EngineConfig(max_num_logits=max_num_logits)).reduction
 
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
         f"{'model':9s} {'rows':>6s} {'max_num_logits':>14s} {'chunks':>6s} {'ms':>9s} {'peak MiB':>9s} {'chunked ms':>10s} "
-        f"{'whole ms':>9s} {'of chunked':>10s} {'of whole':>8s}"
+        f"{'whole ms':>9s} {'of chunked':>10s} {'of whole':>8s} {'fused':>5s}"
     ]
     lines += [
         f"{r.model:9s} {r.rows:6d} {r.max_num_logits:14d} {r.chunks:6d} {r.ms:9.3f} {r.peak_bytes / 2**20:9.2f} "
-        f"{r.chunked_ms:10.3f} {r.whole_ms:9.3f} {r.of_chunked:10.1%} {r.of_whole:8.1%}"
+        f"{r.chunked_ms:10.3f} {r.whole_ms:9.3f} {r.of_chunked:10.1%} {r.of_whole:8.1%} {'yes' if r.fused else 'no':>5s}"
         for r in rows
     ]
     return "\n".join(lines)

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -36,7 +37,7 @@ from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import Phase
 from engines.hardware.catalogue import Gpu
-from engines.hardware.roofline import Roofline
+from engines.hardware.roofline import Roofline, StepWork
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes
@@ -130,6 +131,8 @@ class Row:
     outside: float
     host: float
     graph: float
+    works: tuple[tuple[int, StepWork], ...]
+    """What the timed steps of a round compute, and how many compute it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +182,8 @@ def time_steps(
     ms = 1e3 * median(own.seconds for own in rounds) / len(plans)
     dtype_bytes = next(model.parameters()).dtype.itemsize
     roofline = Roofline(ModelShape.from_config(model.config, name=name, dtype_bytes=dtype_bytes), card)
-    bound_ms = 1e3 * sum(roofline.lower_bound_s(step_work(plan, batch.config)) for plan in plans) / len(plans)
+    works = Counter(step_work(plan, batch.config) for plan in plans)
+    bound_ms = 1e3 * sum(n * roofline.lower_bound_s(work) for work, n in works.items()) / len(plans)
     graphs = [outcome.graph for own in rounds for outcome in own.outcomes]
     return Row(
         model=name,
@@ -194,6 +198,7 @@ def time_steps(
         outside=1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
         host=host_share(model, batch, kind, requests),
         graph=sum(graphs) / len(graphs),
+        works=tuple((n, work) for work, n in works.items()),
     )
 
 
@@ -265,7 +270,9 @@ def main() -> None:
     print(table(rows))
     print(f"bounds: {card.name}; {card.source}")
     if options.json is not None:
-        save(options.json, rows, **subject_facts(options, subject), block=options.block)
+        dtype_bytes = next(model.parameters()).dtype.itemsize
+        shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=dtype_bytes)
+        save(options.json, rows, **subject_facts(options, subject), block=options.block, shape=asdict(shape))
 
 
 if __name__ == "__main__":

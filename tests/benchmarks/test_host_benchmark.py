@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from host import NARROW, Launches, launches, time_steps
+from host import NARROW, Launches, forwards, launch_table, launches, time_steps
 
 
 def test_a_view_is_no_launch_and_a_kernel_is_one() -> None:
@@ -25,6 +25,15 @@ def test_a_layer_launches_few_kernels(has_refresh: bool, most: int) -> None:
     assert two.names.count("aten::mm") == 2 * 4
     assert two.names.count("rms_norm") == 2 * 2 + 1
     assert two.names.count("store") == two.names.count("rotate") == two.names.count("swiglu") == 2
+
+
+def test_launches_of_all_layers() -> None:
+    found = forwards()
+    assert [one.name for one in found] == [
+        f"{kind}, {how}" for kind in ("reuse", "mixed") for how in ("operator by operator", "fused")
+    ]
+    assert found[1].whole == launches(32, has_refresh=False, fused=True).number
+    assert all(f"{one.whole}" in "\n".join(launch_table(found)) for one in found)
 
 
 def test_steps_of_nothing_are_served() -> None:

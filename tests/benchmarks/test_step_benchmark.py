@@ -13,6 +13,8 @@ from support.tiny_models import GQA, network
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
+from engines.dllm.decode.fused import FusedReduction
+from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import StepPlan
@@ -74,6 +76,8 @@ def test_a_row_of_the_table(kind: str) -> None:
     bounds = [Roofline(SHAPE, L40S).lower_bound_s(step_work(plan, BATCH.config)) for plan in plans]
     assert row.bound_ms == pytest.approx(1e3 * sum(bounds) / len(plans))
     assert row.steps == 2 * len(plans)
+    assert sum(n for n, _ in row.works) == len(plans)
+    assert {work for _, work in row.works} == {step_work(plan, BATCH.config) for plan in plans}
     assert row.tokens_s == pytest.approx(3e3 / row.ms)
     assert 0 < row.host < 1
     assert 0 < row.outside < 1
@@ -93,6 +97,14 @@ def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
     )
     assert [row.whole_ms for row in rows] == pytest.approx([1e3 * weights / L40S.bandwidth] * 2)
     assert GQA.name in logits.table(rows)
+    assert not any(row.fused for row in rows)
+
+
+def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(max_num_logits=8)
+    assert logits.serving_reduction(network(GQA), 8) == packed_executor(network(GQA), config, 8).kernels.reduction
+    monkeypatch.setattr(KernelChoice, "serves", lambda self, *names: "confidence" in names)
+    assert isinstance(logits.serving_reduction(network(GQA), 8), FusedReduction)
 
 
 @pytest.mark.gpu
