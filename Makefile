@@ -40,7 +40,7 @@ help:
 	  'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
-	  'make gpu-first       the first stages of gpu-suite alone: tests, throughput, steps' \
+	  'make gpu-first       the first stages of gpu-suite alone, and a verdict: correct, fast, calibrated' \
 	  'make gpu-suite       tests and measurements on a CUDA device, $(BUDGET) s a call, or what is missing for them' \
 	  'make clean           remove .venv, caches and build files; results stay' \
 	  'Every target but help and clean runs setup first where needed.'

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    platform: Annotated[str, typer.Option(help="rtx4090 or l40s.")] = "rtx4090",
+    platform: Annotated[
+        str, typer.Option(help="rtx4090 or l40s; of another card, what gpu-suite fitted on it.")
+    ] = "rtx4090",
     dry_run: Annotated[bool, typer.Option(help="Show the fit without storing it.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the stored constants, write the report again.")] = False,
     write: Annotated[
@@ -36,11 +38,16 @@ def calibrate(
     from engines.errors import UserError, require
     from engines.hardware.roofline import Calibration
     from repro.files import writable_folder
-    from repro.paths import CALIBRATION, IS_INSTALLED, LOCAL
-    from repro.reports.fitting import protocol_of
+    from repro.paths import CALIBRATION, IS_INSTALLED, LOCAL, RESULTS
+    from repro.reports.fitting import PROTOCOLS, protocol_of
     from repro.reports.predictions import medians_sentence, report, write_report
+    from repro.systems import platforms
     from repro.systems.calibration import load_calibration
 
+    if platform not in PROTOCOLS and platforms.platform(platform).gpu is not None and not sensitivity:
+        require(not keep, "keep is for cards that are fitted to stated numbers: leave it out")
+        _adopt(platform, result_dir or RESULTS / platform, write=write, dry_run=dry_run, json=json)
+        return
     protocol = protocol_of(platform)
     if IS_INSTALLED and not dry_run:
         raise UserError(
@@ -93,6 +100,41 @@ def calibrate(
             for each in found["comparisons"]
         ],
     )
+    print(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
+
+
+def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -> None:
+    """The constants that a GPU suite fitted on its own card."""
+    from engines.errors import UserError, require
+    from repro.files import writable_folder
+    from repro.gpu_suite.adoption import constants, read_fit, report
+    from repro.paths import CALIBRATION, IS_INSTALLED
+    from repro.reports.predictions import medians_sentence, write_report
+    from repro.systems.calibration import load_calibration
+
+    require(not (write and dry_run), "dry_run and write: give one of them")
+    require(
+        write or dry_run,
+        f"calibrate replaces {CALIBRATION / card}.json and its report, which every simulation rests on: add --write, or "
+        f"--dry-run to see the fit alone",
+    )
+    if IS_INSTALLED and write:
+        raise UserError("calibrate replaces files that an installed package shares with others: run it in a clone")
+    value = read_fit(folder, card)
+    calibration, found = constants(value), report(value)
+    if write:
+        writable_folder("calibration", CALIBRATION)
+        calibration.save(CALIBRATION / f"{card}.json")
+        load_calibration.cache_clear()
+        write_report(found)
+    if json:
+        print_json(found)
+        return
+    print(
+        f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, "
+        f"{1e3 * calibration.step_overhead_s:.2f} ms a step; {calibration.note}"
+    )
+    print(f"fitted on {'; '.join(calibration.fitted_on)}; {value['machine']}, commit {value['commit']}")
     print(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 

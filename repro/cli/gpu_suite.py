@@ -16,6 +16,9 @@ from repro.cli.output import print_json, print_table
 if TYPE_CHECKING:
     from repro.gpu_suite.suite import Suite
 
+EXPECTED = "gpu-suite-expected.json"
+"""Below the results of this machine: what its simulations expect of every cell."""
+
 
 def gpu_suite(
     budget: Annotated[float, typer.Option(help="Seconds this call may take; the next job has to fit.")] = 520.0,
@@ -34,9 +37,11 @@ def gpu_suite(
     """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
     began = time.monotonic()
     from repro.gpu_suite import stages as plan
+    from repro.gpu_suite.calibration import Calibrating
     from repro.gpu_suite.suite import Suite, jobs_of
     from repro.gpu_suite.summary import README, draw, write_summary
-    from repro.paths import IS_INSTALLED, REPO, RESULTS
+    from repro.gpu_suite.verdict import VERDICT, write_verdict
+    from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
     from repro.systems.dllm.part import DllmPart
 
     if budget <= 0:
@@ -61,7 +66,8 @@ def gpu_suite(
     wanted = [name for name in plan.FIRST if name in known] if first else stage or known
     if unknown := sorted(set(wanted) - set(known)):
         raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(known)}")
-    jobs = jobs_of([each for each in asked if each.stage in wanted], root)
+    told = {*wanted, *(() if dry_run else plan.FIRST)}  # the pages speak of the first stages, whatever is run
+    jobs = jobs_of([each for each in asked if each.stage in told], LOCAL / EXPECTED)
     # As it was given: a machine's own path would be of use nowhere else.
     shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
     command = " ".join(
@@ -74,6 +80,15 @@ def gpu_suite(
             *(f"--stage {name}" for name in stage or ()),
         ]
     )
+    calibrating = Calibrating()
+
+    def write_pages(suite: Suite) -> None:
+        write_summary(suite)
+        try:
+            write_verdict(suite, calibrating)
+        except Exception as error:  # minutes on a card are not lost to a page that any machine writes again
+            print(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
+
     suite = Suite(
         jobs=jobs,
         root=root,
@@ -81,7 +96,8 @@ def gpu_suite(
         command=command,
         export=export,
         on_line=lambda line: print(line, file=sys.stderr),
-        on_done=write_summary,
+        on_done=write_pages,
+        stages=frozenset(wanted),
     )
     if dry_run:
         _list_jobs(suite, scale.where.title, json=json)
@@ -111,7 +127,9 @@ def gpu_suite(
             print(f"drawn: {', '.join(drawn)}")
         if outcome.left or outcome.failed:
             print(f"to go on: {command}")
-        print(f"summary: {root / README}")
+        if first:
+            print("", (root / VERDICT).read_text(encoding="utf-8"), sep="\n")
+        print(f"summary: {root / README}, verdict: {root / VERDICT}")
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -124,9 +142,9 @@ def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:
             "expected_s": round(suite.expected_s(job)),
             "status": suite.entries[job.name].status,
         }
-        for job in suite.jobs
+        for job in suite.chosen
     ]
-    left_s = sum(suite.expected_s(job) for job in suite.jobs if suite.entries[job.name].status != "done")
+    left_s = sum(suite.expected_s(job) for job in suite.chosen if suite.entries[job.name].status != "done")
     if json:
         print_json({"jobs": jobs, "left_s": left_s})
         return

@@ -208,6 +208,8 @@ class Benchmark(Check):
     script: str
     options: str = ""
     """Separated by blanks."""
+    has_device: bool = True
+    """Whether it runs on the device; without, on the host alone."""
 
     def look(self) -> Facts:
         import json
@@ -215,7 +217,8 @@ class Benchmark(Check):
         with tempfile.TemporaryDirectory(prefix="repro-benchmark-") as folder:
             rows = Path(folder, "rows.json")
             script = str(REPO / "benchmarks" / f"{self.script}.py")
-            options = ["--device", self.device, "--json", str(rows), *self.options.split()]
+            where = ["--device", self.device] if self.has_device else []
+            options = [*where, "--json", str(rows), *self.options.split()]
             done = _process([sys.executable, script, *options], self.limit_s)
             found = json.loads(rows.read_text(encoding="utf-8")) if rows.is_file() else None
         lines = done.stdout.strip().splitlines()

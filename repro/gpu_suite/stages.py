@@ -20,8 +20,8 @@ OURS = "dllm-serve"
 COMPARED = (OURS, "fast-dllm", "sparse-dllm", "dllm-cache")
 """Fast-dLLM with its dual cache, its default."""
 
-FIRST = ("tests", "throughput", "step", "small-card", "burst", "profile")
-"""Stages of the first minutes on a card, in this order; the suite has them first too."""
+FIRST = ("tests", "throughput", "step", "small-card", "goldens", "profile", "shapes")
+"""Stages of the first minutes on a card, in this order: what the verdict rests on. The suite has them first too."""
 
 Knobs = Mapping[str, Scalar]
 
@@ -66,6 +66,8 @@ class Scale:
     packed_small: Knobs
     models: Mapping[str, Mapping[str, Knobs]]
     """Shapes beside the platform's own model, each saturated: with knobs of single systems."""
+    shape_knobs: Knobs
+    """Set in the cells of those shapes."""
     tests: str | None
     """Folders and files of the tests marked gpu; None where there are none."""
     golden_per_method: int
@@ -74,7 +76,8 @@ class Scale:
     agreement_prompts: int
     benchmarks: Mapping[str, str]
     """Script -> its options."""
-    step_benchmark: str
+    step_benchmarks: Mapping[str, str]
+    """Likewise; what the verdict rests on."""
     figures: Mapping[str, tuple[tuple[float, ...], int]]
     """Name -> rates, the saturated one first, and requests per run."""
     cell_s: float | None = None
@@ -100,6 +103,8 @@ def _card(where: Platform) -> Scale:
         packed_small={"max_num_batched_tokens": 4000},
         # What dLLM-Cache does on Dream unless told otherwise lets members of a static batch fall out of step.
         models={"dream-7b": {"dllm-cache": {"alg": "entropy"}}},
+        # Half the paper's tokens: the first minutes are to hold both shapes.
+        shape_knobs={"gen_length": 128, "steps": 128},
         tests="tests/gpu",
         golden_per_method=0,
         # In both precisions at once the full-size model takes 48 GB, and its float32 copy is made beside it.
@@ -108,28 +113,33 @@ def _card(where: Platform) -> Scale:
             *((("llada-8b", "random", where.name),) if part.memory_bytes >= 64 * GB else ()),
         ),
         agreement_prompts=16,
-        benchmarks={"peaks": "", "attention": "", "kernels": "", "logits": "--model llada-8b"},
-        step_benchmark="--model llada-8b --batch 1 16 64 256 --length 512",
+        benchmarks={"attention": "", "kernels": "", "logits": "--model llada-8b"},
+        step_benchmarks={"peaks": "", "step": "--model llada-8b --batch 1 16 64 256 --length 512", "host": ""},
         figures=dict.fromkeys(("fig3", "fig4", "fig5", "table4", "fig7", "fig8", "growth"), (rates, 64)),
-        check_s={"tests": 120.0, "goldens": 90.0, "agreement": 30.0, "benchmark": 60.0},
+        check_s={"tests": 120.0, "goldens": 90.0, "agreement": 30.0, "benchmark": 60.0, "peaks": 10.0, "host": 30.0},
     )
 
 
 def _tiny(where: Platform) -> Scale:
     return Scale(
         where=where,
-        knobs={"gen_length": 16, "steps": 16},
-        saturating=Load(dataset="osc", num_prompts=4),
+        knobs={"gen_length": 16, "steps": 8},
+        saturating=Load(dataset="osc", num_prompts=2),
         second=Load(dataset="burst", num_prompts=2),
         small_card=(Load(dataset="osc", num_prompts=2), {"memory_limit": 48 * MIB}),
         packed_small={"max_num_batched_tokens": 512},
         models={},
+        shape_knobs={},
         tests=None,
         golden_per_method=1,
         agreement=(("tiny", "checkpoint", "cpu-tiny"),),
         agreement_prompts=2,
-        benchmarks={"peaks": ""},
-        step_benchmark="--batch 1 2 --length 64 --repeats 2",
+        benchmarks={"logits": "--rows 64 --max-num-logits 64 --repeats 1"},
+        step_benchmarks={
+            "peaks": "",
+            "step": "--batch 1 4 --length 96 --block 8 --repeats 2 --warmup 1",
+            "host": "--requests 64 --blocks 1",
+        },
         figures={"table4": ((8.0,), 2)},
         cell_s=3.0,
         check_s={"goldens": 5.0, "agreement": 3.0, "benchmark": 10.0},
@@ -149,17 +159,16 @@ def _all(scale: Scale) -> Iterator[Planned]:
     if scale.tests is not None:
         yield _check(scale, "tests", "GPU_TESTS", "tests", paths=scale.tests)
     yield from _saturated(scale, "throughput", scale.saturating, {})
-    for model, own in scale.models.items():
-        yield from _saturated(scale, "throughput", scale.saturating, {"model": model}, own)
-    yield _check(scale, "step", "BENCHMARK", "benchmark", script="step", options=scale.step_benchmark)
+    yield from _benchmarks(scale, "step", scale.step_benchmarks)
     yield from _saturated(scale, "small-card", small, small_knobs, {OURS: scale.packed_small})
-    yield from _saturated(scale, "burst", scale.second, {})
+    yield _check(scale, "goldens", "GOLDENS", "goldens", per_method=scale.golden_per_method)
     every = default_profile_every(scale.where.part(DllmPart).device)
     # A run of its own: profiling disturbs.
     yield _cell(scale, "profile", OURS, scale.saturating, {"profile_every": every})
-    for script, options in scale.benchmarks.items():
-        yield _check(scale, "kernels", "BENCHMARK", "benchmark", script=script, options=options)
-    yield _check(scale, "goldens", "GOLDENS", "goldens", per_method=scale.golden_per_method)
+    for model, own in scale.models.items():
+        yield from _saturated(scale, "shapes", scale.saturating, {"model": model, **scale.shape_knobs}, own)
+    yield from _saturated(scale, "burst", scale.second, {})
+    yield from _benchmarks(scale, "kernels", scale.benchmarks)
     for model, weights, prompts_of in scale.agreement:
         yield _check(
             scale,
@@ -178,6 +187,13 @@ def _all(scale: Scale) -> Iterator[Planned]:
 def _check(scale: Scale, stage: str, name: str, kind: str, **knobs: Scalar) -> Planned:
     cell = check_cell(name, scale.where.name, **knobs)
     return Planned(stage=stage, cell=cell, estimate_s=scale.check_s[kind])
+
+
+def _benchmarks(scale: Scale, stage: str, scripts: Mapping[str, str]) -> Iterator[Planned]:
+    for script, options in scripts.items():
+        kind = script if script in scale.check_s else "benchmark"
+        on_device = {} if script != "host" else {"has_device": False}
+        yield _check(scale, stage, "BENCHMARK", kind, script=script, options=options, **on_device)
 
 
 def _saturated(

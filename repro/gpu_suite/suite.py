@@ -17,8 +17,8 @@ from typing import Any, Literal
 from engines.errors import UserError
 from repro.files import replace_text, replacing
 from repro.gpu_suite.checks import Check
+from repro.gpu_suite.expected import expected_seconds
 from repro.gpu_suite.stages import Planned
-from repro.runs.cell import Cell
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.provenance import utc_now
@@ -29,10 +29,6 @@ SCHEMA_VERSION = 2
 STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
 """Factor on the time that finished jobs of the kind took."""
-SLOWER_THAN_PEAK = 2.5
-"""Times datasheet peaks that a step is expected to take."""
-STEP_OVERHEAD_S, PREPARATION_S = 0.02, 15.0
-"""Expected of a step besides what the roofline charges, and of a cell before its first step."""
 
 Status = Literal["new", "started", "done", "failed"]
 
@@ -81,12 +77,12 @@ class Outcome:
     """Why nothing more was run, in one sentence."""
 
 
-def jobs_of(asked: Sequence[Planned], root: Path) -> list[Job]:
-    """Prepared: what cannot run is refused here, before anything does. What is not known to take long is looked up in
-    its simulated run, which is stored too."""
+def jobs_of(asked: Sequence[Planned], cache: Path) -> list[Job]:
+    """Prepared: what cannot run is refused here, before anything does. What is not known to take long is what
+    its simulated run says, once (``cache``)."""
     experiments = [prepare(each.cell) for each in asked]
     unknown = [each.cell for each in asked if each.estimate_s is None]
-    simulated = dict(zip((cell.key for cell in unknown), _expected(unknown, root), strict=True))
+    simulated = dict(zip((cell.key for cell in unknown), expected_seconds(unknown, cache), strict=True))
     return [
         Job(
             stage=each.stage,
@@ -95,24 +91,6 @@ def jobs_of(asked: Sequence[Planned], root: Path) -> list[Job]:
         )
         for each, experiment in zip(asked, experiments, strict=True)
     ]
-
-
-def _expected(cells: Sequence[Cell], root: Path) -> list[float]:
-    """Seconds, from the simulated run of each cell at what a card reaches of its peaks."""
-    left_out = ("weights", "device", "dtype", "profile_every")
-    rooflines = [
-        replace(cell, executor="roofline", knobs=tuple(knob for knob in cell.knobs if knob[0] not in left_out))
-        for cell in cells
-    ]
-    sweep = Sweep([prepare(cell) for cell in rooflines], Store(root / "expected"))
-    found = []
-    for outcome in sweep.run():
-        assert outcome.run is not None
-        summary = outcome.run.summary
-        last_arrival = max(outcome.run.record.requests["arrival_s"])
-        busy = SLOWER_THAN_PEAK * summary["busy_s"] + STEP_OVERHEAD_S * summary["num_steps"]
-        found.append(round(PREPARATION_S + max(last_arrival, busy), 1))
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +106,8 @@ class Suite:
     on_line: Callable[[str], object] = print
     on_done: Callable[[Suite], object] = lambda suite: None
     now: Callable[[], float] = time.monotonic
+    stages: frozenset[str] | None = None
+    """Of the jobs that are run; None for all. The others are known, for what is said of the whole."""
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,6 +130,10 @@ class Suite:
     def stored(self, job: Job) -> StoredRun | None:
         return self.store.find(job.experiment).run
 
+    @property
+    def chosen(self) -> list[Job]:
+        return [job for job in self.jobs if self.stages is None or job.stage in self.stages]
+
     def expected_s(self, job: Job) -> float:
         """The estimate, as far off as the worst of the kind's finished jobs was; twice that for every attempt cut off."""
         ratios = [
@@ -171,7 +155,7 @@ class Suite:
         skipped: list[str] = []
         stopped = None
         self._close()
-        todo = [job for job in self.jobs if self.entries[job.name].status != "done"]
+        todo = [job for job in self.chosen if self.entries[job.name].status != "done"]
         for job in sorted(todo, key=lambda job: self.entries[job.name].status == "failed"):
             left, expected = budget_s - (self.now() - began), self.expected_s(job)
             if expected > left:
@@ -230,7 +214,7 @@ class Suite:
         return reason
 
     def _outcome(self, ran: int, failed: tuple[str, ...], stopped: str) -> Outcome:
-        left = [job for job in self.jobs if self.entries[job.name].status in ("new", "started")]
+        left = [job for job in self.chosen if self.entries[job.name].status in ("new", "started")]
         left_s = sum(self.expected_s(job) for job in left)
         return Outcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
 
@@ -249,7 +233,11 @@ class Suite:
             "command": self.command,
             "jobs": {name: asdict(entry) for name, entry in self.entries.items()},
         }
-        replace_text(self.root / STATE, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        replace_text(self.root / STATE, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _note(run: StoredRun) -> str:
@@ -261,9 +249,8 @@ def _note(run: StoredRun) -> str:
 
 
 def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Without what is half written, and without simulated runs, which any machine makes again."""
-    parts = Path(member.name).parts
-    return None if parts[-1].startswith(".") or parts[1:2] == ("expected",) else member
+    """Without what is half written."""
+    return None if Path(member.name).name.startswith(".") else member
 
 
 def _read(path: Path, platform: str) -> dict[str, Entry]:

@@ -57,7 +57,7 @@ def _lines(suite: Suite) -> list[str]:
         counts = [sum(entry.status in names for entry in own) for names in (("done",), ("failed",), ("new", "started"))]
         seconds = sum(entry.elapsed_s or 0 for entry in own)
         lines.append(f"| {stage} | {' | '.join(map(str, counts))} | {seconds:.0f} |")
-    left = [job for job in suite.jobs if suite.entries[job.name].status in ("new", "started")]
+    left = [job for job in suite.chosen if suite.entries[job.name].status in ("new", "started")]
     left_s = sum(suite.expected_s(job) for job in left)
     return [
         *lines,

@@ -112,7 +112,7 @@ def predictions_note(card: str) -> str:
         return f"No stated number but those that {card} was fitted on, or that follow from them, can be compared with."
     worst = max(errors, key=lambda claim: abs(errors[claim]))
     return (
-        f"{PREDICTIONS_OF} {card} against stated numbers, median absolute error: {medians_sentence(report['medians'])}; "
+        f"{PREDICTIONS_OF} {card} against {report.get('against', 'stated numbers')}, median absolute error: {medians_sentence(report['medians'])}; "
         f"worst {worst} {errors[worst]:+.0f} % (results/calibration/{report_path(card).name})."
     )
 

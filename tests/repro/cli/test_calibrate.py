@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.told_suite import checked, step_rows, told_suite
 
 from repro import paths
 from repro.cli.main import main
+from repro.gpu_suite.calibration import Calibrating, Fitted
 from repro.reports import sensitivity
+from repro.systems.calibration import describe_calibration, load_calibration
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -45,11 +48,42 @@ def test_sensitivity_prints_and_stores_the_same(
     assert path.read_bytes() == first
 
 
+def test_what_a_suite_fitted_on_its_card_is_stored(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = checked("step", "steps", script="step", rows=step_rows())
+    fitted = Calibrating()(told_suite(tmp_path / "suite", rows))
+    assert isinstance(fitted, Fitted)
+    stored = tmp_path / "stored"
+    monkeypatch.setattr(paths, "CALIBRATION", stored)
+    monkeypatch.setattr("repro.systems.calibration.CALIBRATION", stored)
+    asked = ("calibrate", "--platform", "h200", "--result-dir", str(tmp_path / "suite"))
+    try:
+        assert call(monkeypatch, *asked, "--dry-run") == 0
+        assert not stored.exists()
+        assert call(monkeypatch, *asked, "--write") == 0
+        assert load_calibration("h200") == fitted.calibration
+        assert describe_calibration(load_calibration("h200")).startswith("h200, fitted on refresh step of 1 requests")
+        assert (stored / "h200-report.json").is_file()
+    finally:
+        load_calibration.cache_clear()
+    dry, written = capsys.readouterr().out.split("h200: matmul")[1:]
+    assert dry == written
+    assert "median absolute error of predictions: " in dry
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["calibrate", "--sensitivity", "--keep"], "keep has no effect with sensitivity"),
         (["calibrate", "--sensitivity", "--dry-run"], "dry_run has no effect with sensitivity"),
+        (["calibrate", "--platform", "h200", "--keep"], "keep is for cards that are fitted to stated numbers"),
+        (["calibrate", "--platform", "h200", "--write", "--dry-run"], "dry_run and write: give one of them"),
+        (["calibrate", "--platform", "h200"], "add --write, or --dry-run to see the fit alone"),
+        (
+            ["calibrate", "--platform", "h200", "--dry-run", "--result-dir", "nosuch"],
+            "platform='h200' has no calibration in nosuch: run 'make gpu-first' on such a card",
+        ),
         (["calibrate", "--sensitivity", "--platform", "h200"], "platform='h200' has no stated cell to fit"),
         (
             ["bench", "--dry-run", "--system", "fast-dllm", "--batch-rule", "most"],

@@ -7,19 +7,32 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from repro.gpu_suite.checks import CHECK
+from repro.gpu_suite.expected import PREPARATION_S
 from repro.gpu_suite.stages import COMPARED, FIRST, Planned, figures, scale_of, stages
-from repro.gpu_suite.suite import PREPARATION_S, Job, jobs_of
+from repro.gpu_suite.suite import Job, jobs_of
 from repro.runs.cell import Cell
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.platforms import GB, MIB
 
 CARDS = ("h200", "l40s", "rtx4090")
-ALL = ("tests", "throughput", "step", "small-card", "burst", "profile", "kernels", "goldens", "agreement", "figures")
+ALL = (
+    "tests",
+    "throughput",
+    "step",
+    "small-card",
+    "goldens",
+    "profile",
+    "shapes",
+    "burst",
+    "kernels",
+    "agreement",
+    "figures",
+)
 
 
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory: pytest.TempPathFactory) -> list[Job]:
-    return jobs_of(stages(scale_of("h200")), tmp_path_factory.mktemp("h200"))
+    return jobs_of(stages(scale_of("h200")), tmp_path_factory.mktemp("h200") / "expected.json")
 
 
 def served(jobs: Sequence[Job], stage: str) -> list[Cell]:
@@ -39,9 +52,9 @@ def test_stages_come_in_order_of_worth(name: str) -> None:
     assert len({each.cell.key for each in asked}) == len(asked)
 
 
-def test_the_small_suite_has_every_stage_but_tests() -> None:
+def test_the_small_suite_has_every_stage_but_tests_and_another_shape() -> None:
     asked = stages(scale_of("cpu-tiny"))
-    assert tuple(dict.fromkeys(each.stage for each in asked)) == ALL[1:]
+    assert tuple(dict.fromkeys(each.stage for each in asked)) == tuple(stage for stage in ALL[1:] if stage != "shapes")
     assert all(each.estimate_s is not None for each in asked)
     assert {cell.knob_values["memory_limit"] for cell in asked_of(asked, "small-card")} == {48 * MIB}
 
@@ -69,9 +82,14 @@ def test_other_cards_can_be_prepared_too(name: str) -> None:
 def test_all_systems_are_compared_side_by_side(h200: list[Job]) -> None:
     """One after the other on the same load, so that a call that ends early has whole comparisons."""
     throughput = served(h200, "throughput")
-    assert [cell.system for cell in throughput] == [*COMPARED, *COMPARED]
+    assert [cell.system for cell in throughput] == [*COMPARED]
     assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in throughput} == {("osc", None, 256)}
-    assert [c.knob_values.get("model") for c in throughput] == [None] * 4 + ["dream-7b"] * 4
+    shapes = served(h200, "shapes")
+    assert [cell.system for cell in shapes] == [*COMPARED]
+    assert {(c.dataset, c.knob_values["num_prompts"], c.knob_values["model"]) for c in shapes} == {
+        ("osc", 256, "dream-7b")
+    }
+    assert {(c.knob_values["gen_length"], c.knob_values["steps"]) for c in shapes} == {(128, 128)}
     burst = served(h200, "burst")
     assert [cell.system for cell in burst] == [*COMPARED]
     assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in burst} == {("burst", None, 256)}
@@ -106,7 +124,7 @@ def test_every_benchmark_is_a_script(h200: list[Job]) -> None:
     from repro.paths import REPO
 
     scripts = {job.experiment.cell.knob_values.get("script") for job in h200} - {None}
-    assert scripts == {"step", "peaks", "attention", "kernels", "logits"}
+    assert scripts == {"step", "peaks", "host", "attention", "kernels", "logits"}
     assert all((REPO / "benchmarks" / f"{script}.py").is_file() for script in scripts)
 
 

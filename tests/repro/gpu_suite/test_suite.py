@@ -342,13 +342,23 @@ def test_ended_at_any_job_it_loses_nothing_and_goes_on(
         assert make_suite(jobs, root).run(1000.0).stopped == "everything is done"
 
 
-def test_the_archive_leaves_out_what_any_machine_makes_again(tmp_path: Path) -> None:
+def test_only_the_stages_asked_for_are_run_and_the_others_are_known(clock: Clock, tmp_path: Path) -> None:
+    jobs = [clock.job("a"), replace(clock.job("b"), stage="other")]
+    suite = clock.suite(jobs, tmp_path, stages=frozenset({"other"}))
+    outcome = suite.run(100)
+    assert (clock.log, outcome.left, outcome.stopped) == (["b"], (), "everything is done")
+    page = (tmp_path / README).read_text()
+    assert "| stage | 0 | 0 | 1 | 0 |" in page
+    assert "Left: 0 jobs" in page
+    assert clock.suite(jobs, tmp_path).run(100).ran == 1
+
+
+def test_the_archive_leaves_out_what_is_half_written(tmp_path: Path) -> None:
     root = tmp_path / "suite"
-    (root / "expected" / "run").mkdir(parents=True)
     (root / "runs" / ".half.partial-1").mkdir(parents=True)
     (root / "runs" / ".half.partial-1" / "cell.json").write_text("{}")
     make_suite(make_jobs()[:1], tmp_path).run(1000.0)
     with tarfile.open(tmp_path / "export" / ARCHIVE) as tar:
         names = tar.getnames()
     assert {"suite/suite.json", "suite/README.md"} <= set(names)
-    assert not [name for name in names if "expected" in name or ".half" in name]
+    assert not [name for name in names if ".half" in name]

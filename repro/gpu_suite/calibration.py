@@ -1,0 +1,320 @@
+"""The card's calibration, fitted to its own measured steps, and what it predicts of everything else that was measured.
+
+Two constants are fitted: the share of the matrix peak (attention gets the same), and the overhead of a step. They are
+fitted to four rows of benchmarks/step.py: Refresh and Reuse steps of the smallest and of the largest batch, which lie at
+the two ends of the roofline. The share of bandwidth is that of the copy that benchmarks/peaks.py timed. The other rows
+of that benchmark, and the throughput of every system, are predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+
+from engines.errors import UserError, require
+from engines.hardware.catalogue import Gpu, gpu
+from engines.hardware.roofline import Calibration, Roofline, StepWork
+from engines.models.shape import ModelShape
+from repro.files import replace_text
+from repro.gpu_suite.expected import simulated
+from repro.gpu_suite.suite import Suite, json_text
+from repro.runs.metrics import throughput_tok_s
+from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
+from repro.systems.platforms import platform
+
+CALIBRATION = "calibration.json"
+SCHEMA_VERSION = 1
+FITTED_KINDS = ("refresh", "reuse")
+ASSUMED_BANDWIDTH = 0.8
+"""Share of the datasheet's, until the copy was timed; the same as of cards that were not measured."""
+LEAST_SHARE, MOST_SHARE = 1e-3, 0.999
+SAME = 1e-6
+"""Difference of summed squared relative errors that tells nothing."""
+GRID, ZOOMS = 64, 5
+"""Shares that are looked at around the best one so far, and how often."""
+SERVED_STAGES = ("throughput", "small-card", "shapes", "burst")
+
+Role = Literal["fitted", "prediction"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """A row of benchmarks/step.py: the mean step of a kind, and the work of all its steps with how often each comes."""
+
+    kind: str
+    batch_size: int
+    total_len: int
+    seconds: float
+    works: tuple[tuple[int, StepWork], ...]
+    shape: ModelShape
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} step of {self.batch_size} requests of {self.total_len} tokens, {self.shape.name}"
+
+    def predicted_s(self, card: Gpu, calibration: Calibration) -> float:
+        """Seconds of the mean step on the card's roofline."""
+        roofline = Roofline(self.shape, card, calibration)
+        total = sum(n * roofline.step_time(work).total_s for n, work in self.works)
+        return total / sum(n for n, _ in self.works)
+
+    def lower_bound_s(self, card: Gpu) -> float:
+        """Of the mean step, at the peaks of a card."""
+        roofline = Roofline(self.shape, card)
+        return sum(n * roofline.lower_bound_s(work) for n, work in self.works) / sum(n for n, _ in self.works)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    name: str
+    role: Role
+    unit: str
+    measured: float
+    predicted: float
+
+    @property
+    def error_percent(self) -> float:
+        return 100 * (self.predicted / self.measured - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitted:
+    """``machine``, ``commit`` and ``finished_utc`` are of the run whose rows the constants are fitted to."""
+
+    calibration: Calibration
+    comparisons: tuple[Comparison, ...]
+    machine: str | None
+    commit: str | None
+    finished_utc: str
+
+    @property
+    def worst_fitted_percent(self) -> float:
+        """Largest absolute error of the rows that the constants are fitted to."""
+        return max(abs(each.error_percent) for each in self.comparisons if each.role == "fitted")
+
+    @property
+    def medians(self) -> dict[str, tuple[int, float]]:
+        """Unit -> number of predictions, and the median of their absolute errors in percent."""
+        errors: dict[str, list[float]] = {}
+        for each in self.comparisons:
+            if each.role == "prediction":
+                errors.setdefault(each.unit, []).append(abs(each.error_percent))
+        return {unit: (len(own), median(own)) for unit, own in errors.items()}
+
+
+# -- what was measured ----------------------------------------------------------------------------------------
+
+
+def benchmark_run(suite: Suite, script: str) -> StoredRun | None:
+    """The stored run of a script of ``benchmarks``; None while there is none that is valid."""
+    for job in suite.jobs:
+        if job.experiment.cell.knob_values.get("script") == script:
+            run = suite.stored(job)
+            if run is not None and run.validity.valid and run.facts.get("rows"):
+                return run
+    return None
+
+
+def timed_steps(run: StoredRun) -> list[TimedSteps]:
+    found = run.facts["rows"]
+    shape = ModelShape(**found["shape"])
+    return [
+        TimedSteps(
+            kind=row["kind"],
+            batch_size=row["batch_size"],
+            total_len=row["total_len"],
+            seconds=row["ms"] / 1e3,
+            works=tuple((n, StepWork(**work)) for n, work in row["works"]),
+            shape=shape,
+        )
+        for row in found["rows"]
+    ]
+
+
+def card_of(suite: Suite, run: StoredRun) -> Gpu:
+    """The platform's card by its datasheet; where it has none, the peaks that the benchmark measured itself."""
+    name = platform(suite.platform).gpu
+    if name is not None:
+        return gpu(name)
+    found = run.facts["rows"]
+    return card_with(found["flops_per_s"], found["bytes_per_s"], name=f"{suite.platform} (measured peaks)")
+
+
+def measured_card(suite: Suite) -> Gpu | None:
+    """A card with the peaks that benchmarks/peaks.py reached; None while it was not run."""
+    run = benchmark_run(suite, "peaks")
+    if run is None:
+        return None
+    (row,) = run.facts["rows"]["rows"]
+    return card_with(row["flops_per_s"], row["bytes_per_s"], name=f"{suite.platform} (measured peaks)")
+
+
+def card_with(flops_per_s: float, bytes_per_s: float, *, name: str) -> Gpu:
+    """For bounds alone: it knows no memory and no links."""
+    return Gpu(
+        name=name,
+        bf16_tflops=flops_per_s / 1e12,
+        memory_bandwidth_gb_s=bytes_per_s / 1e9,
+        memory_bytes=0,
+        nvlink_gb_s=None,
+        pcie_gb_s=0.0,
+        source="measured",
+    )
+
+
+# -- the fit --------------------------------------------------------------------------------------------------
+
+
+def fitted_rows(rows: Sequence[TimedSteps]) -> list[TimedSteps]:
+    """Refresh and Reuse of the smallest and the largest batch of the shortest length."""
+    length = min(row.total_len for row in rows)
+    own = [row for row in rows if row.kind in FITTED_KINDS and row.total_len == length]
+    sizes = [row.batch_size for row in own]
+    return [row for row in own if row.batch_size in (min(sizes), max(sizes))]
+
+
+def fit(rows: Sequence[TimedSteps], card: Gpu, *, copied: Gpu | None = None) -> Calibration:
+    """Least squares of the relative errors of these rows. For a share the overhead follows in closed form; shares are
+    searched on a grid that closes in. ``copied`` has the bandwidth that a copy reached.
+
+    Raises UserError where the rows do not determine the share: none of them is bound by arithmetic.
+    """
+    require(
+        len(rows) >= 2, f"{len(rows)} timed steps cannot fix two constants: run the step benchmark with more batches"
+    )
+    bandwidth = ASSUMED_BANDWIDTH if copied is None else min(1.0, copied.bandwidth / card.bandwidth)
+    weights = 1 / np.array([row.seconds for row in rows])
+
+    def at(share: float) -> tuple[float, float]:
+        """Sum of squared relative errors, and the overhead that gives the least."""
+        alone = np.array([row.predicted_s(card, _constants(card, share, 0.0, bandwidth)) for row in rows])
+        rest = 1 - alone * weights
+        overhead = max(0.0, float(rest @ weights / (weights @ weights)))
+        return float(np.sum((rest - overhead * weights) ** 2)), overhead
+
+    low, high = np.log(LEAST_SHARE), 0.0
+    for _ in range(ZOOMS):
+        shares = np.linspace(low, high, GRID)
+        errors = [at(float(np.exp(x)))[0] for x in shares]
+        best = int(np.argmin(errors))
+        low, high = shares[max(0, best - 1)], shares[min(GRID - 1, best + 1)]
+    share = float(np.exp(shares[best]))
+    require(
+        at(1.0)[0] > at(share)[0] + SAME or share >= MOST_SHARE,
+        "none of the timed steps is bound by arithmetic, so that they do not tell its share: run the step benchmark with a "
+        "larger batch",
+    )
+    require(
+        share < MOST_SHARE, f"steps are faster than the peaks of {card.name} allow: time them again on an idle machine"
+    )
+    return replace(
+        _constants(card, share, at(share)[1], bandwidth),
+        fitted_on=tuple(f"{row.name}: {1e3 * row.seconds:.4g} ms" for row in rows),
+        note=f"two constants fitted to measured steps: matmul = attention share of peak, and the overhead of a step; "
+        f"bandwidth share {bandwidth:.3g} is " + ("assumed" if copied is None else "that of a timed copy"),
+    )
+
+
+def _constants(card: Gpu, share: float, overhead_s: float, bandwidth: float) -> Calibration:
+    return Calibration(
+        gpu=card.name,
+        matmul_efficiency=share,
+        attention_efficiency=share,
+        bandwidth_efficiency=bandwidth,
+        step_overhead_s=overhead_s,
+        fitted_on=(),
+        note="",
+    )
+
+
+# -- what it predicts -----------------------------------------------------------------------------------------
+
+
+class Calibrating:
+    """The calibration of a suite's runs, as far as there are any. What was simulated is kept from one call to the next."""
+
+    def __init__(self) -> None:
+        self._simulated: dict[tuple[str, str], float | None] = {}
+
+    def __call__(self, suite: Suite) -> Fitted | str:
+        """Or why there is none, in a clause. It is written beside the summary."""
+        run = benchmark_run(suite, "step")
+        if run is None:
+            return "not run yet"
+        try:
+            fitted = self._fitted(suite, run)
+        except UserError as error:
+            return str(error)
+        replace_text(suite.root / CALIBRATION, json_text(as_json(fitted)))
+        return fitted
+
+    def _fitted(self, suite: Suite, run: StoredRun) -> Fitted:
+        rows, card = timed_steps(run), card_of(suite, run)
+        chosen = fitted_rows(rows)
+        calibration = fit(chosen, card, copied=measured_card(suite))
+        comparisons = [
+            Comparison(
+                name=row.name,
+                role="fitted" if row in chosen else "prediction",
+                unit="ms",
+                measured=1e3 * row.seconds,
+                predicted=1e3 * row.predicted_s(card, calibration),
+            )
+            for row in rows
+        ]
+        if platform(suite.platform).gpu is not None:
+            comparisons += self._served(suite, calibration)
+        origin = run.provenance
+        return Fitted(
+            calibration=calibration,
+            comparisons=tuple(comparisons),
+            machine=(origin["gpu"] or {}).get("name") if card_is_used(suite) else origin["cpu"]["model"],
+            commit=origin["git"]["commit"],
+            finished_utc=origin["finished_utc"],
+        )
+
+    def _served(self, suite: Suite, calibration: Calibration) -> list[Comparison]:
+        found = []
+        for job in suite.jobs:
+            run = suite.stored(job) if job.stage in SERVED_STAGES else None
+            if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:
+                continue
+            cell, key = job.experiment.cell, (job.name, repr(calibration))
+            if key not in self._simulated:
+                again = simulated(cell, calibration)
+                self._simulated[key] = throughput_tok_s(again.run())
+            if predicted := self._simulated[key]:
+                model = run.manifest["facts"]["model"]
+                found.append(
+                    Comparison(
+                        name=f"{cell.system} on {cell.dataset}, {job.stage}, {model}",
+                        role="prediction",
+                        unit="tok/s",
+                        measured=run.summary["throughput_tok_s"],
+                        predicted=predicted,
+                    )
+                )
+        return found
+
+
+def card_is_used(suite: Suite) -> bool:
+    return platform(suite.platform).part(DllmPart).device != "cpu"
+
+
+def as_json(fitted: Fitted) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "calibration": asdict(fitted.calibration),
+        "machine": fitted.machine,
+        "commit": fitted.commit,
+        "finished_utc": fitted.finished_utc,
+        "medians": {
+            unit: {"count": count, "median_percent": round(error, 2)} for unit, (count, error) in fitted.medians.items()
+        },
+        "comparisons": [{**asdict(each), "error_percent": round(each.error_percent, 2)} for each in fitted.comparisons],
+    }

@@ -1,0 +1,306 @@
+"""One page: what was found on the card, each figure beside its target. What has not run yet says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from repro.files import replace_text
+from repro.gpu_suite.calibration import (
+    CALIBRATION,
+    Calibrating,
+    Fitted,
+    benchmark_run,
+    card_of,
+    measured_card,
+    timed_steps,
+)
+from repro.gpu_suite.stages import OURS
+from repro.gpu_suite.suite import Job, Suite
+from repro.reports.fitting import PROTOCOLS
+from repro.runs.store import StoredRun
+from repro.systems.dllm.columns import STEPS
+from repro.systems.dllm.part import DllmPart
+from repro.systems.platforms import platform
+
+VERDICT = "verdict.md"
+LEAST_RATIO, LEAST_ROOFLINE = 2.5, 0.6
+"""Of the best static baseline's throughput; of the roofline at saturation."""
+MOST_HOST_MS, HOST_REQUESTS, MOST_LAUNCHES = 2.0, 64, 12
+"""Host time of a Reuse step of so many requests; kernels a layer launches."""
+COMPARED_IN = ("throughput", "small-card", "shapes")
+"""Stages in which all systems serve one load."""
+
+Answer = Literal["met", "NOT met", "FAILED", "not run yet", "-"]
+NOT_RUN: Answer = "not run yet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    what: str
+    found: str
+    target: str
+    answer: Answer
+
+    @property
+    def text(self) -> str:
+        return f"| {self.what} | {self.found} | {self.target} | {self.answer} |"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A system's run with all requests there at once."""
+
+    system: str
+    model: str
+    speed: float
+    uses_graphs: bool
+    run: StoredRun
+
+
+def write_verdict(suite: Suite, calibrating: Calibrating) -> str:
+    """The page, which is also left beside the summary."""
+    page = "\n".join(_page(suite, calibrating(suite)))
+    replace_text(suite.root / VERDICT, page)
+    return page
+
+
+def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
+    lines = [*_correct(suite), *_fast(suite), *_host(suite)]
+    known: tuple[Answer, ...] = ("met", "NOT met", "FAILED", NOT_RUN)
+    counts = {answer: sum(line.answer == answer for line in lines) for answer in known}
+    said = [f"{count} {answer}" for answer, count in counts.items() if count]
+    yield f"# Verdict on {platform(suite.platform).title}"
+    yield ""
+    yield (
+        f"{', '.join(said)}. Every figure is measured, in one run each, unless it says predicted; commit and machine are in "
+        "README.md."
+    )
+    if platform(suite.platform).gpu is None:
+        yield "The targets are a card's; the sizes on this platform are those of a test, and saturate nothing."
+    yield ""
+    yield "| what | found | target | |"
+    yield "|---|---|---|---|"
+    yield from (line.text for line in lines)
+    yield ""
+    yield from _throughputs(suite)
+    yield from _steps(suite)
+    yield from _calibration(suite, fitted)
+
+
+# -- correct --------------------------------------------------------------------------------------------------
+
+
+def _correct(suite: Suite) -> Iterator[Line]:
+    for stage, what, target in (
+        ("tests", "tests marked gpu", "all pass"),
+        ("goldens", "golden cases in float32", "all, token by token"),
+    ):
+        jobs = [job for job in suite.jobs if job.stage == stage]
+        if not jobs:
+            yield Line(what=what, found="none on this platform", target=target, answer="-")
+            continue
+        entry, run = suite.entries[jobs[0].name], suite.stored(jobs[0])
+        if entry.status == "failed":
+            yield Line(what=what, found=_cell(entry.note), target=target, answer="FAILED")
+        elif run is None:
+            yield Line(what=what, found="-", target=target, answer=NOT_RUN)
+        else:
+            # Tests that were all skipped have shown nothing.
+            note = str(run.summary["note"])
+            is_shown = stage != "tests" or "passed" in note
+            yield Line(what=what, found=_cell(note), target=target, answer="met" if is_shown else NOT_RUN)
+
+
+# -- fast -----------------------------------------------------------------------------------------------------
+
+
+def _fast(suite: Suite) -> Iterator[Line]:
+    for (_, where), (served, missing) in _compared(suite).items():
+        yield _ratio_line(f"{where}: dLLM-Serve over the best static baseline", served, missing)
+    yield _roofline_line(suite)
+
+
+def _compared(suite: Suite) -> dict[tuple[str, str], tuple[list[Served], list[str]]]:
+    """(stage, model and memory) -> what was served, and the systems that were not yet, or not validly."""
+    own = platform(suite.platform).part(DllmPart).model
+    found: dict[tuple[str, str], tuple[list[Served], list[str]]] = {}
+    for job in suite.jobs:
+        if job.stage not in COMPARED_IN:
+            continue
+        cell = job.experiment.cell
+        model, limit = str(cell.knob_values.get("model", own)), cell.knob_values.get("memory_limit")
+        memory = "whole card" if limit is None else f"{float(limit) / 1e9:.3g} GB"
+        length = cell.knob_values.get("gen_length")
+        where = f"{model}, {memory}" + ("" if length is None else f", {length} tokens each")
+        served, missing = found.setdefault((job.stage, where), ([], []))
+        one = _served(suite, job, model)
+        if one is None:
+            missing.append(cell.system)
+        else:
+            served.append(one)
+    return found
+
+
+def _served(suite: Suite, job: Job, model: str) -> Served | None:
+    run = suite.stored(job)
+    if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:
+        return None
+    return Served(
+        system=job.experiment.cell.system,
+        model=model,
+        speed=run.summary["throughput_tok_s"],
+        uses_graphs=any(run.table(STEPS)["graph"]),
+        run=run,
+    )
+
+
+def _ratio_line(what: str, served: list[Served], missing: list[str]) -> Line:
+    target = f"at least {LEAST_RATIO:g} x"
+    ours = next((one for one in served if one.system == OURS), None)
+    others = [one for one in served if one.system != OURS]
+    if ours is None or not others:
+        return Line(what=what, found="-", target=target, answer=NOT_RUN)
+    best = max(others, key=lambda one: one.speed)
+    ratio = ours.speed / best.speed
+    found = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
+    if missing:
+        return Line(what=what, found=f"{found}, without {', '.join(missing)}", target=target, answer=NOT_RUN)
+    return Line(what=what, found=found, target=target, answer="met" if ratio >= LEAST_RATIO else "NOT met")
+
+
+def _graphs(ours: Served, other: Served) -> str:
+    if ours.uses_graphs == other.uses_graphs:
+        return "both with CUDA graphs" if ours.uses_graphs else "neither with CUDA graphs"
+    return "the baseline without CUDA graphs" if ours.uses_graphs else "the baseline with CUDA graphs, ours without"
+
+
+def _roofline_line(suite: Suite) -> Line:
+    """Saturated, on the platform's own model; where only a profiled run knows its card's peaks, of that."""
+    what, target = "dLLM-Serve's share of the roofline at saturation", f"at least {100 * LEAST_ROOFLINE:.0f} %"
+    runs = [
+        run
+        for job in suite.jobs
+        if job.stage in ("throughput", "profile") and job.experiment.cell.system == OURS
+        if (run := suite.stored(job)) is not None and run.validity.valid and run.summary["roofline_share"] is not None
+    ]
+    if not runs:
+        return Line(what=what, found="-", target=target, answer=NOT_RUN)
+    share, bound, reached = runs[0].summary["roofline_share"], runs[0].facts["bound"], measured_card(suite)
+    peaks = "measured" if "measured" in bound["card"] else "datasheet"
+    found = f"{100 * share:.0f} % at {peaks} peaks"
+    if reached is not None and peaks == "datasheet":
+        # A step's bound is the larger of two times; of each the peak is known twice.
+        factors = (bound["flops_per_s"] / reached.peak_flops, bound["bytes_per_s"] / reached.bandwidth)
+        low, high = share * min(factors), share * max(factors)
+        found += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
+        share = low
+    return Line(what=what, found=found, target=target, answer="met" if share >= LEAST_ROOFLINE else "NOT met")
+
+
+def _host(suite: Suite) -> Iterator[Line]:
+    time_of, launches_of = f"host time of a Reuse step of {HOST_REQUESTS} requests", "kernels that a layer launches"
+    targets = f"at most {MOST_HOST_MS:g} ms", f"at most {MOST_LAUNCHES}"
+    run = benchmark_run(suite, "host")
+    if run is None:
+        yield from (
+            Line(what=what, found="-", target=target, answer=NOT_RUN)
+            for what, target in zip((time_of, launches_of), targets, strict=True)
+        )
+        return
+    rows = run.facts["rows"]
+    row = next(row for row in rows["rows"] if row["requests"] == HOST_REQUESTS)
+    yield Line(
+        what=time_of,
+        found=f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU",
+        target=targets[0],
+        answer="met" if row["reuse_ms"] <= MOST_HOST_MS else "NOT met",
+    )
+    fused = [one for one in rows["launches"] if one["name"].endswith("fused")]
+    yield Line(
+        what=launches_of,
+        found=", ".join(f"{one['a_layer']} ({one['name'].partition(',')[0]})" for one in fused),
+        target=targets[1],
+        answer="met" if max(one["a_layer"] for one in fused) <= MOST_LAUNCHES else "NOT met",
+    )
+
+
+# -- tables ---------------------------------------------------------------------------------------------------
+
+
+def _throughputs(suite: Suite) -> Iterator[str]:
+    yield "## Throughput, all requests there at once"
+    yield ""
+    groups = [(stage, served) for (stage, _), (served, _) in _compared(suite).items() if served]
+    if not groups:
+        yield from ("Not run yet.", "")
+        return
+    yield "| stage | model | system | requests | tok/s | dLLM-Serve over it | CUDA graphs | roofline |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for stage, served in groups:
+        ours = next((one for one in served if one.system == OURS), None)
+        for one in served:
+            ratio = "-" if ours is None or one is ours else f"{ours.speed / one.speed:.2f} x, {_graphs(ours, one)}"
+            share = one.run.summary["roofline_share"]
+            yield (
+                f"| {stage} | {one.model} | {one.system} | {one.run.record.num_requests} | {one.speed:.1f} | {ratio} | "
+                f"{'yes' if one.uses_graphs else 'no'} | {'-' if share is None else f'{100 * share:.0f} %'} |"
+            )
+    yield ""
+
+
+def _steps(suite: Suite) -> Iterator[str]:
+    yield "## Steps of dLLM-Serve"
+    yield ""
+    run = benchmark_run(suite, "step")
+    if run is None:
+        yield from ("Not run yet.", "")
+        return
+    card, reached = card_of(suite, run), measured_card(suite)
+    yield f"| step | requests | tokens each | ms | of the roofline, {card.name} | at measured peaks | host | CUDA graphs |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for row, stored in zip(timed_steps(run), run.facts["rows"]["rows"], strict=True):
+        shares = [
+            "-" if peaks is None else f"{100 * row.lower_bound_s(peaks) / row.seconds:.0f} %"
+            for peaks in (card, reached)
+        ]
+        yield (
+            f"| {row.kind} | {row.batch_size} | {row.total_len} | {1e3 * row.seconds:.2f} | {shares[0]} | {shares[1]} | "
+            f"{100 * stored['host']:.0f} % | {100 * stored['graph']:.0f} % |"
+        )
+    yield ""
+
+
+def _calibration(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
+    yield "## Calibration of the card"
+    yield ""
+    if isinstance(fitted, str):
+        yield from (f"{fitted[0].upper()}{fitted[1:]}.", "")
+        return
+    own = fitted.calibration
+    errors = [f"{error:.1f} % over {count} ({unit})" for unit, (count, error) in fitted.medians.items()] or [
+        "nothing to compare with yet"
+    ]
+    yield (
+        f"{100 * own.matmul_efficiency:.1f} % of the matrix peak, {1e3 * own.step_overhead_s:.2f} ms a step, bandwidth share "
+        f"{own.bandwidth_efficiency:.2f}, fitted to {len(own.fitted_on)} rows, off by at most "
+        f"{fitted.worst_fitted_percent:.1f} %. Median absolute error of predictions: "
+        f"{', '.join(errors)}. All of it is in {CALIBRATION}."
+    )
+    if platform(suite.platform).gpu is not None and suite.platform not in PROTOCOLS:
+        yield f"`repro calibrate --platform {suite.platform} --write` makes it that of every simulation."
+    yield ""
+    yield "| what | role | measured | predicted | error |"
+    yield "|---|---|---|---|---|"
+    for each in fitted.comparisons:
+        yield (
+            f"| {each.name} | {each.role} | {each.measured:.4g} {each.unit} | {each.predicted:.4g} {each.unit} | "
+            f"{each.error_percent:+.1f} % |"
+        )
+    yield ""
+
+
+def _cell(text: Any) -> str:
+    """On one line of a table."""
+    return " ".join(str(text).replace("|", "/").split())

@@ -1,0 +1,143 @@
+"""A card's constants are those its steps were made with; what they give of everything else is a prediction."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.told_suite import KNOWN, LENGTH, checked, peak_rows, served, step_rows, timed, told_suite
+
+from engines.errors import UserError
+from engines.hardware.catalogue import H200
+from engines.hardware.roofline import Calibration
+from repro.gpu_suite.adoption import constants, read_fit, report
+from repro.gpu_suite.calibration import CALIBRATION, Calibrating, Fitted, card_with, fit, fitted_rows
+from repro.reports import predictions
+
+SIZES = (1, 16, 64, 256)
+
+
+@given(share=st.floats(0.05, 0.95), overhead_s=st.floats(0.0, 0.05), bandwidth=st.floats(0.5, 1.0))
+def test_a_known_share_and_overhead_are_fitted_back(share: float, overhead_s: float, bandwidth: float) -> None:
+    known = replace(
+        KNOWN,
+        matmul_efficiency=share,
+        attention_efficiency=share,
+        step_overhead_s=overhead_s,
+        bandwidth_efficiency=bandwidth,
+    )
+    rows = [timed(kind, size, known) for size in (1, 256) for kind in ("refresh", "reuse")]
+    copied = card_with(H200.peak_flops, bandwidth * H200.bandwidth, name="measured")
+    found = fit(rows, H200, copied=copied)
+    assert found.matmul_efficiency == found.attention_efficiency == pytest.approx(share, rel=1e-4)
+    assert found.step_overhead_s == pytest.approx(overhead_s, rel=1e-3, abs=1e-5)
+    assert found.bandwidth_efficiency == pytest.approx(bandwidth)
+    assert "that of a timed copy" in found.note
+
+
+def test_constants_lie_between_rows_that_disagree() -> None:
+    rows = [timed("refresh", 256, KNOWN, slower=slower) for slower in (0.9, 1.1)] + [timed("reuse", 1, KNOWN)]
+    found = fit(rows, H200)
+    assert found.matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=0.03)
+    assert "bandwidth share 0.8 is assumed" in found.note
+    assert [name.partition(":")[0] for name in found.fitted_on] == [row.name for row in rows]
+
+
+def test_the_two_ends_are_fitted_and_the_rest_is_predicted() -> None:
+    rows = [timed(kind, size, KNOWN) for size in SIZES for kind in ("refresh", "reuse", "mixed")]
+    longer = [timed("refresh", 512, KNOWN, length=2 * LENGTH)]
+    chosen = fitted_rows([*rows, *longer])
+    assert [(row.kind, row.batch_size) for row in chosen] == [
+        ("refresh", 1),
+        ("reuse", 1),
+        ("refresh", 256),
+        ("reuse", 256),
+    ]
+
+
+def test_steps_that_cannot_tell_are_refused() -> None:
+    with pytest.raises(UserError, match="1 timed steps cannot fix two constants"):
+        fit([timed("reuse", 1, KNOWN)], H200)
+    with pytest.raises(UserError, match="none of the timed steps is bound by arithmetic"):
+        fit([timed("reuse", size, KNOWN) for size in (1, 2)], H200)
+    with pytest.raises(UserError, match="steps are faster than the peaks of h200 allow"):
+        fit([timed("refresh", size, KNOWN, slower=0.3) for size in (16, 256)], H200)
+
+
+def test_a_suite_is_calibrated_by_its_own_runs(tmp_path: Path) -> None:
+    calibrating = Calibrating()
+    assert calibrating(told_suite(tmp_path, {})) == "not run yet"
+    assert not (tmp_path / CALIBRATION).exists()
+
+    told = {
+        **checked("step", "steps", script="step", rows=step_rows()),
+        **served("small-card", {"dllm-serve": 900.0, "fast-dllm": 300.0}),
+    }
+    found = calibrating(told_suite(tmp_path, told))
+    assert isinstance(found, Fitted)
+    assert found.calibration.matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
+    assert found.calibration.step_overhead_s == pytest.approx(KNOWN.step_overhead_s, rel=1e-3)
+    roles = [(each.role, each.unit) for each in found.comparisons]
+    assert roles.count(("fitted", "ms")) == 4
+    assert roles.count(("prediction", "ms")) == 4
+    assert roles.count(("prediction", "tok/s")) == 2
+    assert all(abs(each.error_percent) < 0.1 for each in found.comparisons if each.unit == "ms")
+    speed = next(each for each in found.comparisons if each.name.startswith("dllm-serve on osc, small-card"))
+    assert speed.measured == 900.0
+    assert 100 < speed.predicted < 10_000
+    assert found.medians["ms"][0] == 4
+
+    # What a timed copy reached takes the place of what is assumed.
+    told |= checked("step", "peaks", script="peaks", rows=peak_rows(0.9))
+    again = calibrating(told_suite(tmp_path, told))
+    assert isinstance(again, Fitted)
+    assert again.calibration.bandwidth_efficiency == pytest.approx(0.9)
+
+
+@pytest.fixture
+def fitted(tmp_path: Path) -> Path:
+    Calibrating()(told_suite(tmp_path, checked("step", "steps", script="step", rows=step_rows())))
+    return tmp_path
+
+
+def test_what_was_fitted_on_the_card_becomes_its_calibration(fitted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    value = read_fit(fitted, "h200")
+    assert constants(value).matmul_efficiency == pytest.approx(KNOWN.matmul_efficiency, rel=1e-4)
+    monkeypatch.setattr("repro.paths.CALIBRATION", fitted / "stored")
+    predictions.write_report(report(value))
+    note = predictions.predictions_note("h200")
+    assert note.startswith("Predictions of h200 against numbers measured on NVIDIA H200 at commit abcdef0, median")
+    assert "% over 4 steps" in note
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"machine": "NVIDIA L40S"}, "was fitted on NVIDIA L40S, which is no h200"),
+        ({"machine": None}, "was fitted on an unnamed machine, which is no h200"),
+        ({"commit": None}, "does not say of which commit its runs are"),
+        ({"schema_version": 0}, "has schema_version=0: run gpu-suite again"),
+        ({"calibration": {}}, "calibration has unknown keys"),
+    ],
+)
+def test_a_fit_without_its_origin_is_refused(fitted: Path, changes: dict[str, object], says: str) -> None:
+    path = fitted / CALIBRATION
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(UserError, match=says):
+        read_fit(fitted, "h200")
+
+
+def test_no_fit_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="run 'make gpu-first' on such a card"):
+        read_fit(tmp_path, "h200")
+
+
+def test_a_fit_is_a_calibration_that_can_be_stored(tmp_path: Path) -> None:
+    found = fit([timed(kind, size, KNOWN) for size in (1, 256) for kind in ("refresh", "reuse")], H200)
+    found.save(tmp_path / "h200.json")
+    assert Calibration.load(tmp_path / "h200.json") == found
+    assert found.is_fitted

@@ -1,0 +1,131 @@
+"""The verdict says what was found beside its target, and what has not run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.told_suite import Validity, checked, first_jobs, host_rows, peak_rows, served, step_rows, told_suite
+
+from repro.gpu_suite.calibration import Calibrating
+from repro.gpu_suite.verdict import VERDICT, write_verdict
+
+SPEEDS = {"dllm-serve": 900.0, "fast-dllm": 300.0, "sparse-dllm": 250.0, "dllm-cache": 100.0}
+RATIOS = ("llada-8b, whole card", "llada-8b, 24 GB", "dream-7b, whole card, 128 tokens each")
+
+
+def page(root: Path, told: dict[str, Any]) -> str:
+    text = write_verdict(told_suite(root, told), Calibrating())
+    assert (root / VERDICT).read_text() == text
+    return text
+
+
+def answers(text: str) -> dict[str, list[str]]:
+    """Line of the first table -> found, target, answer."""
+    table = text.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines()]
+    return {row[0]: row[1:] for row in rows}
+
+
+def ratio_of(text: str, what: str) -> list[str]:
+    return answers(text)[f"{what}: dLLM-Serve over the best static baseline"]
+
+
+def everything(**more: Any) -> dict[str, Any]:
+    return {
+        **checked("tests", "57 passed"),
+        **checked("goldens", "120 of 120 cases"),
+        **checked("step", "peaks", script="peaks", rows=peak_rows(0.8)),
+        **checked("step", "steps", script="step", rows=step_rows()),
+        **checked("step", "host", script="host", rows=host_rows(0.7, 10)),
+        **served("throughput", SPEEDS, **more),
+    }
+
+
+def test_nothing_has_run(tmp_path: Path) -> None:
+    text = page(tmp_path, {})
+    found = answers(text)
+    assert len(found) == 5 + len(RATIOS)
+    assert {row[-1] for row in found.values()} == {"not run yet"}
+    assert "8 not run yet." in text
+    assert text.count("Not run yet.") == 3
+
+
+def test_what_is_there_is_judged_and_the_rest_has_not_run(tmp_path: Path) -> None:
+    text = page(tmp_path, everything())
+    found = answers(text)
+    assert found["tests marked gpu"] == ["57 passed", "all pass", "met"]
+    assert found["golden cases in float32"] == ["120 of 120 cases", "all, token by token", "met"]
+    assert ratio_of(text, RATIOS[0]) == [
+        "3.00 x fast-dllm (900.0 against 300.0 tok/s; the baseline without CUDA graphs)",
+        "at least 2.5 x",
+        "met",
+    ]
+    for what in RATIOS[1:]:
+        assert ratio_of(text, what)[-1] == "not run yet"
+    # 50 % of the datasheet's, whose peaks are reached by four fifths.
+    assert found["dLLM-Serve's share of the roofline at saturation"] == [
+        "50 % at datasheet peaks; 62 to 62 % at measured peaks",
+        "at least 60 %",
+        "met",
+    ]
+    assert found["host time of a Reuse step of 64 requests"][-1] == "met"
+    assert found["kernels that a layer launches"] == ["10 (reuse)", "at most 12", "met"]
+    assert "repro calibrate --platform h200 --write" in text
+    assert "% of the matrix peak" in text
+    for system in ("fast-dllm", "sparse-dllm", "dllm-cache"):
+        assert f"| throughput | llada-8b | {system} | 256 |" in text
+    assert text.count("x, the baseline without CUDA graphs |") == 3
+    assert "6 met, 2 not run yet." in text
+
+
+def test_everything_has_run(tmp_path: Path) -> None:
+    told = everything() | served("small-card", SPEEDS) | served("shapes", SPEEDS, model="dream-7b")
+    text = page(tmp_path, told)
+    assert "8 met." in text
+    assert ratio_of(text, RATIOS[2])[-1] == ratio_of(text, RATIOS[1])[-1] == "met"
+
+
+def test_a_missing_baseline_leaves_the_ratio_open(tmp_path: Path) -> None:
+    told = everything() | served("throughput", {"dllm-cache": 1e6}, validity=Validity(valid=False))
+    found, _, answer = ratio_of(page(tmp_path, told), RATIOS[0])
+    assert found.endswith("without dllm-cache")
+    assert answer == "not run yet"
+
+
+@pytest.mark.parametrize(
+    ("told", "what", "answer"),
+    [
+        (served("throughput", SPEEDS | {"sparse-dllm": 500.0}), f"{RATIOS[0]}: dLLM-Serve over the best", "NOT met"),
+        (
+            checked("step", "peaks", script="peaks", rows=peak_rows(1.0)),
+            "dLLM-Serve's share of the roofline",
+            "NOT met",
+        ),
+        (checked("step", "host", script="host", rows=host_rows(2.1, 10)), "host time of a Reuse step", "NOT met"),
+        (checked("step", "host", script="host", rows=host_rows(0.7, 13)), "kernels that a layer launches", "NOT met"),
+    ],
+    ids=["ratio", "roofline", "host", "launches"],
+)
+def test_a_target_that_is_missed_is_said(tmp_path: Path, told: dict[str, Any], what: str, answer: str) -> None:
+    found = answers(page(tmp_path, everything() | told))
+    (row,) = (row for name, row in found.items() if name.startswith(what))
+    assert row[-1] == answer
+
+
+def test_tests_that_were_skipped_show_nothing(tmp_path: Path) -> None:
+    found = answers(page(tmp_path, checked("tests", "57 skipped")))
+    assert found["tests marked gpu"] == ["57 skipped", "all pass", "not run yet"]
+
+
+def test_a_check_that_failed_is_no_target_met(tmp_path: Path) -> None:
+    suite = told_suite(tmp_path, everything())
+    job = next(job for job in first_jobs() if job.stage == "goldens")
+    suite.entries[job.name].status, suite.entries[job.name].note = "failed", "1 of 120 golden cases differ | x"
+    text = write_verdict(suite, Calibrating())
+    assert answers(text)["golden cases in float32"] == [
+        "1 of 120 golden cases differ / x",
+        "all, token by token",
+        "FAILED",
+    ]
