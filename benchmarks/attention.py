@@ -194,6 +194,17 @@ def main() -> None:
         parser.error("--graph needs --device cuda")
 
     peaks = measured_peaks(device, dtype)
+    facts = {
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "device": str(device),
+        "dtype": str(dtype),
+        "threads": torch.get_num_threads(),
+        "flops_per_s": peaks.flops_per_s,
+        "bytes_per_s": peaks.bytes_per_s,
+    }
+    if on_gpu:
+        facts["gpu"] = torch.cuda.get_device_name(device)
     rows: list[Row] = []
     reasons: dict[str, str] = {}
     for model in options.model or (tuple(MODELS) if on_gpu else ("tiny",)):
@@ -224,6 +235,7 @@ def main() -> None:
                             bound="compute" if is_compute else "memory",
                         )
                     )
+                    save(options.json, rows, **facts, not_timed=reasons)
     print(
         f"{device}, {str(dtype).removeprefix('torch.')}: {peaks.flops_per_s / 1e12:.3g} TFLOP/s, "
         f"{peaks.bytes_per_s / 1e9:.4g} GB/s"
@@ -231,19 +243,7 @@ def main() -> None:
     print(table(rows))
     for where, why in reasons.items():
         print(f"not timed: {where}: {why}")
-    if options.json is not None:
-        facts = {
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "device": str(device),
-            "dtype": str(dtype),
-            "threads": torch.get_num_threads(),
-            "flops_per_s": peaks.flops_per_s,
-            "bytes_per_s": peaks.bytes_per_s,
-        }
-        if on_gpu:
-            facts["gpu"] = torch.cuda.get_device_name(device)
-        save(options.json, rows, **facts, not_timed=reasons)
+    save(options.json, rows, **facts, not_timed=reasons)
 
 
 if __name__ == "__main__":

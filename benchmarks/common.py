@@ -68,8 +68,11 @@ def subject_facts(options: argparse.Namespace, subject: Subject) -> dict[str, An
     }
 
 
-def save(path: Path, rows: Sequence[Any], **facts: Any) -> None:
-    """The facts and the rows (dataclasses) as JSON, whole or not at all."""
+def save(path: Path | None, rows: Sequence[Any], **facts: Any) -> None:
+    """The facts and the rows (dataclasses) as JSON, whole or not at all. Called after every row, so that one that fails
+    or takes too long loses no other."""
+    if path is None:
+        return
     temporary = path.with_suffix(".partial")
     temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
     temporary.rename(path)

@@ -233,12 +233,13 @@ def main() -> None:
     torch.set_num_threads(1)
     launched = forwards()
     print("\n".join(launch_table(launched)))
-    rows = [time_steps(size, options.length, blocks=options.blocks) for size in options.requests]
+    rows: list[Row] = []
+    for size in options.requests:
+        rows.append(time_steps(size, options.length, blocks=options.blocks))
+        save(options.json, rows, torch=torch.__version__, launches=[asdict(one) for one in launched])
     print(f"\n{'requests':>8s} {'steps':>6s} {'reuse ms':>9s} {'p95 ms':>7s} {'refresh ms':>11s}")
     for row in rows:
         print(f"{row.requests:8d} {row.steps:6d} {row.reuse_ms:9.3f} {row.reuse_p95_ms:7.3f} {row.refresh_ms:11.3f}")
-    if options.json is not None:
-        save(options.json, rows, torch=torch.__version__, launches=[asdict(one) for one in launched])
 
 
 if __name__ == "__main__":

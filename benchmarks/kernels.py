@@ -356,23 +356,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         vocabulary=options.vocabulary,
     )
     bytes_per_s = measured_peaks(device, dtype).bytes_per_s
+    facts = {
+        "torch": torch.__version__,
+        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "dtype": options.dtype,
+        "bytes_per_s": bytes_per_s,
+    }
     rows = []
     with torch.inference_mode():
         for name in options.kernel:
             rows.append(measure(name, at, bytes_per_s, options.repeats))
+            save(options.json, rows, **facts)
             print(f"{name} timed", file=sys.stderr)
     print(table(rows))
     if all(row.kernel_ms is None for row in rows):
         why = "triton is not installed" if device.type == "cuda" else f"kernels do not run on {device.type}"
         print(f"references only: {why}")
-    if options.json is not None:
-        facts = {
-            "torch": torch.__version__,
-            "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-            "dtype": options.dtype,
-            "bytes_per_s": bytes_per_s,
-        }
-        save(options.json, rows, **facts)
 
 
 if __name__ == "__main__":

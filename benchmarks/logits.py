@@ -121,13 +121,12 @@ def main() -> None:
 
     generator = torch.Generator(device=device).manual_seed(0)
     hidden = torch.randn((options.rows, model.config.d_model), generator=generator, device=device).to(dtype)
-    rows = [
-        time_head(options.model, model, hidden, size, card, repeats=options.repeats) for size in options.max_num_logits
-    ]
+    rows: list[Row] = []
+    for size in options.max_num_logits:
+        rows.append(time_head(options.model, model, hidden, size, card, repeats=options.repeats))
+        save(options.json, rows, **subject_facts(options, subject))
     print(table(rows))
     print(f"bounds: {card.name}; {card.source}")
-    if options.json is not None:
-        save(options.json, rows, **subject_facts(options, subject))
 
 
 if __name__ == "__main__":

@@ -249,6 +249,8 @@ def main() -> None:
     if max(options.length) > model.config.max_sequence_length:
         parser.error(f"--length must be at most {model.config.max_sequence_length} on this model")
 
+    shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=subject.dtype.itemsize)
+    facts = {**subject_facts(options, subject), "block": options.block, "shape": asdict(shape)}
     rows: list[Row] = []
     for size in options.batch:
         for length in options.length:
@@ -266,13 +268,10 @@ def main() -> None:
                 rows.append(
                     time_steps(options.model, model, batch, kind, card, repeats=options.repeats, warmup=options.warmup)
                 )
+                save(options.json, rows, **facts)
                 print(f"{kind}, {size} of {length} tokens", file=sys.stderr)
     print(table(rows))
     print(f"bounds: {card.name}; {card.source}")
-    if options.json is not None:
-        dtype_bytes = next(model.parameters()).dtype.itemsize
-        shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=dtype_bytes)
-        save(options.json, rows, **subject_facts(options, subject), block=options.block, shape=asdict(shape))
 
 
 if __name__ == "__main__":

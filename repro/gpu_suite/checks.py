@@ -60,6 +60,8 @@ class Check(ABC):
     obtained: ClassVar[Obtained] = "measured"
     basis: ClassVar[str] = ""
     facts: ClassVar[Facts] = {}
+    is_apart: ClassVar[bool] = False
+    """Whether it looks in a process of its own: what goes wrong there leaves this one its device."""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -113,6 +115,7 @@ class CheckSystem:
 class GpuTests(Check):
     """The tests marked gpu, in a process of their own."""
 
+    is_apart = True
     paths: str = "tests"
     """Separated by blanks."""
 
@@ -205,6 +208,7 @@ class Agreement(Check):
 class Benchmark(Check):
     """One of the scripts in ``benchmarks``, in a process of its own; its rows are facts."""
 
+    is_apart = True
     script: str
     options: str = ""
     """Separated by blanks."""
@@ -219,7 +223,12 @@ class Benchmark(Check):
             script = str(REPO / "benchmarks" / f"{self.script}.py")
             where = ["--device", self.device] if self.has_device else []
             options = [*where, "--json", str(rows), *self.options.split()]
-            done = _process([sys.executable, script, *options], self.limit_s)
+            late = None
+            try:
+                done = _process([sys.executable, script, *options], self.limit_s)
+            except UserError as error:
+                # The rows that are there by now are kept.
+                late, done = str(error), subprocess.CompletedProcess([], 1, "", "")
             found = json.loads(rows.read_text(encoding="utf-8")) if rows.is_file() else None
         lines = done.stdout.strip().splitlines()
         return {
@@ -227,7 +236,7 @@ class Benchmark(Check):
             "output": (done.stdout + done.stderr)[-4000:],
             "rows": found,
             "note": lines[0] if lines else "no output",
-            "failed": _last_line(done) if done.returncode else None,
+            "failed": late or (_last_line(done) if done.returncode else None),
         }
 
 

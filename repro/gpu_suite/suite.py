@@ -167,7 +167,8 @@ class Suite:
             self._close()
             if reason is not None:
                 failed.append(job.name)
-                if "CUDA error" in reason:
+                deployment = job.experiment.deployment
+                if "CUDA error" in reason and not (isinstance(deployment, Check) and deployment.is_apart):
                     stopped = "a CUDA error ends the process's use of the device; the same command goes on in a new one"
                     break
         if stopped is None:

@@ -20,4 +20,12 @@ class Told(Check):
         return {**facts, "failed": f"{self.finds} is wrong"} if self.fails else facts
 
 
+@dataclass(frozen=True, kw_only=True)
+class ToldApart(Told):
+    """The same, of a process of its own."""
+
+    is_apart = True
+
+
 TOLD = CheckSystem("told", Told)
+TOLD_APART = CheckSystem("told-apart", ToldApart)

@@ -94,6 +94,7 @@ def test_the_small_suite_from_end_to_end(repro: Repro, tmp_path: Path) -> None:
             for name in archive.getnames()
             if Path(name).parts[1:2] == ("runs",) and name.count("/") > 1
         }
+        assert {"suite/verdict.md", "suite/calibration.json"} <= set(archive.getnames())
     assert names >= everything.keys()
 
     # A process of its own goes on as well: what is done is in the folder alone.

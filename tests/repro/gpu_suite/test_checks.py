@@ -131,6 +131,21 @@ def test_a_process_of_its_own_ends_with_its_time(tmp_path: Path) -> None:
         looked(GpuTests(device="cpu", paths=str(path), limit_s=1.0))
 
 
+def test_a_benchmark_that_is_cut_off_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "benchmarks" / "endless.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import json, sys, time\n"
+        "path = sys.argv[sys.argv.index('--json') + 1]\n"
+        "open(path, 'w').write(json.dumps({'rows': [{'ms': 1.0}]}))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(checks, "REPO", tmp_path)
+    found = looked(Benchmark(device="cpu", script="endless", limit_s=3.0))
+    assert found["rows"] == {"rows": [{"ms": 1.0}]}
+    assert "did not end within 3 s" in found["failed"]
+
+
 # ---- goldens and agreement ----------------------------------------------------------------------
 
 

@@ -184,6 +184,25 @@ def test_a_lost_device_ends_the_call(clock: Clock, tmp_path: Path) -> None:
     assert "the same command goes on in a new one" in outcome.stopped
 
 
+@pytest.mark.parametrize(("name", "goes_on"), [("TOLD", False), ("TOLD_APART", True)])
+def test_a_device_lost_in_another_process_is_there_in_this_one(
+    clock: Clock, tmp_path: Path, name: str, goes_on: bool
+) -> None:
+    cell = Cell(
+        system=f"support.fake_checks:{name}",
+        dataset="none",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=0,
+        knobs=(("finds", "CUDA error: an illegal memory access, which"), ("fails", True)),
+    )
+    jobs = [Job(stage="checks", experiment=prepare(cell), estimate_s=1), clock.job("a")]
+    outcome = clock.suite(jobs, tmp_path).run(100)
+    assert outcome.failed == (jobs[0].name,)
+    assert (clock.log == ["a"]) == goes_on
+
+
 def test_a_job_over_its_time_is_stopped_and_does_not_lose_the_call(clock: Clock, tmp_path: Path) -> None:
     slow = [40.0]
     first, endless, other = clock.job("a"), clock.job("b"), clock.job("c")
@@ -321,6 +340,7 @@ def test_ended_at_any_job_it_loses_nothing_and_goes_on(
 
     # The archive is that of the job before, and whole.
     archive = tmp_path / "export" / ARCHIVE
+    assert [path for path in archive.parent.iterdir() if not path.name.startswith(".")] == [archive]
     assert stored_in(archive, "suite") == {job.name for job in jobs[:at]}
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path / "copy", filter="data")

@@ -119,6 +119,14 @@ def test_tests_that_were_skipped_show_nothing(tmp_path: Path) -> None:
     assert found["tests marked gpu"] == ["57 skipped", "all pass", "not run yet"]
 
 
+def test_rows_of_a_benchmark_that_was_cut_off_are_shown(tmp_path: Path) -> None:
+    cut = Validity(valid=False, reasons=("it did not end",))
+    told = checked("step", "steps", script="step", rows=step_rows(sizes=(1, 16)), validity=cut)
+    text = page(tmp_path, told)
+    assert "It was cut off, these are the rows by then: it did not end" in text
+    assert "| refresh | 16 | 512 |" in text
+
+
 def test_a_check_that_failed_is_no_target_met(tmp_path: Path) -> None:
     suite = told_suite(tmp_path, everything())
     job = next(job for job in first_jobs() if job.stage == "goldens")
