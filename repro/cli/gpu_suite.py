@@ -127,7 +127,7 @@ def gpu_suite(
             print(f"drawn: {', '.join(drawn)}")
         if outcome.left or outcome.failed:
             print(f"to go on: {command}")
-        if first:
+        if first and (root / VERDICT).is_file():
             print("", (root / VERDICT).read_text(encoding="utf-8"), sep="\n")
         print(f"summary: {root / README}, verdict: {root / VERDICT}")
     if outcome.failed:
