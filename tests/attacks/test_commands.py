@@ -24,7 +24,7 @@ from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS
 from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS
-from repro.workloads import known_datasets
+from repro.workloads.card import known_datasets
 
 NAMES = (
     *SYSTEMS,

@@ -66,7 +66,11 @@ def test_is_the_registered_figure() -> None:
 def test_every_system_has_a_look_of_its_own() -> None:
     looks = [style.system_look(name) for name in SYSTEMS]
     assert [look.title for look in looks] == [SYSTEMS.get(name).title for name in SYSTEMS]
-    assert len({look.color for look in looks}) == len({look.marker for look in looks}) == len(looks)
+    for family in ("dllm", "ar"):
+        own = [style.system_look(name) for name in SYSTEMS if SYSTEMS.get(name).family.name == family]
+        assert len({(look.color, look.marker) for look in own}) == len(own) > 3
+    shown = [style.system_look(name) for name in COMPARISON.systems]
+    assert len({look.color for look in shown}) == len({look.marker for look in shown}) == len(shown)
 
 
 def test_grid_on_the_cpu() -> None:
@@ -294,7 +298,7 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
             runs[i] = changed(runs[i], provenance={"cpu": {"model": "Another", "usable": 8}})
     text = caption_of(fig3.render(runs, CPU_VIEW, tmp_path))
     assert f"measured: {CPU}, 2 cores and Another, 8 cores; embedded tiny LLaDA" in text_of(drawn[0])
-    assert "Burst (local burstgpt/x.csv, lengths x 0.25, n = 4)" in text
+    assert "Burst (local burstgpt/x.csv, prompts cut to lengths x 0.25, n = 4)" in text
     assert (
         f"dLLM-Serve: measured on {CPU}, 2 cores. Fast-dLLM, dLLM-Cache, Sparse-dLLM: measured on Another, 8 cores."
         in text

@@ -25,13 +25,16 @@ def test_ones_own() -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nosuch.module:Scheduler", r"scheduler='nosuch\.module:Scheduler' cannot be imported \(No module named"),
+        (
+            "nosuch.module:Scheduler",
+            r"scheduler='nosuch\.module:Scheduler': there is no module nosuch: correct it or install it",
+        ),
         (
             "engines.dllm.config:SCHEDULER_NAMES",
             r"is no subclass of engines\.dllm\.scheduling\.scheduler\.Scheduler: name one",
         ),
-        (":Scheduler", r"scheduler=':Scheduler' cannot be imported \(Empty module name\)"),
-        ("engines.dllm.config:nosuch", "is no subclass of"),
+        (":Scheduler", r"scheduler=':Scheduler': '' is no module: write module:NAME"),
+        ("engines.dllm.config:nosuch", "has no 'nosuch': write module:NAME"),
         ("engines.dllm.engine:Engine", "is no subclass of"),
     ],
 )
