@@ -44,7 +44,7 @@ def test_sensitivity_prints_and_stores_the_same(
     assert call(monkeypatch, "calibrate", "--platform", "rtx4090", "--sensitivity", "--json") == 0
     printed = json.loads(capsys.readouterr().out)["rows"]
     stored = list(csv.DictReader(path.read_text().splitlines()))
-    assert [row["item"] for row in printed["rows"]] == [row["item"] for row in stored]
+    assert [row["item"] for row in printed] == [row["item"] for row in stored]
     assert path.read_bytes() == first
 
 
