@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,7 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
@@ -173,6 +174,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@cache
 def _cpu_model() -> str | None:
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -203,7 +205,7 @@ def _gpu() -> dict[str, Any] | None:
     }
 
 
-@lru_cache(maxsize=1)
+@cache
 def _driver() -> str | None:
     """Version of the NVIDIA driver."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
