@@ -31,9 +31,6 @@ class SweepProgress:
     on_event: OnEvent
     on_step: OnStep | None = None
 
-    def __call__(self, event: CellEvent) -> None:
-        self.on_event(event)
-
 
 @contextmanager
 def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[SweepProgress]:

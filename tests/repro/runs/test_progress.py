@@ -20,8 +20,8 @@ BAD = breaking(prepare(fake_cell(seed=1)).cell, UserError("seed=1 is unlucky: us
 
 def test_progress_off_a_terminal_is_log_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = StringIO()
-    with caplog.at_level(logging.INFO), sweep_progress(2, Console(file=out)) as on_event:
-        Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=on_event, continue_on_error=True)
+    with caplog.at_level(logging.INFO), sweep_progress(2, Console(file=out)) as progress:
+        Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=progress.on_event, continue_on_error=True)
     assert out.getvalue() == ""
     names = [each.cell.folder_name for each in (GOOD, BAD)]
     assert [entry.getMessage() for entry in caplog.records] == [
@@ -36,8 +36,8 @@ def test_progress_off_a_terminal_is_log_lines(tmp_path: Path, caplog: pytest.Log
 def test_progress_on_a_terminal_draws_and_tells_failures(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     out = StringIO()
     console = Console(file=out, force_terminal=True, width=200)
-    with caplog.at_level(logging.INFO, logger="repro.runs.progress"), sweep_progress(2, console) as on_event:
-        Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=on_event, continue_on_error=True)
+    with caplog.at_level(logging.INFO, logger="repro.runs.progress"), sweep_progress(2, console) as progress:
+        Sweep([GOOD, BAD], Store(tmp_path)).run(on_event=progress.on_event, continue_on_error=True)
     assert "unlucky: use another" in out.getvalue()
     assert "2/2" in out.getvalue()
     assert [entry for entry in caplog.records if entry.name == "repro.runs.progress"] == []
