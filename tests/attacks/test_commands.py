@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command import refused
 from support.command import repro as run
+from support.hostile import HOSTILE
 from typer.main import get_command
 
 from repro.cli.main import app
@@ -115,45 +116,12 @@ NAMES = (
     "nosuch=1",
     "support.fake_system:FAKE",
 )
-HOSTILE = (
-    "",
-    " ",
-    "1e-320",
-    "nan",
-    "-inf",
-    "1e308",
-    "99999999999999999999",
-    "9" * 400,
-    "9" * 5000,
-    "true",
-    "null",
-    "{}",
-    "[",
-    "é",
-    "a b",
-    "\u202e",
-    "/",
-    "/dev/null",
-    "..",
-    "~nosuch",
-    "%s%n",
-    "x" * 300,
-    "x" * 5000,
-    "\udcff",
-    "a=b",
-    "x:y",
-    ":",
-    "os:path",
-    "[red]",
-    "\x1b[31m",
-    "a\nb",
-    "\0",
-)
+VALUES = (*HOSTILE, "x" * 300, "x:y", ":", "os:path", "[red]", "\x1b[31m", "a\nb", "\0")
 FILES = {"file.json": "[1, 2, 3]", "file.jsonl": '{"prompt": "one two three"}\n', "empty": ""}
 values = st.one_of(
     st.sampled_from(NAMES),
     st.sampled_from(NAMES),
-    st.sampled_from(HOSTILE),
+    st.sampled_from(VALUES),
     st.integers(-3, 5000).map(str),
     st.floats().map(str),
     st.text(max_size=12),
