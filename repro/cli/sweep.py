@@ -22,15 +22,12 @@ MAX_WARNED = 3
 def sweep_of(cells: Sequence[Cell], store: Store, *, force: bool = False, will_run: bool = True) -> Sweep:
     """Every cell is checked, and looked up in the store. What needs no work comes first: a device that is missing, where
     runs are to be made on it."""
-    from repro.runs.experiment import prepare_all
+    from repro.runs.experiment import check_device, prepare_all
     from repro.runs.sweep import Sweep
-    from repro.runs.system import SYSTEMS
 
     if will_run:
         for cell in cells if force else store.surely_missing(cells):
-            check_device = getattr(SYSTEMS.get(cell.system), "check_device", None)
-            if check_device is not None:
-                check_device(cell)
+            check_device(cell)
     return Sweep(prepare_all(cells), store, force=force)
 
 

@@ -45,10 +45,21 @@ class Experiment:
         return self.deployment.run(self.workload, on_progress)
 
 
+def check_device(cell: Cell) -> None:
+    """Refuses a cell whose device is not there, before anything of it is prepared."""
+    check = getattr(SYSTEMS.get(cell.system), "check_device", None)
+    if check is not None:
+        check(_as_asked(cell))
+
+
+def _as_asked(cell: Cell) -> Cell:
+    """As a system sees it."""
+    return replace(cell, knobs=tuple(knob for knob in cell.knobs if knob[0] != COMPARISON))
+
+
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
-    asked = replace(cell, knobs=tuple(knob for knob in cell.knobs if knob[0] != COMPARISON))
-    deployment, workload = SYSTEMS.get(cell.system).prepare(asked)
+    deployment, workload = SYSTEMS.get(cell.system).prepare(_as_asked(cell))
     digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     knobs = {**cell.knob_values, "basis": digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
