@@ -21,6 +21,8 @@ from engines.dllm.decode.noise import row_keys, uniform
 from engines.errors import UserError
 from repro.generation import Generated, GenerateOptions, generate
 
+pytestmark = pytest.mark.usefixtures("models_loaded_once")
+
 MIN_CONFIDENCE, MIN_TOKEN, MIN_SELECTION = 1e-5, 1e-3, 1e-4
 """What is decided by less is a matter of rounding and proves nothing."""
 

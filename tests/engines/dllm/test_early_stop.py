@@ -503,7 +503,7 @@ def test_a_cost_model_refuses_it_at_submission() -> None:
 )
 def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> None:
     problem = GENERATORS["mini-gsm"](3, 1, "heldout", num_facts=8, num_distractors=6)[0]
-    passes, texts = [], []
+    answers = []
     for flag in ((), ("--stop-at-eos",)):
         arguments = [
             "generate",
@@ -515,12 +515,13 @@ def test_generate_answers_the_same_in_fewer_passes(extra: tuple[str, ...]) -> No
             "16",
             *extra,
             *flag,
+            "--json",
         ]
-        texts.append(CliRunner().invoke(app, arguments).output)
-        passes.append(json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)["forward_passes"])
-    assert texts[0] == texts[1]
-    assert problem.final in texts[0]
-    assert passes[1] < passes[0]
+        answers.append(json.loads(CliRunner().invoke(app, arguments).output))
+    whole, stopped = answers
+    assert stopped["text"] == whole["text"]
+    assert problem.final in whole["text"]
+    assert stopped["forward_passes"] < whole["forward_passes"]
 
 
 def test_generate_refuses_it_without_blocks() -> None:

@@ -7,12 +7,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.make_golden import SAMPLERS
 
+from engines.models import loader
 from repro.checks.goldens import GOLDEN_DIR, read_cases
 from repro.cli.main import main
 
@@ -68,7 +70,9 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(path=tmp_path, content={**content, "checkpoints": checkpoints, "cases": cases})
 
 
-def test_the_embedded_cases_pass(verify: Verify) -> None:
+def test_the_embedded_cases_pass(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every committed case, in this one place. They share a few checkpoints, which are loaded once."""
+    monkeypatch.setattr(loader, "load_model", cache(loader.load_model))
     result = verify("--json")
     assert (result.code, result.err) == (0, "")
     rows = json.loads(result.out)["methods"]
