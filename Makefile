@@ -84,9 +84,10 @@ check-results: $(STAMP)
 	$(SAY) 'check-results: every committed figure against what it would be drawn from today (seconds)'
 	@$(BIN)/repro check-results
 
+# Tests start some hundred interpreters: what one has compiled, the next ones read.
 test: $(STAMP)
 	$(SAY) 'test: $(TEST_JOBS) workers (a few minutes)'
-	@$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
 lint: $(STAMP)
 	$(SAY) 'lint: ruff check, ruff format --check, mypy (under a minute)'

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import sys
@@ -7,6 +8,7 @@ import sys
 # Before anything loads numpy or torch. One thread each: test workers share the cores, and sums come out the same.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,6 +73,16 @@ def _quiet_machine() -> None:
     from support.quiet_machine import keep_quiet
 
     keep_quiet()
+
+
+@pytest.fixture(scope="module")
+def models_loaded_once() -> Iterator[None]:
+    """For modules whose many cases share a few checkpoints, which nothing changes."""
+    from engines.models import loader
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loader, "load_model", functools.cache(loader.load_model))
+        yield
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from engines.dllm.decode.noise import row_keys, uniform
 from engines.errors import UserError
 from repro.generation import Generated, GenerateOptions, generate
 
+pytestmark = pytest.mark.usefixtures("models_loaded_once")
+
 MIN_CONFIDENCE, MIN_TOKEN, MIN_SELECTION = 1e-5, 1e-3, 1e-4
 """What is decided by less is a matter of rounding and proves nothing."""
 
@@ -168,7 +170,7 @@ def remasking_draw(seed: int) -> Callable[[int, int], float]:
 def test_random_remasking_and_guidance(folder: Folder, model: str, knobs: dict[str, Any]) -> None:
     weights, dims, prompt_for = source(model)
     tally = Tally()
-    for n, (p, g, b, steps) in enumerate((*EVEN, *EVEN)):
+    for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * list(LLADA).index(model)):
         prompt, shape = prompt_for(200 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
         draw = remasking_draw(n) if "remasking" in knobs else None
         expected = llada_options(weights, dims, prompt, cfg_scale=knobs.get("cfg_scale", 0.0), draw=draw, **shape)
@@ -211,7 +213,7 @@ def test_fast_dllm_on_dream(folder: Folder, cache: str, knobs: dict[str, Any]) -
     weights, dims, prompt_for = source("dream")
     tally = Tally()
     rule = {"alg": "confidence_threshold", **knobs} if "threshold" in knobs else knobs
-    for n, (p, g, b, steps) in enumerate((*EVEN, *EVEN)):
+    for n, (p, g, b, steps) in enumerate(EVEN, start=len(EVEN) * ["prefix", "dual"].index(cache)):
         prompt, shape = prompt_for(400 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
         expected = dream_blocks(weights, dims, prompt, cache=cache, **rule, **shape)  # type: ignore[arg-type]
         found = ask(folder("dream"), "fast-dllm", prompt, {"cache": cache, **knobs}, **shape)
@@ -223,9 +225,11 @@ def test_fast_dllm_on_dream(folder: Folder, cache: str, knobs: dict[str, Any]) -
 def test_sparse_dllm_on_dream(folder: Folder, alg: str) -> None:
     weights, dims, prompt_for = source("dream")
     tally = Tally()
-    for n, ((p, g, steps), (ratio, kernel)) in enumerate(
-        product(((9, 32, 32), (20, 64, 32), (4, 64, 64)), ((0.5, 1), (0.3, 3), (1.0, 3), (0.2, 1)))
-    ):
+    lengths, kept = ((9, 32, 32), (20, 64, 32), (4, 64, 64)), ((0.5, 1), (0.3, 3), (1.0, 3), (0.2, 1))
+    # Every length with every second ratio; the other half of them with the next order.
+    turn = ("entropy", "maskgit_plus", "topk_margin").index(alg)
+    cases = [(a, b) for (i, a), (j, b) in product(enumerate(lengths), enumerate(kept)) if (i + j + turn) % 2 == 0]
+    for n, ((p, g, steps), (ratio, kernel)) in enumerate(cases):
         prompt, shape = prompt_for(500 + n, p), {"gen_length": g, "block_length": 32, "steps": steps}
         expected = dream_blocks(
             weights,

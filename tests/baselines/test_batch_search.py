@@ -228,7 +228,7 @@ def test_fast_dllm_fits_its_longest_request_on_24_gb() -> None:
 
 # ---- measured -----------------------------------------------------------------------------------
 
-SHORT = {"num_prompts": 8, "gen_length": 16, "block_length": 8, "steps": 16, "input_len": 106, "length_scale": 1.0}
+SHORT = {"num_prompts": 8, "gen_length": 16, "block_length": 8, "steps": 8, "input_len": 106, "length_scale": 1.0}
 MIB = 2**20
 
 

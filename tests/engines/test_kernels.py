@@ -96,7 +96,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolEx
 # ---- the kernels ----------------------------------------------------------------------------
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(
     seed=seeds,
     requests=requests,
@@ -120,7 +120,7 @@ def test_pack_past_32_bits(interpret: Interpret) -> None:
     interpret(cases.check_pack_past_32_bits)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(
     seed=seeds,
     requests=requests,
@@ -149,13 +149,13 @@ def test_scores_across_tiles(interpret: Interpret, selection: str, kernel: int) 
     interpret(cases.check_scores, 4, RAGGED, 6, 2, 16, "fp32", selection, kernel)
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(seed=seeds, requests=requests, heads=st.integers(1, 2), levels=st.sampled_from((1, 3, 9, 1000)))
 def test_select(interpret: Interpret, seed: int, requests: list[Sizes], heads: int, levels: int) -> None:
     interpret(cases.check_select, seed, requests, heads, levels)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(
     seed=seeds,
     rows=st.integers(1, 5),
@@ -174,13 +174,13 @@ def test_confidence_of_nan(interpret: Interpret) -> None:
     interpret(cases.check_confidence_of_nan)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(seed=seeds, rows=st.integers(1, 5), width=st.sampled_from((1, 8, 200, 1024)), dtype=dtypes, adds=st.booleans())
 def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype: str, adds: bool) -> None:
     interpret(cases.check_rms_norm, seed, rows, width, dtype, adds)
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(
     seed=seeds,
     rows=st.integers(1, 5),

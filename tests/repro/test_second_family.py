@@ -7,19 +7,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support import md1
+from support import command, md1
+from support.command import Result
 
-from repro.cli.main import main
 from repro.paths import REPO
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
+Repro = Callable[..., Result]
 SYSTEM, WORKSHOP = "support.md1:MD1", "support.md1:WORKSHOP"
 
 
@@ -38,30 +38,14 @@ def in_process(tmp_path: Path, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Repro = Callable[..., Done]
-
-
 @pytest.fixture
-def repro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Repro:
+def repro(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repro:
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: str, returncode: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["repro", *arguments])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        assert code == returncode, captured.err
-        return Done(returncode=returncode, stdout=captured.out, stderr=captured.err)
+    def call(*arguments: str, code: int = 0) -> Result:
+        result = command.repro(*arguments)
+        assert result.code == code, result.err
+        return result
 
     return call
 
@@ -85,17 +69,17 @@ def bench(*options: str) -> tuple[str, ...]:
 
 def test_it_runs_with_its_knob_and_is_not_run_twice(repro: Repro) -> None:
     first = repro(*bench("--knob", "service_s=0.5", "--json"))
-    assert "1 runs done, 0 reused" in first.stderr
-    (run,) = json.loads(first.stdout)["runs"]
+    assert "1 runs done, 0 reused" in first.err
+    (run,) = json.loads(first.out)["runs"]
     assert (run["obtained"], run["valid"], run["cell"]["knobs"]["service_s"]) == ("simulated", True, 0.5)
     assert set(run["summary"]) >= {"mean_queue", "queue_wait_s", "throughput_tok_s"}
     assert "num_steps" not in run["summary"], "another family's metric"
-    assert "0 runs done, 1 reused" in repro(*bench("--knob", "service_s=0.5")).stderr
-    assert "1 runs done" in repro(*bench("--knob", "service_s=0.25")).stderr
+    assert "0 runs done, 1 reused" in repro(*bench("--knob", "service_s=0.5")).err
+    assert "1 runs done" in repro(*bench("--knob", "service_s=0.25")).err
 
 
 def test_its_table_shows_its_own_columns(repro: Repro) -> None:
-    said = repro(*bench()).stdout
+    said = repro(*bench()).out
     assert "queue" in said
     assert "outside fwd" not in said
 
@@ -120,7 +104,7 @@ def test_its_table_shows_its_own_columns(repro: Repro) -> None:
 def test_what_is_wrong_is_said_in_one_sentence(
     repro: Repro, tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
-    assert repro(*bench(*options), returncode=2).stderr.strip() == sentence
+    assert repro(*bench(*options), code=2).err.strip() == sentence
     assert not (tmp_path / "runs").exists()
 
 
@@ -140,7 +124,7 @@ def test_a_sweep_in_processes_stores_what_one_in_turn_does(tmp_path: Path, monke
 
 
 def test_it_is_drawn_and_claimed(repro: Repro, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no runs" not in repro("reproduce", "support.md1:", "--result-dir", "runs", "--out-dir", "out").stderr
+    assert "no runs" not in repro("reproduce", "support.md1:", "--result-dir", "runs", "--out-dir", "out").err
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {"md1.png", "md1.pdf", "md1.csv"}
     (tmp_path / "claims.yaml").write_text(md1.CLAIMS_YAML)
     (tmp_path / "queueing.py").write_text(
@@ -148,7 +132,7 @@ def test_it_is_drawn_and_claimed(repro: Repro, tmp_path: Path, monkeypatch: pyte
     )
     monkeypatch.syspath_prepend(tmp_path)
     claims = ("claims", "--paper", "queueing:PAPER", "--result-dir", "runs", "--out-dir", "out", "--json")
-    (claim,) = json.loads(repro(*claims).stdout)["claims"]
+    (claim,) = json.loads(repro(*claims).out)["claims"]
     assert (claim["id"], claim["verdict"], claim["role"], claim["obtained"]) == (
         "md1-wait",
         "reproduced",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from support.fake_system import deployed, fake_cell, nothing
+from support.quiet_machine import keep_quiet
 
 from repro.gpu_suite.suite import Job, Suite
 from repro.gpu_suite.summary import write_summary
@@ -84,5 +85,7 @@ def run_ended(root: Path, at: int, place: str, end: Callable[[], object]) -> Non
             tarfile.open = opened
 
 
-def die() -> Callable[[], object]:
-    return partial(os.kill, os.getpid(), signal.SIGKILL)
+def run_killed(root: Path, at: int, place: str) -> None:
+    """In a process of its own, which does not survive it."""
+    keep_quiet()
+    run_ended(root, at, place, partial(os.kill, os.getpid(), signal.SIGKILL))

@@ -313,7 +313,7 @@ def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=20)
 @given(cases(), st.booleans())
 def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) -> None:
     """Also where requests stop early, at any of a third of the vocabulary."""

@@ -4,43 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import Result, refused, repro
 from support.make_golden import SAMPLERS
 
+from engines.models import loader
 from repro.checks.goldens import GOLDEN_DIR, read_cases
-from repro.cli.main import main
 
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-
-Verify = Callable[..., Result]
 Content = dict[str, Any]
 
 
-@pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Verify:
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["repro", "verify-baselines", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        captured = capsys.readouterr()
-        return Result(code=code if isinstance(code, int) else 1, out=captured.out, err=captured.err)
-
-    return call
+def verify(*arguments: object) -> Result:
+    return repro("verify-baselines", *arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +49,9 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(path=tmp_path, content={**content, "checkpoints": checkpoints, "cases": cases})
 
 
-def test_the_embedded_cases_pass(verify: Verify) -> None:
+def test_the_embedded_cases_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every committed case, in this one place. They share a few checkpoints, which are loaded once."""
+    monkeypatch.setattr(loader, "load_model", cache(loader.load_model))
     result = verify("--json")
     assert (result.code, result.err) == (0, "")
     rows = json.loads(result.out)["methods"]
@@ -83,7 +66,7 @@ def test_the_embedded_cases_pass(verify: Verify) -> None:
     assert total == len(json.loads((GOLDEN_DIR / "cases.json").read_text())["cases"])
 
 
-def test_a_folder_of_ones_own(verify: Verify, folder: Folder) -> None:
+def test_a_folder_of_ones_own(folder: Folder) -> None:
     result = verify("--golden", folder.write())
     assert result.code == 0
     lines = result.out.splitlines()
@@ -95,7 +78,7 @@ def test_a_folder_of_ones_own(verify: Verify, folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("case", [0, 1])
-def test_a_wrong_id_fails(verify: Verify, folder: Folder, case: int) -> None:
+def test_a_wrong_id_fails(folder: Folder, case: int) -> None:
     """Also where ties decide: the order of equals is given."""
     entry = folder.content["cases"][case]
     entry["expected_ids"][-1] += 1
@@ -114,7 +97,7 @@ def test_a_wrong_id_fails(verify: Verify, folder: Folder, case: int) -> None:
     assert "FAIL" in printed.out
 
 
-def test_other_differences_fail_too(verify: Verify, folder: Folder) -> None:
+def test_other_differences_fail_too(folder: Folder) -> None:
     dual, sparse = folder.content["cases"]
     dual["nfe"] += 1
     sparse["expected_ids"].append(1)
@@ -125,7 +108,7 @@ def test_other_differences_fail_too(verify: Verify, folder: Folder) -> None:
     ]
 
 
-def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: Folder) -> None:
+def test_what_a_librarys_order_decides_is_not_required(folder: Folder) -> None:
     del folder.content["ties"]
     folder.content["cases"][1]["expected_ids"][0] += 1
     result = verify("--golden", folder.write())
@@ -136,7 +119,7 @@ def test_what_a_librarys_order_decides_is_not_required(verify: Verify, folder: F
     assert (row["verdict"], row["failed"], row["not_required"]) == ("pass", {}, 1)
 
 
-def test_nor_is_what_a_defect_of_the_recorded_code_decided(verify: Verify, folder: Folder) -> None:
+def test_nor_is_what_a_defect_of_the_recorded_code_decided(folder: Folder) -> None:
     """It read cache rows that it had never written."""
     params = {
         **folder.content["cases"][1]["params"],
@@ -171,9 +154,7 @@ UPSTREAM = {"delay_step": 1, "first_token_rule": True, "head_select": False}
         ({"max_num_batched_tokens": "all"}, "has params max_num_batched_tokens='all', where an integer belongs"),
     ],
 )
-def test_upstream_cases_say_which_rule_and_are_what_they_say(
-    verify: Verify, folder: Folder, change: Content, says: str
-) -> None:
+def test_upstream_cases_say_which_rule_and_are_what_they_say(folder: Folder, change: Content, says: str) -> None:
     """Neither the paper's rule nor the other selection is run in place of what was recorded."""
     case = folder.content["cases"][1]
     params = case["params"] | UPSTREAM | change
@@ -197,7 +178,7 @@ def test_params_that_recorded_cases_carry_are_taken(folder: Folder) -> None:
     assert all(case.required for case in cases)
 
 
-def test_a_block_length_without_blocks(verify: Verify, tmp_path: Path) -> None:
+def test_a_block_length_without_blocks(tmp_path: Path) -> None:
     content = json.loads((GOLDEN_DIR / "cases.json").read_text())
     case = next(case for case in content["cases"] if case["method"] == "dream_vanilla")
     content |= {"cases": [case], "checkpoints": {"dream": content["checkpoints"]["dream"]}}
@@ -306,7 +287,7 @@ CHECKPOINT = "checkpoints/llada-mha"
         (change("cases", 0, "nfe", to="many"), "has a str for 'nfe', where int belongs"),
     ],
 )
-def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Callable[[Folder], None], says: str) -> None:
+def test_a_folder_that_is_not_right(folder: Folder, spoil: Callable[[Folder], None], says: str) -> None:
     spoil(folder)
     refused(verify("--golden", folder.write(), "--json"), says)
 
@@ -324,7 +305,7 @@ def test_a_folder_that_is_not_right(verify: Verify, folder: Folder, spoil: Calla
     ],
     ids=range(7),
 )
-def test_a_file_that_is_not_right(verify: Verify, folder: Folder, text: str, says: str) -> None:
+def test_a_file_that_is_not_right(folder: Folder, text: str, says: str) -> None:
     (folder.path / "cases.json").write_text(text, encoding="latin-1")
     result = verify("--golden", folder.path)
     refused(result, "cases.json")
@@ -337,14 +318,6 @@ def test_a_byte_order_mark_is_no_content(folder: Folder) -> None:
     assert len(read_cases(folder.path)) == 2
 
 
-def test_no_folder(verify: Verify, tmp_path: Path) -> None:
+def test_no_folder(tmp_path: Path) -> None:
     refused(verify("--golden", tmp_path), "has no cases.json: give a folder of golden cases")
     refused(verify("--golden", tmp_path / "no"), "has no cases.json: give a folder of golden cases")
-
-
-def refused(result: Result, says: str) -> None:
-    assert result.code == 2, result
-    assert result.out == ""
-    assert result.err.startswith("error: ")
-    assert len(result.err.splitlines()) == 1
-    assert says in result.err

@@ -6,54 +6,31 @@ import json
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import Result, repro
 
-from repro.cli.main import main
 from repro.gpu_suite.stages import FIRST, scale_of, stages
 from repro.paths import REPO
 
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Repro = Callable[..., Done]
 TINY = {each.stage for each in stages(scale_of("cpu-tiny"))}
 
 
-@pytest.fixture
-def repro(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Repro:
+@pytest.fixture(autouse=True)
+def _commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REPRO_COMMIT", "abcdef0")
 
-    def call(*arguments: object) -> Done:
-        monkeypatch.setattr(sys, "argv", ["repro", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = stop.code
-        captured = capsys.readouterr()
-        return Done(returncode=code if isinstance(code, int) else 0, stdout=captured.out, stderr=captured.err)
 
-    return call
-
-
-def outcome(done: Done) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr[-3000:]
-    said: dict[str, Any] = json.loads(done.stdout)
+def outcome(done: Result) -> dict[str, Any]:
+    assert done.code == 0, done.err[-3000:]
+    said: dict[str, Any] = json.loads(done.out)
     assert said["failed"] == []
     return said
 
 
-def test_the_small_suite_from_end_to_end(repro: Repro, tmp_path: Path) -> None:
+def test_the_small_suite_from_end_to_end(tmp_path: Path) -> None:
     root = tmp_path / "suite"
     command = ("gpu-suite", "--platform", "cpu-tiny", "--budget", 10**6, "--result-dir", root, "--json")
     early = outcome(repro(*command, "--first"))
@@ -108,35 +85,33 @@ def test_the_small_suite_from_end_to_end(repro: Repro, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--json",)], ids=["table", "json"])
-def test_dry_run_lists_everything_anywhere_and_leaves_nothing(
-    repro: Repro, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
+def test_dry_run_lists_everything_anywhere_and_leaves_nothing(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     done = repro("gpu-suite", "--platform", "cpu-tiny", "--dry-run", "--result-dir", tmp_path / "none", *arguments)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.code, done.err) == (0, "")
     assert not (tmp_path / "none").exists()
     if arguments:
-        jobs = json.loads(done.stdout)["jobs"]
+        jobs = json.loads(done.out)["jobs"]
         assert {each["status"] for each in jobs} == {"new"}
         assert "goldens" in {each["stage"] for each in jobs}
     else:
-        assert "goldens" in done.stdout
+        assert "goldens" in done.out
 
 
-def test_the_first_stages_are_listed_in_their_order(repro: Repro, tmp_path: Path) -> None:
+def test_the_first_stages_are_listed_in_their_order(tmp_path: Path) -> None:
     done = repro("gpu-suite", "--platform", "cpu-tiny", "--dry-run", "--first", "--result-dir", tmp_path, "--json")
-    assert list(dict.fromkeys(each["stage"] for each in json.loads(done.stdout)["jobs"])) == [
+    assert list(dict.fromkeys(each["stage"] for each in json.loads(done.out)["jobs"])) == [
         stage for stage in FIRST if stage in TINY
     ]
 
 
-def test_without_a_card_it_says_what_is_missing(repro: Repro, tmp_path: Path) -> None:
+def test_without_a_card_it_says_what_is_missing(tmp_path: Path) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     done = repro("gpu-suite", "--result-dir", tmp_path / "none")
-    assert done.returncode == 0
-    assert "not run, torch sees no CUDA device" in done.stdout
+    assert done.code == 0
+    assert "not run, torch sees no CUDA device" in done.out
     assert not (tmp_path / "none").exists()
 
 
@@ -152,12 +127,12 @@ def test_without_a_card_it_says_what_is_missing(repro: Repro, tmp_path: Path) ->
         (("--platform", "nosuch"), "platform='nosuch' is unknown"),
     ],
 )
-def test_refusals(repro: Repro, arguments: tuple[str, ...], says: str) -> None:
+def test_refusals(arguments: tuple[str, ...], says: str) -> None:
     done = repro("gpu-suite", *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
+    assert done.code == 2
+    assert says in done.err
 
 
-def test_one_stage_alone(repro: Repro, tmp_path: Path) -> None:
+def test_one_stage_alone(tmp_path: Path) -> None:
     done = repro("gpu-suite", "--platform", "cpu-tiny", "--stage", "agreement", "--result-dir", tmp_path, "--json")
-    assert json.loads(done.stdout)["ran"] == 1, done.stderr
+    assert json.loads(done.out)["ran"] == 1, done.err

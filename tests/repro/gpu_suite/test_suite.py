@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.fake_system import NAME, deployed, fake_cell
-from support.suite_cases import NUM_JOBS, PLACES, make_jobs, make_suite, run_ended
+from support.suite_cases import NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
 
 from engines.errors import UserError
 from repro.gpu_suite.suite import ARCHIVE, MARGIN, STATE, Job, Suite
@@ -311,17 +312,14 @@ def interrupt(root: Path, at: int, place: str) -> None:
 
 
 def kill(root: Path, at: int, place: str) -> None:
-    script = (
-        "import sys\nfrom pathlib import Path\nfrom support.quiet_machine import keep_quiet\n"
-        "from support.suite_cases import die, run_ended\n"
-        "keep_quiet()\n"
-        "run_ended(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], die())"
-    )
-    path = os.pathsep.join(filter(None, sys.path))
-    ended = subprocess.run(
-        [sys.executable, "-c", script, str(root), str(at), place], env=os.environ | {"PYTHONPATH": path}, check=False
-    )
-    assert ended.returncode == -signal.SIGKILL
+    # Forked from a server that has imported everything once; a fork of this process might hold its threads' locks.
+    processes = get_context("forkserver")
+    processes.set_forkserver_preload(["support.suite_cases"])
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        killed = processes.Process(target=run_killed, args=(root, at, place))
+        killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("end", [interrupt, kill])
