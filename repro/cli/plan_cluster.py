@@ -11,6 +11,11 @@ from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table
 
 PLAN_SEED = 10**6
+MOST_PLANS = 100
+"""Each is one more program to solve."""
+MOST_SESSIONS = 10**5
+LEAST_RATE = 1e-6
+"""A session in twelve days."""
 
 
 def plan_cluster(
@@ -44,6 +49,7 @@ def plan_cluster(
     from engines.ampd.planner.planner import PlannerConfig, solve
     from engines.ampd.planner.workload import PlanningWorkload
     from engines.ar.slo import Slo
+    from engines.bounds import MOST
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
@@ -58,9 +64,16 @@ def plan_cluster(
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     require(2 <= gpus <= 4096, f"gpus={gpus} must be between 2 and 4096: a prefill and a decode worker need one each")
-    require(top >= 1, f"top={top} must be at least 1")
+    require(1 <= top <= MOST_PLANS, f"top={top} must be between 1 and {MOST_PLANS}")
     planned_rate = PLANNING_RATE * gpus / card.num_gpus if rate is None else rate
-    require(0 < planned_rate < float("inf"), f"rate={rate} must be a finite number of sessions/s above 0")
+    require(
+        LEAST_RATE <= planned_rate <= MOST["rate"],
+        f"rate={rate} must be between {LEAST_RATE:g} and {MOST['rate']:g} sessions/s",
+    )
+    require(
+        num_sessions is None or 1 <= num_sessions <= MOST_SESSIONS,
+        f"num_sessions={num_sessions} must be between 1 and {MOST_SESSIONS:,}",
+    )
     printed = PAPER_OBJECTIVES.get((shape.name, card.name))
     ttft_s = slo_ttft_s if slo_ttft_s is not None else None if printed is None else printed.ttft_ms / 1e3
     itl_s = slo_itl_s if slo_itl_s is not None else None if printed is None else printed.itl_ms / 1e3
