@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -67,7 +69,7 @@ def run_in_pool(
     """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. Repeats of a
     cell go to one process. After an error that ends the sweep, runs under way still finish and are kept."""
     failures: dict[int, Exception] = {}
-    turns = Turns(map(repeated, experiments))
+    turns = Turns(map(repeated, experiments), jobs)
     index: dict[Future[tuple[RunRecord, Timing]], tuple[int, int]] = {}
     with ExitStack() as stack:
         pools = [stack.enter_context(ending_with_its_workers(_process())) for _ in range(jobs)]
@@ -101,19 +103,24 @@ def run_in_pool(
 
 
 class Turns:
-    """Which of the experiments a process takes next: the first that is kin to what it had before, or to nothing that
-    another one had; where none is left, the first of all."""
+    """Which of the experiments a process takes next: the first that is kin to those it had, or, up to its share of all
+    kins, to none that anyone had. One with nothing left takes over what has most left to do."""
 
-    def __init__(self, kins: Iterable[Hashable]) -> None:
+    def __init__(self, kins: Iterable[Hashable], num_workers: int) -> None:
         self._left = dict(enumerate(kins))
         self._owner: dict[Hashable, int] = {}
+        self._share = math.ceil(len(set(self._left.values())) / num_workers)
 
     def take(self, worker: int) -> int | None:
         """Its place in the list; None at the end."""
         if not self._left:
             return None
-        own = (number for number, kin in self._left.items() if self._owner.get(kin, worker) == worker)
-        number = next(own, next(iter(self._left)))
+        may_begin = sum(owner == worker for owner in self._owner.values()) < self._share
+        nobody = worker if may_begin else None
+        number = next((n for n, kin in self._left.items() if self._owner.get(kin, nobody) == worker), None)
+        if number is None:
+            ((kin, _),) = Counter(self._left.values()).most_common(1)
+            number = next(n for n, other in self._left.items() if other == kin)
         self._owner[self._left.pop(number)] = worker
         return number
 

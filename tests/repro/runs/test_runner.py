@@ -25,18 +25,24 @@ def taken(turns: Turns, workers: list[int]) -> list[tuple[int, int]]:
 
 def test_repeats_of_a_cell_stay_with_the_process_that_began_them() -> None:
     """Two cells, three repeats each, all of one seed first; the first process is twice as fast."""
-    turns = Turns("ab" * 3)
-    assert taken(turns, [0, 1, 0, 0, 1, 1, 0]) == [(0, 0), (1, 1), (0, 2), (0, 4), (1, 3), (1, 5)]
+    turns = Turns("ab" * 3, 2)
+    assert taken(turns, [0, 0, 1, 0, 1, 1, 0]) == [(0, 0), (0, 2), (1, 1), (0, 4), (1, 3), (1, 5)]
 
 
-def test_process_with_nothing_of_its_own_left_takes_over_what_others_began() -> None:
-    turns = Turns("abbb")
-    assert taken(turns, [0, 1, 0, 0, 1]) == [(0, 0), (1, 1), (0, 2), (0, 3)]
+def test_process_with_nothing_left_takes_over_what_has_most_left_to_do() -> None:
+    turns = Turns("abcabcbc", 2)
+    assert taken(turns, [0, 0, 1]) == [(0, 0), (0, 1), (1, 2)]
+    assert taken(turns, [0, 0, 0, 0]) == [(0, 3), (0, 4), (0, 6), (0, 5)]
+    assert taken(turns, [1, 0]) == [(1, 7)]
+
+
+def test_cells_without_repeats_go_to_whoever_is_free() -> None:
+    assert taken(Turns("abcd", 2), [0, 0, 0, 1]) == [(0, 0), (0, 1), (0, 2), (1, 3)]
 
 
 @given(st.lists(st.integers(0, 5), max_size=30), st.lists(st.integers(0, 2), min_size=40, max_size=40))
 def test_every_run_is_made_once(kins: list[int], workers: list[int]) -> None:
-    turns = Turns(kins)
+    turns = Turns(kins, 3)
     assert sorted(number for _, number in taken(turns, workers)) == list(range(len(kins)))
     assert turns.take(0) is None
 
