@@ -29,7 +29,7 @@ def plan_cluster(
     slo_ttft_s: Annotated[float | None, typer.Option(help="TTFT objective [default: the paper's].")] = None,
     slo_itl_s: Annotated[float | None, typer.Option(help="ITL objective [default: the paper's].")] = None,
     trace_path: Annotated[
-        Path | None, typer.Option(help="JSONL of your own sessions instead of the generator.")
+        Path | None, typer.Option(help="JSONL of your own sessions, as they are, instead of the generator.")
     ] = None,
     num_sessions: Annotated[
         int | None, typer.Option(help="Sessions of the sample [default: 99, more for more GPUs].")
@@ -94,6 +94,7 @@ def plan_cluster(
             arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
             source="embedded" if trace_path is None else "local",
             trace_path=None if trace_path is None else str(trace_path),
+            meets_totals=trace_path is None,
         )
     ).sessions
     ground = hardware_of(shape.name, gpu_name, constants)
@@ -103,7 +104,12 @@ def plan_cluster(
         f"gpus={gpus} do not hold a prefill and a decode worker of {shape.name}, which takes {min(degrees)} x {gpu_name} or "
         f"more each: give at least {2 * min(degrees)}",
     )
-    context = round((card.lengths.prefill_tokens + card.lengths.decode_tokens) / 2)
+    of_session = (
+        card.lengths.prefill_tokens + card.lengths.decode_tokens
+        if trace_path is None
+        else sum(session.context_tokens for session in sessions) / len(sessions)
+    )
+    context = max(1, round(of_session / 2))
     start = time.perf_counter()
     performance = performance_of(shape.name, gpu_name, ground.constants.name, gpus, context)
     profiled = time.perf_counter()
@@ -152,9 +158,9 @@ def plan_cluster(
                 str(rank),
                 str(plan.deployment),
                 number(plan.prefill.seconds, 3),
-                f"{plan.prefill.of_slo:.2f}",
+                f"{plan.prefill.of_slo:.3g}",
                 number(1e3 * plan.decode.of_slo * slo.itl_s, 1),
-                f"{plan.decode.of_slo:.2f}",
+                f"{plan.decode.of_slo:.3g}",
                 number(plan.decode.seconds, 2),
             )
             for rank, plan in enumerate(found, start=1)
@@ -162,7 +168,7 @@ def plan_cluster(
     )
     if found[0].value > 1:
         print(
-            f"no split meets both objectives at P95: the best is {found[0].value:.2f} times over; lower the rate or add GPUs"
+            f"no split meets both objectives at P95: the best is {found[0].value:.3g} times over; lower the rate or add GPUs"
         )
     print(
         f"planned in {end - profiled:.2f} s ({found[0].solver}), after {profiled - start:.2f} s of profiling (worst fit error "

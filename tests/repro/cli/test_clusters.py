@@ -44,11 +44,24 @@ def test_a_plan_that_misses_its_objectives_says_so() -> None:
     )
 
 
-def test_sessions_of_ones_own_are_planned_for(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps({"rounds": [[400 + n, 30], [200, 30]]}) + "\n" for n in range(30)))
-    answer = json.loads(run(*PLAN, "--trace-path", str(path), "--num-sessions", "30", "--method", "closed", "--json"))
-    assert len(answer["plans"]) == 3
+def own_sessions(folder: Path, prefill_tokens: int) -> tuple[str, ...]:
+    """Options for sessions of one long prompt and a short one."""
+    path = folder / f"{prefill_tokens}.jsonl"
+    path.write_text("".join(json.dumps({"rounds": [[prefill_tokens + n, 30], [200, 30]]}) + "\n" for n in range(30)))
+    how = ("--rate", "0.01", "--method", "closed", "--solver", "enumeration", "--json")
+    return ("--trace-path", str(path), "--num-sessions", "30", *how)
+
+
+def test_sessions_of_ones_own_are_planned_for_as_they_are(tmp_path: Path) -> None:
+    """Not scaled to the trace's means: a prefill of 8,000 tokens takes about ten times one of 800."""
+    short, long = (json.loads(run(*PLAN, *own_sessions(tmp_path, tokens)))["plans"] for tokens in (800, 8000))
+    assert len(short) == len(long) == 3
+    assert 7 < long[0]["ttft_p95_s"] / short[0]["ttft_p95_s"] < 15
+
+
+def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"with 2000\d\d\d\d tokens of K/V does not fit 8 x"):
+        run(*PLAN, *own_sessions(tmp_path, 20_000_000))
 
 
 @pytest.mark.parametrize(
