@@ -48,6 +48,11 @@ def markov(servers: int, load: float) -> Wait:
     return Wait(mean=waits / pace, exceeds=lambda time: waits * math.exp(-pace * time))
 
 
+def pollaczek_khinchine(load: float, cv2: float) -> float:
+    """Mean wait of M/G/1; cv2 is 0 for M/D/1 and 1 for M/M/1."""
+    return load / (1 - load) * (1 + cv2) / 2
+
+
 def deterministic(servers: int, load: float) -> Wait:
     """M/D/k: Crommelin's (1932) equations for who is there, Franx's (2001) sum of positive terms for the wait."""
     offered = load * servers

@@ -1,7 +1,7 @@
 """The very cluster code against queueing theory, and against the recursions the theory rests on.
 
 References are exact (``benchmarks/waits.py``): Erlang for M/M/k, Crommelin and Franx for M/D/k, and where there is no
-formula a long recursion. ``engines.ar.queueing`` has approximations besides; what they are off is tested too.
+formula a long recursion. What the usual approximations are off is tested too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 from support.clusters import LinearCost, poisson_singles
-from waits import Wait, deterministic, lindley, markov, sampled
+from support.lee_longton import mean_wait, wait_quantile
+from waits import Wait, deterministic, lindley, markov, pollaczek_khinchine, sampled
 
 from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.dispatch import RemoteOnly
@@ -25,7 +26,7 @@ from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.queueing import erlang_c, mean_wait_s, pollaczek_khinchine_s, wait_quantile_s
+from engines.ar.queueing import erlang_c
 from engines.ar.session import OpenLoop, Session
 from engines.ar.task import PrefillTask
 from engines.errors import UserError
@@ -171,7 +172,7 @@ def test_million_waits_of_one_server_are_pollaczek_and_khinchines(
     expected = exact(1, 0.5)
     found, recursion = served(10**6, 1, 0.5, service, seed=1)
     np.testing.assert_allclose(found, recursion, atol=1e-5)
-    assert expected.mean == pytest.approx(pollaczek_khinchine_s(0.5, 1.0, 0.0 if service is constant else 1.0))
+    assert expected.mean == pytest.approx(pollaczek_khinchine(0.5, 0.0 if service is constant else 1.0))
     assert found.mean() == pytest.approx(expected.mean, rel=0.02)
     for share in (0.75, 0.9, 0.95):
         assert np.quantile(found, share) == pytest.approx(expected.quantile(share), rel=0.02)
@@ -224,17 +225,13 @@ def test_erlang_c_is_the_share_that_waits() -> None:
     for servers, load in ((1, 0.4), (8, 0.8)):
         assert markov(servers, load).exceeds(0.0) == pytest.approx(erlang_c(servers, servers * load))
         for share in (0.9, 0.99):
-            assert wait_quantile_s(share, servers, servers * load, 1.0) == pytest.approx(
-                markov(servers, load).quantile(share)
-            )
+            assert wait_quantile(share, servers, load, 1.0) == pytest.approx(markov(servers, load).quantile(share))
 
 
 def test_approximations_of_constant_services_are_off_by_less_than_a_tenth() -> None:
     """Lee and Longton's mean is 6 % low, an exponential tail of M/D/1 7 % high: no yardsticks for a simulation."""
-    assert mean_wait_s(8, 6.4, 1.0, 0.0) / deterministic(8, 0.8).mean == pytest.approx(0.94, abs=0.01)
-    assert wait_quantile_s(0.95, 1, 0.7, 1.0, 0.0) / deterministic(1, 0.7).quantile(0.95) == pytest.approx(
-        1.07, abs=0.01
-    )
+    assert mean_wait(8, 0.8, 0.0) / deterministic(8, 0.8).mean == pytest.approx(0.94, abs=0.01)
+    assert wait_quantile(0.95, 1, 0.7, 0.0) / deterministic(1, 0.7).quantile(0.95) == pytest.approx(1.07, abs=0.01)
 
 
 def test_erlang_c_against_its_definition() -> None:
@@ -245,16 +242,14 @@ def test_erlang_c_against_its_definition() -> None:
 
 
 def test_closed_forms_agree_where_they_overlap() -> None:
-    assert mean_wait_s(1, 0.6, 1.0, 0.3) == pytest.approx(pollaczek_khinchine_s(0.6, 1.0, 0.3))
-    assert mean_wait_s(1, 0.5, 1.0, 1.0) == pytest.approx(1.0)
-    assert wait_quantile_s(0.5, 4, 1.0, 1.0) == 0.0
+    assert mean_wait(1, 0.6, 0.3) == pytest.approx(pollaczek_khinchine(0.6, 0.3))
+    assert mean_wait(1, 0.5, 1.0) == pytest.approx(1.0)
+    assert wait_quantile(0.5, 4, 0.25, 1.0) == 0.0
     # M/M/1: P(W > t) = rho exp(-(1 - rho) t).
-    assert wait_quantile_s(0.95, 1, 0.8, 1.0) == pytest.approx(math.log(0.8 / 0.05) / 0.2)
+    assert wait_quantile(0.95, 1, 0.8, 1.0) == pytest.approx(math.log(0.8 / 0.05) / 0.2)
 
 
-@pytest.mark.parametrize("rate", [1.0, 1.2])
-def test_load_without_end_is_refused(rate: float) -> None:
-    with pytest.raises(UserError, match="grows without bound"):
-        pollaczek_khinchine_s(rate, 1.0, 0.0)
-    with pytest.raises(UserError, match="needs more than 2 servers"):
-        mean_wait_s(2, 2 * rate, 1.0)
+@pytest.mark.parametrize("load", [1.0, 1.2])
+def test_load_without_end_is_refused(load: float) -> None:
+    with pytest.raises(UserError, match="needs more than 2 servers: the queue grows without bound"):
+        erlang_c(2, 2 * load)
