@@ -11,8 +11,6 @@ from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table
 
 PLAN_SEED = 10**6
-MOST_PLANS = 100
-"""Each is one more program to solve."""
 MOST_SESSIONS = 10**5
 LEAST_RATE = 1e-6
 """A session in twelve days."""
@@ -54,9 +52,17 @@ def plan_cluster(
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
     from repro.systems.ar.part import PAPER_OBJECTIVES
-    from repro.systems.ar.settings import DIFFUSION, PLANNING_RATE, hardware_of, performance_of
+    from repro.systems.ar.planning import MOST_PLANS
+    from repro.systems.ar.settings import (
+        DIFFUSION,
+        PLANNING_RATE,
+        hardware_of,
+        performance_of,
+        profiled_context,
+        sessions_of,
+    )
     from repro.workloads.arrivals import ArrivalConfig
-    from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, load_session_card
+    from repro.workloads.sessions import SessionWorkloadConfig, load_session_card
 
     card, shape, gpu_name = load_session_card(trace), model_shape(model), gpu(hardware).name
     require(
@@ -86,17 +92,16 @@ def plan_cluster(
     num = (
         max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus) if num_sessions is None else num_sessions
     )
-    sessions = build_sessions(
-        SessionWorkloadConfig(
-            trace=card.name,
-            num_sessions=num,
-            seed=PLAN_SEED,
-            arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
-            source="embedded" if trace_path is None else "local",
-            trace_path=None if trace_path is None else str(trace_path),
-            meets_totals=trace_path is None,
-        )
-    ).sessions
+    asked = SessionWorkloadConfig(
+        trace=card.name,
+        num_sessions=num,
+        seed=PLAN_SEED,
+        arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
+        source="embedded" if trace_path is None else "local",
+        trace_path=None if trace_path is None else str(trace_path),
+        meets_totals=trace_path is None,
+    )
+    sessions = sessions_of(asked).sessions
     ground = hardware_of(shape.name, gpu_name, constants)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in sessions))
     require(
@@ -104,14 +109,8 @@ def plan_cluster(
         f"gpus={gpus} do not hold a prefill and a decode worker of {shape.name}, which takes {min(degrees)} x {gpu_name} or "
         f"more each: give at least {2 * min(degrees)}",
     )
-    of_session = (
-        card.lengths.prefill_tokens + card.lengths.decode_tokens
-        if trace_path is None
-        else sum(session.context_tokens for session in sessions) / len(sessions)
-    )
-    context = max(1, round(of_session / 2))
     start = time.perf_counter()
-    performance = performance_of(shape.name, gpu_name, ground.constants.name, gpus, context)
+    performance = performance_of(shape.name, gpu_name, ground.constants.name, gpus, profiled_context(asked))
     profiled = time.perf_counter()
     workload = PlanningWorkload(sessions=sessions, rate=planned_rate, slo=slo)
     table = coefficients(performance, workload, degrees, gpus, config.method)
