@@ -11,6 +11,9 @@ from repro.cli import options as opt
 from repro.cli.output import number, print_json, print_table
 
 PLAN_SEED = 10**6
+MOST_SESSIONS = 10**5
+LEAST_RATE = 1e-6
+"""A session in twelve days."""
 
 
 def plan_cluster(
@@ -24,7 +27,7 @@ def plan_cluster(
     slo_ttft_s: Annotated[float | None, typer.Option(help="TTFT objective [default: the paper's].")] = None,
     slo_itl_s: Annotated[float | None, typer.Option(help="ITL objective [default: the paper's].")] = None,
     trace_path: Annotated[
-        Path | None, typer.Option(help="JSONL of your own sessions instead of the generator.")
+        Path | None, typer.Option(help="JSONL of your own sessions, as they are, instead of the generator.")
     ] = None,
     num_sessions: Annotated[
         int | None, typer.Option(help="Sessions of the sample [default: 99, more for more GPUs].")
@@ -44,13 +47,22 @@ def plan_cluster(
     from engines.ampd.planner.planner import PlannerConfig, solve
     from engines.ampd.planner.workload import PlanningWorkload
     from engines.ar.slo import Slo
+    from engines.bounds import MOST
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
     from repro.systems.ar.part import PAPER_OBJECTIVES
-    from repro.systems.ar.settings import DIFFUSION, PLANNING_RATE, hardware_of, performance_of
+    from repro.systems.ar.planning import MOST_PLANS
+    from repro.systems.ar.settings import (
+        DIFFUSION,
+        PLANNING_RATE,
+        hardware_of,
+        performance_of,
+        profiled_context,
+        sessions_of,
+    )
     from repro.workloads.arrivals import ArrivalConfig
-    from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, load_session_card
+    from repro.workloads.sessions import SessionWorkloadConfig, load_session_card
 
     card, shape, gpu_name = load_session_card(trace), model_shape(model), gpu(hardware).name
     require(
@@ -58,9 +70,16 @@ def plan_cluster(
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     require(2 <= gpus <= 4096, f"gpus={gpus} must be between 2 and 4096: a prefill and a decode worker need one each")
-    require(top >= 1, f"top={top} must be at least 1")
+    require(1 <= top <= MOST_PLANS, f"top={top} must be between 1 and {MOST_PLANS}")
     planned_rate = PLANNING_RATE * gpus / card.num_gpus if rate is None else rate
-    require(0 < planned_rate < float("inf"), f"rate={rate} must be a finite number of sessions/s above 0")
+    require(
+        LEAST_RATE <= planned_rate <= MOST["rate"],
+        f"rate={rate} must be between {LEAST_RATE:g} and {MOST['rate']:g} sessions/s",
+    )
+    require(
+        num_sessions is None or 1 <= num_sessions <= MOST_SESSIONS,
+        f"num_sessions={num_sessions} must be between 1 and {MOST_SESSIONS:,}",
+    )
     printed = PAPER_OBJECTIVES.get((shape.name, card.name))
     ttft_s = slo_ttft_s if slo_ttft_s is not None else None if printed is None else printed.ttft_ms / 1e3
     itl_s = slo_itl_s if slo_itl_s is not None else None if printed is None else printed.itl_ms / 1e3
@@ -73,16 +92,16 @@ def plan_cluster(
     num = (
         max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus) if num_sessions is None else num_sessions
     )
-    sessions = build_sessions(
-        SessionWorkloadConfig(
-            trace=card.name,
-            num_sessions=num,
-            seed=PLAN_SEED,
-            arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
-            source="embedded" if trace_path is None else "local",
-            trace_path=None if trace_path is None else str(trace_path),
-        )
-    ).sessions
+    asked = SessionWorkloadConfig(
+        trace=card.name,
+        num_sessions=num,
+        seed=PLAN_SEED,
+        arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
+        source="embedded" if trace_path is None else "local",
+        trace_path=None if trace_path is None else str(trace_path),
+        meets_totals=trace_path is None,
+    )
+    sessions = sessions_of(asked).sessions
     ground = hardware_of(shape.name, gpu_name, constants)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in sessions))
     require(
@@ -90,9 +109,8 @@ def plan_cluster(
         f"gpus={gpus} do not hold a prefill and a decode worker of {shape.name}, which takes {min(degrees)} x {gpu_name} or "
         f"more each: give at least {2 * min(degrees)}",
     )
-    context = round((card.lengths.prefill_tokens + card.lengths.decode_tokens) / 2)
     start = time.perf_counter()
-    performance = performance_of(shape.name, gpu_name, ground.constants.name, gpus, context)
+    performance = performance_of(shape.name, gpu_name, ground.constants.name, gpus, profiled_context(asked))
     profiled = time.perf_counter()
     workload = PlanningWorkload(sessions=sessions, rate=planned_rate, slo=slo)
     table = coefficients(performance, workload, degrees, gpus, config.method)
@@ -139,9 +157,9 @@ def plan_cluster(
                 str(rank),
                 str(plan.deployment),
                 number(plan.prefill.seconds, 3),
-                f"{plan.prefill.of_slo:.2f}",
+                f"{plan.prefill.of_slo:.3g}",
                 number(1e3 * plan.decode.of_slo * slo.itl_s, 1),
-                f"{plan.decode.of_slo:.2f}",
+                f"{plan.decode.of_slo:.3g}",
                 number(plan.decode.seconds, 2),
             )
             for rank, plan in enumerate(found, start=1)
@@ -149,7 +167,7 @@ def plan_cluster(
     )
     if found[0].value > 1:
         print(
-            f"no split meets both objectives at P95: the best is {found[0].value:.2f} times over; lower the rate or add GPUs"
+            f"no split meets both objectives at P95: the best is {found[0].value:.3g} times over; lower the rate or add GPUs"
         )
     print(
         f"planned in {end - profiled:.2f} s ({found[0].solver}), after {profiled - start:.2f} s of profiling (worst fit error "

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from repro.runs.drivers.steps import DriveProgress, OnProgress
@@ -15,6 +20,9 @@ from repro.runs.provenance import Timing, utc_now
 from repro.runs.record import RunRecord
 from repro.runs.session import Session
 from repro.runs.workers import begin_worker, ending_with_its_workers
+
+AHEAD = 2
+"""Runs that a process is given at once: it is at the next while the one before is stored."""
 
 OnStart = Callable[[Experiment], None]
 OnDone = Callable[[Experiment, RunRecord, Timing], None]
@@ -58,31 +66,73 @@ def run_here(
 def run_in_pool(
     experiments: Sequence[Experiment], jobs: int, on_start: OnStart, on_done: OnDone, on_error: OnError
 ) -> None:
-    """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. After an
-    error that ends the sweep, runs under way still finish and are kept."""
+    """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. Repeats of a
+    cell go to one process. After an error that ends the sweep, runs under way still finish and are kept."""
     failures: dict[int, Exception] = {}
-    with ending_with_its_workers(_pool(jobs)) as pool:
-        index: dict[Future[tuple[RunRecord, Timing]], int] = {}
-        for i, experiment in enumerate(experiments):
-            on_start(experiment)
-            index[pool.submit(timed, experiment)] = i
-        for future in as_completed(index):
-            number = index.pop(future)  # with the last reference to it goes its record, a hundred megabytes and more
-            if future.cancelled():
-                continue
-            experiment = experiments[number]
+    turns = Turns(map(repeated, experiments), jobs)
+    index: dict[Future[tuple[RunRecord, Timing]], tuple[int, int]] = {}
+    with ExitStack() as stack:
+        pools = [stack.enter_context(ending_with_its_workers(_process())) for _ in range(jobs)]
+
+        def hand_over(worker: int) -> None:
+            if failures or (number := turns.take(worker)) is None:
+                return
+            on_start(experiments[number])
             try:
-                on_done(experiment, *future.result())
+                future = pools[worker].submit(timed, experiments[number])
+            except BrokenProcessPool:  # the run before took its process with it, for want of memory say
+                pools[worker] = stack.enter_context(ending_with_its_workers(_process()))
+                future = pools[worker].submit(timed, experiments[number])
+            index[future] = number, worker
+
+        for worker in [*range(jobs)] * AHEAD:
+            hand_over(worker)
+        while index:
+            future = next(iter(wait(index, return_when=FIRST_COMPLETED).done))
+            number, worker = index.pop(
+                future
+            )  # with the last reference to it goes its record, a hundred megabytes and more
+            hand_over(worker)
+            try:
+                on_done(experiments[number], *future.result())
             except Exception as error:
-                if not on_error(experiment, error):
+                if not on_error(experiments[number], error):
                     failures[number] = error
-                    for other in index:
-                        other.cancel()
     if failures:
         raise failures[min(failures)]
 
 
-def _pool(jobs: int) -> ProcessPoolExecutor:
+class Turns:
+    """Which of the experiments a process takes next: the first that is kin to those it had, or, up to its share of all
+    kins, to none that anyone had. One with nothing left takes over what has most left to do."""
+
+    def __init__(self, kins: Iterable[Hashable], num_workers: int) -> None:
+        self._left = dict(enumerate(kins))
+        self._owner: dict[Hashable, int] = {}
+        self._share = math.ceil(len(set(self._left.values())) / num_workers)
+
+    def take(self, worker: int) -> int | None:
+        """Its place in the list; None at the end."""
+        if not self._left:
+            return None
+        may_begin = sum(owner == worker for owner in self._owner.values()) < self._share
+        nobody = worker if may_begin else None
+        number = next((n for n, kin in self._left.items() if self._owner.get(kin, nobody) == worker), None)
+        if number is None:
+            ((kin, _),) = Counter(self._left.values()).most_common(1)
+            number = next(n for n, other in self._left.items() if other == kin)
+        self._owner[self._left.pop(number)] = worker
+        return number
+
+
+def repeated(experiment: Experiment) -> Hashable:
+    """What the repeats of a cell share, whose seeds differ, and so their requests: what a deployment finds out before it
+    runs (AMPD's search simulates a dozen runs), it keeps for the next."""
+    cell = experiment.cell
+    return replace(cell, figure=None, seed=0, knobs=tuple(knob for knob in cell.knobs if knob[0] != "basis"))
+
+
+def _process() -> ProcessPoolExecutor:
     # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker, initargs=(os.getpid(),))
+    return ProcessPoolExecutor(1, mp_context=context, initializer=begin_worker, initargs=(os.getpid(),))

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import product
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -47,10 +46,6 @@ class Program:
         require(bool(self.prefill) and bool(self.decode), "a program without coefficients has no plan")
         require(self.objective in ("max", "sum"), f"objective={self.objective!r} is unknown: use max or sum")
 
-    def fits(self, prefill: Key, decode: Key) -> bool:
-        used = prefill[0] * prefill[1] + decode[0] * decode[1]
-        return used == self.num_gpus if self.uses_all else used <= self.num_gpus
-
     def value(self, prefill: Key, decode: Key) -> float:
         pair = self.prefill[prefill], self.decode[decode]
         return max(pair) if self.objective == "max" else sum(pair)
@@ -73,24 +68,48 @@ Solver = Callable[[Program, Sequence[Choice]], Choice | None]
 
 
 def by_enumeration(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:
-    """Every pair: exact, and the yardstick of the solvers."""
-    banned = set(excluded)
-    allowed = [
-        Choice(prefill, decode)
-        for prefill, decode in product(program.prefill, program.decode)
-        if program.fits(prefill, decode) and (prefill, decode) not in banned
-    ]
-    if not allowed:
-        return None
-    least = min(program.value(*choice) for choice in allowed)
-    equal = [choice for choice in allowed if program.value(*choice) <= least * (1 + TIE)]
-    return min(
-        equal,
-        key=lambda choice: (
-            program.tie_break(choice.prefill, is_prefill=True, least=least)
-            + program.tie_break(choice.decode, is_prefill=False, least=least)
-        ),
-    )
+    """Every decode pool that the GPUs left by a prefill pool hold: exact, and the yardstick of the solvers.
+
+    Where no GPU idles these are at most as many as there are degrees.
+    """
+    decodes = list(program.decode)
+    tau_dec = np.array([program.decode[key] for key in decodes])
+    gpus = np.array([n * k for n, k in decodes])
+    by_gpus = np.argsort(gpus, kind="stable")
+    left = program.num_gpus - np.array([n * k for n, k in program.prefill])
+    stops = np.searchsorted(gpus[by_gpus], left, side="right")
+    starts = np.searchsorted(gpus[by_gpus], left) if program.uses_all else np.zeros_like(stops)
+    rows = list(zip(program.prefill, starts.tolist(), stops.tolist(), strict=True))
+    place = {decode: index for index, decode in enumerate(decodes)}
+    banned: dict[Key, list[int]] = {}
+    for prefill, decode in excluded:
+        if decode in place:
+            banned.setdefault(prefill, []).append(place[decode])
+
+    def beside(prefill: Key, start: int, stop: int) -> tuple[npt.NDArray[np.int64], Floats]:
+        """The decode pools' places in ``decodes``, rising, and the objective with each."""
+        places = np.sort(by_gpus[start:stop])
+        if prefill in banned:
+            places = places[~np.isin(places, banned[prefill])]
+        tau = program.prefill[prefill]
+        values: Floats = np.maximum(tau, tau_dec[places]) if program.objective == "max" else tau + tau_dec[places]
+        return places, values
+
+    best = [float(beside(*row)[1].min(initial=np.inf)) for row in rows]
+    least = min(best)
+    ties_dec = np.array([program.tie_break(key, is_prefill=False, least=least) for key in decodes])
+    choice: Choice | None = None
+    smallest = np.inf
+    for row, value in zip(rows, best, strict=True):
+        if value > least * (1 + TIE) or value == np.inf:
+            continue
+        places, values = beside(*row)
+        equal = places[values <= least * (1 + TIE)]
+        ties = program.tie_break(row[0], is_prefill=True, least=least) + ties_dec[equal]
+        first = int(ties.argmin())
+        if ties[first] < smallest:
+            choice, smallest = Choice(row[0], decodes[equal[first]]), float(ties[first])
+    return choice
 
 
 def by_scip(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None:

@@ -117,7 +117,7 @@ class ClusterDeployment:
             "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
             "attainment_reading": str(settings.reading),
             "constants": constants.name,
-            "performance_model_error": settings.performance.max_error,
+            "performance_model_error": Ground.of(settings).performance.max_error,
             "is_transient": settings.is_transient,
             **{
                 name: run.facts[name]

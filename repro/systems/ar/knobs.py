@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.runs.cell import Scalar
 
 Kind = type[int] | type[float] | type[str] | type[bool]
@@ -21,9 +21,11 @@ WORKLOAD: Mapping[str, Kind] = {
     "burstiness": float,
     "delay_mean_s": float,
     "counted": str,
+    "meets_totals": bool,
     "planning_rate": float,
 }
-"""``num_prompts`` counts sessions. ``planning_rate`` is what ``deployment=planner`` expects, sessions/s;
+"""``num_prompts`` counts sessions. ``meets_totals`` scales recorded ones to the means of the trace's card: a card's own are by
+default, those of a ``dataset_path`` are not. ``planning_rate`` is what ``deployment=planner`` expects, sessions/s;
 by default the cell's own rate."""
 OBJECTIVE: Mapping[str, Kind] = {
     "slo_ttft_s": float,
@@ -77,6 +79,10 @@ def check_knobs(system: str, own: Mapping[str, Kind], given: Mapping[str, Scalar
         is_kind = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if kind is float:
             is_kind = isinstance(value, int | float) and not isinstance(value, bool)
+            require(
+                not isinstance(value, int) or abs(value) < 10**15,
+                f"{name} is a number of more than 15 digits: give a smaller one",
+            )
         if not is_kind:
             words = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
             raise UserError(f"{name}={value!r} must be {words[kind]}")

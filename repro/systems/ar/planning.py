@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""
+MOST_PLANS = 100
+"""Each is one more program to solve."""
 TOP = 3
 NUM_DECISIONS = 2000
 """Timed ones of the router and of the queue, each."""
@@ -172,7 +174,7 @@ class Planner:
         assert cell.rate is not None
         given = cell.knob_values
         top, method = given.get("top"), given.get("method")
-        require(top is None or int(str(top)) >= 1, f"top={top} must be at least 1")
+        require(top is None or 1 <= int(str(top)) <= MOST_PLANS, f"top={top} must be between 1 and {MOST_PLANS}")
         if method is not None and method not in get_args(Method):
             raise UserError(f"method={method!r} is unknown: use one of {', '.join(get_args(Method))}")
         for name in ("deployment", "transient", "planning_rate"):

@@ -17,9 +17,9 @@ from engines.ar.deployment import Deployment, Pool, replications
 from engines.ar.session import Session
 from engines.ar.slo import Reading, Slo
 from engines.errors import UserError, require
-from repro.systems.ar.settings import Settings, hardware_of, performance_of, sessions_of
+from repro.systems.ar.settings import Settings, hardware_of, performance_of, profiled_context, sessions_of
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, load_session_card
+from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig
 
 PLANNER, SEARCH = "planner", "search"
 OTHER_SEED = 10**6
@@ -65,8 +65,8 @@ class Ground:
 
     @property
     def performance(self) -> PerformanceModel:
-        card = load_session_card(self.workload.trace)
-        context = round((card.lengths.prefill_tokens + card.lengths.decode_tokens) / 2)
+        """What policies know of the hardware's speed."""
+        context = profiled_context(self.workload)
         return performance_of(self.model, self.card, self.constants, self.num_gpus, context)
 
     def sample(self, turn: int = 0, *, rate: float | None = None) -> tuple[Session, ...]:

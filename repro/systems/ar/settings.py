@@ -58,14 +58,6 @@ class Settings:
         return hardware_of(self.model, self.platform.gpu, self.constants)
 
     @property
-    def performance(self) -> PerformanceModel:
-        """What policies know of the hardware's speed, profiled at the trace's mean context."""
-        card = load_session_card(self.workload.trace)
-        context = round((card.lengths.prefill_tokens + card.lengths.decode_tokens) / 2)
-        assert self.platform.gpu is not None
-        return performance_of(self.model, self.platform.gpu, self.constants, self.num_gpus, context)
-
-    @property
     def basis(self) -> str:
         """Digest of the constants and objectives behind the numbers."""
         text = repr((self.hardware.constants, self.hardware.gpu, self.hardware.shape, self.slo, self.reading))
@@ -87,6 +79,16 @@ def performance_of(model: str, card: str, constants: str, num_gpus: int, context
 def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
     """The systems of a comparison serve the same sessions."""
     return build_sessions(config)
+
+
+@lru_cache(maxsize=512)
+def profiled_context(config: SessionWorkloadConfig) -> int:
+    """Tokens at which decoding is profiled: halfway through a session of the mean length."""
+    if config.meets_totals:
+        lengths = load_session_card(config.trace).lengths
+        return round((lengths.prefill_tokens + lengths.decode_tokens) / 2)
+    sessions = sessions_of(config).sessions
+    return max(1, round(sum(session.context_tokens for session in sessions) / len(sessions) / 2))
 
 
 def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind], *, most_gpus: int | None = None) -> Settings:
@@ -169,6 +171,11 @@ def _workload(cell: Cell, part: ArPart, given: Mapping[str, Any]) -> SessionWork
     source = given.get("dataset_source", "embedded" if path is None else "local")
     if source not in ("embedded", "local"):
         raise UserError(f"dataset_source={source!r} is unknown for sessions: use embedded or local")
+    meets_totals = given.get("meets_totals")
+    require(
+        meets_totals is None or source == "local",
+        f"meets_totals={str(meets_totals).lower()} has no effect with dataset_source={source!r}, whose sessions always meet them: leave it out",
+    )
     arrivals = given.get("arrivals", "burst" if cell.rate is None else "poisson")
     extra = {} if given.get("burstiness") is None else {"burstiness": float(given["burstiness"])}
     return SessionWorkloadConfig(
@@ -178,6 +185,7 @@ def _workload(cell: Cell, part: ArPart, given: Mapping[str, Any]) -> SessionWork
         arrivals=ArrivalConfig(kind=arrivals, rate=cell.rate, **extra),  # type: ignore[arg-type]
         source=source,  # type: ignore[arg-type]
         trace_path=path,
+        meets_totals=path is None if meets_totals is None else meets_totals,
         counted=counted,
         delay_mean_s=given.get("delay_mean_s"),
     )

@@ -38,10 +38,10 @@ class ArSystem:
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment, SessionWorkload]:
         """Every refusal a user can cause is raised here."""
         settings = resolve(cell, self.name, self.own)
-        deployment = self.on(settings, cell)
-        deployment.check()
         workload = sessions_of(settings.workload)
         _check_lengths(settings, workload)
+        deployment = self.on(settings, cell)
+        deployment.check()
         return deployment, workload
 
     def on(self, settings: Settings, cell: Cell) -> ClusterDeployment:

@@ -12,9 +12,9 @@ from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from engines.named import load_named
 from repro.systems.ar import knobs
 from repro.systems.ar.plans import PLANNER, SEARCH, Ground
+from repro.systems.ar.plugged import router_maker
 from repro.systems.ar.system import ArSystem
 
 _SCHEDULINGS = ((("scheduling", "prefill-first"),), (("scheduling", "chunked"),))
@@ -44,15 +44,12 @@ def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any
     )
     require(config.window_s > 0, f"window_s={config.window_s} must be above 0 s")
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, config)
-    if router is not None:
-        make = load_named("router", router)
-        require(callable(make), f"router={router!r} cannot be called: name a class, or a function that makes a router")
-        policies = replace(
-            cluster.policies, make_router=lambda seed: make(model=ground.performance, slo=ground.slo, seed=seed)
-        )
-        cluster = replace(cluster, policies=policies)
     # Policies are made for each run; making them once here shows wrong options before any.
-    cluster.policies.make_router(0)
+    if router is None:
+        cluster.policies.make_router(0)
+    else:
+        policies = replace(cluster.policies, make_router=router_maker(ground, router))
+        cluster = replace(cluster, policies=policies)
     cluster.policies.make_prefill_queue()
     return cluster
 

@@ -20,6 +20,12 @@ RoundsKind = Literal["fixed", "poisson", "negative_binomial"]
 SessionFormat = Literal["sessions_jsonl", "toolbench_dfsdt", "hotpotqa_distractor", "dureader_search"]
 Role = Literal["stated", "inferred", "assumed", "by construction"]
 _SECTIONS = ("rounds", "lengths", "environment")
+MOST_DELAY_S = 10**6
+"""Between two rounds; twelve days."""
+
+
+def check_delay(name: str, delay_s: float) -> None:
+    require(0 <= delay_s <= MOST_DELAY_S, f"{name}={delay_s} must be between 0 and {MOST_DELAY_S:,} s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +79,7 @@ class Environment:
     delay_mean_s: float
 
     def __post_init__(self) -> None:
-        require(0 <= self.delay_mean_s < math.inf, f"delay_mean_s={self.delay_mean_s} must not be negative")
+        check_delay("delay_mean_s", self.delay_mean_s)
 
 
 @dataclass(frozen=True, kw_only=True)

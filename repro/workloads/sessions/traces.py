@@ -13,7 +13,6 @@ order to three retrievals, as AMPD's traces invoke three (App. B); the question 
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -21,10 +20,12 @@ from typing import Any, NamedTuple
 
 from engines.errors import UserError
 from repro.workloads.row import UNREADABLE, bad_line, open_text
-from repro.workloads.sessions.card import SessionFormat
+from repro.workloads.sessions.card import MOST_DELAY_S, SessionFormat
+from repro.workloads.trace import MOST_SECONDS, MOST_TOKENS, json_rows
 
 RETRIEVALS = 3
 _CJK = range(0x3400, 0xA000)
+_ROUND = f"[prefill, decode] or [prefill, decode, seconds], tokens 1 to {MOST_TOKENS}, seconds 0 to {MOST_DELAY_S}"
 
 
 class RecordedRound(NamedTuple):
@@ -57,68 +58,76 @@ def text_tokens(text: str) -> int:
 
 
 def _own(path: Path) -> Iterator[RecordedSession]:
-    for line, record in _json_lines(path):
+    for line, record in json_rows(path):
         if unknown := sorted(record.keys() - {"arrival_s", "rounds"}):
             raise bad_line(path, line, unknown[0], record[unknown[0]], "unknown: use arrival_s and rounds")
         arrival_s = record.get("arrival_s")
-        if arrival_s is not None and not (_is_number(arrival_s) and arrival_s >= 0):
-            raise bad_line(path, line, "arrival_s", arrival_s, "expected seconds, 0 or more")
+        if arrival_s is not None and not _is_seconds(arrival_s, MOST_SECONDS):
+            raise bad_line(path, line, "arrival_s", arrival_s, f"expected seconds, 0 to {MOST_SECONDS:g}")
         rounds = record.get("rounds")
         if not isinstance(rounds, list) or not rounds:
             raise bad_line(path, line, "rounds", rounds, "expected a list of [prefill, decode] or [prefill, decode, s]")
         for entry in rounds:
-            whole = isinstance(entry, list) and len(entry) in (2, 3) and all(type(item) is int for item in entry[:2])
-            if not whole or min(entry[:2]) < 1 or not all(_is_number(item) and item >= 0 for item in entry[2:]):
-                raise bad_line(path, line, "rounds", entry, "expected [prefill, decode] or [prefill, decode, seconds]")
+            is_round = isinstance(entry, list) and len(entry) in (2, 3) and all(map(_is_count, entry[:2]))
+            if not is_round or not all(_is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
+                raise bad_line(path, line, "rounds", entry, f"expected {_ROUND}")
         yield RecordedSession(
             tuple(RecordedRound(entry[0], entry[1], float(entry[2]) if len(entry) == 3 else None) for entry in rounds),
-            arrival_s,
+            None if arrival_s is None else float(arrival_s),  # type: ignore[arg-type]
         )
 
 
 def _toolbench(path: Path) -> Iterator[RecordedSession]:
+    return _read(path, json_rows(path), _toolbench_session, "an answer of ToolBench")
+
+
+def _toolbench_session(record: Mapping[str, Any]) -> RecordedSession | None:
     """The winning path of each query; tool descriptions come with the first prompt."""
-    for line, record in _json_lines(path):
-        answer = _field(path, line, record, "answer_generation", dict)
-        if not answer.get("valid_data"):
+    answer = _field(record, "answer_generation", dict)
+    if not answer.get("valid_data"):
+        return None
+    chats = _field(answer, "train_messages", list)
+    if not chats:
+        return None
+    prompt = text_tokens(json.dumps(answer.get("function", []), ensure_ascii=False))
+    decode = 0
+    rounds = []
+    for message in chats[-1]:
+        tokens = text_tokens(str(message.get("content") or ""))
+        if message.get("role") == "assistant":
+            call = message.get("function_call")
+            decode += tokens + (text_tokens(f"{call['name']} {call['arguments']}") if call else 0)
             continue
-        chats = _field(path, line, answer, "train_messages", list)
-        if not chats:
-            continue
-        prompt = text_tokens(json.dumps(answer.get("function", []), ensure_ascii=False))
-        decode = 0
-        rounds = []
-        for message in chats[-1]:
-            tokens = text_tokens(str(message.get("content") or ""))
-            if message.get("role") == "assistant":
-                call = message.get("function_call")
-                decode += tokens + (text_tokens(f"{call['name']} {call['arguments']}") if call else 0)
-                continue
-            if decode:
-                rounds.append(RecordedRound(prompt, decode))
-                prompt = decode = 0
-            prompt += tokens
         if decode:
             rounds.append(RecordedRound(prompt, decode))
-        yield RecordedSession(tuple(rounds))
+            prompt = decode = 0
+        prompt += tokens
+    if decode:
+        rounds.append(RecordedRound(prompt, decode))
+    return RecordedSession(tuple(rounds))
 
 
 def _hotpotqa(path: Path) -> Iterator[RecordedSession]:
-    for number, record in enumerate(_json_array(path), start=1):
-        context = _field(path, number, record, "context", dict)
-        paragraphs = [
-            title + " " + "".join(sentences)
-            for title, sentences in zip(context["title"], context["sentences"], strict=True)
-        ]
-        yield _retrieval(_field(path, number, record, "question", str), paragraphs)
+    return _read(path, enumerate(_json_array(path), start=1), _hotpotqa_session, "a question of HotpotQA")
+
+
+def _hotpotqa_session(record: Mapping[str, Any]) -> RecordedSession:
+    context = _field(record, "context", dict)
+    paragraphs = [
+        title + " " + "".join(sentences)
+        for title, sentences in zip(context["title"], context["sentences"], strict=True)
+    ]
+    return _retrieval(_field(record, "question", str), paragraphs)
 
 
 def _dureader(path: Path) -> Iterator[RecordedSession]:
-    for line, record in _json_lines(path):
-        documents = _field(path, line, record, "documents", list)
-        paragraphs = [paragraph for document in documents for paragraph in document.get("paragraphs", ())]
-        if paragraphs:
-            yield _retrieval(_field(path, line, record, "question", str), paragraphs)
+    return _read(path, json_rows(path), _dureader_session, "a question of DuReader")
+
+
+def _dureader_session(record: Mapping[str, Any]) -> RecordedSession | None:
+    documents = _field(record, "documents", list)
+    paragraphs = [paragraph for document in documents for paragraph in document.get("paragraphs", ())]
+    return _retrieval(_field(record, "question", str), paragraphs) if paragraphs else None
 
 
 def _retrieval(question: str, paragraphs: list[str]) -> RecordedSession:
@@ -131,39 +140,45 @@ def _retrieval(question: str, paragraphs: list[str]) -> RecordedSession:
     return RecordedSession(tuple(RecordedRound(text_tokens(text), None) for text in texts))
 
 
-def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    try:
-        with open_text(path) as file:
-            for number, text in enumerate(file, start=1):
-                if not text.strip():
-                    continue
-                record = json.loads(text)
-                if not isinstance(record, dict):
-                    raise bad_line(path, number, "line", record, "expected one JSON object")
-                yield number, record
-    except (json.JSONDecodeError, *UNREADABLE) as error:
-        raise UserError(
-            f"{path.name} cannot be read as JSON lines ({error}): check that it is the whole file"
-        ) from error
+def _read(
+    path: Path,
+    rows: Iterable[tuple[int, Any]],
+    session_of: Callable[[Mapping[str, Any]], RecordedSession | None],
+    kind: str,
+) -> Iterator[RecordedSession]:
+    """Sessions of a published file, whose records are refused as a whole where they are of another make."""
+    for line, record in rows:
+        try:
+            session = session_of(record)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise bad_line(path, line, "line", record, f"not {kind} ({type(error).__name__}: {error})") from error
+        if session is not None:
+            yield session
 
 
-def _json_array(path: Path) -> Iterable[Mapping[str, Any]]:
+def _field(record: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = record.get(name)
+    if not isinstance(value, kind):
+        raise TypeError(f"{name!r} must be a {kind.__name__}")
+    return value
+
+
+def _json_array(path: Path) -> Iterable[Any]:
     try:
         with open_text(path) as file:
             records = json.load(file)
-    except (json.JSONDecodeError, gzip.BadGzipFile, *UNREADABLE) as error:
+    except (ValueError, RecursionError, *UNREADABLE) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"{path.name} cannot be read as JSON ({error}): check that it is the whole file") from error
     if not isinstance(records, list):
         raise UserError(f"{path.name} holds {type(records).__name__}: expected a list of questions")
     return records
 
 
-def _field(path: Path, line: int, record: Mapping[str, Any], name: str, kind: type) -> Any:
-    value = record.get(name)
-    if not isinstance(value, kind):
-        raise bad_line(path, line, name, value, f"expected {kind.__name__}")
-    return value
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_seconds(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most

@@ -18,9 +18,16 @@ from engines.errors import UserError, require
 from repro.workloads.arrivals import ArrivalConfig, arrival_times
 from repro.workloads.data_dir import DATA_DIR_VARIABLE, file_digest, find_data_dir
 from repro.workloads.seed import derive_seed
-from repro.workloads.sessions.card import Lengths, SessionCard, SessionFile, load_session_card
+from repro.workloads.sessions.card import (
+    Lengths,
+    LengthTotals,
+    SessionCard,
+    SessionFile,
+    check_delay,
+    load_session_card,
+)
 from repro.workloads.sessions.generator import Ints, apportion_within, draw_lengths, draw_rounds
-from repro.workloads.sessions.traces import RecordedSession, read_sessions
+from repro.workloads.sessions.traces import RecordedRound, RecordedSession, read_sessions
 
 Source = Literal["embedded", "local"]
 
@@ -53,7 +60,7 @@ class SessionWorkloadConfig:
             require(self.trace_path is None, f"trace_path={self.trace_path!r} has no effect with source='embedded'")
             require(self.meets_totals, "meets_totals=False has no effect with source='embedded': it always meets them")
         if self.delay_mean_s is not None:
-            require(0 <= self.delay_mean_s < float("inf"), f"delay_mean_s={self.delay_mean_s} must not be negative")
+            check_delay("delay_mean_s", self.delay_mean_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +97,7 @@ def build_sessions(config: SessionWorkloadConfig, *, data_dir: Path | None = Non
         rounds = np.array([len(session.rounds) for session in recorded], dtype=np.int64)
     else:
         rounds = draw_rounds(card.rounds, config.num_sessions, config.seed)
-    prefill, decode = draw_lengths(totals, rounds, config.seed)
-    if recorded:
-        prefill, decode = _recorded_lengths(recorded, prefill, decode, rounds, scaled=config.meets_totals)
+    prefill, decode = _lengths(config, totals, recorded, rounds)
     delays = _delays(config, card, recorded, int(rounds.sum()))
     times = _arrivals(config, recorded)
 
@@ -152,11 +157,26 @@ def _sampled(recorded: tuple[RecordedSession, ...], config: SessionWorkloadConfi
     return tuple(recorded[index] for index in order[: config.num_sessions])
 
 
+def _lengths(
+    config: SessionWorkloadConfig, totals: LengthTotals, recorded: tuple[RecordedSession, ...], rounds: Ints
+) -> tuple[Ints, Ints]:
+    """Of every round, all sessions one after the other. Nothing is drawn for a file that is served as it is."""
+    flat = [entry for session in recorded for entry in session.rounds]
+    if flat and not config.meets_totals and all(entry.decode_tokens is not None for entry in flat):
+        require(
+            config.counted is None,
+            f"counted={config.counted!r} has no effect on recorded sessions that are served as they are: leave it out",
+        )
+        prefill, decode, _ = zip(*flat, strict=True)
+        return np.array(prefill, dtype=np.int64), np.array(decode, dtype=np.int64)
+    drawn = draw_lengths(totals, rounds, config.seed)
+    return _recorded_lengths(flat, *drawn, scaled=config.meets_totals) if flat else drawn
+
+
 def _recorded_lengths(
-    recorded: tuple[RecordedSession, ...], drawn_prefill: Ints, drawn_decode: Ints, rounds: Ints, *, scaled: bool
+    flat: list[RecordedRound], drawn_prefill: Ints, drawn_decode: Ints, *, scaled: bool
 ) -> tuple[Ints, Ints]:
     """Recorded lengths, decode lengths nobody recorded as drawn. ``scaled``: to the sums that were drawn."""
-    flat = [entry for session in recorded for entry in session.rounds]
     prefill = np.array([entry.prefill_tokens for entry in flat], dtype=np.int64)
     decode = np.array(
         [

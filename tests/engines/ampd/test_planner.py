@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import product, starmap
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.clusters import hardware, session
+from support.lee_longton import mean_wait
 
 from engines.ampd.planner.closed_form import ClosedForm, backlog_exceeds
 from engines.ampd.planner.coefficients import (
@@ -20,10 +22,19 @@ from engines.ampd.planner.coefficients import (
     simulate_prefill,
 )
 from engines.ampd.planner.planner import PlannerConfig, plan, solve
-from engines.ampd.planner.program import Choice, Program, Solver, available_solver, by_enumeration, by_highs, by_scip
+from engines.ampd.planner.program import (
+    TIE,
+    Choice,
+    Program,
+    Solver,
+    available_solver,
+    by_enumeration,
+    by_highs,
+    by_scip,
+)
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.profiler import profile_hardware
-from engines.ar.queueing import erlang_c, mean_wait_s
+from engines.ar.queueing import erlang_c
 from engines.ar.session import Session
 from engines.ar.slo import Slo
 from engines.errors import UserError
@@ -120,7 +131,7 @@ def test_backlog_tends_to_the_stationary_queue(servers: int, load: float, limit:
     cv2 = services.var() / services.mean() ** 2
     found = float(backlog_exceeds(np.array([[limit]]), services, np.array([servers]), rate, 1e7)[0, 0])
     waits = erlang_c(servers, load * servers)
-    mean_s = mean_wait_s(servers, rate, float(services.mean()), float(cv2)) / waits
+    mean_s = mean_wait(servers, load, float(cv2)) * services.mean() / waits
     assert found == pytest.approx(waits * np.exp(-limit / mean_s), rel=0.01, abs=1e-6)
 
 
@@ -138,7 +149,7 @@ latencies = st.floats(0.01, 100.0)
 
 
 @st.composite
-def programs(draw: st.DrawFn) -> Program:
+def programs(draw: st.DrawFn, latencies: st.SearchStrategy[float] = latencies) -> Program:
     num_gpus = draw(st.sampled_from((4, 8, 12, 16)))
     degrees = draw(st.sampled_from(((1, 2, 4), (2, 4, 8), (2,), (1, 8))))
     keys = [(n, k) for n in degrees for k in range(1, (num_gpus - min(degrees)) // n + 1)]
@@ -149,6 +160,47 @@ def programs(draw: st.DrawFn) -> Program:
         uses_all=draw(st.booleans()),
         objective=draw(st.sampled_from(("max", "sum"))),
     )
+
+
+def fits(program: Program, choice: Choice) -> bool:
+    used = sum(n * k for n, k in choice)
+    return used == program.num_gpus if program.uses_all else used <= program.num_gpus
+
+
+def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
+    """``by_enumeration`` pair by pair."""
+    pairs = starmap(Choice, product(program.prefill, program.decode))
+    allowed = [pair for pair in pairs if fits(program, pair) and pair not in excluded]
+    if not allowed:
+        return None
+    least = min(program.value(*pair) for pair in allowed)
+    return min(
+        (pair for pair in allowed if program.value(*pair) <= least * (1 + TIE)),
+        key=lambda pair: (
+            program.tie_break(pair.prefill, is_prefill=True, least=least)
+            + program.tie_break(pair.decode, is_prefill=False, least=least)
+        ),
+    )
+
+
+@settings(max_examples=300)
+@given(programs() | programs(st.sampled_from((0.0, 1.0, 1.00005, 1.0002, 2.0))))
+def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program: Program) -> None:
+    """Ties included, until there is no plan left."""
+    cuts: list[Choice] = []
+    while (expected := every_pair(program, cuts)) is not None and len(cuts) < 12:
+        assert by_enumeration(program, cuts) == expected
+        cuts.append(expected)
+    assert expected is not None or by_enumeration(program, cuts) is None
+
+
+@pytest.mark.parametrize("uses_all", [True, False])
+def test_four_thousand_gpus_are_enumerated(uses_all: bool) -> None:
+    """Latencies that fall with a phase's GPUs are balanced where both phases have half of them."""
+    keys = [(n, k) for n in (1, 2, 4, 8) for k in range(1, 4095 // n + 1)]
+    tau = {(n, k): 1 / (n * k) for n, k in keys}
+    program = Program(prefill=tau, decode=tau, num_gpus=4096, uses_all=uses_all, objective="max")
+    assert by_enumeration(program) == Choice((8, 256), (8, 256))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -162,19 +214,14 @@ def test_solvers_agree_with_enumeration(solver: Solver, program: Program, num_cu
         assert (ours is None) == (theirs is None)
         if ours is None or theirs is None:
             return
-        assert program.fits(*theirs)
+        assert fits(program, theirs)
         assert theirs not in cuts
         assert program.value(*theirs) == pytest.approx(program.value(*ours), rel=1e-3)
         cuts.append(ours)
 
 
 def brute_force(program: Program, top: int) -> list[Choice]:
-    pairs = [
-        Choice(prefill, decode)
-        for prefill in program.prefill
-        for decode in program.decode
-        if program.fits(prefill, decode)
-    ]
+    pairs = [pair for pair in starmap(Choice, product(program.prefill, program.decode)) if fits(program, pair)]
     return sorted(
         pairs, key=lambda pair: (program.value(*pair), sum((program.prefill[pair[0]], program.decode[pair[1]])))
     )[:top]

@@ -44,11 +44,24 @@ def test_a_plan_that_misses_its_objectives_says_so() -> None:
     )
 
 
-def test_sessions_of_ones_own_are_planned_for(tmp_path: Path) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_text("".join(json.dumps({"rounds": [[400 + n, 30], [200, 30]]}) + "\n" for n in range(30)))
-    answer = json.loads(run(*PLAN, "--trace-path", str(path), "--num-sessions", "30", "--method", "closed", "--json"))
-    assert len(answer["plans"]) == 3
+def own_sessions(folder: Path, prefill_tokens: int) -> tuple[str, ...]:
+    """Options for sessions of one long prompt and a short one."""
+    path = folder / f"{prefill_tokens}.jsonl"
+    path.write_text("".join(json.dumps({"rounds": [[prefill_tokens + n, 30], [200, 30]]}) + "\n" for n in range(30)))
+    how = ("--rate", "0.01", "--method", "closed", "--solver", "enumeration", "--json")
+    return ("--trace-path", str(path), "--num-sessions", "30", *how)
+
+
+def test_sessions_of_ones_own_are_planned_for_as_they_are(tmp_path: Path) -> None:
+    """Not scaled to the trace's means: a prefill of 8,000 tokens takes about ten times one of 800."""
+    short, long = (json.loads(run(*PLAN, *own_sessions(tmp_path, tokens)))["plans"] for tokens in (800, 8000))
+    assert len(short) == len(long) == 3
+    assert 7 < long[0]["ttft_p95_s"] / short[0]["ttft_p95_s"] < 15
+
+
+def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"with 2000\d\d\d\d tokens of K/V does not fit 8 x"):
+        run(*PLAN, *own_sessions(tmp_path, 20_000_000))
 
 
 @pytest.mark.parametrize(
@@ -61,10 +74,16 @@ def test_sessions_of_ones_own_are_planned_for(tmp_path: Path) -> None:
         (("--model", "LLaDA-8B"), "is a diffusion model and has no prefill and decode workers"),
         (("--model", "Qwen2.5-7B"), "Qwen2.5-7B on dureader has no published objective: give --slo-ttft-s"),
         (("--trace", "osc"), "trace='osc' is unknown"),
-        (("--rate", "0"), "rate=0.0 must be a finite number of sessions/s above 0"),
+        (("--rate", "0"), "rate=0.0 must be between 1e-06 and 1e+06 sessions/s"),
+        (("--rate", "1e-300"), "rate=1e-300 must be between"),
+        (("--rate", "1e300"), "rate=1e+300 must be between"),
+        (("--rate", "nan"), "rate=nan must be between"),
+        (("--slo-ttft-s", "nan"), "ttft_s=nan: an objective is a positive number of seconds"),
         (("--slo-itl-s", "0"), "itl_s=0.0: an objective is a positive number of seconds"),
-        (("--top", "0"), "top=0 must be at least 1"),
-        (("--num-sessions", "-1"), "num_sessions=-1 must be at least 1"),
+        (("--top", "0"), "top=0 must be between 1 and 100"),
+        (("--top", "1000000"), "top=1000000 must be between 1 and 100"),
+        (("--num-sessions", "-1"), "num_sessions=-1 must be between 1 and 100,000"),
+        (("--num-sessions", "1000000000"), "num_sessions=1000000000 must be between 1 and 100,000"),
         (("--solver", "gurobi"), "solver='gurobi' is unknown"),
         (("--method", "magic"), "method='magic' is unknown"),
         (("--constants", "ideal"), "constants='ideal' are unknown"),

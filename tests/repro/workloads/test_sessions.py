@@ -22,7 +22,7 @@ from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards, load_session_card
-from repro.workloads.sessions.card import CARDS_DIR, LengthTotals, RoundCounts, parse_session_card
+from repro.workloads.sessions.card import CARDS_DIR, LengthTotals, RoundCounts, SessionFormat, parse_session_card
 from repro.workloads.sessions.generator import apportion_within, draw_lengths, draw_rounds
 from repro.workloads.sessions.traces import read_sessions, text_tokens
 
@@ -180,21 +180,86 @@ def test_own_format_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[]", "expected one JSON object"),
+        ("[]", "expected an object"),
         ('{"rounds": []}', "field 'rounds'"),
         ('{"rounds": [[0, 1]]}', r"field 'rounds' is \[0, 1\]"),
-        ('{"rounds": [[1, 1, -2]]}', "seconds"),
+        ('{"rounds": [[true, 1]]}', r"field 'rounds' is \[True, 1\]"),
+        ('{"rounds": [[1, 2147483648]]}', "tokens 1 to 2147483647"),
+        (f'{{"rounds": [[1, {"9" * 400}]]}}', "tokens 1 to 2147483647"),
+        (f'{{"rounds": [[1, {"9" * 5000}]]}}', "with a number too long"),
+        ('{"rounds": [[1, 1, -2]]}', "seconds 0 to 1000000"),
+        ('{"rounds": [[1, 1, 1e300]]}', "seconds 0 to 1000000"),
+        ('{"rounds": [[1, 1, 1000001]]}', "seconds 0 to 1000000"),
+        (f'{{"rounds": [[1, 1, {"9" * 400}]]}}', "seconds 0 to 1000000"),
+        ('{"rounds": [[1, 1, NaN]]}', "seconds 0 to 1000000"),
+        ('{"rounds": [[1, 1, Infinity]]}', "seconds 0 to 1000000"),
+        ('{"rounds": [[1, 1, false]]}', "seconds 0 to 1000000"),
         ('{"rounds": [[1.5, 1]]}', "field 'rounds'"),
+        (r'{"rounds": [["\ud800", 1]]}', r"field 'rounds' is \['\\ud800', 1\]"),
+        (r'{"rounds": [[1, 1]], "\ud800": 3}', r"field '\\ud800' is 3"),
         ('{"rounds": [[1, 1]], "user": 3}', "field 'user'"),
         ('{"rounds": [[1, 1]], "arrival_s": "x"}', "field 'arrival_s'"),
-        ('{"rounds": ', "cannot be read as JSON lines"),
+        ('{"rounds": [[1, 1]], "arrival_s": true}', "field 'arrival_s' is True"),
+        ('{"rounds": [[1, 1]], "arrival_s": NaN}', "field 'arrival_s' is nan"),
+        (f'{{"rounds": [[1, 1]], "arrival_s": {"9" * 400}}}', "expected seconds, 0 to 1e"),
+        ('{"rounds": ', "not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"rounds": ' + "[" * 100_000, "nested too deeply"),
     ],
+    ids=lambda text: text[:40],
 )
 def test_malformed_lines_are_refused_by_name(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(UserError, match=message):
+    path.write_text('{"rounds": [[1, 1]]}\n' + line + "\n")
+    with pytest.raises(UserError, match=message) as refused:
         read_sessions(path, "sessions_jsonl")
+    assert str(refused.value).startswith("bad.jsonl line 2: ")
+    assert len(str(refused.value)) < 300
+    assert str(refused.value).encode().count(b"\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "record", "message"),
+    [
+        ("toolbench_dfsdt", {}, "line 1: .*ToolBench .*'answer_generation' must be a dict"),
+        (
+            "toolbench_dfsdt",
+            {"answer_generation": {"valid_data": 1, "train_messages": [["hi"]]}},
+            "line 1: .*ToolBench",
+        ),
+        ("dureader_search", {"question": "q", "documents": [3]}, "line 1: .*DuReader"),
+        ("dureader_search", {"question": "q", "documents": [{"paragraphs": [3]}]}, "line 1: .*DuReader"),
+        ("hotpotqa_distractor", [{"question": "q", "context": {}}], "line 1: .*HotpotQA"),
+        ("hotpotqa_distractor", [3], "line 1: .*HotpotQA"),
+        ("hotpotqa_distractor", {}, "holds dict: expected a list"),
+    ],
+)
+def test_records_of_another_make_are_refused(tmp_path: Path, kind: SessionFormat, record: object, message: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match=message):
+        read_sessions(path, kind)
+
+
+def test_a_list_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"deep\.json cannot be read as JSON"):
+        read_sessions(path, "hotpotqa_distractor")
+
+
+def test_nothing_is_drawn_for_sessions_that_are_served_as_they_are(tmp_path: Path) -> None:
+    """A session of 10,000 rounds has more of them than Table 1 has tokens."""
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"rounds": [[2, 1]] * 10_000}))
+    config = SessionWorkloadConfig(
+        trace="gaia", num_sessions=1, seed=1, arrivals=POISSON, source="local", trace_path=str(path), meets_totals=False
+    )
+    assert build_sessions(config).sessions[0].context_tokens == 30_000
+    with pytest.raises(UserError, match="fewer than the 10000 rounds"):
+        build_sessions(replace(config, meets_totals=True))
+    with pytest.raises(UserError, match="counted='per_round' has no effect on recorded sessions"):
+        build_sessions(replace(config, counted="per_round"))
 
 
 def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +347,9 @@ def test_same_seed_same_sessions() -> None:
     [
         ({"num_sessions": 0}, "num_sessions=0"),
         ({"seed": -1}, "seed=-1"),
-        ({"delay_mean_s": -1.0}, "delay_mean_s"),
+        ({"delay_mean_s": -1.0}, "delay_mean_s=-1.0 must be between 0 and 1,000,000 s"),
+        ({"delay_mean_s": 1.1e6}, "delay_mean_s=1100000.0 must be between"),
+        ({"delay_mean_s": float("nan")}, "delay_mean_s=nan must be between"),
         ({"source": "hub"}, "source='hub'"),
         ({"trace_path": "x.jsonl"}, "has no effect with source='embedded'"),
         ({"meets_totals": False}, "has no effect with source='embedded'"),
@@ -308,6 +375,7 @@ def raw_card() -> dict[str, object]:
         ("rounds", "mean", 0.5, "mean=0.5"),
         ("rounds", "shape", None, "goes with kind negative_binomial"),
         ("environment", "delay_mean_s", -1, "delay_mean_s=-1"),
+        ("environment", "delay_mean_s", 1e300, r"delay_mean_s=1e\+300 must be between"),
         ("roles", "rounds.mean", "guessed", "use one of stated"),
         ("roles", "rounds.extra", "stated", "roles must name every number once"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ from repro.systems.ar.family import AR
 from repro.systems.ar.log import observed_of
 from repro.systems.ar.part import PAPER_OBJECTIVES
 from repro.systems.ar.plans import Ground, candidates, parse_deployment
+from repro.systems.ar.settings import profiled_context
 
 SYSTEMS = ("ampd", "dynamo-sim", "vllm-sim", "continuum-sim")
 SPLIT, BOTH = "P:TP4x2 D:TP4x2", "TP8x2"
@@ -114,6 +117,57 @@ def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeyp
     assert "my_router" in experiment.code.modules
 
 
+@pytest.mark.parametrize(
+    ("route", "sentence"),
+    [
+        ("", "makes Mine, which has no route()"),
+        ("route = 3", "makes Mine, which has no route()"),
+        ("def route(self): ...", "makes Mine, which has no route() of four arguments"),
+        ("def __new__(cls, **given): raise LookupError('no\\nline')", "fails when called (LookupError: no line)"),
+    ],
+)
+def test_what_is_no_router_is_refused_before_it_runs(
+    route: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"mine_{zlib.crc32(route.encode())}"
+    (tmp_path / f"{name}.py").write_text(
+        f"class Mine:\n    def __init__(self, *, model, slo, seed): ...\n\n    {route}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UserError, match=re.escape(sentence)) as refused:
+        prepare(cell(router=f"{name}:Mine"))
+    assert "\n" not in str(refused.value)
+
+
+def own_sessions(folder: Path, prefill_tokens: int) -> str:
+    path = folder / f"{prefill_tokens}.jsonl"
+    path.write_text("".join(json.dumps({"rounds": [[prefill_tokens + n, 30], [200, 30]]}) + "\n" for n in range(20)))
+    return str(path)
+
+
+def test_sessions_of_ones_own_are_served_as_they_are(tmp_path: Path) -> None:
+    path = own_sessions(tmp_path, 8000)
+    experiment, record = ran(cell(dataset="gaia", rate=0.1, dataset_path=path))
+    assert sorted(session.prefill_tokens for session in experiment.workload.sessions) == list(range(8200, 8220))
+    assert sum(record.tables["rounds"]["decode_tokens"]) == 20 * 60
+    assert AR.assess(record).valid
+    scaled = prepare(cell(dataset="gaia", rate=0.1, dataset_path=path, meets_totals=True)).workload
+    assert sum(session.prefill_tokens for session in scaled.sessions) == round(20 * 6161.02)
+
+
+def test_policies_know_the_speed_at_the_context_of_ones_own_sessions(tmp_path: Path) -> None:
+    config = prepare(cell(dataset="gaia", dataset_path=own_sessions(tmp_path, 8000))).deployment.settings.workload  # type: ignore[attr-defined]
+    assert profiled_context(config) == round((8000 + 9.5 + 200 + 60) / 2)
+    gaia = prepare(cell(dataset="gaia")).deployment.settings.workload  # type: ignore[attr-defined]
+    assert profiled_context(gaia) == round((6161.02 + 528.76) / 2)
+
+
+def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
+    path = own_sessions(tmp_path, 20_000_000)
+    with pytest.raises(UserError, match=r"has a session of 200002[67]9 tokens and a worker of"):
+        prepare(cell(dataset="gaia", dataset_path=path))
+
+
 def test_a_search_takes_the_best_of_what_it_tried_on_other_sessions() -> None:
     experiment, record = ran(cell("vllm-sim", deployment="search", rate=1.2))
     assert record.facts["deployment"] in {"TP2x8", "TP4x4", "TP8x2"}
@@ -200,7 +254,17 @@ def test_lost_rounds_and_kv_are_noticed() -> None:
         (cell("dynamo-sim", conditional="prefill_load"), "needs prefill_busy_threshold"),
         (cell(slo_scope="token"), "slo_scope='token' is unknown: use one of round, session"),
         (cell(counted="per_token"), "counted='per_token' is unknown"),
-        (cell(delay_mean_s=-1.0), "delay_mean_s=-1.0 must not be negative"),
+        (cell(delay_mean_s=-1.0), "delay_mean_s=-1.0 must be between 0 and 1,000,000 s"),
+        (cell(delay_mean_s=1e300), "delay_mean_s=1e+300 must be between 0 and 1,000,000 s"),
+        (cell(delay_mean_s=10**400), "delay_mean_s is a number of more than 15 digits"),
+        (cell(meets_totals=True), "meets_totals=true has no effect with dataset_source='embedded'"),
+        (cell(router="os:getcwd"), "router='os:getcwd' fails when called (TypeError"),
+        (cell(router="os:name"), "router='os:name' cannot be called: name a class"),
+        (cell(router="os:nothing"), "module 'os' has no 'nothing': write module:NAME"),
+        (
+            cell(router="builtins:dict"),
+            "makes dict, which has no route() of four arguments: name a class, or a function",
+        ),
         (cell(dataset_source="hub"), "dataset_source='hub' is unknown for sessions"),
         (replace(cell(), executor="torch"), "executor='torch': system='ampd' is simulated here"),
         (replace(cell(), platform="rtx4090"), "platform='rtx4090' has no settings for this kind of system"),

@@ -79,7 +79,8 @@ def test_a_cluster_larger_than_the_platform_can_be_planned() -> None:
     ("asked", "sentence"),
     [
         (cell(rate=None), "needs a number of sessions/s"),
-        (cell(top=0), "top=0 must be at least 1"),
+        (cell(top=0), "top=0 must be between 1 and 100"),
+        (cell(top=101), "top=101 must be between 1 and 100"),
         (cell(method="guess"), "method='guess' is unknown"),
         (cell(num_gpus=5000), "num_gpus=5000 must be between 1 and 4096"),
         (cell(num_gpus=1), "do not hold a prefill and a decode worker"),

@@ -1,0 +1,116 @@
+"""Waits of queues, exactly: what a simulated queue is held against. Nothing here is an approximation.
+
+Poisson arrivals, one queue before all servers, first come, first served. Times are in mean service times; ``load`` is
+of each server, so that ``load * servers`` customers arrive in one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+"""So many service times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Of a customer who finds the queue in its steady state."""
+
+    mean: float
+    exceeds: Callable[[float], float]
+    """P(wait > t)."""
+
+    def quantile(self, share: float) -> float:
+        low, high = 0.0, 1.0
+        if self.exceeds(low) <= 1 - share:
+            return 0.0
+        while self.exceeds(high) > 1 - share:
+            low, high = high, 2 * high
+        for _ in range(60):
+            middle = (low + high) / 2
+            low, high = (middle, high) if self.exceeds(middle) > 1 - share else (low, middle)
+        return high
+
+
+def markov(servers: int, load: float) -> Wait:
+    """M/M/k by Erlang: who waits at all, and an exponential from there."""
+    offered = load * servers
+    terms = np.array([_poisson(count, offered) for count in range(servers + 1)])
+    blocked = terms[-1] / terms.sum()
+    waits = blocked / (1 - load * (1 - blocked))
+    pace = servers - offered
+    return Wait(mean=waits / pace, exceeds=lambda time: waits * math.exp(-pace * time))
+
+
+def pollaczek_khinchine(load: float, cv2: float) -> float:
+    """Mean wait of M/G/1; cv2 is 0 for M/D/1 and 1 for M/M/1."""
+    return load / (1 - load) * (1 + cv2) / 2
+
+
+def deterministic(servers: int, load: float) -> Wait:
+    """M/D/k: Crommelin's (1932) equations for who is there, Franx's (2001) sum of positive terms for the wait."""
+    offered = load * servers
+    present = _present(servers, offered)
+    queued = np.cumsum(present)[servers:]  # at most 0, 1, ... customers queue
+
+    def exceeds(time: float) -> float:
+        # One service time after the customer came and a whole number of them, whoever stands before it is gone.
+        turns = math.floor(time) + 1
+        arriving = offered * (turns - time)
+        most = turns * servers - 1
+        counts = np.arange(most + 1)
+        at_most = queued[np.minimum(most - counts, len(queued) - 1)]
+        return 1 - float(
+            sum(_poisson(int(count), arriving) * share for count, share in zip(counts, at_most, strict=True))
+        )
+
+    queue = np.arange(len(present) - servers) @ present[servers:]
+    return Wait(mean=float(queue) / offered, exceeds=exceeds)
+
+
+def sampled(
+    draw: Draw, servers: int, load: float, *, num_queues: int = 2000, num_customers: int = 4000, seed: int = 0
+) -> Floats:
+    """[customers, queues] waits of M/G/k by Kiefer's and Wolfowitz's recursion, in independent queues side by side.
+
+    Each begins empty; the first quarter of its customers is left out.
+    """
+    rng = np.random.default_rng(seed)
+    left = np.zeros((servers, num_queues))  # until each server is free
+    queues, found = np.arange(num_queues), np.empty((num_customers, num_queues))
+    for customer in range(num_customers):
+        first = left.argmin(axis=0)
+        found[customer] = left[first, queues]
+        left[first, queues] += draw(rng, num_queues)
+        np.maximum(left - rng.exponential(1 / (load * servers), num_queues), 0.0, out=left)
+    return found[num_customers // 4 :]
+
+
+def lindley(arrivals: Floats, services: Floats) -> Floats:
+    """Waits of these very customers before one server."""
+    walk = np.concatenate(([0.0], np.cumsum(services[:-1] - np.diff(arrivals))))
+    waits: Floats = walk - np.minimum.accumulate(walk)
+    return waits
+
+
+def _present(servers: int, offered: float) -> Floats:
+    """P(n customers are there): after one service time, those who queued before are served or queue, and others came."""
+    most = servers + math.ceil(40 / (1 - offered / servers))
+    states = np.arange(most + 1)
+    came = np.array([_poisson(count, offered) for count in range(most + servers + 1)])
+    stayed = np.maximum(states - servers, 0)
+    moves = states[:, None] - stayed[None, :]
+    turn = np.where(moves >= 0, came[np.maximum(moves, 0)], 0.0)
+    balance = np.vstack(((turn - np.eye(most + 1))[:-1], np.ones(most + 1)))
+    present: Floats = np.linalg.solve(balance, np.eye(most + 1)[-1])
+    return present
+
+
+def _poisson(count: int, mean: float) -> float:
+    return math.exp(count * math.log(mean) - mean - math.lgamma(count + 1)) if mean > 0 else float(count == 0)
