@@ -8,9 +8,14 @@ from typing import Annotated
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import number, print_json, print_table
+from repro.cli.output import number, print_json, print_table, say
 
 PLAN_SEED = 10**6
+MOST_PLANS = 100
+MOST_SESSIONS = 100_000
+"""Of the sample; twice what the most GPUs ask for by default."""
+OBJECTIVES_S = (1e-6, 1e6)
+"""Least and largest objective: integer programs lose their digits beyond."""
 
 
 def plan_cluster(
@@ -47,6 +52,7 @@ def plan_cluster(
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
+    from repro.cli.data_file import check_sessions, readable
     from repro.systems.ar.part import PAPER_OBJECTIVES
     from repro.systems.ar.settings import DIFFUSION, PLANNING_RATE, hardware_of, performance_of
     from repro.workloads.arrivals import ArrivalConfig
@@ -58,7 +64,7 @@ def plan_cluster(
         f"model={shape.name!r} is a diffusion model and has no prefill and decode workers: use an autoregressive one",
     )
     require(2 <= gpus <= 4096, f"gpus={gpus} must be between 2 and 4096: a prefill and a decode worker need one each")
-    require(top >= 1, f"top={top} must be at least 1")
+    require(1 <= top <= MOST_PLANS, f"top={top} must be between 1 and {MOST_PLANS}, the most that are shown")
     planned_rate = PLANNING_RATE * gpus / card.num_gpus if rate is None else rate
     require(0 < planned_rate < float("inf"), f"rate={rate} must be a finite number of sessions/s above 0")
     printed = PAPER_OBJECTIVES.get((shape.name, card.name))
@@ -66,6 +72,9 @@ def plan_cluster(
     itl_s = slo_itl_s if slo_itl_s is not None else None if printed is None else printed.itl_ms / 1e3
     for name, value in (("slo-ttft-s", ttft_s), ("slo-itl-s", itl_s)):
         require(value is not None, f"{shape.name} on {card.name} has no published objective: give --{name}, in seconds")
+        assert value is not None
+        least, most = OBJECTIVES_S
+        require(least <= value <= most, f"{name}={value} must be between {least:g} and {most:g} seconds")
     assert ttft_s is not None
     assert itl_s is not None
     slo = Slo(ttft_s=ttft_s, itl_s=itl_s)
@@ -73,16 +82,19 @@ def plan_cluster(
     num = (
         max(card.paper_sessions, card.paper_sessions * gpus // card.num_gpus) if num_sessions is None else num_sessions
     )
-    sessions = build_sessions(
-        SessionWorkloadConfig(
-            trace=card.name,
-            num_sessions=num,
-            seed=PLAN_SEED,
-            arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
-            source="embedded" if trace_path is None else "local",
-            trace_path=None if trace_path is None else str(trace_path),
-        )
-    ).sessions
+    require(num <= MOST_SESSIONS, f"num-sessions={num} is more than {MOST_SESSIONS}, the most that are planned for")
+    asked = SessionWorkloadConfig(
+        trace=card.name,
+        num_sessions=num,
+        seed=PLAN_SEED,
+        arrivals=ArrivalConfig(kind="poisson", rate=planned_rate),
+        source="embedded" if trace_path is None else "local",
+        trace_path=None if trace_path is None else str(trace_path),
+    )
+    if trace_path is not None:
+        check_sessions("trace-path", trace_path, card.name)
+    with readable("trace-path", trace_path):
+        sessions = build_sessions(asked).sessions
     ground = hardware_of(shape.name, gpu_name, constants)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in sessions))
     require(
@@ -133,7 +145,7 @@ def plan_cluster(
         return
     print_table(
         f"{shape.name}, {card.title}, {gpus} x {gpu_name}, {planned_rate:g} sessions/s (simulated)",
-        ("rank", "deployment", "P95 TTFT s", "of SLO", "P95 ITL ms", "of SLO", "P95 decode of a round s"),
+        ("rank", "deployment", "P95 TTFT s", "of TTFT SLO", "P95 ITL ms", "of ITL SLO", "P95 decode of a round s"),
         [
             (
                 str(rank),
@@ -148,10 +160,10 @@ def plan_cluster(
         ],
     )
     if found[0].value > 1:
-        print(
+        say(
             f"no split meets both objectives at P95: the best is {found[0].value:.2f} times over; lower the rate or add GPUs"
         )
-    print(
+    say(
         f"planned in {end - profiled:.2f} s ({found[0].solver}), after {profiled - start:.2f} s of profiling (worst fit error "
         f"{100 * performance.max_error:.1f} %)"
     )
