@@ -11,7 +11,7 @@ import typer
 from engines.errors import UserError
 from repro.cli import options as opt
 from repro.cli.option_groups import Decoding, spread
-from repro.cli.output import print_json
+from repro.cli.output import print_json, say
 
 
 @spread
@@ -68,7 +68,7 @@ def generate(
     result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
     if answer is not None and not answer.text.strip():
-        print(
+        say(
             "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in "
             "the README for one it answers"
             if answer.finish_reason == "stop"
