@@ -220,7 +220,9 @@ def bench(
     if dataset_path is not None and is_cluster:
         for dataset in dataset_name or [default_dataset]:
             check_sessions("dataset_path", dataset_path, dataset)
-    with readable("dataset_path", dataset_path):
+    if is_cluster:
+        opt.check_ranges(knobs)
+    with readable("dataset_path", dataset_path), opt.plugged_in("router", knobs.get("router")):
         sweep = sweep_of(cells, store, force=force)
     if dry_run:
         for experiment in sweep.experiments:

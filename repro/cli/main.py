@@ -30,7 +30,7 @@ from repro.cli.figure import figure, reproduce
 from repro.cli.generate import generate
 from repro.cli.gpu_suite import gpu_suite
 from repro.cli.list_command import list_command
-from repro.cli.output import say
+from repro.cli.output import say, terminal_size_of
 from repro.cli.panels import PanelCommand, WholeGroup
 from repro.cli.plan import plan
 from repro.cli.plan_cluster import plan_cluster
@@ -105,6 +105,7 @@ def _root(
 
 def main() -> None:
     """Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted, 143 terminated."""
+    _settle_environment()
     with _streams(), _sigterm_as_interrupt() as terminated:
         try:
             ending = Ending(code=_command(sys.argv[1:]))
@@ -113,6 +114,14 @@ def main() -> None:
             ending = ending_of(error, is_terminated=bool(terminated))
         _say(ending)
     sys.exit(ending.code)
+
+
+def _settle_environment() -> None:
+    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none."""
+    os.environ["MPLBACKEND"] = "agg"
+    for name in ("COLUMNS", "LINES"):
+        if (told := os.environ.get(name)) is not None and terminal_size_of(told) is None:
+            del os.environ[name]
 
 
 def _command(arguments: list[str]) -> int:

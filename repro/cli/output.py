@@ -40,13 +40,18 @@ def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
 
 def _room(stream: TextIO) -> int:
     """Columns of the stream's terminal; where it has none, as COLUMNS says, and 0 where nothing does."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdecimal() and 0 < int(told[:9]) <= MOST_COLUMNS:
-        return int(told)
+    if told := terminal_size_of(os.environ.get("COLUMNS", "")):
+        return told
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return 0
+
+
+def terminal_size_of(told: str) -> int | None:
+    """Columns or lines, as an environment variable gives them; None where no terminal has as many."""
+    size = int(told[:9]) if told.isdecimal() else 0
+    return size if 0 < size <= MOST_COLUMNS else None
 
 
 def _broken(text: str, width: int, indent: str = "") -> list[str]:

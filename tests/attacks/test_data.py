@@ -137,6 +137,10 @@ IGNORED = [
     (("reproduce", "ampd/table1", "--num-runs", 3), "num_runs=3 has no effect on ampd/table1"),
     (("reproduce", "ampd/fig5", "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
     ((*SESSIONS[:3], "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
+    ((*SESSIONS, "--knob", "delay_mean_s=1e300"), "delay_mean_s=1e+300 must be between 0 and 1e+06"),
+    ((*SESSIONS, "--knob", "slo_itl_s=1e-320"), "must be between 1e-06 and 1e+06"),
+    ((*SESSIONS, "--knob", "planning_rate=1e-9"), "planning_rate=1e-09 must be between 1e-06 and 1e+06"),
+    ((*SESSIONS, "--knob", "router=os:system"), "router='os:system' cannot be called as a router is"),
     (("gpu-suite", "--platform", "cpu-tiny", "--budget", "nan"), "budget=nan must be a positive number"),
 ]
 
