@@ -54,11 +54,11 @@ TABLE_COLUMNS = (
     "dataset",
     "system",
     "mean latency s",
-    "paper",
+    "paper s",
     "throughput tok/s",
-    "paper",
+    "paper tok/s",
     "speedup",
-    "paper",
+    "paper speedup",
     "valid",
 )
 

@@ -147,10 +147,18 @@ def _check(path: Path, today: Today) -> Checked:
     if not path.is_file():
         reason = "nothing says what it was drawn from"
         return Checked(figure=path.stem, path=path, status="no stamp", is_measured=False, reason=reason)
-    stamp = read_stamp(path)
-    experiments = _experiments(stamp, today)
+    try:
+        return _check_stamp(path, read_stamp(path), today)
+    except UserError as error:
+        reason = str(error)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"what it says of itself cannot be used ({type(error).__name__}: {error})"
+    return Checked(figure=path.stem, path=path, status="stale", is_measured=False, reason=reason)
+
+
+def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
     runs: Sequence[Mapping[str, Any]] = stamp["runs"]
-    status, reason = _compare(stamp, runs, experiments, path.parent)
+    status, reason = _compare(stamp, runs, _experiments(stamp, today), path.parent)
     return Checked(
         figure=stamp["figure"],
         path=path,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import number, print_json, print_table
+from repro.cli.output import number, print_json, print_table, say
 from repro.systems.dllm.part import DllmPart
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from repro.reports.figures import View
     from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
+
+NUM_PROBLEMS = 200
+"""Of a task, where no limit is given."""
 
 
 def ablate(
@@ -39,8 +42,11 @@ def ablate(
         typer.Option(help="Repeats with seeds 0, 1, ... [default: 3 where measured, 10 on clusters, else 1]."),
     ] = None,
     limit: Annotated[
-        int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")
-    ] = 200,
+        int | None,
+        typer.Option(
+            help="Problems per task, where variants commit other tokens and are measured; 0 for no accuracy [default: 200]."
+        ),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Of AMPD's cluster [default: Llama-3.1-70B].")] = None,
     result_dir: opt.ResultDir = None,
     force: opt.Force = False,
@@ -64,11 +70,12 @@ def ablate(
     from repro.tasks.registry import TASKS
 
     check_most("limit", limit)
-    require(limit >= 0, f"limit={limit} must not be negative")
+    require(limit is None or limit >= 0, f"limit={limit} must not be negative")
     if component in CLUSTER_COMPONENTS:
         require(
             reading is None, f"reading={reading!r} is of Sparse-dLLM and has no effect on {component}: leave it out"
         )
+        require(limit is None, f"limit={limit} has no effect on {component}, which changes no tokens: leave it out")
         return ablate_cluster(
             component,
             platform=platform or "h20x32",
@@ -96,15 +103,21 @@ def ablate(
         f"reading={reading!r} has no effect on component={component!r}, which compares with no baseline: leave it out",
     )
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
+    has_tasks = changes_tokens and where.executor == "torch"
+    require(
+        limit is None or has_tasks,
+        f"limit={limit} has no effect on component={component!r} of platform={where.name!r}, where nothing is graded: leave it out",
+    )
+    num_problems = NUM_PROBLEMS if limit is None else limit
     rate = max(where.part(DllmPart).rates) if request_rate is None else opt.parse_rate(request_rate)
     names = dataset or list(where.part(DllmPart).num_requests)
     generated = [entry.name for entry in TASKS.values() if entry.is_generated]
     keys = [(name, variant) for name in names for variant in variants]
-    if changes_tokens and where.executor == "torch" and limit > 0:
+    if has_tasks and num_problems > 0:
         keys += [(task, variant) for task in generated for variant in variants]
     grid = {
         (name, variant): [
-            _task_cell(variant, view, name, seed, limit)
+            _task_cell(variant, view, name, seed, num_problems)
             if name in generated
             else variant.cell(view, name, rate, seed, comparison)
             for seed in view.seeds
@@ -137,14 +150,14 @@ def ablate(
                 "KV rows",
                 "accuracy",
                 "obtained",
-                "valid",
+                "verdict",
             ),
             [_as_text(row) for row in rows],
         )
     if plot is not None:
         plotted = [{"label": f"{row['dataset']}: {row['variant']}", **row} for row in rows]
         drawn = save_plot(plot, f"Ablation of {component} on {where.title}", plotted)
-        print(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, sweep.store.root)
     return None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.cli import options as opt
-from repro.cli.output import percent, print_json, print_table
+from repro.cli.output import percent, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.runs.store import StoredRun
@@ -35,6 +35,7 @@ def ablate_cluster(
     plot: Path | None,
     json: bool,
 ) -> None:
+    from engines.bounds import check_most
     from engines.errors import require
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
@@ -43,6 +44,7 @@ def ablate_cluster(
     from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
 
+    check_most("num_runs", num_runs)
     require(num_runs is None or num_runs >= 1, f"num_runs={num_runs} must be at least 1")
     where, rate = platform_of(platform), RATE if request_rate is None else opt.parse_rate(request_rate)
     knobs = tuple(opt.given(model=model).items())
@@ -79,14 +81,14 @@ def ablate_cluster(
                 "incremental s",
                 "ITL ms",
                 "local",
-                "valid",
+                "verdict",
             ),
             [_as_text(row) for row in rows],
         )
     if plot is not None:
         plotted = [{"label": f"{row['trace']}: {row['variant']}", **row} for row in rows]
         drawn = save_plot(plot, f"Ablation of {component} on {where.title}", plotted, PLOTTED)
-        print(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from repro.cli import options as opt
 from repro.cli.option_groups import Decoding, spread
-from repro.cli.output import number, percent, print_json, print_table
+from repro.cli.output import number, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.runs.experiment import Experiment
@@ -120,13 +120,19 @@ def bench(
         list[str] | None,
         typer.Option(help="NAME=VALUE of a system of your own, which no option is for; several times."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option(help="Check everything, list the runs and why each would run.")] = False,
-    continue_on_error: Annotated[bool, typer.Option(help="Go on with the next run after a failure.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, list the runs and why each would run.")
+    ] = False,
+    continue_on_error: Annotated[
+        bool, typer.Option("--continue-on-error", help="Go on with the next run after a failure.")
+    ] = False,
     plot: opt.Plot = None,
     json: opt.Json = False,
 ) -> None:
     """Run systems on a workload; the same command again continues, and reuses what is done."""
+    from engines.bounds import check_most
     from engines.errors import require
+    from repro.cli.data_file import readable
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.profile import print_profile
     from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
@@ -140,6 +146,7 @@ def bench(
     from repro.systems.platforms import platform as platform_of
 
     where = platform_of(platform)
+    check_most("num_prompts", num_prompts)
     if plot is not None:
         check_plot(plot)
     require(
@@ -210,7 +217,10 @@ def bench(
         for name in systems
     ]
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
-    sweep = sweep_of(cells, store, force=force)
+    if is_cluster:
+        opt.check_ranges(knobs)
+    with readable("dataset_path", dataset_path), opt.plugged_in("router", knobs.get("router")):
+        sweep = sweep_of(cells, store, force=force)
     if dry_run:
         for experiment in sweep.experiments:
             experiment.deployment.check_machine()
@@ -218,11 +228,11 @@ def bench(
         if json:
             print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
         else:
-            print_table("Would run", ("run", "why"), reasons)
+            print_table("What would run, or be reused", ("run", "why"), reasons)
         return
     for line in dict.fromkeys(_data_of(e) for e in sweep.experiments):
         if line is not None:
-            print(line, file=sys.stderr)
+            say(line, file=sys.stderr)
     outcomes = run_sweep(sweep, continue_on_error=continue_on_error)
     runs = sweep.runs
     if json:
@@ -249,7 +259,7 @@ def bench(
                 print_profile(run)
     if plot is not None and runs:
         drawn = save_plot(plot, f"repro bench on {where.title}", [_as_plotted(run) for run in runs])
-        print(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
     if any(map(is_failure, outcomes)):
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table
+from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
@@ -19,8 +19,8 @@ def calibrate(
     platform: Annotated[
         str, typer.Option(help="rtx4090 or l40s; of another card, what gpu-suite fitted on it.")
     ] = "rtx4090",
-    dry_run: Annotated[bool, typer.Option(help="Show the fit without storing it.")] = False,
-    keep: Annotated[bool, typer.Option(help="Keep the stored constants, write the report again.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the fit without storing it.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the stored constants, write the report again.")] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Replace the stored constants and report, which every simulation rests on.")
     ] = False,
@@ -80,8 +80,8 @@ def calibrate(
     if json:
         print_json(found)
         return
-    print(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
-    print(f"fitted on {'; '.join(calibration.fitted_on)}")
+    say(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
+    say(f"fitted on {'; '.join(calibration.fitted_on)}")
     if dry_run:
         return
     print_table(
@@ -100,7 +100,7 @@ def calibrate(
             for each in found["comparisons"]
         ],
     )
-    print(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
+    say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 
 def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -> None:
@@ -130,47 +130,38 @@ def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -
     if json:
         print_json(found)
         return
-    print(
+    say(
         f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}, "
         f"{1e3 * calibration.step_overhead_s:.2f} ms a step; {calibration.note}"
     )
-    print(f"fitted on {'; '.join(calibration.fitted_on)}; {value['machine']}, commit {value['commit']}")
-    print(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
+    say(f"fitted on {'; '.join(calibration.fitted_on)}; {value['machine']}, commit {value['commit']}")
+    say(f"median absolute error of predictions: {medians_sentence(found['medians'])}")
 
 
 def _fit(protocol: CardProtocol) -> Any:
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
     from repro.reports.fitting import fit
 
-    columns = (SpinnerColumn(), TextColumn("fitting {task.fields[card]}: {task.completed} runs"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", card=protocol.card)
-        return fit(protocol, on_run=lambda: progress.advance(task))
+    with counting(f"fitting {protocol.card}, runs:") as advance:
+        return fit(protocol, on_run=advance)
 
 
 def _print_sensitivity(protocol: CardProtocol, *, json: bool) -> None:
     from dataclasses import asdict
 
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from repro.paths import CALIBRATION
     from repro.reports.sensitivity import num_runs, save, sensitivity
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"sensitivity of {protocol.card}", total=num_runs(protocol))
-        found = sensitivity(protocol, on_run=lambda: progress.advance(task))
+    with counting(f"sensitivity of {protocol.card}", num_runs(protocol)) as advance:
+        found = sensitivity(protocol, on_run=advance)
     path = save(found, CALIBRATION / f"{protocol.card}-sensitivity.csv")
     if json:
         print_json({"rows": [asdict(row) for row in found.rows]})
         return
     for table in found.tables:
         print_table(table.title, table.columns, table.rows)
-        print(table.note, end="\n\n")
-    print(f"simulated, {protocol.card}, all requests at once; file: {path}")
+        say(table.note)
+        print()
+    say(f"simulated, {protocol.card}, all requests at once; file: {path}")
 
 
 def _judged(platform: str, result_dir: Path) -> list[Judged]:

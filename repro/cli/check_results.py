@@ -9,7 +9,7 @@ import typer
 
 from engines.errors import UserError
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table
+from repro.cli.output import counted, print_json, print_table, say
 
 
 def check_results(
@@ -55,7 +55,7 @@ def check_results(
             [
                 (
                     str(each.path.relative_to(root)),
-                    "measured" if each.is_measured else "simulated",
+                    "-" if each.status == "no stamp" else "measured" if each.is_measured else "simulated",
                     each.status,
                     each.reason,
                 )
@@ -63,8 +63,8 @@ def check_results(
             ],
         )
         faults = sum(each.is_fault for each in found)
-        print(
-            f"{len(found)} results, {faults} to be made again (figures: 'repro reproduce FIGURE --out-dir results/PLATFORM'; "
+        say(
+            f"{counted(len(found), 'result')}, {faults} to be made again (figures: 'repro reproduce FIGURE --out-dir results/PLATFORM'; "
             "calibration: 'repro calibrate --platform CARD --keep'; claims: 'repro claims --out-dir results')"
         )
     if any(each.is_fault for each in found):

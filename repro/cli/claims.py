@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table
+from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
@@ -54,9 +54,9 @@ def claims(
         print_json({"paper": chosen.name, "verdicts": count(judged), "roles": by_role, "claims": rows})
         return
     _print(chosen.name, judged)
-    print(f"file: {path}")
+    say(f"file: {path}")
     if any(each.verdict == "not run" for each in judged):
-        print("claims that were not run become answerable with 'make reproduce-all'")
+        say("claims that were not run become answerable with 'make reproduce-all'")
 
 
 def _print(paper: str, judged: Sequence[Judged]) -> None:
@@ -94,9 +94,9 @@ def _print(paper: str, judged: Sequence[Judged]) -> None:
             ],
         )
     for role, counts in count_by_role(judged).items():
-        print(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
+        say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
     others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
-    print("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
+    say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
 
 
 def _ours(each: Judged) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 from dataclasses import dataclass
 
 import typer
@@ -45,6 +46,10 @@ _OF_THE_INPUT = {
 }
 _FIXES = {
     errno.ENOSPC: "make room, or write elsewhere",
+    errno.EFBIG: "raise the limit of a file's size (ulimit -f), or write elsewhere",
+    errno.EEXIST: "give a folder, or another name",
+    errno.ELOOP: "correct the links, or give another path",
+    errno.ENAMETOOLONG: "give a shorter name",
     errno.EDQUOT: "make room, or write elsewhere",
     errno.EROFS: "write elsewhere",
     errno.EACCES: "change its permissions, or give another",
@@ -92,6 +97,8 @@ def _of_the_machine(error: BaseException) -> Ending | None:
     if isinstance(error, OSError) and error.errno is not None:
         # A write that fails does not say of which file.
         where = "standard output or a file being written" if error.filename is None else str(error.filename)
+        if error.filename is None and error.errno == errno.ENOENT and not _has_working_folder():
+            where = "the working folder, which is no longer there"
         fix = _FIXES.get(error.errno, "check the disk, the device or the network behind it")
         line = f"{where}: {error.strerror or type(error).__name__}: {fix}"
         return _refused(line) if error.errno in _OF_THE_INPUT else _failed(line)
@@ -106,6 +113,14 @@ def _of_the_machine(error: BaseException) -> Ending | None:
         package = name if extra is None else f"'dllm-serve-repro[{extra}]'"
         return _refused(f"package {name!r} cannot be imported ({error}): pip install {package}")
     return None
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
 
 
 def _of_the_program(error: BaseException) -> Ending:

@@ -33,7 +33,9 @@ def evaluate(
         int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
     ] = None,
     memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
-    model: opt.Model = None,
+    model: Annotated[
+        str | None, typer.Option(help="Checkpoint directory, hub id or 'tiny' [default: the platform's].")
+    ] = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     decoding: Decoding,
@@ -44,6 +46,7 @@ def evaluate(
     json: opt.Json = False,
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
+    from repro.cli.data_file import readable
     from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.runs.cell import Cell
@@ -77,7 +80,9 @@ def evaluate(
         seed=seed,
         knobs=tuple(knobs.items()),
     )
-    sweep = sweep_of([cell], Store(result_dir or LOCAL, accept_other_code=accept_other_code), force=force)
+    store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
+    with readable("dataset_path", dataset_path):
+        sweep = sweep_of([cell], store, force=force)
     deployment = sweep.experiments[0].deployment
     assert isinstance(deployment, Deployment)
     require_task(deployment.task, cell)

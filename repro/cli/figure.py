@@ -54,11 +54,13 @@ class FigureOptions:
     out_dir: Annotated[Path | None, typer.Option(help="Where figures go [default: results/figures].")] = None
 
     def views(self, name: str) -> list[View]:
+        from engines.bounds import check_most
         from repro.reports.figures import View, default_num_runs, default_reading
         from repro.reports.figures import figure as figure_of
         from repro.systems.dllm.part import DllmPart
         from repro.systems.platforms import platform as platform_of
 
+        check_most("num_prompts", self.num_prompts)
         if self.executor not in (None, "torch", "roofline"):
             raise UserError(f"executor={self.executor!r} is unknown: use torch or roofline")
         parsed = [opt.parse_rate(rate) for rate in self.request_rate or []]
@@ -143,6 +145,11 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     grids = [[view.applied(cell) for cell in module.cells(view)] for view in views]
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
+    if not cells:
+        for option, value in opt.given(
+            num_prompts=asked.num_prompts, num_runs=asked.num_runs, weights=asked.weights
+        ).items():
+            raise UserError(f"{option}={value!r} has no effect on {name}, which has no runs behind it: leave it out")
     if draw_only:
         require_folders(cells, store, name)
     sweep = sweep_of(cells, store, force=force, will_run=not draw_only)
@@ -181,7 +188,7 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     if outcomes:
         say_what_ran(outcomes, store.root)
         if all(outcome.status == "reused" for outcome in outcomes):
-            print(
+            say(
                 "nothing new to run: every run behind this figure is stored; the figure was drawn from them",
                 file=sys.stderr,
             )

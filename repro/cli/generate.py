@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.cli import options as opt
 from repro.cli.option_groups import Decoding, spread
-from repro.cli.output import print_json
+from repro.cli.output import print_json, say
 
 
 @spread
@@ -56,6 +58,7 @@ def generate(
     tokenizer = None
     if prompt is not None and prompt_ids is None:
         tokenizer = tokenizer_of(model)
+        _check_input(prompt)
         text = TextPrompt(text=read_text(prompt), chat=chat, system_prompt=system_prompt)
         ids = text.encode(model, tokenizer)
     elif prompt_ids is not None and prompt is None:
@@ -68,7 +71,7 @@ def generate(
     result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
     if answer is not None and not answer.text.strip():
-        print(
+        say(
             "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in "
             "the README for one it answers"
             if answer.finish_reason == "stop"
@@ -80,3 +83,18 @@ def generate(
         print_json({"token_ids": list(result.token_ids), "forward_passes": result.forward_passes, **as_text})
     else:
         print(" ".join(map(str, result.token_ids)) if answer is None else answer.text)
+
+
+def _check_input(prompt: str) -> None:
+    """Refuse standard input that is closed or never ends, where the prompt comes from there."""
+    if prompt != "-":
+        return
+    require(sys.stdin is not None, "prompt='-': standard input is closed: give it a text, or the prompt itself")
+    try:
+        found = os.fstat(sys.stdin.fileno())
+    except (OSError, ValueError):
+        return  # not a file of the system's
+    is_endless = (
+        stat.S_ISCHR(found.st_mode) and not sys.stdin.isatty() and not os.path.samestat(found, os.stat(os.devnull))
+    )
+    require(not is_endless, "prompt='-': standard input is a device: give it a text, or the prompt itself")

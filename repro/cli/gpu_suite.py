@@ -11,7 +11,7 @@ import typer
 
 from engines.errors import UserError
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table
+from repro.cli.output import counted, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.gpu_suite.suite import Suite
@@ -31,11 +31,14 @@ def gpu_suite(
     ] = "h200",
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None,
     first: Annotated[bool, typer.Option("--first", help="Only the stages of the first minutes on a card.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="List the jobs with their estimates, on any machine.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the jobs with their estimates, on any machine.")
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
     began = time.monotonic()
+    from repro.files import writable_folder
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.calibration import Calibrating
     from repro.gpu_suite.suite import Suite, jobs_of
@@ -44,7 +47,7 @@ def gpu_suite(
     from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
     from repro.systems.dllm.part import DllmPart
 
-    if budget <= 0:
+    if not budget > 0:
         raise UserError(f"budget={budget:g} must be a positive number of seconds")
     if IS_INSTALLED and not dry_run:
         raise UserError("gpu-suite runs the tests and benchmarks of a checkout: clone the repository, and run it there")
@@ -87,7 +90,7 @@ def gpu_suite(
         try:
             write_verdict(suite, calibrating)
         except Exception as error:  # minutes on a card are not lost to a page that any machine writes again
-            print(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
+            say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
     suite = Suite(
         jobs=jobs,
@@ -95,13 +98,15 @@ def gpu_suite(
         platform=platform,
         command=command,
         export=export,
-        on_line=lambda line: print(line, file=sys.stderr),
+        on_line=lambda line: say(line, file=sys.stderr),
         on_done=write_pages,
         stages=frozenset(wanted),
     )
     if dry_run:
         _list_jobs(suite, scale.where.title, json=json)
         return
+    for option, folder in opt.given(export=export, result_dir=root).items():
+        writable_folder(option, folder)
     outcome = suite.run(budget, began=began)
     drawn = draw(suite, plan.figures(scale)) if "figures" in wanted else []
     if json:
@@ -117,19 +122,19 @@ def gpu_suite(
             }
         )
     else:
-        print(
-            f"{outcome.ran} jobs ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
+        say(
+            f"{counted(outcome.ran, 'job')} ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
             f"{outcome.left_s:.0f} s): {outcome.stopped}"
         )
         for name in outcome.failed:
-            print(f"failed {name}: {suite.entries[name].note}")
+            say(f"failed {name}: {suite.entries[name].note}")
         if drawn:
-            print(f"drawn: {', '.join(drawn)}")
+            say(f"drawn: {', '.join(drawn)}")
         if outcome.left or outcome.failed:
             print(f"to go on: {command}")
         if first and (root / VERDICT).is_file():
             print("", (root / VERDICT).read_text(encoding="utf-8"), sep="\n")
-        print(f"summary: {root / README}, verdict: {root / VERDICT}")
+        say(f"summary: {root / README}, verdict: {root / VERDICT}")
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -150,7 +155,7 @@ def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:
         return
     rows = [tuple(map(str, job.values())) for job in jobs]
     print_table(f"GPU suite on {title}", ("stage", "job", "expected s", "status"), rows)
-    print(f"{len(rows)} jobs, about {left_s:.0f} s left")
+    say(f"{counted(len(rows), 'job')}, about {left_s:.0f} s left")
 
 
 def _missing_cuda() -> str | None:

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
+from itertools import zip_longest
 from types import FrameType
 from typing import Any
 
@@ -29,16 +30,30 @@ from repro.cli.figure import figure, reproduce
 from repro.cli.generate import generate
 from repro.cli.gpu_suite import gpu_suite
 from repro.cli.list_command import list_command
-from repro.cli.panels import PanelCommand
+from repro.cli.output import say, terminal_size_of
+from repro.cli.panels import PanelCommand, WholeGroup
 from repro.cli.plan import plan
 from repro.cli.plan_cluster import plan_cluster
 from repro.cli.train import train_tiny
 from repro.cli.verify import verify_baselines
 
-_PATHS = ("--result-dir", "--out-dir", "--out", "--results", "--dataset-path", "--prompt-ids", "--golden", "--export")
+PATHS = {
+    "--dataset-path",
+    "--export",
+    "--golden",
+    "--out",
+    "--out-dir",
+    "--plot",
+    "--prompt-ids",
+    "--result-dir",
+    "--results",
+    "--trace-path",
+}
+"""Options that take a path."""
 
 app = typer.Typer(
     name="repro",
+    cls=WholeGroup,
     help="Reproduce, benchmark and extend LLM-serving research. Every number says how it was obtained: "
     "measured, simulated or paper.",
     no_args_is_help=True,
@@ -46,22 +61,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command(cls=PanelCommand)(reproduce)
-app.command(cls=PanelCommand)(figure)
-app.command(cls=PanelCommand)(bench)
-app.command()(claims)
-app.command(name="check-results")(check_results)
-app.command(cls=PanelCommand)(ablate)
-app.command(name="eval", cls=PanelCommand)(evaluate)
-app.command(cls=PanelCommand)(generate)
-app.command(name="list")(list_command)
-app.command()(doctor)
-app.command()(plan)
-app.command(name="plan-cluster")(plan_cluster)
-app.command()(calibrate)
-app.command(name="train-tiny")(train_tiny)
-app.command(name="verify-baselines")(verify_baselines)
-app.command(name="gpu-suite")(gpu_suite)
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    "reproduce": reproduce,
+    "figure": figure,
+    "bench": bench,
+    "claims": claims,
+    "check-results": check_results,
+    "ablate": ablate,
+    "eval": evaluate,
+    "generate": generate,
+    "list": list_command,
+    "doctor": doctor,
+    "plan": plan,
+    "plan-cluster": plan_cluster,
+    "calibrate": calibrate,
+    "train-tiny": train_tiny,
+    "verify-baselines": verify_baselines,
+    "gpu-suite": gpu_suite,
+}
+for name, command in COMMANDS.items():
+    app.command(name=name, cls=PanelCommand)(command)
 
 
 def _say_version(is_asked: bool) -> None:
@@ -86,6 +105,7 @@ def _root(
 
 def main() -> None:
     """Exit codes: 0 done, 1 a run failed or is INVALID, 2 bad input (one sentence), 130 interrupted, 143 terminated."""
+    _settle_environment()
     with _streams(), _sigterm_as_interrupt() as terminated:
         try:
             ending = Ending(code=_command(sys.argv[1:]))
@@ -94,6 +114,14 @@ def main() -> None:
             ending = ending_of(error, is_terminated=bool(terminated))
         _say(ending)
     sys.exit(ending.code)
+
+
+def _settle_environment() -> None:
+    """Figures go to files alone, whatever a shell says of windows; libraries fail at sizes of a terminal that are none."""
+    os.environ["MPLBACKEND"] = "agg"
+    for name in ("COLUMNS", "LINES"):
+        if (told := os.environ.get(name)) is not None and terminal_size_of(told) is None:
+            del os.environ[name]
 
 
 def _command(arguments: list[str]) -> int:
@@ -118,9 +146,9 @@ def _tree() -> Any:
 
 def _given_paths(arguments: list[str]) -> Iterator[tuple[str, str]]:
     """Options that take a path, as they stand: an empty one would be the working directory."""
-    for argument, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="-"):
         option, equals, value = argument.partition("=")
-        if option in _PATHS:
+        if option in PATHS:
             yield option, value if equals else following
 
 
@@ -176,4 +204,6 @@ def _say(ending: Ending) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if ending.line is not None:
         with suppress(OSError, ValueError):
-            print(ending.line, file=sys.stderr, flush=True)
+            # One line in a log, whole words on a terminal.
+            (say if sys.stderr.isatty() else print)(ending.line, file=sys.stderr)
+            sys.stderr.flush()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,6 +110,33 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any
             parsed = value
         knobs[name] = value if isinstance(parsed, list | dict) else parsed
     return knobs
+
+
+CLUSTER_RANGES = {
+    "delay_mean_s": (0.0, 1e6),
+    "planning_rate": (1e-6, 1e6),
+    "slo_ttft_s": (1e-6, 1e6),
+    "slo_itl_s": (1e-6, 1e6),
+}
+"""Least and largest number of knobs of sessions on a cluster; a planner's program loses its digits beyond."""
+
+
+def check_ranges(knobs: Mapping[str, Any]) -> None:
+    for name, (least, most) in CLUSTER_RANGES.items():
+        value = knobs.get(name)
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise UserError(f"{name}={value} must be between {least:g} and {most:g}")
+
+
+@contextmanager
+def plugged_in(knob: str, named: object) -> Iterator[None]:
+    """The body calls what the knob names, if it is given: one that cannot be called so is refused."""
+    try:
+        yield
+    except TypeError as error:
+        if named is None:
+            raise
+        raise UserError(f"{knob}={named!r} cannot be called as a {knob} is ({error}): name a class of one") from error
 
 
 def parse_memory_limit(text: str | None) -> int | None:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 NOT_A_TERMINAL = 160
 """Columns where nothing says how many there are."""
 NARROW = 14
 """A column no wider is never broken into lines."""
+MOST_COLUMNS = 1000
+"""Of a terminal that one would believe."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """No wider than the terminal: columns that say the same in every row become a line above, a column of words is
     broken between them, and where that is not enough each row is written downwards."""
     held = [tuple(row) for row in rows]
-    width = _width()
+    width = _room(sys.stdout) or NOT_A_TERMINAL
     say(title)
-    if _natural_width(columns, held) > width and len(held) > 1:
-        columns, held = _without_constants(columns, held, width)
-    if _least_width(columns, held) > width:
+    if _taken(_lengths(columns, held, by_word=False)) > width and len(held) > 1:
+        columns, held = _without_constants(columns, held)
+    if _taken(_lengths(columns, held, by_word=True)) > width:
         _print_downwards(columns, held, width)
     else:
         _print_across(columns, held, width)
@@ -30,20 +34,30 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
     """A paragraph, broken between words where it is longer than the terminal; as it is where there is none."""
-    columns = shutil.get_terminal_size((0, 0)).columns
-    given = textwrap.TextWrapper(
-        max(columns, 40),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    print(given.fill(text) if columns else indent + text, file=file)
+    room = _room(file or sys.stdout)
+    print("\n".join(_broken(text, max(room, 40), indent)) if room else indent + text, file=file)
 
 
-def _width() -> int:
-    """Of the terminal, or as COLUMNS says."""
-    return shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns
+def _room(stream: TextIO) -> int:
+    """Columns of the stream's terminal; where it has none, as COLUMNS says, and 0 where nothing does."""
+    if told := terminal_size_of(os.environ.get("COLUMNS", "")):
+        return told
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 0
+
+
+def terminal_size_of(told: str) -> int | None:
+    """Columns or lines, as an environment variable gives them; None where no terminal has as many."""
+    size = int(told[:9]) if told.isdecimal() else 0
+    return size if 0 < size <= MOST_COLUMNS else None
+
+
+def _broken(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [indent]
 
 
 def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: bool) -> list[int]:
@@ -56,22 +70,18 @@ def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: 
     return [max(length(str(cell)) for cell in (name, *cells)) for name, *cells in zip(columns, *rows, strict=True)]
 
 
-def _natural_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    return sum(_lengths(columns, rows, by_word=False)) + 3 * len(columns) + 1
-
-
-def _least_width(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    return sum(_lengths(columns, rows, by_word=True)) + 3 * len(columns) + 1
+def _taken(lengths: Sequence[int]) -> int:
+    """Columns of the terminal that a table takes, with its borders."""
+    return sum(lengths) + 3 * len(lengths) + 1
 
 
 def _without_constants(
-    columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     same = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
     kept = [i for i in range(len(columns)) if i not in same] or [0]
-    said = "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept)
-    for line in textwrap.wrap(said, width):
-        print(line)
+    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept):
+        say(said)
     return [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
 
 
@@ -81,14 +91,24 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
     from rich.text import Text
 
     table = Table()
-    whole, words = _lengths(columns, rows, by_word=False), _lengths(columns, rows, by_word=True)
-    fits = sum(whole) + 3 * len(columns) + 1 <= width
-    for name, natural, least in zip(columns, whole, words, strict=True):
-        is_rigid = fits or natural <= NARROW
-        table.add_column(name, overflow="fold", no_wrap=is_rigid, min_width=natural if is_rigid else least)
+    for name, given in zip(columns, _shared(columns, rows, width), strict=True):
+        table.add_column(name, overflow="fold", width=given)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console(width=width).print(table)
+
+
+def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Widths of the columns: none below its longest word, and what is left goes first to those that lack least."""
+    whole = _lengths(columns, rows, by_word=False)
+    if _taken(whole) <= width:
+        return whole
+    given = _lengths(columns, rows, by_word=True)
+    room = width - _taken(given)
+    for done, i in enumerate(sorted(range(len(given)), key=lambda i: whole[i] - given[i])):
+        more = min(whole[i] - given[i], room // (len(given) - done))
+        given[i], room = given[i] + more, room - more
+    return given
 
 
 def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
@@ -96,9 +116,31 @@ def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], widt
     for row in rows:
         print("-" * min(width, 40))
         for name, cell in zip(columns, row, strict=True):
-            label = f"{name}:".ljust(indent)
-            lines = textwrap.wrap(cell, max(width - len(label), 10)) or ["-"]
-            print(label + f"\n{' ' * len(label)}".join(lines))
+            label, parts = f"{name}:", cell.splitlines() or ["-"]
+            if len(label) < indent and max(map(len, cell.split()), default=0) <= width - indent:
+                lines = [line for part in parts for line in _broken(part, width - indent)]
+                print(label.ljust(indent) + f"\n{' ' * indent}".join(lines))
+            else:
+                lines = [line for part in parts for line in _broken(part, width, "  ")]
+                print(*_broken(label, width), *lines, sep="\n")
+
+
+@contextmanager
+def counting(description: str, total: int | None = None) -> Iterator[Callable[[], None]]:
+    """Yields what advances a bar on stderr's terminal by one; nothing is drawn where it has none that
+    can, and nothing stays."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield lambda: None
+        return
+    how_far = (TextColumn("{task.completed}"),) if total is None else (BarColumn(bar_width=None), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), *how_far, TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, expand=total is not None) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda: progress.advance(task)
 
 
 def print_json(value: Any) -> None:
@@ -111,3 +153,8 @@ def percent(share: float | None) -> str:
 
 def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def counted(count: int, name: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{count} {name}{'' if count == 1 else 's'}"

@@ -1,43 +1,70 @@
-"""Help of commands with many options, in panels; plain text, so that ``--help`` loads nothing."""
+"""Help that names every command and option whole, in panels where there are many; plain text, so that ``--help`` loads
+nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 FEW = 12
 """Options of a command that are one list."""
 
 PANELS = {
     "What is run": "system dataset_name dataset task platform executor component model weights reading prompt prompt_ids chat "
-    "system_prompt paper",
+    "system_prompt paper trace hardware gpus",
     "Workload": "request_rate num_prompts limit num_fewshot arrivals burstiness dataset_path dataset_source input_len seed "
-    "num_runs",
+    "num_runs rate slo_ttft_s slo_itl_s trace_path num_sessions",
     "Engine": "scheduler max_num_batched_tokens max_num_logits max_num_seqs batch_size memory_limit logit_rows "
-    "batch_rule attention_backend cuda_graphs fused_kernels tensor_parallel dtype device knob",
+    "batch_rule attention_backend cuda_graphs fused_kernels tensor_parallel dtype device knob constants method solver",
     "Decoding": "gen_length block_length steps temperature top_p top_k threshold factor alg alg_temp remasking cfg_scale "
     "cfg_interval stop_at_eos tie_policy compat",
     "Cache": "retention_ratio pool_kernel selection refresh_delay cache prompt_interval gen_interval transfer_ratio",
-    "Runs and output": "result_dir out_dir force accept_other_code continue_on_error dry_run profile profile_every plot json "
+    "Runs and output": "result_dir out_dir force accept_other_code continue_on_error dry_run profile profile_every plot top json "
     "help",
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+_UNBROKEN = "\u2011"
+"""Stands for a hyphen while lines are broken: a name is not to end in the middle."""
 
 
 class PanelCommand(TyperCommand):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = _held(self.help or "")
+
+    def get_help(self, ctx: Any) -> str:
+        return _released(super().get_help(ctx))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        params = self.get_params(ctx)
-        if len(params) <= FEW:
-            super().format_options(ctx, formatter)
-            return
-        panels: dict[str, list[Any]] = {panel: [] for panel in ("Arguments", *PANELS, "Others")}
-        for param in params:
-            record = param.get_help_record(ctx)
-            if record is not None:
-                is_argument = param.param_type_name == "argument"
-                panels["Arguments" if is_argument else _PANEL_OF.get(str(param.name), "Others")].append(record)
+        shown = [
+            (param, record) for param in self.get_params(ctx) if (record := param.get_help_record(ctx)) is not None
+        ]
+        panels: dict[str, list[Any]] = {panel: [] for panel in ("Arguments", *PANELS, "Options")}
+        for param, (name, text) in shown:
+            panel = "Options" if len(shown) <= FEW else _PANEL_OF.get(str(param.name), "Options")
+            panels["Arguments" if param.param_type_name == "argument" else panel].append((name, _held(text)))
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
                     formatter.write_dl(records)
+
+
+class WholeGroup(TyperGroup):
+    """Lists the whole first sentence of every command's help."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _released(super().get_help(ctx))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(10**6)) for name, command in commands if command])
+
+
+def _held(text: str) -> str:
+    return text.replace("-", _UNBROKEN)
+
+
+def _released(text: str) -> str:
+    return text.replace(_UNBROKEN, "-")

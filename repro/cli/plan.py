@@ -77,7 +77,7 @@ def plan(
             (
                 row.label,
                 row.logits,
-                str(row.logit_rows),
+                f"{row.logit_rows:,}",
                 *(
                     number(part / 1e9, 2)
                     for part in (

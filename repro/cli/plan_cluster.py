@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import number, print_json, print_table
+from repro.cli.output import number, print_json, print_table, say
 
 PLAN_SEED = 10**6
 MOST_SESSIONS = 10**5
 LEAST_RATE = 1e-6
 """A session in twelve days."""
+OBJECTIVES_S = (1e-6, 1e6)
+"""Least and largest objective: integer programs lose their digits beyond."""
 
 
 def plan_cluster(
@@ -51,6 +53,7 @@ def plan_cluster(
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
+    from repro.cli.data_file import readable
     from repro.systems.ar.part import PAPER_OBJECTIVES
     from repro.systems.ar.planning import MOST_PLANS
     from repro.systems.ar.settings import (
@@ -85,6 +88,9 @@ def plan_cluster(
     itl_s = slo_itl_s if slo_itl_s is not None else None if printed is None else printed.itl_ms / 1e3
     for name, value in (("slo-ttft-s", ttft_s), ("slo-itl-s", itl_s)):
         require(value is not None, f"{shape.name} on {card.name} has no published objective: give --{name}, in seconds")
+        assert value is not None
+        least, most = OBJECTIVES_S
+        require(least <= value <= most, f"{name}={value} must be between {least:g} and {most:g} seconds")
     assert ttft_s is not None
     assert itl_s is not None
     slo = Slo(ttft_s=ttft_s, itl_s=itl_s)
@@ -101,7 +107,8 @@ def plan_cluster(
         trace_path=None if trace_path is None else str(trace_path),
         meets_totals=trace_path is None,
     )
-    sessions = sessions_of(asked).sessions
+    with readable("trace-path", trace_path):
+        sessions = sessions_of(asked).sessions
     ground = hardware_of(shape.name, gpu_name, constants)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in sessions))
     require(
@@ -151,7 +158,7 @@ def plan_cluster(
         return
     print_table(
         f"{shape.name}, {card.title}, {gpus} x {gpu_name}, {planned_rate:g} sessions/s (simulated)",
-        ("rank", "deployment", "P95 TTFT s", "of SLO", "P95 ITL ms", "of SLO", "P95 decode of a round s"),
+        ("rank", "deployment", "P95 TTFT s", "of TTFT SLO", "P95 ITL ms", "of ITL SLO", "P95 decode of a round s"),
         [
             (
                 str(rank),
@@ -166,10 +173,10 @@ def plan_cluster(
         ],
     )
     if found[0].value > 1:
-        print(
+        say(
             f"no split meets both objectives at P95: the best is {found[0].value:.3g} times over; lower the rate or add GPUs"
         )
-    print(
+    say(
         f"planned in {end - profiled:.2f} s ({found[0].solver}), after {profiled - start:.2f} s of profiling (worst fit error "
         f"{100 * performance.max_error:.1f} %)"
     )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engines.runtime.step_timer import STEP_PARTS
-from repro.cli.output import number, percent, print_table
+from repro.cli.output import number, percent, print_table, say
 
 if TYPE_CHECKING:
     from repro.runs.store import StoredRun
@@ -19,11 +19,11 @@ def print_profile(run: StoredRun) -> None:
     summary, facts = run.summary, run.facts
     name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate(run.cell.rate)} req/s"
     if summary["profile"] is None:
-        print(f"{name}: no step was taken apart")
+        say(f"{name}: no step was taken apart")
     else:
         _print_parts(name, summary["profile"])
     card = f" of {facts['bound']['card']}" if "bound" in facts else ""
-    print(
+    say(
         f"share of roofline{card}: {percent(summary['roofline_share'])}; CUDA graph hit rate: "
         f"{percent(summary['graph_hit_rate'])}; outside the forward: {percent(summary['outside_forward_share'])}"
     )

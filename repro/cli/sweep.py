@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from engines.errors import UserError
-from repro.cli.output import say
+from repro.cli.output import counted, say
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
@@ -47,21 +47,21 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     ran = sum(outcome.status == "ran" for outcome in outcomes)
     reused = [outcome for outcome in outcomes if outcome.status == "reused"]
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
-    line = f"{ran} runs done, {len(reused)} reused"
+    line = f"{counted(ran, 'run')} done, {len(reused)} reused"
     if reused:
         line += f" (e.g. {reused[0].reason}; --force runs them again)"
     say(f"{line}; run folders: {root}", file=sys.stderr)
     for outcome in failed:
-        print(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
+        say(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
     for outcome in outcomes:
         if outcome.run is not None and not outcome.run.validity.valid:
-            print(f"INVALID {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.reasons)}", file=sys.stderr)
+            say(f"INVALID {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.reasons)}", file=sys.stderr)
     contended = [outcome for outcome in outcomes if outcome.run is not None and outcome.run.validity.warnings]
     for outcome in contended[:MAX_WARNED]:
         assert outcome.run is not None
-        print(f"warning {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.warnings)}", file=sys.stderr)
+        say(f"warning {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.warnings)}", file=sys.stderr)
     if len(contended) > MAX_WARNED:
-        print(f"warning: so were {len(contended) - MAX_WARNED} more runs", file=sys.stderr)
+        say(f"warning: so too {counted(len(contended) - MAX_WARNED, 'more run')}", file=sys.stderr)
 
 
 def is_failure(outcome: CellOutcome) -> bool:

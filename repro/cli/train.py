@@ -16,7 +16,7 @@ def train_tiny(
     steps: Annotated[
         int | None, typer.Option(help="Optimiser steps [default: those of the embedded checkpoint].")
     ] = None,
-    seed: opt.Seed = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights and of the training texts.")] = 0,
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
     """Train the tiny LLaDA on generated word problems and functions, and evaluate it on held-out ones."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table
+from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.checks.goldens import CaseResult
@@ -19,7 +19,7 @@ def verify_baselines(
         Path | None,
         typer.Option(help="Folder with cases.json and the checkpoints it names; by default the one that is embedded."),
     ] = None,
-    device: opt.Device = "cpu",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     json: opt.Json = False,
 ) -> None:
     """Replay recorded cases of every sampler, token by token. Exit code 1 if a case fails."""
@@ -28,13 +28,10 @@ def verify_baselines(
     folder = GOLDEN_DIR if golden is None else golden
     cases = read_cases(folder)
     if json:
-        results = verify(cases, device=device or "cpu")
+        results = verify(cases, device=device)
     else:
-        from rich.console import Console
-        from rich.progress import track
-
-        bar = iter(track(range(len(cases)), description="replaying", console=Console(stderr=True), transient=True))
-        results = verify(cases, lambda: next(bar, None), device=device or "cpu")
+        with counting("replaying", len(cases)) as advance:
+            results = verify(cases, advance, device=device)
     rows = [
         _row(method, [result for result in results if result.case.method == method])
         for method in sorted({case.method for case in cases})
@@ -79,11 +76,11 @@ def _row(method: str, results: list[CaseResult]) -> dict[str, Any]:
 def _print_notes(results: list[CaseResult]) -> None:
     for result in results:
         if result.case.required and not result.passed:
-            print(f"  failed: {result.case.id}: {result.difference}")
+            say(f"  failed: {result.case.id}: {result.difference}")
     required = [result for result in results if result.case.required]
-    print(f"{sum(result.passed for result in required)} of {len(required)} required cases pass.")
+    say(f"{sum(result.passed for result in required)} of {len(required)} required cases pass.")
     if len(required) < len(results):
-        print(
+        say(
             f"{len(results) - len(required)} are not required: a library's order of equal values, or a defect of the "
             f"recorded code, decides their ids."
         )

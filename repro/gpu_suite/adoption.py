@@ -13,6 +13,7 @@ from engines.hardware.catalogue import gpu_of_device
 from engines.hardware.roofline import Calibration
 from repro.gpu_suite.calibration import CALIBRATION, SCHEMA_VERSION
 from repro.reports import predictions
+from repro.reports.predictions import medians_sentence
 
 KINDS = {"tok/s": "throughputs", "ms": "steps"}
 """Unit of a measured number -> what its median is of."""
@@ -27,7 +28,9 @@ def read_fit(folder: Path, card: str) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, machine, commit = value["schema_version"], value["machine"], value["commit"]
         calibration = constants(value)
-    except (ValueError, KeyError, TypeError) as error:
+        medians_sentence(report(value)["medians"])
+        json.dumps(report(value), allow_nan=False)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}): run gpu-suite again") from error
     require(version == SCHEMA_VERSION, f"{path} has schema_version={version}: run gpu-suite again")
     known = gpu_of_device(machine) if isinstance(machine, str) else None

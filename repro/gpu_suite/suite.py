@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engines.errors import UserError
 from repro.files import replace_text, replacing
@@ -29,6 +29,8 @@ SCHEMA_VERSION = 2
 STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
 """Factor on the time that finished jobs of the kind took."""
+MOST = 1e6
+"""Of attempts, or seconds, of a job."""
 
 Status = Literal["new", "started", "done", "failed"]
 
@@ -254,12 +256,19 @@ def _kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if Path(member.name).name.startswith(".") else member
 
 
+def _is_whole(entry: Entry) -> bool:
+    numbers = (entry.attempts, entry.estimate_s, 0.0 if entry.elapsed_s is None else entry.elapsed_s)
+    return entry.status in get_args(Status) and all(type(each) in (int, float) and 0 <= each < MOST for each in numbers)
+
+
 def _read(path: Path, platform: str) -> dict[str, Entry]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version, holds = value["schema_version"], value["platform"]
         entries = {name: Entry(**entry) for name, entry in value["jobs"].items()} if version == SCHEMA_VERSION else {}
-    except (ValueError, KeyError, TypeError) as error:
+        if not all(map(_is_whole, entries.values())):
+            raise ValueError("a job's values are of other kinds")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}): delete it, stored runs are kept") from error
     if holds != platform:
         raise UserError(f"result_dir={str(path.parent)!r} holds the suite of platform {holds}: give another folder")

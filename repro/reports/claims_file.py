@@ -102,11 +102,18 @@ def save(path: Path, judged: Sequence[Judged]) -> Path:
 
 
 def read(path: Path) -> list[dict[str, str]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        if tuple(reader.fieldnames or ()) != COLUMNS:
-            raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
-        return list(reader)
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            columns, rows = reader.fieldnames, list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(
+            f"{path.name} cannot be read ({type(error).__name__}: {error}): run 'repro claims' again"
+        ) from error
+    # A row that is short or long has a value, or a key, None.
+    if tuple(columns or ()) != COLUMNS or any(None in (*row, *row.values()) for row in rows):
+        raise UserError(f"{path.name} has other columns than 'repro claims' writes: run it again")
+    return rows
 
 
 def _obtained(how: str, runs: Sequence[StoredRun]) -> str:

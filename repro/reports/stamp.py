@@ -41,7 +41,7 @@ def read_stamp(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = value["schema_version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}): draw its figure again") from error
     if version != SCHEMA_VERSION:
         raise UserError(f"{path} has schema_version={version}, not {SCHEMA_VERSION}: draw its figure again")

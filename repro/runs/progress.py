@@ -34,11 +34,12 @@ class SweepProgress:
 
 @contextmanager
 def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[SweepProgress]:
-    """Yields what ``Sweep.run`` is to tell. Reused, failed and interrupted cells are told in words on both."""
+    """Yields what ``Sweep.run`` is to tell. Failed and interrupted cells are told in words on both, reused ones
+    where what is reused is logged."""
     from rich.console import Console as RichConsole
 
     console = console or RichConsole(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         yield SweepProgress(on_event=_log_event)
         return
 
@@ -60,7 +61,9 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
             num_closed = event.num_closed
             description = _short(event.cell) if event.kind == "started" and event.cell is not None else None
             progress.update(task, completed=event.num_closed, description=description)
-            if event.kind in ("reused", "failed", "interrupted"):
+            # Of the reused ones the summary tells how many.
+            is_told = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
+            if event.kind in ("reused", "failed", "interrupted") and is_told:
                 # Plain text: an error message may hold brackets.
                 progress.console.print(Text(_line(event)))
 

@@ -145,15 +145,25 @@ def clean_text(text: str) -> str:
     text = _URL_USER.sub(f"{REDACTED}@", text)
     text = _ABSOLUTE_PATH.sub(lambda match: _clean_path(match.group()), text)
     # What is left of a user's folder in a relative path, ../../home/name/x.
-    return re.sub(re.escape(str(Path.home())) + r"(?![\w.-])", "~", text) if Path.home() != Path("/") else text
+    home = _home()
+    return text if home is None else re.sub(re.escape(str(home)) + r"(?![\w.-])", "~", text)
+
+
+def _home() -> Path | None:
+    """None where the user has none to hide: no such user, or the root of everything."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home if home.is_absolute() and home != Path("/") else None
 
 
 def _clean_path(text: str) -> str:
     path = Path(os.path.normpath(text))
     if path.is_relative_to(REPO):
         return str(path.relative_to(REPO))
-    home = Path.home()
-    if home != Path("/") and path.is_relative_to(home):
+    home = _home()
+    if home is not None and path.is_relative_to(home):
         return str("~" / path.relative_to(home))
     return f".../{path.name}"
 

@@ -69,13 +69,13 @@ def bench(*options: str) -> tuple[str, ...]:
 
 def test_it_runs_with_its_knob_and_is_not_run_twice(repro: Repro) -> None:
     first = repro(*bench("--knob", "service_s=0.5", "--json"))
-    assert "1 runs done, 0 reused" in first.err
+    assert "1 run done, 0 reused" in first.err
     (run,) = json.loads(first.out)["runs"]
     assert (run["obtained"], run["valid"], run["cell"]["knobs"]["service_s"]) == ("simulated", True, 0.5)
     assert set(run["summary"]) >= {"mean_queue", "queue_wait_s", "throughput_tok_s"}
     assert "num_steps" not in run["summary"], "another family's metric"
     assert "0 runs done, 1 reused" in repro(*bench("--knob", "service_s=0.5")).err
-    assert "1 runs done" in repro(*bench("--knob", "service_s=0.25")).err
+    assert "1 run done" in repro(*bench("--knob", "service_s=0.25")).err
 
 
 def test_its_table_shows_its_own_columns(repro: Repro) -> None:
@@ -147,8 +147,8 @@ def test_an_edit_of_its_module_runs_it_again(tmp_path: Path) -> None:
     own = tmp_path / "own_md1.py"
     own.write_text(text)
     asked = [each.replace("support.md1", "own_md1") for each in bench()]
-    assert "1 runs done, 0 reused" in in_process(tmp_path, *asked)
+    assert "1 run done, 0 reused" in in_process(tmp_path, *asked)
     own.write_text(text.replace("start + self.service_s", "start + 2 * self.service_s"))
-    assert "1 runs done, 0 reused" in in_process(tmp_path, *asked)
+    assert "1 run done, 0 reused" in in_process(tmp_path, *asked)
     own.write_text(f"{own.read_text()}\n# nothing more\n")
     assert "0 runs done, 1 reused" in in_process(tmp_path, *asked)

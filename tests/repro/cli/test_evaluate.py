@@ -44,7 +44,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
         tmp_path,
     )
     code, out, err = call(monkeypatch, capsys, *asked, "--json")
-    assert (code, err.split(",")[0]) == (0, "1 runs done")
+    assert (code, err.split(",")[0]) == (0, "1 run done")
     result = json.loads(out)
     assert (result["task"], result["criterion"], result["obtained"], result["valid"]) == (
         "mini-code",

@@ -1,0 +1,266 @@
+"""Files with data that a user names, and pages that the program wrote itself, each broken in every way: one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import refused, repro
+
+from repro.checks.results import check_claims, check_results
+from repro.gpu_suite.adoption import read_fit
+from repro.gpu_suite.suite import _read as read_state
+from repro.paths import CALIBRATION, RESULTS
+
+DEEP = "[" * 100_000
+SESSIONS = ("bench", "--platform", "h20x32", "--num-prompts", 2)
+
+
+def rows(*rounds: str, **more: str) -> str:
+    fields = [*(f'"{name}": {value}' for name, value in more.items()), f'"rounds": [{", ".join(rounds)}]']
+    return f"{{{', '.join(fields)}}}\n"
+
+
+LINES = {
+    "2^31": (rows(f"[{2**31}, 5]"), "at most 2147483647"),
+    "2^63": (rows(f"[{2**63}, 5]"), "at most 2147483647"),
+    "sum over 2^63": (rows(f"[{2**62}, 5]", f"[{2**62}, 5]"), "at most 2147483647"),
+    "400 digits": (rows(f"[1{'0' * 400}, 5]"), "a number of more than 60 digits"),
+    "5000 digits": (rows(f"[{'9' * 5000}, 5]"), "a number of more than 60 digits"),
+    "delay of 400 digits": (rows(f"[5, 5, 1{'0' * 400}]"), "a number of more than 60 digits"),
+    "delay of 1e308 s": (rows("[5, 5, 1e308]"), "at most 1e+09"),
+    "nan": (rows("[5, 5, NaN]"), "finite numbers"),
+    "1e999": (rows("[5, 5, 1e999]"), "finite numbers"),
+    "arrival inf": (rows("[5, 5]", arrival_s="Infinity"), "finite numbers"),
+    "arrival of 400 digits": (rows("[5, 5]", arrival_s=f"1{'0' * 400}"), "a number of more than 60 digits"),
+    "deep": (f'{{"rounds": {DEEP}', "line 1 is nested too deeply"),
+    "no json": ("hello\n", "cannot be read as JSON lines"),
+    "half": ('{"rounds": [[1,', "cannot be read as JSON lines"),
+    "empty": ("", "has no session"),
+    "binary": (b"\x00\xff", "cannot be read"),
+    "unknown key": (rows("[1, 2]", x="3"), "field 'x'"),
+    "no rounds": (rows(), "field 'rounds'"),
+    "true": (rows("[true, true]"), "expected [prefill, decode]"),
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_line_of_a_session_file(name: str, tmp_path: Path) -> None:
+    content, says = LINES[name]
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    where = ("--result-dir", tmp_path / "r", "--arrivals", "trace") if "arrival" in name else ()
+    refused(repro(*SESSIONS, "--dataset-path", path, *(where or ("--result-dir", tmp_path / "r"))), "mine.jsonl", says)
+    assert not (tmp_path / "r").exists()
+
+
+PUBLISHED: dict[str, tuple[str, Any]] = {
+    "hotpotqa without titles": ("hotpotqa", [{"question": "q", "context": {}}]),
+    "hotpotqa of numbers": ("hotpotqa", [{"question": "q", "context": {"title": [5], "sentences": [["x"]]}}]),
+    "hotpotqa of texts": ("hotpotqa", ["x"]),
+    "dureader of numbers": ("dureader", {"question": "q", "documents": [5]}),
+    "dureader without a list": ("dureader", {"question": "q", "documents": [{"paragraphs": 5}]}),
+    "toolbench of numbers": ("toolbench", {"answer_generation": {"valid_data": 1, "train_messages": [5]}}),
+    "toolbench of texts": ("toolbench", {"answer_generation": {"valid_data": 1, "train_messages": [["x"]]}}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_file_of_another_shape(name: str, tmp_path: Path) -> None:
+    from repro.workloads.sessions import load_session_card
+
+    trace, value = PUBLISHED[name]
+    path = tmp_path / Path(load_session_card(trace).local[0].path).name
+    content = (json.dumps(value) + "\n").encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    asked = ("--dataset-name", trace, "--dataset-path", path, "--result-dir", tmp_path / "r")
+    refused(repro(*SESSIONS, *asked), path.name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        SESSIONS,
+        ("bench",),
+        ("eval", "--task", "gsm8k"),
+        ("plan-cluster", "--model", "Qwen3-32B", "--trace", "gaia", "--gpus", 16),
+    ],
+    ids=["sessions", "prompts", "eval", "plan-cluster"],
+)
+def test_what_is_no_file(command: tuple[object, ...], tmp_path: Path) -> None:
+    option = "--trace-path" if command[0] == "plan-cluster" else "--dataset-path"
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("loop", tmp_path / "loop")
+    (tmp_path / "folder").mkdir()
+    for path, says in (
+        ("/dev/zero", "is a device or a pipe"),
+        (tmp_path / "pipe", "is a device or a pipe"),
+        (tmp_path / "loop", "does not exist"),
+        (tmp_path / "folder", "is a directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        where = () if command[0] == "plan-cluster" else ("--result-dir", tmp_path / "r")
+        refused(repro(*command, option, path, *where), says)
+
+
+BOUNDS = [
+    (("--top", 10**6), "top=1000000 must be between 1 and 100"),
+    (("--top", 10**30), "the most that are shown"),
+    (("--num-sessions", 10**9), "num-sessions=1000000000 is more than 100000"),
+    (("--num-sessions", 10**20), "is more than 100000"),
+    (("--slo-itl-s", "1e-308"), "slo-itl-s=1e-308 must be between 1e-06 and 1e+06 seconds"),
+    (("--slo-ttft-s", "nan"), "slo-ttft-s=nan must be between"),
+    (("--slo-ttft-s", "inf"), "slo-ttft-s=inf must be between"),
+    (("--rate", "1e300"), "is more than"),
+    (("--trace-path", ""), "--trace-path='' is empty"),
+]
+
+
+@pytest.mark.parametrize(("options", "says"), BOUNDS, ids=lambda value: str(value)[:40])
+def test_bounds_of_a_plan(options: tuple[object, ...], says: str) -> None:
+    refused(repro("plan-cluster", "--model", "Qwen3-32B", "--trace", "gaia", "--gpus", 16, *options), says)
+
+
+IGNORED = [
+    (("ablate", "--component", "routing", "--num-runs", 10**12), "num_runs=1000000000000 is more than 1000"),
+    (("ablate", "--component", "routing", "--limit", 5), "limit=5 has no effect on routing"),
+    (("ablate", "--component", "scheduler", "--limit", 5), "limit=5 has no effect on component='scheduler'"),
+    (("ablate", "--component", "sparsity", "--platform", "l40s", "--limit", 5), "of platform='l40s'"),
+    (("ablate", "--component", "routing", "--plot", ""), "--plot='' is empty"),
+    (("reproduce", "ampd/table1", "--num-prompts", 3), "num_prompts=3 has no effect on ampd/table1"),
+    (("reproduce", "ampd/table1", "--num-runs", 3), "num_runs=3 has no effect on ampd/table1"),
+    (("reproduce", "ampd/fig5", "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
+    ((*SESSIONS[:3], "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
+    ((*SESSIONS, "--knob", "delay_mean_s=1e300"), "delay_mean_s=1e+300 must be between 0 and 1e+06"),
+    ((*SESSIONS, "--knob", "slo_itl_s=1e-320"), "must be between 1e-06 and 1e+06"),
+    ((*SESSIONS, "--knob", "planning_rate=1e-9"), "planning_rate=1e-09 must be between 1e-06 and 1e+06"),
+    ((*SESSIONS, "--knob", "router=os:system"), "router='os:system' cannot be called as a router is"),
+    (("gpu-suite", "--platform", "cpu-tiny", "--budget", "nan"), "budget=nan must be a positive number"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), IGNORED, ids=lambda value: str(value)[:60])
+def test_nothing_is_ignored_or_endless(
+    arguments: tuple[object, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(repro(*arguments, "--result-dir", "r"), says)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- what the program wrote -------------------------------------------------------------------------
+
+
+def broken(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**content, **changes}.items() if value is not ...}
+
+
+STAMPS: dict[str, dict[str, Any]] = {
+    "no runs": {"runs": ...},
+    "runs are null": {"runs": None},
+    "runs of numbers": {"runs": [1]},
+    "no files": {"files": ...},
+    "files are a list": {"files": []},
+    "platform is a number": {"platform": 5},
+    "unknown platform": {"platform": "nope"},
+    "unknown figure": {"figure": "nope"},
+    "figure is a number": {"figure": 5},
+    "runs are words": {"num_runs": "x"},
+    "endless runs": {"num_runs": 10**12},
+    "rates are a number": {"rates": 5},
+    "knobs are a number": {"knobs": 5},
+    "notes are a number": {"notes": 5},
+    "another schema": {"schema_version": 99},
+}
+
+
+@pytest.mark.parametrize("name", STAMPS)
+def test_a_stamp_that_says_nothing_is_stale_and_no_more(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "h20x32"
+    folder.mkdir()
+    for path in (RESULTS / "h20x32").glob("table1-h20x32.*"):
+        shutil.copy(path, folder)
+    stamp = folder / "table1-h20x32.json"
+    stamp.write_text(json.dumps(broken(json.loads(stamp.read_text()), **STAMPS[name])))
+    (found,) = check_results(tmp_path)
+    assert (found.status, found.is_fault) == ("stale", True)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"id\0", b"x" * 200_000, b'"'], ids=repr)
+def test_claims_that_cannot_be_read_are_stale(content: bytes, tmp_path: Path) -> None:
+    head = (RESULTS / "claims-ampd.csv").read_bytes().splitlines()[0] + b"\n"
+    for written in (content, head + content, head + b"a,b\n"):
+        (tmp_path / "claims-ampd.csv").write_bytes(written)
+        (found,) = check_claims(tmp_path)
+        assert found.status == "stale" or written == head, found
+
+
+FITS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "medians are null": lambda fit: {**fit, "medians": None},
+    "medians are a list": lambda fit: {**fit, "medians": []},
+    "medians of an unknown unit": lambda fit: {**fit, "medians": {"parsecs": {}}},
+    "medians are words": lambda fit: {**fit, "medians": {"ms": {"median_percent": "x", "count": 1}}},
+    "medians are not finite": lambda fit: {**fit, "medians": {"ms": {"median_percent": float("nan"), "count": 1}}},
+    "comparisons are null": lambda fit: {**fit, "comparisons": None},
+    "comparisons are numbers": lambda fit: {**fit, "comparisons": [1]},
+    "comparisons lack a name": lambda fit: {**fit, "comparisons": [{}]},
+    "a constant is a word": lambda fit: {**fit, "calibration": {**fit["calibration"], "matmul_efficiency": "x"}},
+    "it is a list": lambda fit: [fit],
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_a_fit_that_cannot_be_adopted(name: str, tmp_path: Path) -> None:
+    constants = json.loads((CALIBRATION / "rtx4090.json").read_text())
+    fit = {
+        "schema_version": 1,
+        "machine": "NVIDIA H200",
+        "commit": "a" * 40,
+        "calibration": {**constants, "gpu": "h200"},
+        "medians": {},
+        "comparisons": [],
+    }
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(fit))
+    read_fit(tmp_path, "h200")
+    for content in (json.dumps(FITS[name](fit)), DEEP):
+        path.write_text(content)
+        refused(repro("calibrate", "--platform", "h200", "--dry-run", "--result-dir", tmp_path), "calibration.json")
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        [],
+        "x",
+        None,
+        {"a": 5},
+        {"a": {"stage": "x", "attempts": "x"}},
+        {"a": {"stage": "x", "attempts": 10**9}},
+        {"a": {"stage": "x", "elapsed_s": float("nan")}},
+        {"a": {"stage": "x", "status": []}},
+        {"a": {"stage": "x", "status": "nope"}},
+    ],
+    ids=repr,
+)
+def test_a_state_of_the_suite(jobs: object, tmp_path: Path) -> None:
+    state = {"schema_version": 2, "platform": "cpu-tiny", "command": "x", "jobs": jobs}
+    path = tmp_path / "suite.json"
+    for content in (json.dumps(state), DEEP):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=r"suite.json cannot be read .*delete it, stored runs are kept"):
+            read_state(path, "cpu-tiny")
+
+
+@pytest.mark.parametrize("option", ["--export", "--result-dir"])
+def test_a_suite_that_cannot_write(option: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = ("gpu-suite", "--platform", "cpu-tiny", "--stage", "goldens", "--result-dir", tmp_path / "g")
+    refused(repro(*command, option, tmp_path / "file"), "is not a directory")
+    assert {path.name for path in tmp_path.iterdir()} == {"file"}

@@ -1,0 +1,83 @@
+"""What surrounds a command: variables, users without a name, folders that are gone, input that never ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from support.command import refused, repro
+
+from repro.cli.endings import ending_of
+from repro.runs.provenance import clean_command, clean_text
+
+BENCH = ("bench", "--platform", "rtx4090", "--num-prompts", 1)
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "x", "²", "1" + "0" * 12, "9" * 5000, ""])
+def test_a_terminal_of_no_size(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", value)
+    monkeypatch.setenv("LINES", value)
+    result = repro("plan")
+    assert (result.code, result.err) == (0, "")
+    assert max(map(len, result.out.splitlines())) <= 160
+
+
+def test_a_backend_that_draws_windows_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPLBACKEND", "nosuch")
+    assert repro("list").code == 0
+    assert os.environ["MPLBACKEND"] == "agg"
+
+
+@pytest.mark.parametrize("home", [None, "", "."])
+def test_a_user_without_a_home_has_none_to_hide(
+    home: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(_: object = None) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    if home is None:
+        monkeypatch.setattr(Path, "home", nobody)
+    else:
+        monkeypatch.setenv("HOME", home)
+    assert clean_text("a.b, ../x.y") == "a.b, ../x.y"
+    assert clean_command(["/usr/bin/repro", "bench", "/tmp/x.jsonl"]) == ["repro", "bench", ".../x.jsonl"]
+    result = repro(*BENCH, "--result-dir", tmp_path)
+    assert result.code == 0, result
+    (folder,) = tmp_path.iterdir()
+    assert "--num-prompts" in json.loads((folder / "provenance.json").read_text())["command"]
+
+
+def test_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert str(ending_of(FileNotFoundError(2, "No such file or directory")).line).startswith(
+        "error: the working folder, which is no longer there: "
+    )
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"), [(27, "ulimit -f"), (17, "another name"), (40, "links"), (36, "shorter"), (28, "make room")]
+)
+def test_what_a_system_refuses_has_a_fix(number: int, fix: str) -> None:
+    assert fix in str(ending_of(OSError(number, os.strerror(number), "x")).line)
+
+
+def test_input_that_is_closed_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", "--prompt", "-", "--gen-length", 4, "--block-length", 4)
+    monkeypatch.setattr(sys, "stdin", None)
+    refused(repro(*command), "standard input is closed")
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        refused(repro(*command), "standard input is a device")
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        refused(repro(*command), "prompt is empty")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    refused(repro(*command), "not UTF-8")

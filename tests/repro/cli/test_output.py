@@ -1,0 +1,116 @@
+"""What a terminal shows: tables, paragraphs and help, whole words on lines that fit."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import os
+import re
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command import repro
+from typer.main import get_command
+
+from repro.cli.main import COMMANDS, PATHS, app
+from repro.cli.output import counted, print_table, say
+
+BOXES = re.compile("[\u2500-\u257f]")
+words = st.text("abcxyz-_:/.0123456789", min_size=1, max_size=30)
+cells = st.lists(words, min_size=1, max_size=8).map(" ".join)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
+    columns = draw(st.lists(cells, min_size=1, max_size=7))
+    row = st.lists(cells, min_size=len(columns), max_size=len(columns))
+    return columns, draw(st.lists(row, max_size=4))
+
+
+@given(tables(), st.integers(40, 130))
+def test_a_table_fits_and_breaks_no_word(table: tuple[list[str], list[list[str]]], width: int) -> None:
+    columns, rows = table
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
+        patch.setenv("COLUMNS", str(width))
+        print_table("a title", columns, rows)
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    shown = {word.strip(":;") for line in lines for word in BOXES.sub(" ", line).split()}
+    asked = {word.strip(":;") for each in (*rows, columns if rows else []) for cell in each for word in cell.split()}
+    assert asked - {""} <= shown
+
+
+def test_a_paragraph_is_one_line_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "gpus/dllm-serve " * 20
+    monkeypatch.delenv("COLUMNS", raising=False)
+    say(text, "  ")
+    assert capsys.readouterr().out == f"  {text}\n"
+    for told in ("0", "-5", "x", "²", "1" + "0" * 12):
+        monkeypatch.setenv("COLUMNS", told)
+        say(text)
+        assert capsys.readouterr().out == f"{text}\n"
+    monkeypatch.setenv("COLUMNS", "60")
+    say(text)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert {word for line in lines for word in line.split()} == {"gpus/dllm-serve"}
+
+
+def test_counts() -> None:
+    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_is_whole(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = repro(*[command] if command else [], "--help")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"\w-$|\.\.\.$", line.strip()) and "ARGS" not in line]
+    assert "\u2011" not in result.out
+    if not command:
+        assert all(f"  {name} " in result.out for name in COMMANDS)
+
+
+def test_no_arguments_are_a_question() -> None:
+    result = repro()
+    assert (result.code, result.err) == (0, "")
+    assert result.out == repro("--help").out
+
+
+def test_every_option_of_a_path_is_known_as_one() -> None:
+    found = set()
+    for name, command in COMMANDS.items():
+        params = get_command(app).commands[name].params  # type: ignore[attr-defined]
+        options = {param.name: param.opts for param in params}
+        hints = get_type_hints(inspect.unwrap(command) if command.__name__ != "spread_out" else command)
+        paths = [each for each, hint in hints.items() if Path in (hint, *get_args(hint)) and each in options]
+        found |= {option for each in paths for option in options[each]}
+    assert found == PATHS
+
+
+def test_stdout_is_what_a_table_is_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def fileno(self) -> int:
+            return 99
+
+    def size_of(file: int) -> os.terminal_size:
+        if file != 99:
+            raise OSError
+        return os.terminal_size((44, 10))
+
+    out = Terminal()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(os, "get_terminal_size", size_of)
+    monkeypatch.setattr(sys, "stdout", out)
+    print_table("title", ("a", "b"), [("one two " * 6, "x")])
+    assert max(map(len, out.getvalue().splitlines())) == 44
