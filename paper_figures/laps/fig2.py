@@ -10,7 +10,7 @@ import numpy as np
 
 from paper_figures.common import style
 from paper_figures.laps.contenders import LMSYS
-from paper_figures.laps.layout import finding
+from paper_figures.laps.layout import finding, place_of
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_claims
@@ -23,6 +23,7 @@ NAME = "fig2"
 TITLE = "LAPS Figure 2: lengths of prompts in first and later turns"
 SOURCE = "LAPS, Figure 2, §1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_TURNS = 20_000
 EDGES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8193)
 DOZENS = 64

@@ -29,6 +29,7 @@ from paper_figures.laps.layout import (
     finding,
     log_axis,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -42,9 +43,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 NAME = "fig6"
-TITLE = "LAPS Figure 6: turns/s, mean and P90 TTFT over those of SGLang PD"
+TITLE = "LAPS Figure 6: throughput, mean and P90 TTFT by concurrency"
 SOURCE = "LAPS, Figure 6, §4.1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 INSTANCES: Mapping[int, tuple[str, ...]] = {1: SINGLE, 8: EIGHT}
 CLIENTS: Mapping[int, tuple[int, ...]] = {1: CONCURRENCY, 8: (1, 8, 16, 32, 64)}
@@ -253,11 +255,11 @@ def _draw(pairs: Pairs, view: View, out: Path, stem: str) -> tuple[Path, ...]:
     ]
     with style.drawing():
         figure, axes = style.grid_of_panels(titles, columns=len(MODELS))
-        place = iter(axes)
+        panels = iter(axes)
         for instances, names in INSTANCES.items():
             for label, of, _ in MEASURES:
                 for column, model in enumerate(MODELS):
-                    panel = next(place)
+                    panel = next(panels)
                     _panel(panel, pairs, view, names[1:], model, instances, of)
                     if of is rps:
                         style.paper_marker(

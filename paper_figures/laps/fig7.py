@@ -19,6 +19,7 @@ from paper_figures.laps.layout import (
     finding,
     log_axis,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -30,9 +31,10 @@ from repro.runs.store import StoredRun
 from repro.systems.laps.part import part_of
 
 NAME = "fig7"
-TITLE = "LAPS Figure 7: SLO violations by clients, and by load"
+TITLE = "LAPS Figure 7: SLO violations by concurrency and by load"
 SOURCE = "LAPS, Figure 7, §4.1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 NAMES: Mapping[int, tuple[str, ...]] = {
     1: ("sglang", "vllm", "laps", "reserve"),
