@@ -87,7 +87,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             axes,
             out,
             stem,
-            title=f"{TITLE}\ngenerated, not {card.title}'s own: the data set is gated",
+            title=f"{TITLE}\nsimulated: drawn from the printed shares, {card.title} itself is gated",
             caption=[
                 f"{share('first', SHORT):.1f} % of first and {share('later', SHORT):.1f} % of later prompts are below {SHORT} tokens, as printed, by construction.",
                 "Log-normal through the printed share and an assumed one of 7 and 3 % above 1,000 tokens; the paper's histogram is not in its text.",

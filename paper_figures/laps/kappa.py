@@ -91,7 +91,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             caption=[
                 conclusion(pairs, view),
                 obtained_sentence(),
-                "kappa: how much longer a step takes that holds short and long prompts than by its matrices and attention. A roofline gives 0. Policies do not know it. Closed "
+                "kappa: how much longer a step takes that holds short and long prompts than by its matrices and attention. A roofline gives 0. Policies do not know it; the short end of a long prompt counts as short. Closed "
                 "loop of 64 clients.",
                 seeds_sentence(view),
             ],
