@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engines.ar.queueing import pollaczek_khinchine_s
 from engines.errors import require
 
 
@@ -40,12 +39,16 @@ class TwoClasses:
     def wait_s(self) -> float:
         """W = lambda E[S^2] / (2 (1 - rho)), of either class."""
         variance = self.short_share * (1 - self.short_share) * (self.long_s - self.short_s) ** 2
-        return pollaczek_khinchine_s(self.rate, self.mean_s, variance / self.mean_s**2)
+        return self._wait_s(variance)
 
     @property
     def uniform_wait_s(self) -> float:
         """The wait if every request took the mean time: M/D/1 at the same load."""
-        return pollaczek_khinchine_s(self.rate, self.mean_s, 0.0)
+        return self._wait_s(0.0)
+
+    def _wait_s(self, variance: float) -> float:
+        """Pollaczek and Khinchine's, for service times of ``variance``."""
+        return self.rate * (variance + self.mean_s**2) / (2 * (1 - self.load))
 
     @property
     def hol_penalty_s(self) -> float:
