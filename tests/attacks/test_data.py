@@ -195,10 +195,10 @@ def test_a_stamp_that_says_nothing_is_stale_and_no_more(name: str, tmp_path: Pat
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"", b"id\0", b"x" * 200_000, b'"'], ids=repr)
 def test_claims_that_cannot_be_read_are_stale(content: bytes, tmp_path: Path) -> None:
     head = (RESULTS / "claims-ampd.csv").read_bytes().splitlines()[0] + b"\n"
-    for written in (content, head + content, head + b"a,b\n"):
+    for written in (content, head + (content or b"a,b\n")):
         (tmp_path / "claims-ampd.csv").write_bytes(written)
         (found,) = check_claims(tmp_path)
-        assert found.status == "stale" or written == head, found
+        assert found.status == "stale", found
 
 
 FITS: dict[str, Callable[[dict[str, Any]], object]] = {
