@@ -95,7 +95,7 @@ def test_prompts_that_are_cut_are_said_to_be(tmp_path: Path) -> None:
     short = ("--num-prompts", 1, "--gen-length", 4, "--block-length", 4, "--result-dir", tmp_path / "r")
     result = repro("bench", "--dataset-path", path, *short, "--json")
     assert result.code == 0, result
-    assert "lengths x 0.25; 1 of 1 prompts cut to these lengths" in result.err
+    assert "lengths x 0.25; 1 of 1 prompts cut to these lengths" in " ".join(result.err.split())
     (run,) = json.loads(result.out)["runs"]
     manifest = json.loads(Path(run["folder"], "manifest.json").read_text())
     assert "1 of 1 prompts cut" in manifest["facts"]["dataset"]["description"]
