@@ -8,7 +8,7 @@ from pathlib import Path
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.table import save_table
 from paper_figures.laps.compare import MEAN, Pairs, number, said
-from paper_figures.laps.contenders import CONTENDERS, LMSYS, MODELS, PAIRED_SEEDS, SHAREGPT, seeded
+from paper_figures.laps.contenders import CONTENDERS, MODELS, PAIRED_SEEDS, SHAREGPT, seeded
 from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, finding, place_of, seeds_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
@@ -22,8 +22,8 @@ SOURCE = "LAPS, Table 2, §4.1"
 PLATFORMS = ("h200",)
 place = place_of
 NUM_RUNS = PAIRED_SEEDS
-DATASETS = (SHAREGPT, LMSYS)
-"""The paper names neither; both cards have the same lengths without a file."""
+DATASETS = (SHAREGPT,)
+"""The paper has two and names neither; LMSYS-Chat-1M's card has the same lengths without a file."""
 NAMES = ("sglang", "laps", "reserve")
 PRINTED = 8.0
 CLIENTS, TURNS, ANSWER_TOKENS = 512, 4096, 1000

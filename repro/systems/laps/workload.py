@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from engines.errors import require
 from engines.laps.turns import PrefillArrivals
@@ -62,9 +62,15 @@ class PrefillWorkload:
         """Of each closed loop."""
         return () if self.config.arrivals is not None else tuple(each.sessions[-1].session_id for each in self.streams)
 
-    @property
+    @cached_property
     def longest_tokens(self) -> int:
         return max(session.context_tokens for each in self.streams for session in each.sessions)
+
+
+@lru_cache(maxsize=256)
+def _conversations(config: ConversationConfig) -> Conversations:
+    """Runs at other rates and with other clients have the same ones."""
+    return draw_conversations(config)
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +79,7 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
     streams = []
     first_id = 0
     for index, stream in enumerate(config.streams):
-        drawn = draw_conversations(
+        drawn = _conversations(
             ConversationConfig(
                 dataset=config.dataset,
                 num_turns=stream.num_turns,
@@ -90,7 +96,9 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
             stream.clients is None or len(drawn.sessions) > stream.clients,
             f"num_prompts={stream.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
         )
-        sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in drawn.sessions)
+        sessions = drawn.sessions
+        if first_id:
+            sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in sessions)
         first_id += len(sessions)
         streams.append(replace(drawn, sessions=sessions))
     provenance = streams[0].provenance
