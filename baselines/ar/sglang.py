@@ -1,0 +1,157 @@
+"""SGLang's prefill side under PD disaggregation: token-budget batches, first come, first served, behind its router.
+
+Batches hold up to ``chunked_prefill_size`` tokens, the last prompt in part; decodes never ride along. The router is
+plain data parallelism (round robin), least loaded by requests or tokens, or its cache-aware policy. Prefill graphs
+came to SGLang after the versions the papers used (pull requests 10062 and 31487); ``graphs`` switches them on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engines.ar.cluster.batching import Chunked, Situation, StepPlan
+from engines.ar.cost import Chunk
+from engines.ar.task import PrefillTask
+from engines.errors import UserError, require
+from engines.laps.routing import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
+from engines.laps.step_mode import FALLBACK, Rung, StepMode
+from engines.laps.step_model import StepModel
+from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
+
+Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
+CHUNKED_PREFILL_SIZE = 8192
+MAX_PADDING = 2.0
+"""Largest padded over real tokens at which SGLang replays a graph (pull request 31487)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBudget:
+    """Prefill-first continuous batching: begun prompts, then waiting ones in order, up to the budget."""
+
+    chunked_prefill_size: int = CHUNKED_PREFILL_SIZE
+    max_running_requests: int = 256
+
+    def __post_init__(self) -> None:
+        self._chunked()
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        # A prefill step holds decodes up; its budget is its own.
+        return self._chunked().next_step(at._replace(decoding=0), now)._replace(decodes=False)
+
+    def _chunked(self) -> Chunked:
+        return Chunked(max_num_batched_tokens=self.chunked_prefill_size, max_num_seqs=self.max_running_requests)
+
+
+class GuardedRungs:
+    """The next captured size, unless that pads beyond ``MAX_PADDING``."""
+
+    def __init__(self, captured: Sequence[Rung]) -> None:
+        self._rungs = sorted(captured)
+
+    def choose(self, chunks: Sequence[Chunk]) -> StepMode:
+        tokens = sum(chunk.tokens for chunk in chunks)
+        index = bisect_left(self._rungs, Rung(tokens))
+        if index == len(self._rungs) or self._rungs[index].tokens > MAX_PADDING * tokens:
+            return FALLBACK
+        return self._rungs[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheAware:
+    """SGLang's router policy: to the instance with the longest cached prefix, else by load.
+
+    Defaults are its documentation's. By load means fewest requests where the instances are out of balance, and
+    least outstanding tokens where no prefix is worth following.
+    """
+
+    cache_threshold: float = 0.3
+    """Least cached share of the prompt that decides."""
+    balance_abs_threshold: int = 64
+    balance_rel_threshold: float = 1.5
+    """Out of balance: the largest number of requests exceeds the least by the one and times the other."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.cache_threshold <= 1, f"cache_threshold={self.cache_threshold} must be in [0, 1]")
+        require(
+            self.balance_abs_threshold >= 0, f"balance_abs_threshold={self.balance_abs_threshold} must not be negative"
+        )
+        require(
+            self.balance_rel_threshold >= 1, f"balance_rel_threshold={self.balance_rel_threshold} must be at least 1"
+        )
+
+    def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
+        loads = [each.num_requests for each in instances]
+        most, least = max(loads), min(loads)
+        if most - least > self.balance_abs_threshold and most > self.balance_rel_threshold * least:
+            return LeastRequests().pick(task, instances, now)
+        best = max(instances, key=lambda each: (each.cached_tokens(task), -each.num_requests, -each.worker_id))
+        if best.cached_tokens(task) > self.cache_threshold * (task.history + task.tokens):
+            return best.worker_id
+        return LeastTokens().pick(task, instances, now)
+
+
+_ROUTERS: dict[Routing, Callable[[], InstanceRouter]] = {
+    "round-robin": RoundRobin,
+    "least-requests": LeastRequests,
+    "least-tokens": LeastTokens,
+    "cache-aware": CacheAware,
+}
+
+
+def make_router(routing: Routing) -> Callable[[], InstanceRouter]:
+    if routing not in _ROUTERS:
+        raise UserError(f"routing={routing!r} is unknown: use one of {', '.join(_ROUTERS)}")
+    return _ROUTERS[routing]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangConfig:
+    chunked_prefill_size: int = CHUNKED_PREFILL_SIZE
+    routing: Routing = "round-robin"
+    """round-robin is the paper's vanilla data parallelism; the other three its "SGLang with router"."""
+    prefill_graphs: bool = False
+    """Replay captured sizes, as SGLang does by now; the paper's baselines did not."""
+
+
+def sglang(
+    config: SglangConfig | None = None, model: StepModel | None = None, *, name: str = "sglang"
+) -> PrefillSystem:
+    """``model`` names the captured rungs; only ``prefill_graphs`` needs it."""
+    config = config or SglangConfig()
+    batching = TokenBudget(chunked_prefill_size=config.chunked_prefill_size)
+    choice = None
+    if config.prefill_graphs:
+        rungs = [shape for shape in model.shapes if isinstance(shape, Rung)] if model is not None else []
+        require(
+            bool(rungs), "prefill_graphs=True needs a model with captured rungs: profile it with shapes_of('ladder')"
+        )
+        choice = GuardedRungs(rungs)
+    return PrefillSystem(
+        name=name,
+        make_batching=lambda: with_graphs(batching, choice),
+        make_router=make_router(config.routing),
+        work_s=None if model is None else model.work_s,
+    )
+
+
+def graphs_only(
+    model: StepModel,
+    *,
+    graphs: Graphs = "cheapest",
+    chunked_prefill_size: int = CHUNKED_PREFILL_SIZE,
+    routing: Routing = "round-robin",
+    name: str = "graphs-only",
+) -> PrefillSystem:
+    """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape where they fit one."""
+    batching = TokenBudget(chunked_prefill_size=chunked_prefill_size)
+    choice = graph_choice(graphs, model, tuple(model.shapes))
+    require(choice is not None, "graphs='none' leaves plain SGLang: use sglang()")
+    return PrefillSystem(
+        name=name,
+        make_batching=lambda: with_graphs(batching, choice),
+        make_router=make_router(routing),
+        work_s=model.work_s,
+    )

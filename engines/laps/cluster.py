@@ -1,0 +1,346 @@
+"""Prefill instances fed by conversations, on the event loop of the AR cluster; decoding takes no time here.
+
+The batching policies and routers are the ones a real engine runs; only the cost of a step is simulated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from engines.ar.cluster.events import EventLoop
+from engines.ar.cluster.record import table
+from engines.ar.cost import StepCost
+from engines.ar.session import ClosedLoop, OpenLoop, Session
+from engines.ar.task import PrefillTask
+from engines.errors import UserError, require
+from engines.laps.controller import LengthClass, PressureController, Signals
+from engines.laps.instance import PrefillInstance
+from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun
+from engines.laps.system import PrefillSystem
+from engines.laps.turns import PrefillArrivals, Turn
+
+Cache = Literal["shared", "instance"]
+"""shared: any instance can read any history. instance: only what it prefilled itself; the rest is prefilled again."""
+
+_HISTORY, _TOKENS, _CLASS, _STARTED, _FINISHED, _INSTANCE, _DEADLINE, _VIOLATED = (
+    REQUEST_COLUMNS.index(name)
+    for name in ("history", "tokens", "length_class", "started_s", "finished_s", "instance", "deadline_s", "violated")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillCluster:
+    system: PrefillSystem
+    cost: StepCost
+    num_instances: int = 1
+    slo_s: float | None = 0.4
+    """TTFT objective of every request; None: no deadlines."""
+    boundary: int = 256
+    """Requests of fewer tokens are short, in the record and for pools."""
+    cache: Cache = "shared"
+    reprefills_answer: bool = False
+    """Whether a turn prefills the answer before it, whose K/V a decode instance made (disaggregation without a way back)."""
+
+    def __post_init__(self) -> None:
+        require(self.num_instances >= 1, f"num_instances={self.num_instances} must be at least 1")
+        require(self.slo_s is None or self.slo_s > 0, f"slo_s={self.slo_s} must be above 0 s")
+        require(self.boundary >= 1, f"boundary={self.boundary} must be at least 1 token")
+        if self.cache not in get_args(Cache):
+            raise UserError(f"cache={self.cache!r} is unknown: use one of {', '.join(get_args(Cache))}")
+        spatial = self.system.spatial
+        if spatial is not None:
+            require(
+                spatial.num_short < self.num_instances,
+                f"num_short={spatial.num_short} of {self.num_instances} instances leaves no long pool: lower it",
+            )
+            require(
+                self.cache == "shared" or spatial.pooling == "each",
+                "cache='instance' with pooling='global': a pulled request loses its history, use pooling='each'",
+            )
+
+    def simulate(
+        self,
+        arrivals: PrefillArrivals | Sequence[PrefillArrivals],
+        *,
+        until_s: float = math.inf,
+        facts: Mapping[str, Any] | None = None,
+    ) -> PrefillRun:
+        """One run from empty instances, until ``until_s`` or until all have finished. No chance is involved: the same
+        arrivals give the same record, to the last bit."""
+        streams = [arrivals] if isinstance(arrivals, PrefillArrivals) else list(arrivals)
+        require(bool(streams), "arrivals=(): give at least one stream")
+        require(until_s > 0, f"until_s={until_s} must be above 0 s")
+        spatial = self.system.spatial
+        require(
+            spatial is None or spatial.controller is None or until_s < math.inf,
+            f"until_s={until_s}: a controller never stops by itself, give an end",
+        )
+        return PrefillSimulation(self).run(streams, until_s, facts or {})
+
+
+class PrefillSimulation:
+    """One run."""
+
+    def __init__(self, cluster: PrefillCluster) -> None:
+        self.loop = EventLoop()
+        self._cluster = cluster
+        system, spatial = cluster.system, cluster.system.spatial
+        self._router = system.make_router()
+        self._requests: list[list[Any]] = []
+        self._turns: dict[int, tuple[_Talk, int]] = {}
+        """Unfinished requests of sessions, by request id."""
+        self._cached: dict[int, dict[int, int]] = {}
+        """Session -> instance -> tokens of K/V, where caches are apart."""
+        self._moves: list[tuple[Any, ...]] = []
+        self._is_global = spatial is not None and spatial.pooling == "global"
+        pools: dict[LengthClass, Any] = {}
+        if self._is_global:
+            pools = {"short": system.make_queue(), "long": system.make_queue()}
+        self._pool_queues = pools
+        self.instances = []
+        for index in range(cluster.num_instances):
+            pool: LengthClass | None = None
+            if spatial is not None:
+                pool = "short" if index < spatial.num_short else "long"
+            self.instances.append(
+                PrefillInstance(
+                    self,
+                    worker_id=index,
+                    cost=cluster.cost,
+                    queue=pools[pool] if pool is not None and self._is_global else system.make_queue(),
+                    batching=system.make_batching(),
+                    boundary=cluster.boundary,
+                    pool=pool,
+                    pulls=self._is_global,
+                )
+            )
+        self._controller = None
+        if spatial is not None and spatial.controller is not None:
+            self._controller = PressureController(spatial.controller)
+
+    def run(self, streams: Sequence[PrefillArrivals], until_s: float, facts: Mapping[str, Any]) -> PrefillRun:
+        for stream in streams:
+            if isinstance(stream, ClosedLoop):
+                clients = _Clients(deque(stream.sessions), stream.think_s)
+                for _ in range(min(stream.num_clients, len(stream.sessions))):
+                    self.loop.at(0.0, self._next_session, clients)
+            elif isinstance(stream, OpenLoop):
+                self._next_open(iter(stream), None)
+            else:
+                self._next_turn(iter(stream), None)
+        if self._controller is not None:
+            self.loop.at(self._controller.config.period_s, self._control)
+        self.loop.run(until_s)
+        return self._record(until_s, facts)
+
+    # ---- arrivals ------------------------------------------------------------------------------------------
+
+    def _next_turn(self, turns: Iterator[Turn], due: Turn | None) -> None:
+        following = next(turns, None)
+        if following is not None:
+            self.loop.at(following.arrival_s, self._next_turn, turns, following)
+        if due is not None:
+            self._arrive(due.session_id, due.turn, due.history, due.tokens, due.answered)
+
+    def _next_open(self, sessions: Iterator[Session], due: Session | None) -> None:
+        following = next(sessions, None)
+        if following is not None:
+            self.loop.at(following.arrival_s, self._next_open, sessions, following)
+        if due is not None:
+            self._next_round(_Talk(due, None))
+
+    def _next_session(self, clients: _Clients) -> None:
+        if clients.sessions:
+            self._next_round(_Talk(clients.sessions.popleft(), clients))
+
+    def _next_round(self, talk: _Talk) -> None:
+        turn = talk.turn
+        tokens = talk.session.rounds[turn].prefill_tokens
+        talk.turn += 1
+        request_id = len(self._requests)
+        self._turns[request_id] = talk, tokens
+        self._arrive(talk.session.session_id, turn, talk.history, tokens, talk.answered)
+
+    def _arrive(self, session_id: int, turn: int, history: int, tokens: int, answered: int) -> None:
+        cluster, now = self._cluster, self.loop.now
+        if cluster.reprefills_answer:
+            history, tokens = history - answered, tokens + answered
+        task = PrefillTask(
+            len(self._requests),
+            session_id,
+            len(self._requests),
+            turn,
+            "incremental" if turn else "initial",
+            history,
+            tokens,
+            now,
+            now,
+        )
+        self._requests.append(
+            [task.task_id, session_id, turn, None, history, tokens, now, None, None, None, None, None]
+        )
+        if cluster.slo_s is not None:
+            self._requests[-1][_DEADLINE] = now + cluster.slo_s
+        if self._is_global:
+            self._describe(task)
+            pool: LengthClass = "short" if task.tokens < cluster.boundary else "long"
+            self._pool_queues[pool].push(task)
+            for instance in self.instances:
+                if instance.pool == pool and not instance.is_busy:
+                    instance.poke()
+                    if instance.is_busy:
+                        break
+        else:
+            self._send(task)
+
+    def _send(self, task: PrefillTask) -> None:
+        instance = self.instances[self._router.pick(task, self.instances, self.loop.now)]
+        missing = task.history - instance.cached_tokens(task)
+        task.history -= missing
+        task.tokens += missing
+        self._describe(task)
+        instance.add(task)
+
+    def _describe(self, task: PrefillTask) -> None:
+        row = self._requests[task.task_id]
+        row[_HISTORY], row[_TOKENS] = task.history, task.tokens
+        row[_CLASS] = "short" if task.tokens < self._cluster.boundary else "long"
+        if self._cluster.system.work_s is not None:
+            task.estimate_s = self._cluster.system.work_s(task.history, task.tokens)
+
+    # ---- what instances tell ----------------------------------------------------------------------------------
+
+    def cached_tokens(self, task: PrefillTask, instance: int) -> int:
+        if self._cluster.cache == "shared":
+            return task.history
+        return min(task.history, self._cached.get(task.session_id, {}).get(instance, 0))
+
+    def started(self, task: PrefillTask, instance: int, now: float) -> None:
+        row = self._requests[task.task_id]
+        row[_STARTED], row[_INSTANCE] = now, instance
+
+    def finished(self, task: PrefillTask, instance: int) -> bool:
+        """Whether it missed its deadline."""
+        now = self.loop.now
+        row = self._requests[task.task_id]
+        row[_FINISHED] = now
+        is_late = row[_DEADLINE] is not None and now > row[_DEADLINE]
+        row[_VIOLATED] = is_late
+        if self._cluster.cache == "instance":
+            self._cached.setdefault(task.session_id, {})[instance] = task.history + task.tokens
+        going = self._turns.pop(task.task_id, None)
+        if going is not None:
+            self._go_on(*going, task, instance)
+        return is_late
+
+    def _go_on(self, talk: _Talk, tokens: int, task: PrefillTask, instance: int) -> None:
+        entry = talk.session.rounds[talk.turn - 1]
+        talk.history += tokens + entry.decode_tokens
+        talk.answered = entry.decode_tokens
+        if self._cluster.cache == "instance" and not self._cluster.reprefills_answer:
+            self._cached[task.session_id][instance] += entry.decode_tokens
+        now = self.loop.now
+        if talk.turn < len(talk.session.rounds):
+            self.loop.at(now + entry.delay_s, self._next_round, talk)
+            return
+        self._cached.pop(task.session_id, None)
+        if talk.clients is not None:
+            self.loop.at(now + talk.clients.think_s, self._next_session, talk.clients)
+
+    # ---- spatial disaggregation ---------------------------------------------------------------------------------
+
+    def _control(self) -> None:
+        assert self._controller is not None
+        now = self.loop.now
+        pools: dict[str | None, list[PrefillInstance]] = {"short": [], "long": []}
+        for instance in self.instances:
+            pools[instance.pool].append(instance)
+        signals: dict[str | None, list[Signals]] = {
+            name: [each.signals(now, len(members) if self._is_global else 1) for each in members]
+            for name, members in pools.items()
+        }
+        made = self._controller.decide(signals["short"], signals["long"], now)
+        if made.grows is not None:
+            giving = pools["long" if made.grows == "short" else "short"]
+            # The one with the least begun is free the soonest.
+            mover = min(giving, key=lambda each: (sum(task.left for task in each.begun), each.is_busy, each.worker_id))
+            num_short = len(pools["short"]) + (1 if made.grows == "short" else -1)
+            self._moves.append((now, mover.worker_id, made.grows, made.short_pressure, made.long_pressure, num_short))
+            self._migrate(mover, made.grows)
+        self.loop.at(now + self._controller.config.period_s, self._control)
+
+    def _migrate(self, mover: PrefillInstance, to: LengthClass) -> None:
+        """It takes the other class from now on; what it has begun it finishes itself."""
+        mover.pool = to
+        if self._is_global:
+            mover.queue = self._pool_queues[to]
+            mover.poke()
+            return
+        waiting = list(mover.queue)
+        for task in waiting:
+            mover.withdraw(task)
+        for task in waiting:
+            self._send(task)
+
+    # ---- record ---------------------------------------------------------------------------------------------------
+
+    def _record(self, until_s: float, facts: Mapping[str, Any]) -> PrefillRun:
+        cluster, now = self._cluster, self.loop.now
+        for row in self._requests:
+            if row[_FINISHED] is None and row[_DEADLINE] is not None and row[_DEADLINE] < now:
+                row[_VIOLATED] = True
+        steps = sorted((step for each in self.instances for step in each.steps), key=lambda step: (step[1], step[0]))
+        instances = [
+            (
+                each.worker_id,
+                each.pool,
+                each.busy_until(now),
+                len(each.steps),
+                each.num_finished,
+                sum(step[3] for step in each.steps),
+                sum(step[4] for step in each.steps),
+            )
+            for each in self.instances
+        ]
+        described: dict[str, Any] = {
+            "system": cluster.system.name,
+            "num_instances": cluster.num_instances,
+            "slo_s": cluster.slo_s,
+            "boundary": cluster.boundary,
+            "cache": cluster.cache,
+            "reprefills_answer": cluster.reprefills_answer,
+            "until_s": None if math.isinf(until_s) else until_s,
+            "end_s": now,
+            "num_events": self.loop.num_events,
+            **facts,
+        }
+        return PrefillRun(
+            requests=table(REQUEST_COLUMNS, self._requests),
+            steps=table(STEP_COLUMNS, steps),
+            moves=table(MOVE_COLUMNS, self._moves),
+            instances=table(INSTANCE_COLUMNS, instances),
+            facts=described,
+        )
+
+
+@dataclass(slots=True)
+class _Clients:
+    """Of one closed loop."""
+
+    sessions: deque[Session]
+    think_s: float
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A session under way."""
+
+    session: Session
+    clients: _Clients | None
+    turn: int = 0
+    history: int = 0
+    answered: int = 0

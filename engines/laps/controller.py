@@ -1,0 +1,94 @@
+"""The instance-pressure controller of spatial disaggregation (LAPS §3.2, Algorithm 2).
+
+Printed, utilisation lowers a pressure (psi = alpha q + beta e - gamma u), so calm pools have negative pressures, and
+with P < 0 the test P_s > (1 + tau) P_l holds for both pools at once: the hysteresis inverts and an instance moves at
+every cool-down. ``mended`` adds gamma u instead, which keeps psi >= 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+
+from engines.errors import UserError, require
+
+Form = Literal["printed", "mended"]
+LengthClass = Literal["short", "long"]
+
+
+class Signals(NamedTuple):
+    """What an instance reports at a control interval."""
+
+    backlog_s: float
+    """q: predicted time of the work queued for it."""
+    violations: float
+    """e: share of the requests it finished in the interval that missed their deadline."""
+    utilisation: float
+    """u: busy share of the interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerConfig:
+    """The paper prints no values."""
+
+    form: Form = "mended"
+    period_s: float = 1.0
+    """Delta t."""
+    cooldown_s: float = 5.0
+    """T_cool."""
+    tau: float = 1.0
+    """Hysteresis."""
+    n_min: int = 1
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 0.5
+    quantile: float = 0.9
+    """The aggregate over a pool: P90."""
+
+    def __post_init__(self) -> None:
+        if self.form not in get_args(Form):
+            raise UserError(f"form={self.form!r} is unknown: use one of {', '.join(get_args(Form))}")
+        require(self.period_s > 0, f"period_s={self.period_s} must be above 0 s")
+        for name in ("cooldown_s", "tau", "alpha", "beta", "gamma"):
+            value = getattr(self, name)
+            require(value >= 0 and math.isfinite(value), f"{name}={value} must be finite and not negative")
+        require(self.n_min >= 1, f"n_min={self.n_min}: a pool keeps at least one instance")
+        require(0 <= self.quantile <= 1, f"quantile={self.quantile} must be in [0, 1]")
+
+
+class Adjustment(NamedTuple):
+    grows: LengthClass | None
+    """The pool that gets an instance of the other; None: none moves."""
+    short_pressure: float
+    long_pressure: float
+
+
+class PressureController:
+    def __init__(self, config: ControllerConfig) -> None:
+        self.config = config
+        self._last_s = -math.inf
+
+    def decide(self, shorts: Sequence[Signals], longs: Sequence[Signals], now: float) -> Adjustment:
+        """One pass of the loop: the signals of either pool's instances at ``now``."""
+        config = self.config
+        short, long = self.pressure(shorts), self.pressure(longs)
+        if now - self._last_s < config.cooldown_s:
+            return Adjustment(None, short, long)
+        grows: LengthClass | None = None
+        if short > (1 + config.tau) * long and len(longs) > config.n_min:
+            grows = "short"
+        elif long > (1 + config.tau) * short and len(shorts) > config.n_min:
+            grows = "long"
+        if grows is not None:
+            self._last_s = now
+        return Adjustment(grows, short, long)
+
+    def pressure(self, pool: Sequence[Signals]) -> float:
+        config = self.config
+        gamma = -config.gamma if config.form == "printed" else config.gamma
+        each = [config.alpha * q + config.beta * e + gamma * u for q, e, u in pool]
+        return float(np.quantile(each, config.quantile))

@@ -1,0 +1,159 @@
+"""What a prefill step costs on one instance: the ground truth of the simulated experiments.
+
+A roofline with a floor of launches: eagerly, a layer takes at least ``layer_launch_s`` to launch, which hides
+under its work once a step holds some hundreds of tokens; a captured graph has no such floor but computes its
+padding. ``kappa`` makes a step that mixes short and long chunks slower than its parts (none by default: a
+roofline gives none).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+from engines.ar.cost import Chunk, DecodeLine
+from engines.errors import UserError, require
+from engines.hardware.catalogue import Gpu
+from engines.laps.step_mode import Bucket, Fallback, Rung
+from engines.models.shape import ModelShape
+
+Overlap = Literal["max", "add"]
+"""Whether launches run ahead of the GPU (the longer of the two counts) or in turn with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillConstants:
+    """Constants no datasheet gives. Role of all: assumed, until a card has been timed."""
+
+    matmul_efficiency: float = 0.65
+    attention_efficiency: float = 0.35
+    bandwidth_efficiency: float = 0.8
+    layer_launch_s: float = 0.35e-3
+    """Least time of a layer without a graph; public figures for SGLang give about 0.4 ms."""
+    step_overhead_s: float = 3e-3
+    """Scheduling and sampling of every step."""
+    request_overhead_s: float = 0.1e-3
+    """Per request in a step."""
+    graph_launch_s: float = 0.6e-3
+    graph_check_s: float = 0.15e-3
+    """Looking up whether a graph fits, found or not (LAPS §4.1)."""
+    kappa: float = 0.0
+    """Mixing penalty: GPU time of a step with short and long chunks, times 1 + kappa."""
+    boundary: int = 256
+    """Chunks of fewer tokens are short, for ``kappa`` alone."""
+    overlap: Overlap = "max"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "overlap":
+                if value not in get_args(Overlap):
+                    raise UserError(f"overlap={value!r} is unknown: use one of {', '.join(get_args(Overlap))}")
+                continue
+            require(math.isfinite(value), f"{field.name}={value} must be finite")
+            if field.name.endswith("_efficiency"):
+                require(0 < value <= 1, f"{field.name}={value} must be in (0, 1]")
+            elif field.name == "kappa":
+                require(value > -1, f"kappa={value} must be above -1: a mixed step takes some time")
+            else:
+                require(value >= 0, f"{field.name}={value} must not be negative")
+
+
+class PrefillCost:
+    """A ``StepCost`` of one GPU that knows the modes of ``step_mode``; decodes ride along where a system mixes."""
+
+    def __init__(self, shape: ModelShape, gpu: Gpu, constants: PrefillConstants | None = None) -> None:
+        self.shape, self.gpu = shape, gpu
+        self.constants = constants = constants or PrefillConstants()
+        require(
+            shape.weight_bytes < gpu.memory_bytes,
+            f"model={shape.name!r} has {shape.weight_bytes / 1e9:.0f} GB of weights and {gpu.name} "
+            f"{gpu.memory_bytes / 1e9:.0f} GB: use a smaller model",
+        )
+        flops = gpu.peak_flops * constants.matmul_efficiency
+        bandwidth = gpu.bandwidth * constants.bandwidth_efficiency
+        self._row_s = shape.linear_flops_per_token / flops
+        self._weights_s = shape.streamed_weight_bytes_layers() / bandwidth
+        self._pair_s = shape.attention_flops_per_pair / (gpu.peak_flops * constants.attention_efficiency)
+        self._kv_s = shape.kv_bytes_per_token / bandwidth
+        self._logit_s = shape.logits_flops_per_row / flops
+        self._head_s = shape.streamed_weight_bytes_head / bandwidth
+        self._launch_s = shape.n_layers * constants.layer_launch_s
+
+    @property
+    def token_s(self) -> float:
+        """Matrix time of a token where compute bounds the step."""
+        return self._row_s
+
+    @property
+    def weights_s(self) -> float:
+        """Reading all layer weights once."""
+        return self._weights_s
+
+    def prefill_s(self, history: int, tokens: int) -> float:
+        return self.step_s((Chunk(history, tokens),), 0, 0)
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        constants = self.constants
+        fixed_s = constants.step_overhead_s + constants.request_overhead_s * len(chunks)
+        if mode is None or isinstance(mode, Fallback):
+            gpu_s = self.gpu_s(chunks, decoding, context)
+            if mode is not None:
+                fixed_s += constants.graph_check_s
+            busy_s = gpu_s + self._launch_s if constants.overlap == "add" else max(gpu_s, self._launch_s)
+            return fixed_s + busy_s
+        require(not decoding, f"mode={mode!r}: graphs are captured for prefills alone, {decoding} sequences decode")
+        return fixed_s + constants.graph_check_s + constants.graph_launch_s + self.gpu_s(chunks, 0, 0, mode)
+
+    def gpu_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        """The GPU's part: matrices, LM head and attention, each the longer of arithmetic and traffic."""
+        rows = kv_rows = 0
+        pairs = 0.0
+        is_short = is_long = False
+        boundary = self.constants.boundary
+        for history, tokens in chunks:
+            rows += tokens
+            pairs += tokens * (history + 0.5 * tokens)
+            kv_rows += history + tokens
+            if tokens < boundary:
+                is_short = True
+            else:
+                is_long = True
+        heads = len(chunks)
+        if isinstance(mode, Bucket):
+            length, heads = mode.length, mode.batch
+            _check_fits(mode, len(chunks) <= heads and all(chunk.tokens <= length for chunk in chunks), chunks)
+            history = kv_rows - rows
+            rows = mode.tokens
+            pairs = length * (history + 0.5 * length * heads)
+            kv_rows = history + rows
+        elif isinstance(mode, Rung):
+            _check_fits(mode, rows <= mode.tokens, chunks)
+            rows = mode.tokens
+        elif mode is not None and not isinstance(mode, Fallback):
+            raise UserError(f"mode={mode!r} is unknown: use None, Fallback, Bucket or Rung")
+        attention_s = max(pairs * self._pair_s, kv_rows * self._kv_s)
+        if decoding:
+            attention_s += (context + decoding) * max(self._pair_s, self._kv_s)
+            rows += decoding
+            heads += decoding
+        matrix_s = max(rows * self._row_s, self._weights_s)
+        head_s = max(heads * self._logit_s, self._head_s)
+        penalty = 1 + self.constants.kappa if is_short and is_long else 1.0
+        return (matrix_s + head_s + attention_s) * penalty
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        fixed_s = self.constants.step_overhead_s
+        slope_s = max(self._pair_s, self._kv_s)
+        gpu_s = max(decoding * self._row_s, self._weights_s) + max(decoding * self._logit_s, self._head_s)
+        # Decode steps replay graphs in every system, so no floor of launches.
+        return DecodeLine(gpu_s + decoding * slope_s + fixed_s + self.constants.graph_launch_s, slope_s, 0.0)
+
+
+def _check_fits(mode: Bucket | Rung, fits: bool, chunks: Sequence[Chunk]) -> None:
+    if not fits:
+        raise UserError(
+            f"mode={mode!r} does not hold {[chunk.tokens for chunk in chunks]} tokens: ask for a larger shape"
+        )

@@ -1,0 +1,155 @@
+"""A prefill-only instance of the simulated cluster: one step after the other, as its batching policy plans them."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from engines.ar.cluster.batching import Batching, Situation, StepPlan
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cost import Chunk, StepCost
+from engines.ar.task import PrefillTask
+from engines.laps.controller import LengthClass, Signals
+from engines.laps.queue import OpenQueue
+from engines.laps.record import mode_label
+from engines.laps.step_mode import padded_tokens
+
+if TYPE_CHECKING:
+    from engines.laps.cluster import PrefillSimulation
+
+
+class PrefillInstance:
+    """Satisfies ``InstanceView``."""
+
+    def __init__(
+        self,
+        simulation: PrefillSimulation,
+        *,
+        worker_id: int,
+        cost: StepCost,
+        queue: PrefillQueue,
+        batching: Batching,
+        boundary: int,
+        pool: LengthClass | None = None,
+        pulls: bool = False,
+    ) -> None:
+        """``pulls``: its queue is shared, and requests become its own when it starts them."""
+        self.worker_id, self.queue, self.pool = worker_id, queue, pool
+        self.is_busy = False
+        self.begun: list[PrefillTask] = []
+        self.steps: list[tuple[Any, ...]] = []
+        self.num_finished = 0
+        self.num_requests = 0
+        self.backlog_tokens = 0
+        self._simulation, self._loop = simulation, simulation.loop
+        self._cost, self._batching, self._boundary, self._pulls = cost, batching, boundary, pulls
+        self._version = 0
+        self._step_start_s = 0.0
+        self._step_end_s = 0.0
+        self._busy_s = 0.0
+        self._finished_late: list[bool] = []
+        self._signals_s = 0.0
+        self._busy_before_s = 0.0
+
+    # ---- what others see -----------------------------------------------------------------------------
+
+    def cached_tokens(self, task: PrefillTask) -> int:
+        return self._simulation.cached_tokens(task, self.worker_id)
+
+    def busy_until(self, now: float) -> float:
+        """Busy time so far; the step in progress counts up to ``now``."""
+        return self._busy_s + (min(now, self._step_end_s) - self._step_start_s if self.is_busy else 0.0)
+
+    def signals(self, now: float, num_sharing: int) -> Signals:
+        """Since the call before. A queue that ``num_sharing`` instances pull from counts for each in part."""
+        busy_s, late = self.busy_until(now), self._finished_late
+        passed_s = now - self._signals_s
+        utilisation = (busy_s - self._busy_before_s) / passed_s if passed_s > 0 else 0.0
+        backlog_s = self.queue.backlog_s / num_sharing
+        backlog_s += sum(task.estimate_s * task.left / task.tokens for task in self.begun)
+        found = Signals(backlog_s, sum(late) / len(late) if late else 0.0, utilisation)
+        self._finished_late, self._signals_s, self._busy_before_s = [], now, busy_s
+        return found
+
+    # ---- events -----------------------------------------------------------------------------------------
+
+    def add(self, task: PrefillTask) -> None:
+        """Put a request into this instance's own queue."""
+        self._own(task)
+        self.queue.push(task)
+        self.poke()
+
+    def withdraw(self, task: PrefillTask) -> None:
+        """Give a queued request away."""
+        assert isinstance(self.queue, OpenQueue)
+        self.queue.pull(task)
+        self.num_requests -= 1
+        self.backlog_tokens -= task.tokens
+
+    def _own(self, task: PrefillTask) -> None:
+        self.num_requests += 1
+        self.backlog_tokens += task.tokens
+
+    def poke(self) -> None:
+        """Something may have changed: plan a step if none runs."""
+        if self.is_busy:
+            return
+        self._version += 1
+        now = self._loop.now
+        plan = self._batching.next_step(Situation(self.queue, self.begun, 0, sys.maxsize, _needs_none), now)
+        if plan.shares:
+            self._start(plan)
+        elif plan.wake_s is not None:
+            self._loop.at(max(plan.wake_s, now), self._wake, self._version)
+
+    def _wake(self, version: int) -> None:
+        if version == self._version:
+            self.poke()
+
+    def _start(self, plan: StepPlan) -> None:
+        now = self._loop.now
+        chunks = []
+        tokens = num_short = 0
+        left = {task.task_id: task for task in self.begun}
+        for task, share in plan.shares:
+            if task.computed == 0:
+                if self._pulls:
+                    self._own(task)
+                self._simulation.started(task, self.worker_id, now)
+                left[task.task_id] = task
+            chunks.append(Chunk(task.history + task.computed, share))
+            task.computed += share
+            tokens += share
+            num_short += task.tokens < self._boundary
+            if task.left == 0:
+                del left[task.task_id]
+        self.begun = list(left.values())
+        duration_s = self._cost.step_s(chunks, 0, 0, plan.mode)
+        self.is_busy = True
+        self._step_start_s, self._step_end_s = now, now + duration_s
+        row = (
+            self.worker_id,
+            now,
+            duration_s,
+            tokens,
+            padded_tokens(chunks, plan.mode),
+            num_short,
+            len(chunks) - num_short,
+        )
+        self._loop.at(self._step_end_s, self._finish, plan, row)
+
+    def _finish(self, plan: StepPlan, row: tuple[Any, ...]) -> None:
+        self._busy_s += row[2]
+        self.is_busy = False
+        finished = [task for task, _ in plan.shares if task.left == 0]
+        self.steps.append((*row, len(finished), mode_label(plan.mode)))
+        self.num_finished += len(finished)
+        self.num_requests -= len(finished)
+        self.backlog_tokens -= row[3]
+        for task in finished:
+            self._finished_late.append(self._simulation.finished(task, self.worker_id))
+        self.poke()
+
+
+def _needs_none(task: PrefillTask) -> int:
+    return 0

@@ -1,0 +1,200 @@
+"""The latency model and the boundary between short and long (LAPS §2.1), as printed and with the floor it lacks.
+
+Printed: T_comp = alpha L (L + 2H) + beta L and T_mem = gamma_w L + gamma_r H, L new tokens over H cached ones. It has
+no term for reading the weights, so its prefill boundary (gamma_w - beta) / alpha is 0 on any GPU: beta exceeds
+gamma_w some hundredfold. ``FloorForm`` adds that floor, T = max(c, beta L) + alpha L (L + 2H) + gamma_r H.
+
+T_comp and T_mem cannot be timed apart: in a total, beta and gamma_w are one coefficient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.errors import require
+from engines.hardware.catalogue import Gpu
+from engines.models.shape import ModelShape
+
+Floats = npt.NDArray[np.float64]
+BOUNDARY_RANGE = (150, 512)
+"""Where the paper sees the transition, A100 to H200 and 7B to 32B (LAPS §2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperForm:
+    """The four coefficients of LAPS §2.1, seconds per token (alpha: per token squared)."""
+
+    alpha: float
+    beta: float
+    gamma_w: float
+    gamma_r: float
+
+    def comp_s(self, tokens: float, history: float) -> float:
+        return self.alpha * tokens * (tokens + 2 * history) + self.beta * tokens
+
+    def mem_s(self, tokens: float, history: float) -> float:
+        return self.gamma_w * tokens + self.gamma_r * history
+
+    def boundary(self, history: float = 0.0) -> float:
+        """L_m of prefill (H = 0) and re-prefill: the root of alpha L^2 + (2 alpha H + beta - gamma_w) L = gamma_r H."""
+        return _positive_root(self.alpha, 2 * self.alpha * history + self.beta - self.gamma_w, self.gamma_r * history)
+
+    @property
+    def boundary_limit(self) -> float:
+        """L_m as H grows without end: gamma_r / (2 alpha)."""
+        return self.gamma_r / (2 * self.alpha) if self.alpha else math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class FloorForm:
+    """T = base + max(c, beta L) + alpha L (L + 2H) + gamma_r H."""
+
+    base_s: float
+    c: float
+    beta: float
+    alpha: float
+    gamma_r: float
+    mean_error: float
+    """Mean |fit - measured| / measured over the samples."""
+
+    def time_s(self, tokens: float, history: float = 0.0) -> float:
+        attention_s = self.alpha * tokens * (tokens + 2 * history)
+        return self.base_s + max(self.c, self.beta * tokens) + attention_s + self.gamma_r * history
+
+    @property
+    def boundary(self) -> float:
+        """L_m = c / beta: below it a step is as long as an empty one."""
+        return self.c / self.beta if self.beta else math.inf
+
+    def boundary_over(self, history: float) -> float:
+        """Where compute overtakes memory if the floor is the read of the weights; falls as H grows."""
+        return _positive_root(self.alpha, 2 * self.alpha * history + self.beta, self.c + self.gamma_r * history)
+
+
+def roofline_form(
+    shape: ModelShape,
+    gpu: Gpu,
+    *,
+    matmul_efficiency: float = 1.0,
+    attention_efficiency: float = 1.0,
+    bandwidth_efficiency: float = 1.0,
+) -> PaperForm:
+    """The coefficients that a GPU's peaks imply; gamma_r / (2 alpha) is then AI* times kv heads over heads."""
+    kv_s = shape.kv_bytes_per_token / (gpu.bandwidth * bandwidth_efficiency)
+    return PaperForm(
+        # A causal prompt attends to L (H + L / 2) pairs: alpha is half the time of one.
+        alpha=shape.attention_flops_per_pair / 2 / (gpu.peak_flops * attention_efficiency),
+        beta=shape.linear_flops_per_token / (gpu.peak_flops * matmul_efficiency),
+        gamma_w=kv_s,
+        gamma_r=kv_s,
+    )
+
+
+def class_boundary(boundary: float, limits: tuple[int, int] = BOUNDARY_RANGE) -> int:
+    """The boundary a scheduler classifies by, kept within ``limits``."""
+    return round(min(max(boundary, limits[0]), limits[1]))
+
+
+def _positive_root(a: float, b: float, c: float) -> float:
+    """Of a x^2 + b x = c with a, c >= 0; 0 where there is none."""
+    if a == 0:
+        return c / b if b > 0 else math.inf if c > 0 else 0.0
+    # Both forms are the same root; each cancels for one sign of b.
+    root = math.sqrt(b * b + 4 * a * c)
+    return 2 * c / (b + root) if b > 0 else (root - b) / (2 * a)
+
+
+# ---- fitting -------------------------------------------------------------------------------------
+
+
+def fit_paper_form(
+    tokens: Sequence[float], history: Sequence[float], comp_s: Sequence[float], mem_s: Sequence[float]
+) -> PaperForm:
+    """Two fits of non-negative coefficients, from compute and memory times that are known apart."""
+    new, cached = _columns(tokens, history)
+    alpha, beta = nonnegative_fit(np.stack([new * (new + 2 * cached), new], axis=1), _times(comp_s, len(new)))
+    gamma_w, gamma_r = nonnegative_fit(np.stack([new, cached], axis=1), _times(mem_s, len(new)))
+    return PaperForm(alpha=float(alpha), beta=float(beta), gamma_w=float(gamma_w), gamma_r=float(gamma_r))
+
+
+def fit_paper_totals(tokens: Sequence[float], history: Sequence[float], total_s: Sequence[float]) -> PaperForm:
+    """From total times: beta holds beta + gamma_w, gamma_w is 0, and a floor of the times ends up in gamma_r."""
+    new, cached = _columns(tokens, history)
+    features = np.stack([new * (new + 2 * cached), new, cached], axis=1)
+    alpha, beta, gamma_r = nonnegative_fit(features, _times(total_s, len(new)))
+    return PaperForm(alpha=float(alpha), beta=float(beta), gamma_w=0.0, gamma_r=float(gamma_r))
+
+
+def fit_floor_form(
+    tokens: Sequence[float], history: Sequence[float], total_s: Sequence[float], *, has_base: bool = True
+) -> FloorForm:
+    """Least squared relative error, over all places of the knee c / beta between measured lengths.
+
+    Without ``has_base`` the overhead of a step counts as part of c.
+    """
+    new, cached = _columns(tokens, history)
+    times = _times(total_s, len(new))
+    lengths = np.unique(new)
+    require(len(lengths) >= 4, f"{len(lengths)} different lengths: time at least 4 to find the floor")
+    best: tuple[float, Floats] | None = None
+    base = np.full_like(new, 1.0 if has_base else 0.0)
+    shared = [base, new * (new + 2 * cached), cached]
+    for knee in lengths[1:-1]:
+        floor = new <= knee
+        features = np.stack([*shared, floor.astype(np.float64), np.where(floor, 0.0, new)], axis=1)
+        found = nonnegative_fit(features, times)
+        fitted = found[0] * base + found[1] * shared[1] + found[2] * cached
+        fitted += np.maximum(found[3], found[4] * new)
+        loss = float(((fitted / times - 1) ** 2).sum())
+        if best is None or loss < best[0]:
+            best = loss, found
+    assert best is not None
+    base_s, alpha, gamma_r, c, beta = (float(value) for value in best[1])
+    form = FloorForm(base_s=base_s, c=c, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=0.0)
+    errors = [
+        abs(form.time_s(new_tokens, old) / time - 1)
+        for new_tokens, old, time in zip(new.tolist(), cached.tolist(), times.tolist(), strict=True)
+    ]
+    return FloorForm(base_s=base_s, c=c, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=sum(errors) / len(errors))
+
+
+def nonnegative_fit(features: Floats, times: Floats) -> Floats:
+    """Coefficients >= 0 of least squared relative error, over every set of active ones: exact for a handful."""
+    scaled = features / times[:, None]
+    norms = np.linalg.norm(scaled, axis=0)
+    active = [column for column in range(features.shape[1]) if norms[column] > 0]
+    ones = np.ones(len(times))
+    best_loss, best = float(len(times)), np.zeros(features.shape[1])
+    for size in range(1, len(active) + 1):
+        for columns in combinations(active, size):
+            chosen = list(columns)
+            part = scaled[:, chosen] / norms[chosen]
+            solution = np.linalg.lstsq(part, ones, rcond=None)[0]
+            if (solution < 0).any():
+                continue
+            loss = float(((part @ solution - 1) ** 2).sum())
+            if loss < best_loss:
+                best_loss, best = loss, np.zeros(features.shape[1])
+                best[chosen] = solution / norms[chosen]
+    return best
+
+
+def _columns(tokens: Sequence[float], history: Sequence[float]) -> tuple[Floats, Floats]:
+    require(
+        len(tokens) == len(history), f"{len(tokens)} lengths and {len(history)} histories: give one of each a sample"
+    )
+    require(len(tokens) >= 4, f"{len(tokens)} samples are too few: give at least 4")
+    return np.asarray(tokens, dtype=np.float64), np.asarray(history, dtype=np.float64)
+
+
+def _times(values: Sequence[float], count: int) -> Floats:
+    times = np.asarray(values, dtype=np.float64)
+    require(len(times) == count, f"{len(times)} times for {count} samples: give one each")
+    require(bool((times > 0).all() and np.isfinite(times).all()), "a sample holds a time that is not positive")
+    return times

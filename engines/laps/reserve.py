@@ -1,0 +1,207 @@
+"""Reserve: shortest remaining prefill first among requests that can still be on time, and a share kept for late ones.
+
+A prefill's work is known when it arrives, so the order needs no prediction of lengths. Steps mix classes and nothing
+waits for company. Late requests cannot be saved and do not push out those that can, but in every step a share of the
+budget is theirs, first come, first served; it bounds the longest wait, see ``longest_wait_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engines.ar.cluster.batching import IDLE, Share, Situation, StepPlan
+from engines.ar.task import PrefillTask
+from engines.errors import UserError, require
+from engines.laps.queue import OpenQueue
+
+
+class WorkModel(Protocol):
+    """What Reserve knows about speed (``StepModel``): T = base + request B + token N + alpha sum L (L + 2H)."""
+
+    @property
+    def base_s(self) -> float: ...
+    @property
+    def request_s(self) -> float: ...
+    @property
+    def token_s(self) -> float: ...
+    @property
+    def alpha(self) -> float: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveConfig:
+    slo_s: float | None = 0.4
+    """TTFT objective; None: no deadlines, hence no late requests."""
+    share: float | None = None
+    """Of a step's budget, for late requests; None: the least share that keeps ``longest_wait_s``."""
+    longest_wait_s: float | None = None
+    """For a request that finds one objective's worth of work ahead of it; None: ten objectives."""
+    min_step_s: float = 0.05
+    max_step_s: float = 0.15
+    backlog_share: float = 0.15
+    """A step's budget as a share of all waiting work, between the two: long steps amortise, short ones respond."""
+    aging: float = 0.05
+    """Seconds of remaining work a second of waiting is worth in the order."""
+    max_num_seqs: int = 256
+
+    def __post_init__(self) -> None:
+        require(self.slo_s is None or self.slo_s > 0, f"slo_s={self.slo_s} must be above 0 s")
+        require(self.share is None or 0 < self.share <= 1, f"share={self.share} must be in (0, 1]")
+        require(
+            self.share is None or self.longest_wait_s is None,
+            f"share={self.share} and longest_wait_s={self.longest_wait_s}: give one, each implies the other",
+        )
+        require(
+            0 < self.min_step_s <= self.max_step_s < math.inf,
+            f"min_step_s={self.min_step_s} and max_step_s={self.max_step_s}: give a finite range above 0 s",
+        )
+        for name in ("backlog_share", "aging"):
+            value = getattr(self, name)
+            require(value >= 0 and math.isfinite(value), f"{name}={value} must be finite and not negative")
+        require(self.max_num_seqs >= 1, f"max_num_seqs={self.max_num_seqs} must be at least 1")
+
+
+def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: WorkModel) -> float:
+    """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
+
+    It is late after at most the objective, and the step running then ends within T_max = max_step + o, where o is the
+    step's overhead. From then on only earlier arrivals go before it in the late share, and they are at most
+    ``ahead_s``. A step of budget b takes at most b + o and does at least share b of that work, unless it finishes all
+    of it; so the work takes at most ahead / share (1 + o / min_step) and one last step:
+
+        objective + ahead / share (1 + o / min_step) + 2 T_max
+
+    Work counts as the model's; ``max_num_seqs`` must leave room for the late share.
+    """
+    assert config.slo_s is not None
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    step_s = config.max_step_s + overhead_s
+    return config.slo_s + ahead_s / share * (1 + overhead_s / config.min_step_s) + 2 * step_s
+
+
+def share_for(config: ReserveConfig, model: WorkModel) -> float:
+    """The least share by the bound above, for one objective's worth of work ahead."""
+    if config.slo_s is None:
+        return 1.0
+    limit_s = 10 * config.slo_s if config.longest_wait_s is None else config.longest_wait_s
+    overhead_s = model.base_s + model.request_s * config.max_num_seqs
+    left_s = limit_s - config.slo_s - 2 * (config.max_step_s + overhead_s)
+    share = config.slo_s * (1 + overhead_s / config.min_step_s) / left_s if left_s > 0 else math.inf
+    least_s = limit_s - left_s + config.slo_s * (1 + overhead_s / config.min_step_s)
+    require(share <= 1, f"longest_wait_s={limit_s} cannot be kept: give at least {least_s:.2f} s")
+    return share
+
+
+class Reserve:
+    """One instance's batching policy; any ``OpenQueue`` will do."""
+
+    def __init__(self, model: WorkModel, config: ReserveConfig) -> None:
+        self.config = config
+        self.share = share_for(config, model) if config.share is None else config.share
+        self._model = model
+        self._slo_s = math.inf if config.slo_s is None else config.slo_s
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        queue = at.queue
+        if not isinstance(queue, OpenQueue):
+            raise UserError(f"queue={type(queue).__name__}: Reserve takes requests out of turn, give an OpenQueue")
+        if not queue and not at.begun:
+            return IDLE
+        on_time, late, backlog_s = self._split(at, now)
+        config = self.config
+        budget_s = min(max(config.backlog_share * backlog_s, config.min_step_s), config.max_step_s)
+        step = _Step(at, self._model, config.max_num_seqs)
+        spent_s = step.fill(late, self.share * budget_s)
+        spent_s += step.fill(on_time, budget_s - spent_s)
+        step.fill(late, budget_s - spent_s)
+        for task in step.admitted:
+            queue.pull(task)
+        return StepPlan([Share(task, tokens) for task, tokens in step.shares.values()]) if step.shares else IDLE
+
+    def _split(self, at: Situation, now: float) -> tuple[list[PrefillTask], list[PrefillTask], float]:
+        """On-time requests by remaining work less aging, late ones by arrival, and all their work."""
+        model = self._model
+        token_s, alpha, latest_s = model.token_s, model.alpha, self._slo_s - model.base_s - now
+        aging = self.config.aging
+        on_time: list[tuple[float, int, PrefillTask]] = []
+        late: list[tuple[float, int, PrefillTask]] = []
+        backlog_s = 0.0
+        for group in (at.begun, at.queue):
+            for task in group:
+                done = task.computed
+                left = task.tokens - done
+                work_s = left * (token_s + alpha * (left + 2 * (task.history + done)))
+                backlog_s += work_s
+                ready_s = task.ready_s
+                if work_s <= ready_s + latest_s:
+                    # Aging counts from one origin for all: the order is that of work - aging * wait.
+                    on_time.append((work_s + aging * ready_s, task.task_id, task))
+                else:
+                    late.append((ready_s, task.task_id, task))
+        on_time.sort()
+        late.sort()
+        return [task for *_, task in on_time], [task for *_, task in late], backlog_s
+
+
+class _Step:
+    """A step in the making: tokens of each request, within room and places."""
+
+    def __init__(self, at: Situation, model: WorkModel, places: int) -> None:
+        self.shares: dict[int, Share] = {}
+        self.admitted: list[PrefillTask] = []
+        self._model, self._need_of = model, at.need_of
+        self._room, self._places = at.room, places
+        self._begun = {task.task_id for task in at.begun}
+
+    def fill(self, tasks: Sequence[PrefillTask], budget_s: float) -> float:
+        """Add tasks in order until the budget is spent, the last one in part; what was spent.
+
+        An empty step takes at least one token.
+        """
+        token_s, alpha = self._model.token_s, self._model.alpha
+        spent_s = 0.0
+        for task in tasks:
+            given = self.shares.get(task.task_id)
+            before = task.computed + (given.tokens if given else 0)
+            left = task.tokens - before
+            if not left:
+                continue
+            slope_s = token_s + 2 * alpha * (task.history + before)
+            work_s = left * (slope_s + alpha * left)
+            if spent_s + work_s > budget_s:
+                left = self._fitting(budget_s - spent_s, slope_s, alpha)
+                if not left and not self.shares:
+                    left = 1
+                if not left:
+                    break
+                work_s = left * (slope_s + alpha * left)
+            if given is None and not self._admit(task):
+                break
+            self.shares[task.task_id] = Share(task, left + (given.tokens if given else 0))
+            spent_s += work_s
+            if spent_s >= budget_s:
+                break
+        return spent_s
+
+    def _admit(self, task: PrefillTask) -> bool:
+        if not self._places:
+            return False
+        if task.task_id not in self._begun:
+            need = self._need_of(task)
+            if need > self._room:
+                return False
+            self._room -= need
+            self.admitted.append(task)
+        self._places -= 1
+        return True
+
+    @staticmethod
+    def _fitting(budget_s: float, slope_s: float, alpha: float) -> int:
+        """Most tokens n with n (slope + alpha n) <= budget."""
+        if budget_s <= 0:
+            return 0
+        # 2c / (b + root): the root of the quadratic without cancellation, and right for alpha = 0.
+        return int(2 * budget_s / (slope_s + math.sqrt(slope_s * slope_s + 4 * alpha * budget_s)))

@@ -1,0 +1,137 @@
+"""What makes a prefill system, and LAPS, its ablations and Reserve as such (LAPS §3, Figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from engines.ar.cluster.batching import Batching
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cost import Chunk
+from engines.errors import UserError, require
+from engines.laps.buckets import BATCHES, LADDER, captured_buckets
+from engines.laps.controller import ControllerConfig
+from engines.laps.graphs import Cheapest, GraphChoice, Ladder, Nearest, StepTimes, WithGraphs
+from engines.laps.queue import ClassQueue, OpenQueue
+from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.routing import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
+from engines.laps.step_mode import Bucket, Rung
+from engines.laps.step_model import StepModel
+from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
+from engines.laps.waiting import AdaptiveWait, WaitConfig
+
+Graphs = Literal["none", "nearest", "cheapest", "ladder"]
+"""nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder: packed sizes, ditto."""
+Pooling = Literal["global", "each"]
+"""global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool
+with the least outstanding tokens, which keeps a history where it is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spatial:
+    """Pools of instances that serve one class each."""
+
+    num_short: int
+    """n_s at the start."""
+    controller: ControllerConfig | None = None
+    """None: the pools stay as they are."""
+    pooling: Pooling = "global"
+
+    def __post_init__(self) -> None:
+        require(self.num_short >= 1, f"num_short={self.num_short}: the short pool needs an instance")
+        if self.pooling not in get_args(Pooling):
+            raise UserError(f"pooling={self.pooling!r} is unknown: use one of {', '.join(get_args(Pooling))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSystem:
+    """Factories, as policies keep state: every instance of every run has its own."""
+
+    name: str
+    make_batching: Callable[[], Batching]
+    make_queue: Callable[[], PrefillQueue] = PrefillQueue
+    make_router: Callable[[], InstanceRouter] = RoundRobin
+    work_s: Callable[[int, int], float] | None = None
+    """Predicted work of (history, tokens), for tasks' estimates."""
+    spatial: Spatial | None = None
+
+
+def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:
+    if graphs not in get_args(Graphs):
+        raise UserError(f"graphs={graphs!r} is unknown: use one of {', '.join(get_args(Graphs))}")
+    if graphs == "none":
+        return None
+    buckets = [shape for shape in captured if isinstance(shape, Bucket)]
+    rungs = [shape for shape in captured if isinstance(shape, Rung)]
+    if graphs == "ladder":
+        return Ladder(rungs, times)
+    return Nearest(buckets) if graphs == "nearest" else Cheapest(buckets, times)
+
+
+def with_graphs(batching: Batching, choice: GraphChoice | None) -> Batching:
+    return batching if choice is None else WithGraphs(batching, choice)
+
+
+def shapes_of(
+    graphs: Graphs, budget_bytes: int | None = None, bytes_per_graph: int = 240 * 10**6
+) -> tuple[Bucket | Rung, ...]:
+    """What to capture for a way to choose, within a budget of graph memory (None: all)."""
+    if graphs == "none":
+        return ()
+    if graphs == "ladder":
+        # One pool serves all rungs: the largest bounds the memory of each.
+        return LADDER if budget_bytes is None else LADDER[: budget_bytes // bytes_per_graph]
+    return captured_buckets(budget_bytes, bytes_per_graph)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LapsConfig:
+    """Defaults mend what the printed text leaves broken; every switch has the printed setting."""
+
+    boundary: int = 256
+    """L_m."""
+    slo_s: float | None = 0.4
+    graphs: Graphs = "cheapest"
+    wait: WaitConfig = field(default_factory=WaitConfig)
+    """``slo_s`` of this configuration replaces its own."""
+    temporal: TemporalConfig = field(default_factory=TemporalConfig)
+    spatial: Spatial | None = None
+
+
+def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "laps") -> PrefillSystem:
+    """``model`` knows the captured shapes (``StepModel.profile(cost, shapes_of(graphs))``)."""
+    config = config or LapsConfig()
+    captured = tuple(model.shapes)
+    choice = graph_choice(config.graphs, model, captured)
+    depths = sorted({shape.batch for shape in captured if isinstance(shape, Bucket)}) or list(BATCHES)
+    wait = replace(config.wait, slo_s=config.slo_s)
+
+    def service_s(requests: int, tokens: int) -> float:
+        return model.step_s((Chunk(0, tokens),), 0, 0) + model.request_s * (requests - 1)
+
+    return PrefillSystem(
+        name=name,
+        make_queue=lambda: ClassQueue(config.boundary),
+        make_batching=lambda: with_graphs(
+            TemporalDisaggregation(AdaptiveWait(wait, depths, service_s), config.temporal), choice
+        ),
+        make_router=lambda: LeastTokens() if config.spatial is None else LeastTokensInPool(boundary=config.boundary),
+        work_s=model.work_s,
+        spatial=config.spatial,
+    )
+
+
+def reserve(
+    model: StepModel, config: ReserveConfig | None = None, *, graphs: Graphs = "ladder", name: str = "reserve"
+) -> PrefillSystem:
+    config = config or ReserveConfig()
+    choice = graph_choice(graphs, model, tuple(model.shapes))
+    Reserve(model, config)  # shows wrong options before any run
+    return PrefillSystem(
+        name=name,
+        make_queue=OpenQueue,
+        make_batching=lambda: with_graphs(Reserve(model, config), choice),
+        make_router=LeastTokens,
+        work_s=model.work_s,
+    )

@@ -1,0 +1,184 @@
+"""Adaptive wait-depth batching: how long short requests wait for company, and for how much of it (LAPS §3.1, Algorithm 1).
+
+As printed the algorithm dies in one round without a request: it dispatches the empty batch, d = 0 < D sets D = 0,
+and no later round can collect anything (``printed``). Guarded against that (``guarded``: D >= 1, the timer starts
+at the first request) it still only ever lowers D, until every dispatch is a single request. ``repaired`` recomputes
+the window at every decision epoch as §3.2 has it, and raises D again after two full rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple, get_args
+
+from engines.errors import UserError, require
+from engines.laps.queue import ClassQueue
+
+Variant = Literal["off", "printed", "guarded", "repaired"]
+FULL_ROUNDS = 2
+"""Rounds that reached D, in a row, after which D rises."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WaitConfig:
+    """The paper prints none of these times."""
+
+    variant: Variant = "repaired"
+    min_window_s: float = 0.0
+    max_window_s: float = 5e-3
+    slack_s: float = 50e-3
+    """sigma: a deadline this near is dispatched at once."""
+    margin_s: float = 10e-3
+    """delta, the safety margin of W_SLA."""
+    max_wait_s: float = 0.2
+    """T_max, of the head of the line."""
+    slo_s: float | None = 0.4
+    """TTFT objective; None is the deadline-free mode, which waits for ``token_max`` tokens."""
+    token_max: int = 8192
+    """M_s."""
+
+    def __post_init__(self) -> None:
+        if self.variant not in get_args(Variant):
+            raise UserError(f"variant={self.variant!r} is unknown: use one of {', '.join(get_args(Variant))}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float):
+                require(value >= 0 and not math.isnan(value), f"{field.name}={value} must not be negative")
+        require(
+            self.min_window_s <= self.max_window_s < math.inf,
+            f"min_window_s={self.min_window_s} and max_window_s={self.max_window_s}: give a finite range",
+        )
+        require(self.slo_s is None or self.slo_s > 0, f"slo_s={self.slo_s} must be above 0 s")
+        require(self.token_max >= 1, f"token_max={self.token_max} must be at least 1")
+
+    @property
+    def deadline_s(self) -> float:
+        """Of a request, from its arrival."""
+        return math.inf if self.slo_s is None else self.slo_s
+
+
+def sla_window_s(slack_s: float, margin_s: float) -> float:
+    """W_SLA = max(0, min_i (DDL_i - t - S) - delta)."""
+    return max(0.0, slack_s - margin_s)
+
+
+def graph_window_s(target: int, depth: int, rate: float, epsilon: float = 1e-9) -> float:
+    """W_GR = max(0, D - depth(B)) / max(r_s, epsilon): expected time to fill the batch."""
+    return max(0, target - depth) / max(rate, epsilon)
+
+
+def window_s(config: WaitConfig, *, slack_s: float, target: int, depth: int, rate: float) -> float:
+    """W = clip(min(W_SLA, W_GR), [W_min, W_max]) (LAPS §3.2 a)."""
+    wanted = min(sla_window_s(slack_s, config.margin_s), graph_window_s(target, depth, rate))
+    return min(max(wanted, config.min_window_s), config.max_window_s)
+
+
+class Wait(NamedTuple):
+    """How many short requests to dispatch now, or when to look again."""
+
+    depth: int
+    wake_s: float | None = None
+
+
+class AdaptiveWait:
+    """State of one instance: the window W, the depth D and the round in progress."""
+
+    def __init__(self, config: WaitConfig, depths: Sequence[int], service_s: Callable[[int, int], float]) -> None:
+        """``depths`` of the captured graphs; ``service_s(requests, tokens)`` is S, the step's predicted time."""
+        require(bool(depths), "depths=(): adaptive waiting aligns to captured graphs, give their batch sizes")
+        self.config, self.depths = config, sorted(set(depths))
+        self.target = self.depths[-1]
+        """D."""
+        self.window_s = config.max_window_s
+        """W; line 1 takes the minimum over no request as none."""
+        self._service_s = service_s
+        self._round_s: float | None = None
+        self._full_rounds = 0
+        self._collected = 0
+        """Requests in B of ``printed``."""
+        self.num_rounds = 0
+
+    def next_batch(self, queue: ClassQueue, now: float) -> Wait:
+        variant = self.config.variant
+        if variant == "off":
+            return Wait(min(queue.num_short, self.depths[-1]))
+        if variant == "printed":
+            return self._printed(queue, now)
+        if not queue.num_short:
+            self._round_s = None
+            return Wait(0)
+        if self._round_s is None:
+            self._round_s = now
+        depth = min(queue.num_short, self.target)
+        wake_s = self._wake_s(queue, depth, now)
+        if now < wake_s and depth < self.target and not self._is_full(queue):
+            return Wait(0, wake_s)
+        self._close(depth, now - self._round_s)
+        return Wait(depth)
+
+    def _wake_s(self, queue: ClassQueue, depth: int, now: float) -> float:
+        """When the round in progress ends at the latest: W elapsed, a deadline near, or T_max waited."""
+        config = self.config
+        oldest = queue.oldest_short()
+        assert oldest is not None
+        assert self._round_s is not None
+        service_s = self._service_s(depth, queue.short_tokens)
+        latest_start_s = oldest.ready_s + config.deadline_s - service_s
+        if config.variant == "repaired":
+            if config.slo_s is None:
+                self.window_s = config.max_window_s
+            else:
+                self.window_s = window_s(
+                    config, slack_s=latest_start_s - now, target=self.target, depth=depth, rate=queue.short_rate
+                )
+        return min(self._round_s + self.window_s, latest_start_s - config.slack_s, oldest.ready_s + config.max_wait_s)
+
+    def _is_full(self, queue: ClassQueue) -> bool:
+        return self.config.slo_s is None and queue.short_tokens >= self.config.token_max
+
+    def _close(self, depth: int, took_s: float) -> None:
+        """Lines 10-13, and the repair."""
+        self._round_s = None
+        self.num_rounds += 1
+        config = self.config
+        if depth >= self.target:
+            if config.variant != "repaired":
+                self.window_s = min(max(took_s, config.min_window_s), config.max_window_s)
+                return
+            self._full_rounds += 1
+            if self._full_rounds >= FULL_ROUNDS:
+                self._full_rounds = 0
+                above = bisect_right(self.depths, self.target)
+                self.target = self.depths[min(above, len(self.depths) - 1)]
+            return
+        self._full_rounds = 0
+        self.target = depth if config.variant == "printed" else max(1, depth)
+
+    def _printed(self, queue: ClassQueue, now: float) -> Wait:
+        """The loop to the letter: the timer starts with the round, and what a round collected is dispatched, if nothing."""
+        if not self.target:
+            return Wait(0)
+        if self._round_s is None:
+            self._round_s, self._collected = now, 0
+        depth = min(queue.num_short, self.target)
+        wake_s = self._round_s + self.window_s
+        oldest = queue.oldest_short()
+        if oldest is not None:
+            latest_start_s = oldest.ready_s + self.config.deadline_s - self._service_s(depth, queue.short_tokens)
+            urgent_s = latest_start_s - self.config.slack_s
+            if now >= urgent_s:
+                # Line 3 looks at the next request before line 5 adds it: only what was collected before goes.
+                return self._dispatch(self._collected, now)
+            wake_s = min(wake_s, urgent_s)
+        self._collected = depth
+        if now < wake_s and depth < self.target:
+            return Wait(0, wake_s)
+        return self._dispatch(depth, now)
+
+    def _dispatch(self, depth: int, now: float) -> Wait:
+        assert self._round_s is not None
+        self._close(depth, now - self._round_s)
+        return Wait(depth) if depth else Wait(0, now)

@@ -1,0 +1,66 @@
+"""When turns come: from clients who wait for their answers, or at their own times."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from engines.ar.session import ClosedLoop
+from engines.laps.turns import OpenTurns, Turn
+from repro.workloads.arrivals import ArrivalConfig, arrival_times
+from repro.workloads.conversations.workload import Conversations
+from repro.workloads.seed import derive_seed
+
+LANES = 256
+"""Conversations that go on side by side in an open loop, where there are as many."""
+
+
+def closed_loop(conversations: Conversations, clients: int, think_s: float = 0.0) -> ClosedLoop:
+    """``clients`` who hold one conversation after the other; the next turn comes ``think_s`` after a first token."""
+    return ClosedLoop(sessions=conversations.sessions, num_clients=clients, think_s=think_s)
+
+
+def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:
+    """Every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
+
+    The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
+    random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
+    a conversation in order. A conversation that a cut divides counts as two.
+    """
+    flat = _flat(conversations)
+    cuts = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
+    rng = np.random.default_rng(derive_seed(seed, "conversations", "lanes"))
+    lanes = rng.permutation(np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))).tolist()
+    times = arrival_times(arrivals, len(flat), seed).tolist()
+    places = cuts[:-1].tolist()
+    cut_at = {flat[place].session_id: place for place in places if flat[place].turn > 0}
+    turns = []
+    for lane, arrival_s in zip(lanes, times, strict=True):
+        place = places[lane]
+        places[lane] = place + 1
+        entry = flat[place]
+        is_behind_cut = place >= cut_at.get(entry.session_id, len(flat))
+        session_id = entry.session_id + (len(conversations.sessions) if is_behind_cut else 0)
+        turns.append(Turn(arrival_s, session_id, entry.turn, entry.history, entry.tokens, entry.answered))
+    return OpenTurns(turns=turns)
+
+
+class _Entry(NamedTuple):
+    session_id: int
+    turn: int
+    history: int
+    tokens: int
+    answered: int
+    """Of the history, tokens that the turn before generated."""
+
+
+def _flat(conversations: Conversations) -> list[_Entry]:
+    found = []
+    for session in conversations.sessions:
+        history = answered = 0
+        for index, turn in enumerate(session.rounds):
+            found.append(_Entry(session.session_id, index, history, turn.prefill_tokens, answered))
+            history += turn.prefill_tokens + turn.decode_tokens
+            answered = turn.decode_tokens
+    return found

@@ -1,0 +1,103 @@
+"""The grid, what a budget keeps of it, and which graph a step replays."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.prefill import ask, h200_14b, task
+
+from engines.ar.cluster.batching import Chunked
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cost import Chunk
+from engines.errors import UserError
+from engines.laps.buckets import GRID, LADDER, captured_buckets, graph_bytes
+from engines.laps.graphs import Cheapest, Ladder, Nearest, WithGraphs
+from engines.laps.step_mode import FALLBACK, Bucket, Rung, holds, padded_tokens
+from engines.laps.system import graph_choice, shapes_of
+
+_, MODEL = h200_14b()
+lengths = st.lists(st.integers(1, 300), min_size=1, max_size=70)
+
+
+def chunks_of(tokens: list[int]) -> list[Chunk]:
+    return [Chunk(0, each) for each in tokens]
+
+
+def test_the_grid_has_42_shapes_up_to_16384_tokens() -> None:
+    assert len(set(GRID)) == 42
+    assert max(shape.tokens for shape in GRID) == 16384
+
+
+def test_the_whole_grid_takes_ten_gigabytes() -> None:
+    assert 42 * graph_bytes("Qwen2.5-14B", 48) == 10_080_000_000
+    assert graph_bytes("another", 48) == pytest.approx(255.3e6, rel=0.01)
+
+
+def test_a_budget_keeps_the_smallest_steps() -> None:
+    kept = captured_buckets(10 * 240_000_000, 240_000_000)
+    assert len(kept) == 10
+    assert max(shape.tokens for shape in kept) <= min(shape.tokens for shape in set(GRID) - set(kept))
+    assert captured_buckets(0, 1) == ()
+    assert len(captured_buckets(None, 1)) == 42
+    assert len(shapes_of("ladder", 3, 1)) == 3
+    assert shapes_of("none") == ()
+
+
+@given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
+def test_nearest_is_the_smallest_shape_that_covers(tokens: list[int], kept: set[Bucket]) -> None:
+    chunks = chunks_of(tokens)
+    found = Nearest(kept).choose(chunks)
+    covering = [shape for shape in kept if holds(shape, chunks)]
+    if not covering:
+        assert found == FALLBACK
+    else:
+        assert isinstance(found, Bucket)
+        assert found in covering
+        assert found.tokens == min(shape.tokens for shape in covering)
+
+
+@given(tokens=lengths)
+def test_by_cost_a_graph_is_replayed_only_where_it_is_predicted_faster(tokens: list[int]) -> None:
+    chunks = chunks_of(tokens)
+    eager_s = MODEL.step_s(chunks, 0, 0, FALLBACK)
+    for choice in (Cheapest(GRID, MODEL), Ladder(LADDER, MODEL)):
+        mode = choice.choose(chunks)
+        assert MODEL.step_s(chunks, 0, 0, mode) <= eager_s
+        if mode != FALLBACK:
+            assert holds(mode, chunks)  # type: ignore[arg-type]
+
+
+def test_graphs_pay_for_small_steps_and_not_for_large_ones() -> None:
+    choice = Cheapest(GRID, MODEL)
+    assert choice.choose(chunks_of([60])) == Bucket(64, 1)
+    assert choice.choose(chunks_of([33] * 33)) == FALLBACK  # 64 x 64 would compute four times the tokens
+    assert Nearest(GRID).choose(chunks_of([33] * 33)) == Bucket(64, 64)
+    assert Ladder(LADDER, MODEL).choose(chunks_of([33] * 10)) == Rung(384)
+    assert Ladder(LADDER, MODEL).choose(chunks_of([3000])) == FALLBACK
+
+
+def test_padding_is_counted() -> None:
+    chunks = chunks_of([5, 7])
+    assert [padded_tokens(chunks, mode) for mode in (None, FALLBACK, Bucket(8, 2), Rung(16))] == [12, 12, 16, 16]
+
+
+def test_graphs_change_the_mode_of_a_plan_and_nothing_else() -> None:
+    plans = []
+    for batching in (Chunked(), WithGraphs(Chunked(), Nearest(GRID))):
+        queue = PrefillQueue()
+        for index in range(3):
+            queue.push(task(index, 20 + index))
+        plans.append(ask(batching, queue, 0.0))
+        assert not ask(batching, queue, 0.0).shares
+    plain, graphed = plans
+    assert [(each.task.task_id, each.tokens) for each in plain.shares] == [
+        (each.task.task_id, each.tokens) for each in graphed.shares
+    ]
+    assert (plain.mode, graphed.mode) == (None, Bucket(32, 4))
+
+
+def test_an_unknown_choice_is_refused() -> None:
+    with pytest.raises(UserError, match="graphs='best'"):
+        graph_choice("best", MODEL, ())  # type: ignore[arg-type]
+    assert graph_choice("none", MODEL, ()) is None

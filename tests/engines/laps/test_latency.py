@@ -1,0 +1,148 @@
+"""Fits recover planted coefficients, and boundaries are the roots the paper says."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from engines.hardware.catalogue import H200
+from engines.laps.latency import (
+    FloorForm,
+    PaperForm,
+    class_boundary,
+    fit_floor_form,
+    fit_paper_form,
+    fit_paper_totals,
+    nonnegative_fit,
+    roofline_form,
+)
+from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B
+
+GRID = list(product((8, 32, 64, 128, 200, 256, 384, 512, 1024, 2048), (0, 256, 2048, 8192)))
+TOKENS = [float(tokens) for tokens, _ in GRID]
+HISTORY = [float(history) for _, history in GRID]
+forms = st.builds(
+    PaperForm,
+    alpha=st.floats(1e-10, 1e-7),
+    beta=st.floats(1e-7, 1e-4),
+    gamma_w=st.floats(1e-9, 1e-4),
+    gamma_r=st.floats(1e-9, 1e-5),
+)
+
+
+@given(planted=forms)
+def test_the_paper_form_is_recovered_from_separate_times(planted: PaperForm) -> None:
+    comp = [planted.comp_s(tokens, history) for tokens, history in GRID]
+    memory = [planted.mem_s(tokens, history) for tokens, history in GRID]
+    found = fit_paper_form(TOKENS, HISTORY, comp, memory)
+    for name in ("alpha", "beta", "gamma_w", "gamma_r", "boundary_limit"):
+        assert getattr(found, name) == pytest.approx(getattr(planted, name), rel=1e-5)
+
+
+@given(planted=forms)
+def test_from_totals_beta_and_gamma_w_are_one_coefficient(planted: PaperForm) -> None:
+    total = [planted.comp_s(*point) + planted.mem_s(*point) for point in GRID]
+    found = fit_paper_totals(TOKENS, HISTORY, total)
+    assert found.beta == pytest.approx(planted.beta + planted.gamma_w, rel=1e-4)
+    assert found.gamma_w == 0
+    assert found.boundary() == 0
+
+
+@given(form=forms, history=st.floats(0, 1e6))
+def test_the_boundary_is_where_compute_overtakes_memory(form: PaperForm, history: float) -> None:
+    boundary = form.boundary(history)
+    if history == 0:
+        assert boundary == pytest.approx(max(0.0, (form.gamma_w - form.beta) / form.alpha), rel=1e-6, abs=1e-9)
+    if boundary > 1e-6:
+        assert form.comp_s(boundary, history) == pytest.approx(form.mem_s(boundary, history), rel=1e-6)
+
+
+@given(form=forms)
+def test_the_boundary_tends_to_gamma_r_over_twice_alpha(form: PaperForm) -> None:
+    assert form.boundary(1e12) == pytest.approx(form.boundary_limit, rel=1e-2)
+
+
+@given(
+    base=st.floats(0, 5e-3),
+    beta=st.floats(1e-5, 1e-4),
+    knee=st.sampled_from([96.0, 150.0, 220.0, 300.0, 460.0]),
+    alpha=st.floats(1e-10, 1e-8),
+    gamma_r=st.floats(0, 1e-6),
+)
+def test_the_floor_form_is_recovered_from_totals(
+    base: float, beta: float, knee: float, alpha: float, gamma_r: float
+) -> None:
+    planted = FloorForm(base_s=base, c=beta * knee, beta=beta, alpha=alpha, gamma_r=gamma_r, mean_error=0)
+    found = fit_floor_form(TOKENS, HISTORY, [planted.time_s(*point) for point in GRID])
+    assert found.boundary == pytest.approx(knee, rel=1e-3)
+    assert found.beta == pytest.approx(beta, rel=1e-3)
+    assert found.mean_error < 1e-6
+
+
+def test_without_a_base_the_overhead_is_part_of_the_floor() -> None:
+    planted = FloorForm(base_s=0.0, c=0.01, beta=4e-5, alpha=1e-9, gamma_r=2e-8, mean_error=0)
+    found = fit_floor_form(TOKENS, HISTORY, [planted.time_s(*point) for point in GRID], has_base=False)
+    assert found.base_s == 0
+    assert found.boundary == pytest.approx(250)
+
+
+def test_a_floor_that_the_form_lacks_ends_up_in_gamma_r() -> None:
+    """How the printed form can yield a boundary between 150 and 512: as an artefact, with a bad fit."""
+    planted = FloorForm(base_s=0.0, c=0.007, beta=4.1e-5, alpha=1.4e-9, gamma_r=5e-8, mean_error=0)
+    total = [planted.time_s(*point) for point in GRID]
+    found = fit_paper_totals(TOKENS, HISTORY, total)
+    assert found.gamma_r > 5 * planted.gamma_r
+    fitted = [found.comp_s(*point) + found.mem_s(*point) for point in GRID]
+    assert np.mean(np.abs(np.array(fitted) / total - 1)) > 0.1
+
+
+def test_the_roofline_gives_no_prefill_boundary_and_41_tokens_of_re_prefill() -> None:
+    for shape, limit in ((QWEN2_5_7B, 29.4), (QWEN2_5_14B, 41.2), (QWEN2_5_32B, 41.2)):
+        form = roofline_form(shape, H200)
+        assert form.boundary() == 0
+        assert form.boundary_limit == pytest.approx(limit, abs=0.1)
+        assert form.boundary(2048) < 4
+
+
+def test_with_the_weights_read_the_boundary_falls_with_history() -> None:
+    form = roofline_form(QWEN2_5_14B, H200)
+    weights_s = QWEN2_5_14B.streamed_weight_bytes_layers() / H200.bandwidth
+    floor = FloorForm(base_s=0, c=weights_s, beta=form.beta, alpha=form.alpha, gamma_r=form.gamma_r, mean_error=0)
+    assert floor.boundary == pytest.approx(H200.ridge_flop_per_byte, rel=1e-3)
+    found = [floor.boundary_over(history) for history in (0, 512, 2048, 8192, 32768)]
+    assert found == pytest.approx([206, 203, 194, 167, 115], abs=1)
+
+
+def test_the_class_boundary_stays_in_the_papers_range() -> None:
+    assert [class_boundary(value) for value in (13.0, 199.6, 4000.0)] == [150, 200, 512]
+
+
+@given(data=st.data())
+def test_no_coefficient_is_negative(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(5, 12))
+    features = np.array(
+        data.draw(st.lists(st.lists(st.floats(0.1, 10), min_size=3, max_size=3), min_size=rows, max_size=rows))
+    )
+    times = np.array(data.draw(st.lists(st.floats(0.1, 10), min_size=rows, max_size=rows)))
+    found = nonnegative_fit(features, times)
+    assert (found >= 0).all()
+    loss = float(((features @ found / times - 1) ** 2).sum())
+    for step in (0.9, 1.1):
+        for column in range(3):
+            moved = found.copy()
+            moved[column] = moved[column] * step + (1e-3 if moved[column] == 0 and step > 1 else 0)
+            assert loss <= float(((features @ moved / times - 1) ** 2).sum()) + 1e-9
+
+
+def test_bad_samples_are_refused() -> None:
+    with pytest.raises(UserError, match="too few"):
+        fit_paper_totals([1, 2, 3], [0, 0, 0], [1, 1, 1])
+    with pytest.raises(UserError, match="not positive"):
+        fit_paper_totals([1, 2, 3, 4], [0, 0, 0, 0], [1, 1, 0, 1])
+    with pytest.raises(UserError, match="different lengths"):
+        fit_floor_form([1, 2, 3, 1], [0, 0, 0, 0], [1, 1, 1, 1])

@@ -1,0 +1,295 @@
+"""Conversations: the published shares by construction, real files in every format there is, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from repro.reports.paper import load_claims
+from repro.workloads.conversations import (
+    ConversationConfig,
+    Conversations,
+    draw_conversations,
+    known_conversation_cards,
+    load_conversation_card,
+)
+from repro.workloads.conversations.card import CARDS_DIR, parse_conversation_card
+from repro.workloads.conversations.chats import read_chats
+
+REAL_DATA = os.environ.get("REPRO_DATA_DIR")
+
+
+def drawn(dataset: str = "lmsys-chat-1m", num_turns: int = 400, seed: int = 1, **change: Any) -> Conversations:
+    return draw_conversations(ConversationConfig(dataset=dataset, num_turns=num_turns, seed=seed, **change))
+
+
+def prompts(conversations: Conversations) -> list[int]:
+    return [turn.prefill_tokens for session in conversations.sessions for turn in session.rounds]
+
+
+# ---- generator ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("num_turns", [1, 50, 3000])
+def test_every_sample_has_the_papers_shares_to_one_prompt(num_turns: int, seed: int) -> None:
+    conversations = drawn(num_turns=num_turns, seed=seed)
+    stated = {claim.id: claim.expected.value for claim in load_claims("laps")}
+    expected = {"first": stated["laps-first-turn-short"], "later": stated["laps-later-turn-short"]}
+    counts = {"first": len(conversations.sessions), "later": conversations.num_turns - len(conversations.sessions)}
+    for name, share in conversations.provenance.shares.items():
+        assert abs(100 * share - float(str(expected[name]))) <= 100 / counts[name]  # type: ignore[arg-type]
+
+
+def test_prompts_above_1000_tokens_are_as_rare_as_the_card_says() -> None:
+    sessions = drawn(num_turns=8000).sessions
+    first = np.array([session.rounds[0].prefill_tokens for session in sessions])
+    later = np.array([turn.prefill_tokens for session in sessions for turn in session.rounds[1:]])
+    assert (first > 1000).mean() == pytest.approx(0.07, abs=1e-3)
+    assert (later > 1000).mean() == pytest.approx(0.03, abs=1e-3)
+    assert np.median(first) == pytest.approx(172, abs=1.5)
+    assert np.median(later) == pytest.approx(78, abs=1.5)
+    assert later.min() >= 4
+    assert first.max() <= 8192
+
+
+def test_turns_are_geometric() -> None:
+    counts = np.array([len(session.rounds) for session in drawn(num_turns=8000).sessions])
+    assert counts.mean() == pytest.approx(2.0, abs=1e-3)
+    for turns in (1, 2, 3, 4):
+        assert (counts == turns).mean() == pytest.approx(0.5**turns, abs=0.02)
+
+
+def test_samples_of_two_seeds_differ_in_order_and_hardly_in_load() -> None:
+    one, other = (prompts(drawn(num_turns=1000, seed=seed)) for seed in (1, 2))
+    assert one != other
+    assert sum(one) == pytest.approx(sum(other), rel=0.03)
+    iid = np.random.default_rng(0).choice(one, size=(50, len(one))).sum(axis=1)
+    assert iid.std() / iid.mean() > 0.04, "independent draws would differ by more"
+
+
+def test_think_time_is_of_every_turn_and_changes_no_length() -> None:
+    quick, slow = drawn(), drawn(think_s=0.5)
+    assert prompts(quick) == prompts(slow)
+    assert {turn.delay_s for session in slow.sessions for turn in session.rounds} == {0.5}
+
+
+@given(low=st.integers(1, 900), width=st.integers(0, 4000), seed=st.integers(0, 99))
+def test_a_band_holds_prompts_of_it_alone_and_no_history(low: int, width: int, seed: int) -> None:
+    conversations = drawn(num_turns=30, seed=seed, low=low, high=low + width)
+    bounds = load_conversation_card("lmsys-chat-1m").bounds
+    assert all(max(low, bounds.low) <= tokens <= max(low + width, bounds.low) for tokens in prompts(conversations))
+    assert {len(session.rounds) for session in conversations.sessions} == {1}
+
+
+def test_same_seed_same_conversations() -> None:
+    assert drawn() == drawn()
+    assert drawn().provenance.checksum != drawn(seed=2).provenance.checksum
+
+
+# ---- files --------------------------------------------------------------------------------------------
+
+LMSYS_ROWS = [
+    {
+        "conversation_id": "a",
+        "model": "vicuna-13b",
+        "conversation": [
+            {"role": "user", "content": "x" * 400},
+            {"role": "assistant", "content": "y" * 80},
+            {"role": "user", "content": "z" * 40},
+            {"role": "assistant", "content": "w" * 20},
+        ],
+        "turn": 2,
+    },
+    {"conversation_id": "b", "conversation": [{"role": "user", "content": "q" * 8}]},
+]
+SHAREGPT_ROWS = [
+    {
+        "id": "s_0",
+        "conversations": [
+            {"from": "gpt", "value": "the end of what was split off"},
+            {"from": "system", "value": "s" * 40},
+            {"from": "human", "value": "h" * 40},
+            {"from": "human", "value": "i" * 4},
+            {"from": "gpt", "value": "g" * 12},
+        ],
+    },
+    {"id": "empty", "conversations": []},
+]
+SHAREGPT_TURNS = [(21, 3)]
+LMSYS_TURNS = [(100, 20), (10, 5)]
+
+
+def lengths(path: Path) -> list[list[tuple[int, int | None]]]:
+    return [[(turn.prefill_tokens, turn.decode_tokens) for turn in chat] for chat in read_chats([path])]
+
+
+def test_lmsys_rows_of_a_parquet_shard(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    path = tmp_path / "train-00000-of-00006.parquet"
+    parquet.write_table(pa.Table.from_pylist(LMSYS_ROWS), path)
+    assert lengths(path) == [LMSYS_TURNS, [(2, None)]]
+
+
+@pytest.mark.parametrize(("indent", "suffix"), [(None, ".json"), (2, ".json"), (None, ".json.gz")])
+def test_sharegpt_rows_of_one_array(tmp_path: Path, indent: int | None, suffix: str) -> None:
+    path = tmp_path / f"split{suffix}"
+    text = json.dumps([*SHAREGPT_ROWS, *SHAREGPT_ROWS], indent=indent)
+    if suffix.endswith(".gz"):
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+    assert lengths(path) == [SHAREGPT_TURNS, SHAREGPT_TURNS]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10**6])
+def test_an_array_is_read_in_pieces(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repro.workloads.conversations.chats._CHUNK", size)
+    path = tmp_path / "split.json"
+    path.write_text(" \n" + json.dumps([*SHAREGPT_ROWS, *LMSYS_ROWS], indent=1) + "\n")
+    assert lengths(path) == [SHAREGPT_TURNS, LMSYS_TURNS, [(2, None)]]
+
+
+def test_rows_as_lines_of_any_kind(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [*LMSYS_ROWS, *SHAREGPT_ROWS, {"rounds": [[7, 3], [2, 1]]}]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    assert lengths(path) == [LMSYS_TURNS, [(2, None)], SHAREGPT_TURNS, [(7, 3), (2, 1)]]
+
+
+def test_a_file_of_ones_own_is_served_again_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"rounds": [[7, 3], [2, 1]]}\n{"rounds": [[5, 9]]}\n')
+    found = drawn(num_turns=30, source="local", path=str(path))
+    assert 30 <= found.num_turns <= 31
+    assert {session.rounds for session in found.sessions} == {((7, 3, 0.0), (2, 1, 0.0)), ((5, 9, 0.0),)}
+    assert str(found.provenance.revision).startswith("sha256:")
+    banded = drawn(num_turns=9, source="local", path=str(path), low=5)
+    assert set(prompts(banded)) == {5, 7}
+
+
+def test_answers_that_nobody_recorded_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"conversations": [{"from": "human", "value": "x" * 40}]}) + "\n")
+    found = drawn(num_turns=500, source="local", path=str(path))
+    answers = [session.rounds[0].decode_tokens for session in found.sessions]
+    assert set(prompts(found)) == {10}
+    assert np.median(answers) == pytest.approx(150, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.jsonl", "[1]", "line 1: field 'row' is 1: expected one JSON object"),
+        ("x.jsonl", '{"text": "a"}', "expected conversation, conversations or rounds"),
+        ("x.jsonl", '{"conversation": "a"}', "expected a list of messages"),
+        ("x.jsonl", '{"conversation": ["a"]}', "expected messages with role and content"),
+        ("x.jsonl", '{"conversation": [{"role": "wizard", "content": "a"}]}', "field 'role' is 'wizard'"),
+        ("x.jsonl", '{"conversation": [{"role": "user", "content": 3}]}', "field 'content' is 3: expected text"),
+        ("x.jsonl", '{"conversations": [{"value": "a"}]}', "field 'role' is None"),
+        ("x.jsonl", '{"rounds": [[0, 1]]}', "field 'rounds'"),
+        ("x.jsonl", '{"rounds": [[1.5, 1]]}', "field 'rounds'"),
+        ("x.jsonl", '{"rounds": []}', "field 'rounds'"),
+        ("x.jsonl", '{"conversation": ', "cannot be read as JSON"),
+        ("x.json", '[{"rounds": [[1, 1]]}, {"rou', "cannot be read as JSON"),
+        ("x.json", '[{"rounds": [[1, 1]]}', "cannot be read as JSON"),
+        ("x.jsonl", "", "has no conversation with a prompt"),
+        ("x.json", "[]", "has no conversation with a prompt"),
+        ("x.jsonl", '{"conversation": []}', "has no conversation with a prompt"),
+        ("x.json.gz", "not gzip", "cannot be read as JSON"),
+        ("x.parquet", "not parquet", "cannot be read as parquet"),
+    ],
+)
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_chats([path])
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_missing_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    with pytest.raises(UserError, match=r"no file for dataset 'lmsys-chat-1m' in any data directory.*parquet"):
+        drawn(source="local")
+    for name in ("none.jsonl", "none.parquet"):
+        with pytest.raises(UserError, match="does not exist"):
+            read_chats([tmp_path / name])
+
+
+def test_a_data_directory_is_looked_through_by_the_cards_patterns(tmp_path: Path) -> None:
+    folder = tmp_path / "lmsys-chat-1m"
+    folder.mkdir()
+    for shard in ("b", "a"):
+        (folder / f"{shard}.jsonl").write_text(json.dumps({"rounds": [[ord(shard), 1]]}) + "\n")
+    config = ConversationConfig(dataset="lmsys-chat-1m", num_turns=2, seed=0, source="local")
+    found = draw_conversations(config, data_dir=tmp_path)
+    assert sorted(prompts(found)) == [ord("a"), ord("b")]
+    assert found.provenance.location == "a.jsonl, b.jsonl"
+
+
+@pytest.mark.skipif(REAL_DATA is None, reason="needs first prompts of ShareGPT in REPRO_DATA_DIR")
+def test_real_first_prompts_have_the_share_the_card_quotes() -> None:
+    found = drawn("sharegpt", num_turns=1000, source="local")
+    assert found.provenance.shares["first"] == pytest.approx(0.66, abs=0.01)
+
+
+# ---- cards --------------------------------------------------------------------------------------------
+
+
+def test_cards() -> None:
+    assert known_conversation_cards() == ("lmsys-chat-1m", "sharegpt")
+    card = load_conversation_card("LMSYS-Chat-1M")
+    assert card.roles["first.short_share"] == card.roles["later.short_share"] == "stated"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "message"),
+    [
+        ("turns", "mean", 0.5, "turns mean=0.5"),
+        ("first", "short_share", 1.2, "short_share=1.2"),
+        ("first", "long_share", 0.4, "their sum below 1"),
+        ("answers", "sigma", 0, "answers sigma=0"),
+        ("bounds", "low", 300, "bounds low=300"),
+        ("roles", "turns.mean", "guessed", "use one of stated"),
+        ("roles", "turns.median", "stated", "roles must name every number once"),
+        ("later", "middle", 1, "unknown keys"),
+    ],
+)
+def test_cards_are_read_strictly(section: str, key: str, value: object, message: str) -> None:
+    raw = yaml.safe_load((CARDS_DIR / "sharegpt.yaml").read_text(encoding="utf-8"))
+    raw[section][key] = value
+    with pytest.raises(UserError, match=message):
+        parse_conversation_card(raw, where="sharegpt.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_turns": 0}, "num_turns=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"think_s": -1.0}, "think_s"),
+        ({"source": "hub"}, "source='hub'"),
+        ({"path": "x.jsonl"}, "has no effect with source='embedded'"),
+        ({"dataset": "dureader"}, "dataset='dureader' is no set of conversations: use one of lmsys-chat-1m"),
+        ({"low": 9, "high": 3}, "low=9, high=3"),
+        ({"low": 0}, "low=0"),
+        ({"low": 10**6}, "has no such prompts"),
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        drawn(**change)

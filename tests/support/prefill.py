@@ -1,0 +1,83 @@
+"""Prefill instances for tests: stub costs, tasks, situations and arrivals."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from engines.ar.cluster.batching import Batching, Situation, StepPlan
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.task import PrefillTask
+from engines.hardware.catalogue import H200
+from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.step_model import StepModel
+from engines.laps.system import shapes_of
+from engines.laps.turns import OpenTurns, Turn
+from engines.models.shape import QWEN2_5_14B
+
+LINEAR_MODEL = StepModel(base_s=0.0, request_s=0.0, floor_s=0.0, token_s=1e-3, alpha=0.0, history_s=0.0, shapes={})
+"""A millisecond a token and nothing else."""
+
+
+class TokenCost:
+    """A step takes a millisecond a token, whatever its mode."""
+
+    def prefill_s(self, history: int, tokens: int) -> float:
+        return tokens * 1e-3
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        return sum(chunk.tokens for chunk in chunks) * 1e-3
+
+    def decode_line(self, decoding: int) -> DecodeLine:
+        raise AssertionError("nothing decodes here")
+
+
+def h200_14b(**constants: float) -> tuple[PrefillCost, StepModel]:
+    """Qwen2.5-14B on an H200, and the model fitted to it."""
+    cost = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(**constants))  # type: ignore[arg-type]
+    return cost, StepModel.profile(cost, (*shapes_of("cheapest"), *shapes_of("ladder")))
+
+
+def task(task_id: int, tokens: int, ready_s: float = 0.0, history: int = 0) -> PrefillTask:
+    return PrefillTask(task_id, task_id, task_id, 0, "initial", history, tokens, ready_s, ready_s)
+
+
+def ask(
+    batching: Batching, queue: PrefillQueue, now: float, begun: Sequence[PrefillTask] = (), room: int = sys.maxsize
+) -> StepPlan:
+    return batching.next_step(Situation(queue, begun, 0, room, lambda task: task.tokens), now)
+
+
+def execute(plan: StepPlan, begun: Sequence[PrefillTask] = ()) -> list[PrefillTask]:
+    """Do a plan's work; what is begun afterwards."""
+    tasks = {each.task_id: each for each in begun}
+    for each, tokens in plan.shares:
+        assert 0 < tokens <= each.left
+        each.computed += tokens
+        tasks[each.task_id] = each
+    return [each for each in tasks.values() if each.left]
+
+
+def turns(*entries: tuple[float, int]) -> OpenTurns:
+    """(arrival_s, tokens), each a session of its own."""
+    return OpenTurns(turns=[Turn(arrival_s, index, 0, 0, tokens) for index, (arrival_s, tokens) in enumerate(entries)])
+
+
+def chat(rate: float, until_s: float, seed: int, *, long_share: float = 0.28) -> OpenTurns:
+    """Poisson turns: 16 to 255 tokens, or for the share of long ones 256 to 2048, over up to 2000 of history."""
+    rng = np.random.default_rng(seed)
+    num = int(rng.poisson(rate * until_s))
+    arrivals = np.sort(rng.uniform(0, until_s, num))
+    short = np.exp(rng.uniform(np.log(16), np.log(255), num))
+    long = np.exp(rng.uniform(np.log(256), np.log(2048), num))
+    tokens = np.where(rng.random(num) < long_share, long, short).astype(int)
+    history = rng.integers(0, 2000, num)
+    return OpenTurns(
+        turns=[
+            Turn(float(arrival), index, 1, int(past), int(new), 0)
+            for index, (arrival, past, new) in enumerate(zip(arrivals, history, tokens, strict=True))
+        ]
+    )
