@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.record import table
-from engines.ar.cost import StepCost
 from engines.ar.session import ClosedLoop, OpenLoop, Session
 from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
 from engines.laps.controller import LengthClass, PressureController, Signals
+from engines.laps.graphs import StepTimes
 from engines.laps.instance import PrefillInstance
 from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun
 from engines.laps.system import PrefillSystem
@@ -35,7 +35,7 @@ _HISTORY, _TOKENS, _CLASS, _STARTED, _FINISHED, _INSTANCE, _DEADLINE, _VIOLATED 
 @dataclass(frozen=True, kw_only=True)
 class PrefillCluster:
     system: PrefillSystem
-    cost: StepCost
+    cost: StepTimes
     num_instances: int = 1
     slo_s: float | None = 0.4
     """TTFT objective of every request; None: no deadlines."""

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
-
 from engines.errors import UserError, require
 
 Form = Literal["printed", "mended"]
@@ -91,4 +89,13 @@ class PressureController:
         config = self.config
         gamma = -config.gamma if config.form == "printed" else config.gamma
         each = [config.alpha * q + config.beta * e + gamma * u for q, e, u in pool]
-        return float(np.quantile(each, config.quantile))
+        return _quantile(each, config.quantile)
+
+
+def _quantile(values: list[float], quantile: float) -> float:
+    """Linear between order statistics, numpy's default; numpy itself takes longer than all else here."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * quantile
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from engines.ar.cluster.batching import Batching, Situation, StepPlan
 from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk, StepCost
+from engines.ar.cost import Chunk
 from engines.ar.task import PrefillTask
 from engines.laps.controller import LengthClass, Signals
+from engines.laps.graphs import StepTimes
 from engines.laps.queue import OpenQueue
 from engines.laps.record import mode_label
 from engines.laps.step_mode import padded_tokens
@@ -26,7 +27,7 @@ class PrefillInstance:
         simulation: PrefillSimulation,
         *,
         worker_id: int,
-        cost: StepCost,
+        cost: StepTimes,
         queue: PrefillQueue,
         batching: Batching,
         boundary: int,

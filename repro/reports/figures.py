@@ -246,7 +246,24 @@ AMPD = Paper(
     claims=CLAIMS / "ampd" / "claims.yaml",
 )
 LAPS = Paper(
-    name="laps", title="LAPS", package="paper_figures.laps", figures={}, claims=CLAIMS / "laps" / "claims.yaml"
+    name="laps",
+    title="LAPS",
+    package="paper_figures.laps",
+    figures={
+        "fig1": "Figure 1: P90 TTFT of long prompts mixed with short ones",
+        "fig2": "Figure 2: lengths of prompts in first and later turns",
+        "fig3": "Figure 3: P90 TTFT of short prompts mixed with long ones",
+        "fig5": "Figure 5: throughput and latency over the waiting window",
+        "fig6": "Figure 6: throughput, mean and P90 TTFT by concurrency",
+        "fig7": "Figure 7: SLO violations by concurrency and by load",
+        "fig8": "Figure 8: throughput with decoding apart and mixed in",
+        "table2": "Table 2: time of offline distillation",
+        "cost": "§4.2: memory and time of graphs, and what a budget of them is worth",
+        "boundary": "§2: the boundary of short prompts, and head-of-line blocking",
+        "reserve": "Reserve: violations from half load to overload",
+        "kappa": "kappa: the mixing penalty that the printed throughput needs",
+    },
+    claims=CLAIMS / "laps" / "claims.yaml",
 )
 
 PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in (DLLM_SERVE, AMPD, LAPS)})

@@ -75,6 +75,7 @@ class System(Protocol):
 
 _DLLM = "repro.systems.dllm.systems"
 _AR = "repro.systems.ar.systems"
+_LAPS = "repro.systems.laps.systems"
 
 SYSTEMS: Registry[System] = Registry(
     "system",
@@ -89,6 +90,13 @@ SYSTEMS: Registry[System] = Registry(
         "dynamo-sim": f"{_AR}:DYNAMO_SIM",
         "vllm-sim": f"{_AR}:VLLM_SIM",
         "continuum-sim": f"{_AR}:CONTINUUM_SIM",
+        "laps": f"{_LAPS}:LAPS",
+        "laps-graphs-only": f"{_LAPS}:LAPS_GRAPHS",
+        "laps-disaggregation-only": f"{_LAPS}:LAPS_DISAGGREGATION",
+        "reserve": f"{_LAPS}:RESERVE",
+        "sglang-pd": f"{_LAPS}:SGLANG_PD",
+        "sglang-pd-router": f"{_LAPS}:SGLANG_PD_ROUTER",
+        "vllm-pd": f"{_LAPS}:VLLM_PD",
     },
     having=("name", "title", "summary", "family", "prepare"),
 )

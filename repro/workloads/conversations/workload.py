@@ -44,6 +44,8 @@ class ConversationConfig:
     seed: int
     think_s: float = 0.0
     """Between the first token of an answer and the user's next turn: always the same."""
+    answer_tokens: int | None = None
+    """Of every answer, in place of what is drawn or recorded."""
     low: int | None = None
     high: int | None = None
     source: Source = "embedded"
@@ -53,6 +55,8 @@ class ConversationConfig:
         object.__setattr__(self, "dataset", self.dataset.lower())
         require(1 <= self.num_turns <= 10**6, f"num_turns={self.num_turns} must be between 1 and 1,000,000")
         require(self.seed >= 0, f"seed={self.seed} must not be negative")
+        answer = self.answer_tokens
+        require(answer is None or 1 <= answer <= 10**6, f"answer_tokens={answer} must be between 1 and 1,000,000")
         require(0 <= self.think_s < math.inf, f"think_s={self.think_s} must be 0 s or more")
         if self.source not in ("embedded", "local"):
             raise UserError(f"source={self.source!r} is unknown: use embedded or local")
@@ -99,7 +103,11 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
     else:
         chats, location, revision = _drawn(card, config), f"datasets/conversations/{card.name}.yaml", None
     sessions = tuple(
-        Session(index, 0.0, tuple(Round(prompt, answer or 1, config.think_s) for prompt, answer, _ in chat))
+        Session(
+            index,
+            0.0,
+            tuple(Round(prompt, config.answer_tokens or answer or 1, config.think_s) for prompt, answer, _ in chat),
+        )
         for index, chat in enumerate(chats)
     )
     return Conversations(

@@ -1,0 +1,109 @@
+"""A prefill system on its instances, ready to serve one cell's turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from engines.laps.cluster import PrefillCluster
+from engines.laps.record import PrefillRun
+from engines.laps.system import PrefillSystem
+from repro.runs.record import Obtained, RunRecord
+from repro.systems.laps.decoding import simulate_with_decode
+from repro.systems.laps.log import Window, closing_s, tables_of, window_of
+from repro.systems.laps.settings import Settings
+from repro.systems.laps.workload import PrefillWorkload
+
+if TYPE_CHECKING:
+    from repro.runs.drivers.steps import OnProgress
+
+UNTIL_S = 1800.0
+"""Simulated time after which a run is given up: a policy that dispatches nothing never ends."""
+Options = tuple[tuple[str, Any], ...]
+Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillDeployment:
+    system: str
+    title: str
+    build: Build
+    settings: Settings
+    options: Options
+    modules: tuple[str, ...]
+
+    obtained: ClassVar[Obtained] = "simulated"
+
+    @property
+    def basis(self) -> str:
+        return self.settings.basis
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"num_instances": self.settings.num_instances}
+
+    def check_machine(self) -> None:
+        """Any machine will do."""
+
+    def cluster(self) -> PrefillCluster:
+        """Refuses options that cannot be."""
+        settings = self.settings
+        return PrefillCluster(
+            system=self.build(settings, dict(self.options)),
+            cost=settings.cost,
+            num_instances=settings.num_instances,
+            slo_s=settings.slo_s,
+            boundary=settings.boundary,
+            cache=settings.cache,  # type: ignore[arg-type]
+            reprefills_answer=settings.reprefills_answer,
+        )
+
+    def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        settings = self.settings
+        cluster = self.cluster()
+        if settings.decode == "none":
+            run = cluster.simulate(workload.arrivals, until_s=UNTIL_S)
+        else:
+            run = simulate_with_decode(
+                cluster, settings.cost, workload, settings.decode, settings.kv_capacity, until_s=UNTIL_S
+            )
+        window = window_of(run.requests["arrival_s"], closing_s(run, workload.last_sessions))
+        constants = settings.constants
+        return RunRecord(
+            tables=tables_of(run, window),
+            manifest={
+                "obtained": self.obtained,
+                "calibration": f"{settings.part.gpu}, uncalibrated: constants assumed, mixing penalty {constants.kappa:g}",
+                "dataset": asdict(workload.provenance),
+                "platform": settings.part.title,
+                "model": settings.model,
+                "system": self.title,
+                "slos": {"ttft": {"ttft_s": settings.slo_s}},
+                "facts": self._facts(workload, run, window),
+            },
+        )
+
+    def _facts(self, workload: PrefillWorkload, run: PrefillRun, window: Window) -> dict[str, Any]:
+        settings, config = self.settings, workload.config
+        constants = asdict(settings.constants)
+        return {
+            "num_instances": settings.num_instances,
+            "options": dict(self.options),
+            "constants": {name: value for name, value in constants.items() if not _is_infinite(value)},
+            "slo_s": settings.slo_s,
+            "boundary": settings.boundary,
+            "decode": settings.decode,
+            "is_transient": settings.is_transient,
+            "window_s": list(window),
+            "closed_loops": [] if config.arrivals is not None else [stream.clients for stream in config.streams],
+            "think_s": config.think_s,
+            "shares": workload.provenance.shares,
+            "end_s": run.facts["end_s"],
+            "num_events": run.facts["num_events"],
+        }
+
+
+def _is_infinite(value: object) -> bool:
+    return isinstance(value, float) and math.isinf(value)

@@ -1,0 +1,83 @@
+"""A run of prefill instances as the harness's tables, and which of its requests count.
+
+The window opens when a tenth of the turns have arrived. In a closed loop it closes when a client finds no further
+conversation, so that all clients are busy in it; in an open one with the last arrival. Requests that arrive in it
+count, however late they finish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from engines.laps.record import PrefillRun
+from repro.runs.record import REQUESTS, Table
+from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
+
+WARM_UP = 0.1
+"""Share of the turns that arrive before the window opens."""
+
+
+class Window(NamedTuple):
+    """Arrivals in [start_s, end_s) count."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def window_of(arrivals_s: Sequence[float], closes_s: float) -> Window:
+    before = sorted(time for time in arrivals_s if time <= closes_s)
+    return Window(before[int(WARM_UP * len(before))], closes_s) if before else Window(0.0, 0.0)
+
+
+def closing_s(run: PrefillRun, last_sessions: Sequence[int]) -> float:
+    """When the first of the closed loops, whose last conversations these are, runs out; the last arrival without any."""
+    requests = run.requests
+    if not last_sessions:
+        return max(requests["arrival_s"], default=0.0)
+    begun = {
+        session: arrival_s
+        for session, turn, arrival_s in zip(
+            requests["session_id"], requests["turn"], requests["arrival_s"], strict=True
+        )
+        if turn == 0
+    }
+    return min(begun.get(session, float("inf")) for session in last_sessions)
+
+
+def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
+    requests = run.requests
+    finished = requests["finished_s"]
+    arrival = np.asarray(requests["arrival_s"], dtype=np.float64)
+    counted = (window.start_s <= arrival) & (arrival < window.end_s)
+    is_done = [stamp is not None for stamp in finished]
+    return {
+        REQUESTS: {
+            "request_id": requests["request_id"],
+            "arrival_s": requests["arrival_s"],
+            "submit_lag_s": [0.0] * run.num_requests,
+            "admitted_s": requests["started_s"],
+            "first_output_s": finished,
+            "finished_s": finished,
+            "prompt_len": requests["tokens"],
+            "output_len": [1 if done else None for done in is_done],
+            "status": ["ok" if done else "unfinished" for done in is_done],
+            "error": [None] * run.num_requests,
+            "session_id": requests["session_id"],
+            "turn": requests["turn"],
+            "length_class": requests["length_class"],
+            "history": requests["history"],
+            "instance": requests["instance"],
+            "violated": [bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
+            "counted": counted.tolist(),
+        },
+        STEPS: run.steps,
+        MOVES: run.moves,
+        INSTANCES: run.instances,
+    }

@@ -1,0 +1,197 @@
+"""What is read off turns and steps of prefill instances (LAPS §4). TTFT is first token - arrival; shares are in [0, 1].
+
+All of it is over the turns that count (repro.systems.laps.log), but for padding, graphs and busy time, which are over all steps. A turn
+that never had its first token misses the objective.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.ar.metrics import Floats
+from repro.runs.metrics import Metric, distribution, floats
+from repro.runs.record import RunRecord
+from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
+from repro.systems.laps.log import Window
+
+Mask = npt.NDArray[np.bool_]
+BUCKETS: tuple[tuple[str, int, float], ...] = (
+    ("1-63", 1, 64),
+    ("64-255", 64, 256),
+    ("256-999", 256, 1000),
+    ("1000+", 1000, np.inf),
+)
+"""Prompt tokens, from and below."""
+
+
+def window(record: RunRecord) -> Window:
+    return Window(*record.facts["window_s"])
+
+
+def rps(record: RunRecord) -> float | None:
+    """Turns finished in the window."""
+    start_s, end_s = window(record)
+    if end_s <= start_s:
+        return None
+    finished = floats(record.requests["finished_s"])
+    return float(((start_s <= finished) & (finished < end_s)).sum()) / (end_s - start_s)
+
+
+def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
+    """Of the finished ones of these."""
+    times = floats(record.requests["finished_s"]) - floats(record.requests["arrival_s"])
+    return times[chosen & ~np.isnan(times)]
+
+
+def counted(record: RunRecord) -> Mask:
+    return np.asarray(record.requests["counted"], dtype=np.bool_)
+
+
+def of_class(record: RunRecord, name: str) -> Mask:
+    return counted(record) & np.asarray([each == name for each in record.requests["length_class"]], dtype=np.bool_)
+
+
+def violations(record: RunRecord, chosen: Mask) -> float | None:
+    late = np.asarray(record.requests["violated"], dtype=np.bool_)[chosen]
+    return float(late.mean()) if late.size else None
+
+
+def by_bucket(record: RunRecord) -> dict[str, dict[str, Any]]:
+    tokens, counts = floats(record.requests["prompt_len"]), counted(record)
+    found = {}
+    for name, low, high in BUCKETS:
+        chosen = counts & (low <= tokens) & (tokens < high)
+        found[name] = {"violations": violations(record, chosen), **distribution(ttft_of(record, chosen))}
+    return found
+
+
+def in_system(record: RunRecord) -> float | None:
+    """Turns between arrival and first token, averaged over the window's time."""
+    start_s, end_s = window(record)
+    if end_s <= start_s:
+        return None
+    arrival, finished = floats(record.requests["arrival_s"]), floats(record.requests["finished_s"])
+    finished = np.where(np.isnan(finished), np.inf, finished)
+    inside = np.minimum(finished, end_s) - np.maximum(arrival, start_s)
+    return float(inside[inside > 0].sum()) / (end_s - start_s)
+
+
+def mode_shares(record: RunRecord) -> dict[str, float]:
+    """Of all steps, by how they ran."""
+    kinds = [mode.partition(" ")[0] for mode in record.tables[STEPS]["mode"]]
+    return {kind: kinds.count(kind) / len(kinds) for kind in ("eager", "fallback", "graph", "rung") if kinds}
+
+
+def graph_share(record: RunRecord) -> float | None:
+    shares = mode_shares(record)
+    return shares["graph"] + shares["rung"] if shares else None
+
+
+def tokens_s(record: RunRecord) -> float | None:
+    """Of steps that began in the window."""
+    start_s, end_s = window(record)
+    steps = record.tables[STEPS]
+    if end_s <= start_s or not steps["tokens"]:
+        return None
+    done = [tokens for begun, tokens in zip(steps["start_s"], steps["tokens"], strict=True) if start_s <= begun < end_s]
+    return sum(done) / (end_s - start_s)
+
+
+def padding(record: RunRecord) -> float | None:
+    steps = record.tables[STEPS]
+    tokens = sum(steps["tokens"])
+    return sum(steps["padded_tokens"]) / tokens - 1 if tokens else None
+
+
+def requests_per_step(record: RunRecord) -> float | None:
+    steps = record.tables[STEPS]
+    num = len(steps["num_short"])
+    return (sum(steps["num_short"]) + sum(steps["num_long"])) / num if num else None
+
+
+def busy_share(record: RunRecord) -> float | None:
+    """Of the window and all instances: steps that began in it."""
+    start_s, end_s = window(record)
+    steps = record.tables[STEPS]
+    if not steps["tokens"]:
+        return None
+    busy = sum(
+        duration
+        for begun, duration in zip(steps["start_s"], steps["duration_s"], strict=True)
+        if start_s <= begun < end_s
+    )
+    num = len(record.tables[INSTANCES]["instance"])
+    return busy / (num * (end_s - start_s)) if end_s > start_s else None
+
+
+def moves_per_minute(record: RunRecord) -> float | None:
+    start_s, end_s = window(record)
+    if end_s <= start_s:
+        return None
+    return 60 * sum(start_s <= time < end_s for time in record.tables[MOVES]["time_s"]) / (end_s - start_s)
+
+
+def mixed_steps(record: RunRecord) -> float | None:
+    steps = record.tables[STEPS]
+    pairs = list(zip(steps["num_short"], steps["num_long"], strict=True))
+    return sum(short > 0 and long > 0 for short, long in pairs) / len(pairs) if pairs else None
+
+
+_EMPTY = "the window is empty"
+_NO_TURN = "per entry: no turn that has it; pQ below 100 / (100 - Q) of them"
+
+PREFILL_METRICS: tuple[Metric, ...] = (
+    Metric("rps", "turns/s", "first tokens in the window / its length", _EMPTY, rps),
+    Metric("tokens_s", "tokens/s", "tokens of steps that begin in the window / its length", _EMPTY, tokens_s),
+    Metric(
+        "end_s", "s", "when the run ended, answers included where they are decoded", "never", lambda r: r.facts["end_s"]
+    ),
+    Metric(
+        "ttft_all_s",
+        "s",
+        "distribution of TTFT over turns that count",
+        _NO_TURN,
+        lambda r: distribution(ttft_of(r, counted(r))),
+    ),
+    Metric(
+        "ttft_short_s", "s", "the same, short ones", _NO_TURN, lambda r: distribution(ttft_of(r, of_class(r, "short")))
+    ),
+    Metric(
+        "ttft_long_s", "s", "the same, long ones", _NO_TURN, lambda r: distribution(ttft_of(r, of_class(r, "long")))
+    ),
+    Metric("by_length", "s, share", "TTFT and share of violations by tokens of the prompt", _NO_TURN, by_bucket),
+    Metric(
+        "slo_violations",
+        "share",
+        "turns whose TTFT exceeds the objective, or that never had a token / turns that count",
+        "no turn counts",
+        lambda r: violations(r, counted(r)),
+    ),
+    Metric(
+        "slo_violations_short",
+        "share",
+        "the same, short ones",
+        "no short turn counts",
+        lambda r: violations(r, of_class(r, "short")),
+    ),
+    Metric(
+        "slo_violations_long",
+        "share",
+        "the same, long ones",
+        "no long turn counts",
+        lambda r: violations(r, of_class(r, "long")),
+    ),
+    Metric(
+        "in_system", "turns", "integral over the window of turns without a first token / its length", _EMPTY, in_system
+    ),
+    Metric("requests_per_step", "turns", "turns in a step, chunks counted each", "no steps", requests_per_step),
+    Metric("mixed_steps", "share", "steps with short and long turns / steps", "no steps", mixed_steps),
+    Metric("graph_share", "share", "steps that replay a graph / steps", "no steps", graph_share),
+    Metric("mode_shares", "share", "steps by how they ran", "per entry: no steps", mode_shares),
+    Metric("padding", "share", "padded tokens / tokens - 1", "no tokens", padding),
+    Metric("busy_share", "share", "time in steps / (window x instances)", _EMPTY, busy_share),
+    Metric("moves_per_minute", "1/min", "moves of the controller in the window", _EMPTY, moves_per_minute),
+)

@@ -1,0 +1,52 @@
+"""Prefill systems: from a cell to instances and their turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engines.errors import require
+from repro.runs.cell import Cell
+from repro.runs.family import Family
+from repro.systems.ar.knobs import pick
+from repro.systems.laps import knobs
+from repro.systems.laps.deployment import Build, PrefillDeployment
+from repro.systems.laps.family import PREFILL
+from repro.systems.laps.settings import resolve
+from repro.systems.laps.workload import PrefillWorkload, draw_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillSystemEntry:
+    """``build`` makes the policies of a run's settings and the system's own knobs."""
+
+    name: str
+    title: str
+    summary: str
+    own: Mapping[str, knobs.Kind] = field(hash=False)
+    build: Build
+
+    @property
+    def family(self) -> Family:
+        return PREFILL
+
+    def prepare(self, cell: Cell) -> tuple[PrefillDeployment, PrefillWorkload]:
+        """Every refusal a user can cause is raised here."""
+        settings = resolve(cell, self.name, self.own)
+        deployment = PrefillDeployment(
+            system=self.name,
+            title=self.title,
+            build=self.build,
+            settings=settings,
+            options=tuple(sorted(pick(cell.knob_values, self.own).items())),
+            modules=(self.build.__module__, "repro.systems.laps.system"),
+        )
+        deployment.cluster().system.make_batching()  # shows wrong options before any run
+        workload = draw_workload(settings.workload)
+        most = settings.kv_capacity
+        require(
+            workload.longest_tokens <= most,
+            f"dataset={workload.config.dataset!r} has a conversation of {workload.longest_tokens} tokens and a GPU beside "
+            f"{settings.model} holds {most}: shorten it, or use a smaller model",
+        )
+        return deployment, workload

@@ -1,0 +1,101 @@
+"""The turns of one run: closed loops of conversations, or turns at times of their own."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from engines.errors import require
+from engines.laps.turns import PrefillArrivals
+from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
+from repro.workloads.conversations.arrivals import closed_loop, open_turns
+from repro.workloads.conversations.workload import ConversationProvenance, Source
+
+MOST_CLIENTS = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """``low`` and ``high`` keep prompts of so many tokens alone."""
+
+    num_turns: int
+    clients: int | None
+    """None: at a rate."""
+    low: int | None = None
+    high: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillWorkloadConfig:
+    dataset: str
+    seed: int
+    streams: tuple[Stream, ...]
+    arrivals: ArrivalConfig | None
+    """None: closed loops."""
+    think_s: float
+    answer_tokens: int | None
+    source: Source
+    path: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefillWorkload:
+    config: PrefillWorkloadConfig
+    streams: tuple[Conversations, ...]
+    """Session ids are unique over all."""
+    provenance: ConversationProvenance
+
+    @property
+    def arrivals(self) -> tuple[PrefillArrivals, ...]:
+        config = self.config
+        if config.arrivals is not None:
+            return tuple(open_turns(each, config.arrivals, config.seed) for each in self.streams)
+        return tuple(
+            closed_loop(each, stream.clients or 1, config.think_s)
+            for each, stream in zip(self.streams, config.streams, strict=True)
+        )
+
+    @property
+    def last_sessions(self) -> tuple[int, ...]:
+        """Of each closed loop."""
+        return () if self.config.arrivals is not None else tuple(each.sessions[-1].session_id for each in self.streams)
+
+    @property
+    def longest_tokens(self) -> int:
+        return max(session.context_tokens for each in self.streams for session in each.sessions)
+
+
+@lru_cache(maxsize=256)
+def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
+    """The systems of a comparison serve the same turns."""
+    streams = []
+    first_id = 0
+    for index, stream in enumerate(config.streams):
+        drawn = draw_conversations(
+            ConversationConfig(
+                dataset=config.dataset,
+                num_turns=stream.num_turns,
+                seed=config.seed + 1000 * index,
+                think_s=config.think_s,
+                answer_tokens=config.answer_tokens,
+                low=stream.low,
+                high=stream.high,
+                source=config.source,
+                path=config.path,
+            )
+        )
+        require(
+            stream.clients is None or len(drawn.sessions) > stream.clients,
+            f"num_prompts={stream.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
+        )
+        sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in drawn.sessions)
+        first_id += len(sessions)
+        streams.append(replace(drawn, sessions=sessions))
+    provenance = streams[0].provenance
+    if len(streams) > 1:
+        checksum = hashlib.sha256(" ".join(each.provenance.checksum for each in streams).encode()).hexdigest()
+        text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
+        provenance = replace(provenance, checksum=checksum, description=text)
+    return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)

@@ -1,0 +1,121 @@
+"""SGLang's and vLLM's prefill batches and routers by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from support.prefill import ask, execute, h200_14b, task
+
+from baselines.ar.sglang import CacheAware, GuardedRungs, SglangConfig, TokenBudget, graphs_only, make_router, sglang
+from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
+from engines.ar.cluster.batching import Situation, StepPlan
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cost import Chunk
+from engines.ar.task import PrefillTask
+from engines.errors import UserError
+from engines.laps.buckets import LADDER
+from engines.laps.controller import LengthClass
+from engines.laps.step_mode import FALLBACK, Bucket, Rung
+from engines.laps.step_model import StepModel
+
+_, MODEL = h200_14b()
+
+
+@dataclass(frozen=True)
+class View:
+    worker_id: int
+    num_requests: int = 0
+    backlog_tokens: int = 0
+    cached: int = 0
+    pool: LengthClass | None = None
+
+    def cached_tokens(self, task: PrefillTask) -> int:
+        return self.cached
+
+
+def queue_of(*tokens: int) -> PrefillQueue:
+    queue = PrefillQueue()
+    for index, each in enumerate(tokens):
+        queue.push(task(index, each))
+    return queue
+
+
+def shares(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(share.task.task_id, share.tokens) for share in plan.shares]
+
+
+def test_a_batch_takes_requests_in_order_up_to_the_budget_the_last_in_part() -> None:
+    queue, batching = queue_of(5000, 100, 6000, 10), TokenBudget()
+    plan = ask(batching, queue, 0.0)
+    assert shares(plan) == [(0, 5000), (1, 100), (2, 3092)]
+    assert (plan.decodes, plan.mode, plan.wake_s) == (False, None, None)
+    assert shares(ask(batching, queue, 0.1, execute(plan))) == [(2, 2908), (3, 10)]
+
+
+def test_decodes_neither_ride_along_nor_take_of_the_budget() -> None:
+    plan = TokenBudget(chunked_prefill_size=100).next_step(
+        Situation(queue_of(500), (), 40, 10**6, lambda each: each.tokens), 0.0
+    )
+    assert (shares(plan), plan.decodes) == ([(0, 100)], False)
+
+
+def test_vllm_takes_2048_tokens_a_step() -> None:
+    assert shares(ask(vllm_pd().make_batching(), queue_of(2000, 100), 0.0)) == [(0, 2000), (1, 48)]
+    assert shares(ask(vllm_pd(VllmPdConfig(max_num_batched_tokens=50)).make_batching(), queue_of(60), 0.0)) == [(0, 50)]
+
+
+def test_a_graph_is_replayed_up_to_twice_the_tokens() -> None:
+    choice = GuardedRungs([Rung(64), Rung(100), Rung(1000)])
+    for tokens, expected in (
+        (32, Rung(64)),
+        (31, FALLBACK),
+        (65, Rung(100)),
+        (101, FALLBACK),
+        (500, Rung(1000)),
+        (1001, FALLBACK),
+    ):
+        assert choice.choose([Chunk(0, tokens)]) == expected, tokens
+
+
+def test_graphs_are_a_switch() -> None:
+    on = sglang(SglangConfig(prefill_graphs=True), MODEL)
+    assert ask(on.make_batching(), queue_of(60, 50), 0.0).mode == Rung(112)
+    assert ask(sglang().make_batching(), queue_of(60, 50), 0.0).mode is None
+    assert ask(graphs_only(MODEL).make_batching(), queue_of(60, 50), 0.0).mode == Bucket(64, 2)
+    assert ask(graphs_only(MODEL, graphs="nearest").make_batching(), queue_of(60, 300), 0.0).mode == FALLBACK
+    without = StepModel(base_s=0, request_s=0, floor_s=0, token_s=1, alpha=0, history_s=0, shapes={})
+    for model in (None, without):
+        with pytest.raises(UserError, match="captured rungs"):
+            sglang(SglangConfig(prefill_graphs=True), model)
+    with pytest.raises(UserError, match="use sglang"):
+        graphs_only(MODEL, graphs="none")
+    assert Rung(112) in LADDER
+
+
+def test_routers_by_hand() -> None:
+    views = [View(0, num_requests=3, backlog_tokens=100), View(1, num_requests=1, backlog_tokens=900), View(2, 2, 500)]
+    request = task(0, 50, history=1000)
+    everywhere = [View(each.worker_id, each.num_requests, each.backlog_tokens, cached=1000) for each in views]
+    turn = make_router("round-robin")()
+    assert [turn.pick(request, views, 0.0) for _ in range(4)] == [0, 1, 2, 0]
+    assert make_router("least-requests")().pick(request, views, 0.0) == 1
+    assert make_router("least-tokens")().pick(request, everywhere, 0.0) == 0
+    # Prefilling 1000 tokens again costs more than a backlog of 500.
+    cached = [View(0, 3, 100), View(1, 1, 900), View(2, 2, 500, cached=1000)]
+    assert make_router("least-tokens")().pick(request, cached, 0.0) == 2
+    with pytest.raises(UserError, match="routing='best'"):
+        make_router("best")  # type: ignore[arg-type]
+
+
+def test_the_cache_aware_router_by_hand() -> None:
+    request = task(0, 100, history=900)
+    route = CacheAware().pick
+    assert route(request, [View(0, 10, 0), View(1, 60, 9000, cached=400)], 0.0) == 1  # 40 % of the prompt
+    assert route(request, [View(0, 10, 0), View(1, 60, 9000, cached=300)], 0.0) == 0  # not more than 30 %
+    # Out of balance by both thresholds: fewest requests.
+    assert route(request, [View(0, 10, 99999), View(1, 80, 0, cached=900)], 0.0) == 0
+    assert route(request, [View(0, 200, 0), View(1, 280, 0, cached=900)], 0.0) == 1  # by one alone
+    for config in ({"cache_threshold": 1.1}, {"balance_abs_threshold": -1}, {"balance_rel_threshold": 0.5}):
+        with pytest.raises(UserError, match=f"{next(iter(config))}="):
+            CacheAware(**config)  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""The simulated instances: conservation, Little's law, histories and caches, and what the record says."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.prefill import TokenCost, chat, h200_14b, turns
+
+from baselines.ar.sglang import SglangConfig, graphs_only, sglang
+from baselines.ar.vllm_pd import vllm_pd
+from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
+from engines.errors import UserError
+from engines.laps.cluster import Cache, PrefillCluster
+from engines.laps.controller import ControllerConfig
+from engines.laps.metrics import little, summarise
+from engines.laps.record import PrefillRun
+from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
+from engines.laps.turns import OpenTurns, Turn
+from engines.laps.waiting import WaitConfig
+
+COST, MODEL = h200_14b()
+SPATIAL = LapsConfig(spatial=Spatial(num_short=1, controller=ControllerConfig(cooldown_s=1.0)))
+SYSTEMS: dict[str, PrefillSystem] = {
+    "sglang": sglang(),
+    "sglang-graphs": sglang(SglangConfig(prefill_graphs=True, routing="cache-aware"), MODEL),
+    "vllm-pd": vllm_pd(),
+    "graphs-only": graphs_only(MODEL),
+    "laps": laps(MODEL),
+    "laps-guarded": laps(MODEL, LapsConfig(graphs="nearest", wait=WaitConfig(variant="guarded"))),
+    "laps-ladder": laps(MODEL, LapsConfig(graphs="ladder", wait=WaitConfig(variant="off"))),
+    "laps-spatial": laps(MODEL, SPATIAL),
+    "laps-each": laps(MODEL, LapsConfig(spatial=Spatial(num_short=2, pooling="each"))),
+    "reserve": reserve(MODEL),
+}
+
+
+def talk(session_id: int, *rounds: tuple[int, int], delay_s: float = 0.0) -> Session:
+    return Session(session_id, 0.0, tuple(Round(prefill, decode, delay_s) for prefill, decode in rounds))
+
+
+def as_bytes(run: PrefillRun) -> str:
+    return json.dumps([run.requests, run.steps, run.moves, run.instances, dict(run.facts)])
+
+
+def simulate(system: PrefillSystem, arrivals: Any, until_s: float = float("inf"), **config: Any) -> PrefillRun:
+    return PrefillCluster(system=system, cost=TokenCost(), **config).simulate(arrivals, until_s=until_s)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_request_is_served_once_and_the_same_way_again(name: str) -> None:
+    cluster = PrefillCluster(system=SYSTEMS[name], cost=COST, num_instances=3)
+    run = cluster.simulate(chat(90.0, 4.0, seed=1), until_s=60.0)
+    requests, steps = run.requests, run.steps
+    assert None not in requests["finished_s"]
+    assert sum(steps["tokens"]) == sum(requests["tokens"]) == sum(run.instances["tokens"])
+    assert sum(steps["num_finished"]) == run.num_requests
+    assert all(padded >= tokens for padded, tokens in zip(steps["padded_tokens"], steps["tokens"], strict=True))
+    for arrival, started, finished in zip(
+        requests["arrival_s"], requests["started_s"], requests["finished_s"], strict=True
+    ):
+        assert arrival <= started < finished
+    for index in range(3):
+        own = [
+            (start, duration)
+            for instance, start, duration in zip(steps["instance"], steps["start_s"], steps["duration_s"], strict=True)
+            if instance == index
+        ]
+        assert all(start + duration <= after + 1e-9 for (start, duration), (after, _) in pairwise(own))
+        assert run.instances["busy_s"][index] == pytest.approx(sum(duration for _, duration in own))
+    if name.startswith("laps"):
+        assert all(not (short and long) for short, long in zip(steps["num_short"], steps["num_long"], strict=True))
+    number, product = little(run)
+    assert number == pytest.approx(product)
+    assert as_bytes(cluster.simulate(chat(90.0, 4.0, seed=1), until_s=60.0)) == as_bytes(run)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 1000), rate=st.floats(5, 300), until_s=st.floats(0.5, 4), name=st.sampled_from(sorted(SYSTEMS))
+)
+def test_littles_law_holds_for_a_run_cut_off(seed: int, rate: float, until_s: float, name: str) -> None:
+    arrivals = OpenTurns(turns=[*chat(rate, 3.0, seed=seed).turns, Turn(3.0, 10**6, 0, 0, 50)])
+    run = PrefillCluster(system=SYSTEMS[name], cost=COST, num_instances=3).simulate(arrivals, until_s=until_s)
+    if run.num_requests:
+        number, product = little(run)
+        assert number == pytest.approx(product, abs=1e-9)
+    assert sum(run.instances["busy_s"]) <= 3 * run.facts["end_s"] + 1e-9
+
+
+def test_a_closed_loop_keeps_its_clients_busy_one_turn_at_a_time() -> None:
+    sessions = [talk(index, (100, 40), (50, 10), delay_s=0.2) for index in range(6)]
+    run = simulate(sglang(), ClosedLoop(sessions=sessions, num_clients=2, think_s=0.5))
+    requests = run.requests
+    assert requests["session_id"] == [0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5]
+    assert requests["history"] == [0, 0, 140, 140] * 3
+    assert requests["tokens"] == [100, 100, 50, 50] * 3
+    # Client 0 finishes at 0.1 and comes back after 0.2; a new session starts 0.2 + 0.5 after the last turn... of think time.
+    assert requests["arrival_s"][:3] == pytest.approx([0.0, 0.0, 0.3])
+    number, product = little(run)
+    assert number == pytest.approx(product)
+    # With clients that never think, two requests are in the system at any time.
+    eager = [talk(index, (100, 40), (50, 10)) for index in range(40)]
+    run = simulate(sglang(), ClosedLoop(sessions=eager, num_clients=2), until_s=2.0)
+    assert little(run)[0] == pytest.approx(2.0)
+
+
+def test_little_bounds_throughput_by_latency_in_a_closed_loop() -> None:
+    """With c clients that never think, c = throughput x latency: a latency cut of 20 % allows at most 25 % more."""
+    sessions = [talk(index, (60, 100), (900, 50), (30, 80)) for index in range(4000)]
+    for name in ("sglang", "laps", "reserve"):
+        cluster = PrefillCluster(system=SYSTEMS[name], cost=COST)
+        run = cluster.simulate(ClosedLoop(sessions=sessions, num_clients=16), until_s=30.0)
+        found = summarise(run)
+        assert found.requests_per_s * found.mean_s == pytest.approx(16, rel=0.02)
+
+
+def test_streams_run_side_by_side() -> None:
+    shorts = ClosedLoop(sessions=[talk(index, (50, 1)) for index in range(1000)], num_clients=4)
+    longs = ClosedLoop(sessions=[talk(10**6 + index, (1500, 1)) for index in range(1000)], num_clients=1)
+    run = simulate(sglang(), [shorts, longs], until_s=20.0)
+    # The very first request finds the instance idle and starts alone, so three short clients and the long one fall
+    # into step: they come back together, while the fourth runs.
+    assert set(zip(run.steps["num_short"], run.steps["num_long"], strict=True)) == {(1, 0), (3, 1)}
+
+
+def test_open_sessions_continue_when_a_turn_is_done() -> None:
+    session = Session(7, 0.5, (Round(100, 20, 1.0), Round(30, 5)))
+    run = simulate(sglang(), OpenLoop(sessions=[session]))
+    assert run.requests["arrival_s"] == pytest.approx([0.5, 1.6])
+    assert run.requests["history"] == [0, 120]
+
+
+# ---- caches ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cache", "reprefills", "expected"),
+    [
+        # Round robin puts the second turn on the other instance, the third on the first again.
+        ("shared", False, [(0, 100), (140, 50), (200, 30)]),
+        ("shared", True, [(0, 100), (100, 90), (190, 40)]),
+        ("instance", False, [(0, 100), (0, 190), (140, 90)]),
+        ("instance", True, [(0, 100), (0, 190), (100, 130)]),
+    ],
+)
+def test_what_is_not_cached_is_prefilled_again(cache: Cache, reprefills: bool, expected: list[tuple[int, int]]) -> None:
+    arrivals = OpenLoop(sessions=[talk(0, (100, 40), (50, 10), (30, 5))])
+    run = simulate(sglang(), arrivals, num_instances=2, cache=cache, reprefills_answer=reprefills)
+    assert list(zip(run.requests["history"], run.requests["tokens"], strict=True)) == expected
+
+
+def test_a_router_that_knows_the_caches_keeps_a_session_where_it_is() -> None:
+    sessions = [Session(index, 0.01 * index, tuple(Round(40, 20, 0.3) for _ in range(5))) for index in range(8)]
+    for routing, moves in (("cache-aware", False), ("least-tokens", False), ("round-robin", True)):
+        system = sglang(SglangConfig(routing=routing))  # type: ignore[arg-type]
+        run = simulate(system, OpenLoop(sessions=sessions), num_instances=3, cache="instance")
+        assert (sum(run.requests["tokens"]) > 8 * 5 * 40) == moves
+
+
+def test_a_history_prefilled_again_can_make_a_request_long() -> None:
+    system = laps(MODEL, LapsConfig(wait=WaitConfig(variant="off"), spatial=Spatial(num_short=1, pooling="each")))
+    arrivals = OpenLoop(sessions=[talk(0, (300, 10), (20, 5)), talk(1, (100, 10), (20, 5))])
+    run = simulate(system, arrivals, num_instances=2, cache="instance")
+    rows = sorted(
+        zip(
+            run.requests["session_id"],
+            run.requests["turn"],
+            run.requests["length_class"],
+            run.requests["instance"],
+            run.requests["tokens"],
+            strict=True,
+        )
+    )
+    # Session 0 began in the long pool: 310 tokens of history more would not be short, so its second turn stays there.
+    assert rows == [(0, 0, "long", 1, 300), (0, 1, "short", 1, 20), (1, 0, "short", 0, 100), (1, 1, "short", 0, 20)]
+
+
+# ---- the record ----------------------------------------------------------------------------------------------
+
+
+def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed() -> None:
+    arrivals = turns((0.0, 300), (0.0, 300), (0.7, 9000), (0.95, 50))
+    run = simulate(sglang(SglangConfig(chunked_prefill_size=300)), arrivals, until_s=1.2, slo_s=0.4)
+    requests = run.requests
+    assert requests["finished_s"] == [pytest.approx(0.3), pytest.approx(0.6), None, None]
+    assert requests["violated"] == [False, True, True, None]
+    assert requests["deadline_s"] == pytest.approx([0.4, 0.4, 1.1, 1.35])
+    found = summarise(run)
+    assert found.violation_rate == pytest.approx(2 / 3)
+    assert found.longest_s == pytest.approx(0.6)
+    assert found.num_requests == 4
+    assert found.mean_s == pytest.approx(0.45)
+    assert run.instances["busy_s"] == pytest.approx([1.1])
+    free = simulate(sglang(), arrivals, slo_s=None)
+    assert free.requests["violated"] == [False] * 4
+    assert free.requests["deadline_s"] == [None] * 4
+
+
+def test_the_steps_say_what_was_replayed() -> None:
+    run = PrefillCluster(system=laps(MODEL, LapsConfig(wait=WaitConfig(variant="off"))), cost=COST).simulate(
+        turns((0.0, 60), (0.0, 600), (5.0, 600))
+    )
+    assert run.steps["mode"] == ["graph 64x1", "fallback", "fallback"]
+    assert run.steps["padded_tokens"] == [64, 600, 600]
+    assert (run.steps["num_short"], run.steps["num_long"]) == ([1, 0, 0], [0, 1, 1])
+
+
+def test_a_warm_up_is_left_out() -> None:
+    run = simulate(sglang(), turns((0.0, 500), (1.0, 100), (2.0, 100)))
+    found = summarise(run, 0.5)
+    assert (found.num_requests, found.mean_s) == (2, pytest.approx(0.1))
+    assert found.utilisation == pytest.approx(0.7 / 2.1)
+
+
+def test_bad_cells_are_refused() -> None:
+    with pytest.raises(UserError, match="num_instances=0"):
+        PrefillCluster(system=sglang(), cost=COST, num_instances=0)
+    with pytest.raises(UserError, match="cache='none'"):
+        PrefillCluster(system=sglang(), cost=COST, cache="none")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="use pooling='each'"):
+        PrefillCluster(system=laps(MODEL, SPATIAL), cost=COST, num_instances=2, cache="instance")
+    with pytest.raises(UserError, match="sort the turns"):
+        simulate(sglang(), turns((1.0, 5), (0.5, 5)))
+    with pytest.raises(UserError, match="part of the history"):
+        simulate(sglang(), OpenTurns(turns=[Turn(0.0, 0, 1, 10, 5, 20)]))
+    with pytest.raises(UserError, match="give at least one"):
+        simulate(sglang(), [])
+    with pytest.raises(UserError, match="pooling="):
+        Spatial(num_short=1, pooling="own")  # type: ignore[arg-type]

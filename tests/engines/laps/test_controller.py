@@ -1,0 +1,187 @@
+"""Algorithm 2 by hand, on pools of fluid, and in a run whose load changes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.prefill import chat, h200_14b
+
+from engines.errors import UserError
+from engines.laps.cluster import PrefillCluster
+from engines.laps.controller import ControllerConfig, Form, PressureController, Signals
+from engines.laps.metrics import summarise
+from engines.laps.record import PrefillRun
+from engines.laps.system import LapsConfig, Pooling, Spatial, laps
+from engines.laps.turns import OpenTurns, Turn
+from engines.laps.waiting import WaitConfig
+
+COST, MODEL = h200_14b()
+N = 8
+
+
+def pool(*utilisation: float, backlog_s: float = 0.0) -> list[Signals]:
+    return [Signals(backlog_s, 0.0, each) for each in utilisation]
+
+
+def test_pressures_by_hand() -> None:
+    config = ControllerConfig(alpha=2.0, beta=3.0, gamma=0.5, quantile=1.0)
+    signals = [Signals(0.1, 0.2, 0.4), Signals(0.0, 0.0, 1.0)]
+    assert PressureController(config).pressure(signals) == pytest.approx(2 * 0.1 + 3 * 0.2 + 0.5 * 0.4)
+    printed = ControllerConfig(form="printed", alpha=2.0, beta=3.0, gamma=0.5, quantile=1.0)
+    assert PressureController(printed).pressure(signals) == pytest.approx(0.2 + 0.6 - 0.2)
+
+
+def test_the_aggregate_is_the_90th_percentile() -> None:
+    config = ControllerConfig(gamma=1.0)
+    assert PressureController(config).pressure(pool(*(each / 10 for each in range(11)))) == pytest.approx(0.9)
+
+
+def test_algorithm_2_by_hand() -> None:
+    control = PressureController(ControllerConfig(tau=0.3, cooldown_s=5.0, n_min=2, gamma=1.0))
+    steps = [
+        (0.0, pool(0.5, 0.5, 0.5), pool(0.5, 0.5, 0.5), None),  # balanced
+        (1.0, pool(0.8, 0.8, 0.8), pool(0.65, 0.65, 0.65), None),  # 0.8 < 1.3 x 0.65: hysteresis
+        (2.0, pool(0.9, 0.9, 0.9), pool(0.5, 0.5, 0.5), "short"),
+        (6.9, pool(0.2, 0.2, 0.2, 0.2), pool(0.9, 0.9), None),  # cool-down
+        (7.0, pool(0.9, 0.9, 0.9, 0.9), pool(0.2, 0.2), None),  # the long pool is at n_min
+        (7.0, pool(0.2, 0.2, 0.2, 0.2), pool(0.9, 0.9), "long"),
+        (12.0, pool(0.2, 0.2), pool(0.9, 0.9, 0.9, 0.9), None),  # the short pool is at n_min
+    ]
+    for now, shorts, longs, expected in steps:
+        assert control.decide(shorts, longs, now).grows == expected, now
+
+
+def test_printed_both_pools_exceed_each_other_when_calm() -> None:
+    """-0.45 > 1.3 x -0.50, and -0.50 > 1.3 x -0.45: the first branch wins every time."""
+    for shorts, longs in ((pool(0.9, 0.9), pool(1.0, 1.0)), (pool(1.0, 1.0), pool(0.9, 0.9))):
+        control = PressureController(ControllerConfig(form="printed", tau=0.3, gamma=0.5))
+        assert control.decide(shorts, longs, 0.0).grows == "short"
+        mended = PressureController(ControllerConfig(tau=0.3, gamma=0.5))
+        assert mended.decide(shorts, longs, 0.0).grows is None
+
+
+signals = st.builds(Signals, st.floats(0, 10), st.floats(0, 1), st.floats(0, 1))
+
+
+@given(
+    rounds=st.lists(st.tuples(st.lists(signals, min_size=N, max_size=N), st.floats(0, 20)), max_size=40),
+    n_min=st.integers(1, 3),
+    form=st.sampled_from(["printed", "mended"]),
+    start=st.integers(3, 5),
+)
+def test_whatever_the_signals_no_pool_falls_below_n_min_and_moves_keep_apart(
+    rounds: list[tuple[list[Signals], float]], n_min: int, form: Form, start: int
+) -> None:
+    control = PressureController(ControllerConfig(form=form, n_min=n_min, cooldown_s=5.0))
+    num_short, now, last = start, 0.0, -10.0
+    for each, gap in rounds:
+        now += gap
+        grows = control.decide(each[:num_short], each[num_short:], now).grows
+        if grows is None:
+            continue
+        num_short += 1 if grows == "short" else -1
+        assert n_min <= num_short <= N - n_min
+        assert now - last >= 5.0
+        last = now
+
+
+def fluid(control: PressureController, num_short: int, loads: list[tuple[float, float]]) -> list[int]:
+    """Pools fed ``loads`` (short, long), in instances' worth of work a second: n_s after every second."""
+    backlog = [0.0, 0.0]
+    history = []
+    for now, load in enumerate(loads):
+        sizes = (num_short, N - num_short)
+        pools = []
+        for index, (size, offered) in enumerate(zip(sizes, load, strict=True)):
+            work = backlog[index] + offered
+            backlog[index] = max(0.0, work - size)
+            wait_s = backlog[index] / size
+            pools.append([Signals(wait_s, float(wait_s > 0.4), min(1.0, work / size))] * size)
+        grows = control.decide(pools[0], pools[1], float(now)).grows
+        num_short += {"short": 1, "long": -1, None: 0}[grows]
+        history.append(num_short)
+    return history
+
+
+@settings(max_examples=30)
+@given(short=st.floats(0.4, 3.4), total=st.floats(1.0, 6.0), start=st.integers(1, 7))
+def test_mended_settles_under_constant_load_and_keeps_up_with_it(short: float, total: float, start: int) -> None:
+    long = max(total - short, 0.4)
+    history = fluid(PressureController(ControllerConfig()), start, [(short, long)] * 600)
+    settled = history[240:]
+    moves = sum(before != after for before, after in pairwise(settled))
+    assert moves <= 6  # one a minute
+    assert settled[-1] >= short
+    assert N - settled[-1] >= long
+
+
+def test_mended_converges_after_a_load_step() -> None:
+    loads = [(2.0, 3.0)] * 120 + [(1.0, 5.5)] * 240
+    history = fluid(PressureController(ControllerConfig()), 4, loads)
+    assert len(set(history[60:120])) == 1
+    assert len(set(history[-180:])) == 1
+    assert N - history[-1] >= 5.5
+
+
+# ---- in a run ----------------------------------------------------------------------------------------------
+
+
+def spatial(config: ControllerConfig | None, num_short: int, pooling: Pooling = "global") -> LapsConfig:
+    return LapsConfig(
+        wait=WaitConfig(variant="off"), spatial=Spatial(num_short=num_short, controller=config, pooling=pooling)
+    )
+
+
+def simulate(config: LapsConfig, arrivals: OpenTurns, until_s: float) -> PrefillRun:
+    return PrefillCluster(system=laps(MODEL, config), cost=COST, num_instances=N).simulate(arrivals, until_s=until_s)
+
+
+@pytest.mark.parametrize("pooling", ["global", "each"])
+def test_a_run_under_constant_load_moves_at_most_once_a_minute(pooling: Pooling) -> None:
+    arrivals = chat(200.0, 60.0, seed=6)
+    mended = simulate(spatial(ControllerConfig(), 3, pooling), arrivals, 60.0)
+    printed = simulate(spatial(ControllerConfig(form="printed", tau=0.3), 3, pooling), arrivals, 60.0)
+    assert len(mended.moves["time_s"]) <= 1
+    assert len(printed.moves["time_s"]) >= 6
+    assert all(1 <= num <= N - 1 for num in printed.moves["num_short"])
+
+
+def test_a_run_follows_a_load_step() -> None:
+    """Long requests come to hold nearly all of the work: the short pool shrinks, and violations stay below static's."""
+    before, after = chat(200.0, 20.0, seed=6, long_share=0.2), chat(200.0, 30.0, seed=7, long_share=0.45)
+    turns = [*before.turns, *(turn._replace(arrival_s=turn.arrival_s + 20.0) for turn in after.turns)]
+    arrivals = OpenTurns(turns=turns)
+    moving = simulate(spatial(ControllerConfig(cooldown_s=2.0), 4), arrivals, 50.0)
+    static = simulate(spatial(None, 4), arrivals, 50.0)
+    assert moving.moves["num_short"][-1] < 4
+    assert moving.instances["pool"].count("short") == moving.moves["num_short"][-1]
+    assert summarise(moving, 20.0).violation_rate < 0.5 * summarise(static, 20.0).violation_rate
+
+
+@pytest.mark.parametrize("pooling", ["global", "each"])
+def test_migrations_lose_no_request(pooling: Pooling) -> None:
+    """Half-second bursts of one class, then of the other, send instances back and forth with work in hand."""
+    turns: list[Turn] = []
+    for burst in range(10):
+        each = chat(150.0, 0.5, seed=burst, long_share=burst % 2).turns
+        turns += [turn._replace(arrival_s=turn.arrival_s + burst * 0.5, session_id=len(turns)) for turn in each]
+    config = ControllerConfig(tau=0.0, period_s=0.05, cooldown_s=0.05)
+    run = simulate(spatial(config, 4, pooling), OpenTurns(turns=turns), 20.0)
+    assert set(run.moves["to"]) == {"short", "long"}
+    assert len(run.moves["time_s"]) > 20
+    assert None not in run.requests["finished_s"]
+    assert sum(run.steps["tokens"]) == sum(run.requests["tokens"])
+    assert sum(run.steps["num_finished"]) == run.num_requests
+
+
+def test_bad_configurations_are_refused() -> None:
+    for config in ({"form": "fixed"}, {"period_s": 0.0}, {"tau": -0.1}, {"n_min": 0}, {"quantile": 1.1}):
+        with pytest.raises(UserError, match=f"{next(iter(config))}="):
+            ControllerConfig(**config)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="give an end"):
+        simulate(spatial(ControllerConfig(), 3), chat(1.0, 1.0, seed=0), float("inf"))
+    with pytest.raises(UserError, match="num_short=8"):
+        simulate(spatial(None, 8), chat(1.0, 1.0, seed=0), 1.0)

@@ -1,0 +1,191 @@
+"""Reserve's order by hand, and its bound on the longest wait in runs made to break it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, turns
+
+from engines.ar.cluster.batching import StepPlan
+from engines.ar.cluster.queue import PrefillQueue
+from engines.errors import UserError
+from engines.laps.cluster import PrefillCluster
+from engines.laps.metrics import summarise
+from engines.laps.queue import OpenQueue
+from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
+from engines.laps.step_model import StepModel
+from engines.laps.system import laps, reserve
+from engines.laps.turns import OpenTurns
+
+MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
+
+
+def policy(share: float = 0.2, **config: float) -> Reserve:
+    return Reserve(LINEAR_MODEL, ReserveConfig(share=share, aging=0.0, **config))  # type: ignore[arg-type]
+
+
+def given_tokens(plan: StepPlan) -> list[tuple[int, int]]:
+    return [(share.task.task_id, share.tokens) for share in plan.shares]
+
+
+def queue_of(*entries: tuple[int, float]) -> OpenQueue:
+    """(tokens, ready_s)."""
+    queue = OpenQueue()
+    for index, (tokens, ready_s) in enumerate(entries):
+        queue.push(task(index, tokens, ready_s=ready_s))
+    return queue
+
+
+def test_the_shortest_goes_first_and_the_last_is_cut_to_the_budget() -> None:
+    queue = queue_of((40, 0.0), (10, 0.0), (30, 0.0))
+    plan = ask(policy(), queue, 0.0)  # 50 ms at a millisecond a token
+    assert given_tokens(plan) == [(1, 10), (2, 30), (0, 10)]
+    begun = execute(plan)
+    assert given_tokens(ask(policy(), queue, 0.05, begun)) == [(0, 30)]
+
+
+def test_late_requests_get_their_share_first_and_then_what_is_left() -> None:
+    late, on_time = (200, -1.0), (45, 0.0)
+    # A fifth of 50 ms, then all of the other but for 5 tokens.
+    assert given_tokens(ask(policy(), queue_of(late, on_time), 0.0)) == [(0, 10), (1, 40)]
+    # The rest of the budget is the late one's where nothing else waits.
+    assert given_tokens(ask(policy(), queue_of(late, (15, 0.0)), 0.0)) == [(0, 35), (1, 15)]
+
+
+def test_late_requests_go_by_arrival() -> None:
+    plan = ask(policy(share=1.0), queue_of((40, -2.0), (20, -3.0), (5, -1.0)), 0.0)
+    assert given_tokens(plan) == [(1, 20), (0, 30)]
+
+
+def test_a_request_is_late_as_soon_as_it_cannot_be_on_time() -> None:
+    """400 ms of objective: 390 tokens fit at once, 401 do not. 791 tokens make a budget of 118 ms, 23 of them late."""
+    assert given_tokens(ask(policy(), queue_of((390, 0.0), (401, 0.0)), 0.0)) == [(1, 23), (0, 95)]
+
+
+def test_steps_grow_with_the_backlog() -> None:
+    for tokens, budget in ((10, 10), (200, 50), (800, 120), (5000, 150)):
+        plan = ask(policy(), queue_of((tokens, 0.0)), 0.0)
+        assert sum(share.tokens for share in plan.shares) == budget
+
+
+def test_waiting_counts_against_work() -> None:
+    queue = queue_of((100, 10.0), (60, 11.0))
+    patient = Reserve(LINEAR_MODEL, ReserveConfig(slo_s=None, aging=0.05))
+    # 100 ms less 0.05 x 1 s of waiting is less than 60 ms.
+    assert given_tokens(ask(patient, queue, 11.0))[0][0] == 0
+
+
+def test_room_bounds_admission() -> None:
+    queue = queue_of((20, 0.0), (30, 0.0))
+    plan = ask(policy(), queue, 0.0, room=25)
+    assert given_tokens(plan) == [(0, 20)]
+    assert len(queue) == 1
+    queue = queue_of((20, 0.0), (30, 0.0))
+    assert given_tokens(ask(policy(max_num_seqs=1), queue, 0.0)) == [(0, 20)]
+
+
+@given(
+    entries=st.lists(st.tuples(st.integers(1, 900), st.floats(-3, 0)), min_size=1, max_size=40),
+    share=st.floats(0.05, 1),
+    steps=st.integers(1, 6),
+)
+def test_every_step_is_full_and_no_token_is_lost(entries: list[tuple[int, float]], share: float, steps: int) -> None:
+    reserve_policy = Reserve(MODEL, ReserveConfig(share=share))
+    queue = queue_of(*sorted(entries, key=lambda entry: entry[1]))
+    begun: list = []
+    done = 0
+    now = 0.0
+    for _ in range(steps):
+        waiting = [*begun, *queue]
+        backlog_s = sum(each.left * (1e-4 + 5e-9 * (each.left + 2 * each.computed)) for each in waiting)
+        budget_s = min(max(0.15 * backlog_s, 0.05), 0.15)
+        plan = ask(reserve_policy, queue, now, begun)
+        spent_s = sum(tokens * (1e-4 + 5e-9 * (tokens + 2 * each.computed)) for each, tokens in plan.shares)
+        assert spent_s <= budget_s + 1e-9
+        assert spent_s >= min(backlog_s, budget_s) - 3 * 1.2e-4  # rounding to whole tokens
+        assert len({each.task_id for each, _ in plan.shares}) == len(plan.shares)
+        begun = execute(plan, begun)
+        done += sum(tokens for _, tokens in plan.shares)
+        now += 0.1
+    assert done + sum(each.left for each in begun) + queue.backlog_tokens == sum(tokens for tokens, _ in entries)
+
+
+# ---- the bound -----------------------------------------------------------------------------------------
+
+
+def ahead_of(requests: dict[str, list], index: int) -> float:
+    """Work of the requests that arrived no later and had not finished, its own included."""
+    arrival = requests["arrival_s"][index]
+    return sum(
+        MODEL.work_s(requests["history"][other], requests["tokens"][other])
+        for other in range(index + 1)
+        if requests["finished_s"][other] > arrival
+    )
+
+
+def hostile(seed: int, load: float) -> OpenTurns:
+    """Bursts of short requests that always can be on time, and long ones that cannot."""
+    rng = random.Random(seed)
+    entries = []
+    now = 0.0
+    while now < 12:
+        now += rng.expovariate(load * 60)
+        entries.append((now, rng.choice([20, 40, 100, 400, 4000]) if rng.random() < 0.2 else rng.randint(10, 200)))
+    return turns(*entries)
+
+
+@settings(max_examples=6, deadline=None)
+@given(seed=st.integers(0, 2**16), share=st.sampled_from([0.1, 0.25, 0.6]), load=st.sampled_from([0.8, 1.1, 1.6]))
+def test_no_request_waits_longer_than_the_bound(seed: int, share: float, load: float) -> None:
+    config = ReserveConfig(share=share)
+    run = PrefillCluster(system=reserve(MODEL, config, graphs="none"), cost=MODEL).simulate(hostile(seed, load))
+    requests = run.requests
+    for index, finished in enumerate(requests["finished_s"]):
+        ttft_s = finished - requests["arrival_s"][index]
+        assert ttft_s <= longest_wait_s(config, share, ahead_of(requests, index), MODEL)
+
+
+def test_the_share_keeps_the_longest_wait_it_was_chosen_for() -> None:
+    config = ReserveConfig(longest_wait_s=3.0)
+    share = share_for(config, MODEL)
+    assert longest_wait_s(config, share, config.slo_s or 0.0, MODEL) == pytest.approx(3.0)
+    assert Reserve(MODEL, config).share == share
+    assert share_for(ReserveConfig(longest_wait_s=6.0), MODEL) < share
+    assert 0.1 < share_for(ReserveConfig(), MODEL) < 0.25
+
+
+def test_a_larger_share_shortens_the_longest_wait_and_costs_violations() -> None:
+    arrivals = hostile(3, 1.6)
+    found = {}
+    for share in (0.02, 0.3):
+        system = reserve(MODEL, ReserveConfig(share=share), graphs="none")
+        found[share] = summarise(PrefillCluster(system=system, cost=MODEL).simulate(arrivals))
+    assert found[0.3].longest_s < found[0.02].longest_s
+    assert found[0.3].violation_rate > found[0.02].violation_rate
+
+
+def test_reserve_violates_less_than_laps_near_capacity() -> None:
+    cost, model = h200_14b()
+    arrivals = chat(60.0, 20.0, seed=8)
+    rates = [
+        summarise(PrefillCluster(system=system, cost=cost).simulate(arrivals, until_s=20.0), 2.0).violation_rate
+        for system in (laps(model), reserve(model))
+    ]
+    assert rates[1] < 0.5 * rates[0]
+
+
+def test_bad_configurations_are_refused() -> None:
+    for config in ({"share": 0.0}, {"share": 1.5}, {"min_step_s": 0.0}, {"slo_s": 0.0}, {"aging": -1.0}):
+        with pytest.raises(UserError, match=f"{next(iter(config))}="):
+            ReserveConfig(**config)
+    with pytest.raises(UserError, match="give one"):
+        ReserveConfig(share=0.1, longest_wait_s=2.0)
+    with pytest.raises(UserError, match="give at least"):
+        Reserve(MODEL, ReserveConfig(longest_wait_s=0.8))
+    queue = PrefillQueue()
+    queue.push(task(0, 5))
+    with pytest.raises(UserError, match="give an OpenQueue"):
+        ask(policy(), queue, 0.0)
