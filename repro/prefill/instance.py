@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from engines.laps.step_model import StepModel
+from time import perf_counter
 
 from engines.ar.cost import Chunk
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import require
 from engines.laps.step_mode import Bucket, Rung
+from engines.laps.step_model import StepModel
 from engines.models.loader import parse_dtype
 from engines.models.qwen2 import load_causal
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
+from repro.prefill.allocator import keep_freed_memory
 
 SLO_FLOORS = 20
 """The TTFT objective, in steps of one token."""
@@ -99,6 +100,8 @@ def config_of(model: str) -> CausalConfig:
 
 def executor_of(scale: Scale, *, device: str, dtype: str, uses_graphs: bool = True) -> TorchExecutor:
     """With random weights, on which no time depends."""
+    if device == "cpu":
+        keep_freed_memory()
     model = load_causal(config_of(scale.model), dtype=parse_dtype(dtype), device=device, weights="random")
     return TorchExecutor(
         model,
@@ -117,13 +120,15 @@ def measured_instance(
     dtype: str = "float32",
     captured: Sequence[Bucket | Rung] | None = None,
     repeats: int = 5,
+    timer: Callable[[], float] = perf_counter,
 ) -> MeasuredInstance:
-    """Load, capture and profile. ``captured`` are the shapes policies may ask for, by default the whole grid."""
+    """Load, capture and profile. ``captured`` are the shapes policies may ask for, by default the whole grid; ``timer``
+    is that of ``MeasuredSteps``."""
     require(repeats >= 1, f"repeats={repeats} must be at least 1")
     shapes = tuple(grid(scale.lengths, scale.batches) if captured is None else captured)
     executor = executor_of(scale, device=device, dtype=dtype)
     executor.capture(shapes)
-    profiled = MeasuredSteps(executor, repeats=repeats, warmup=2)
+    profiled = MeasuredSteps(executor, repeats=repeats, warmup=2, timer=timer)
     step_model = StepModel.profile(
         profiled,
         shapes,
@@ -134,7 +139,7 @@ def measured_instance(
     return MeasuredInstance(
         scale=scale,
         executor=executor,
-        cost=MeasuredSteps(executor),
+        cost=MeasuredSteps(executor, timer=timer),
         step_model=step_model,
         floor_s=profiled.step_s([Chunk(0, 1)], 0, 0),
         captured=shapes,

@@ -122,7 +122,7 @@ class TorchExecutor:
             f"{start + len(found)} tokens exceed max_len={self.tables.max_len}: raise it",
         )
         require(
-            not len(found) or (0 <= int(found.min()) and int(found.max()) < vocabulary),
+            not len(found) or (int(found.min()) >= 0 and int(found.max()) < vocabulary),
             f"token ids must lie between 0 and {vocabulary - 1}, the vocabulary of the model",
         )
         with on(self.device):

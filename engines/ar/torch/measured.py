@@ -8,26 +8,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
+import torch
 
 from engines.ar.cost import Chunk, DecodeLine
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.errors import require
 
+CPU_TIME = process_time
+
 
 class MeasuredSteps:
     """Each call runs the step ``repeats`` times and takes the shortest, after ``warmup`` runs that do not count.
+
+    ``timer`` is a clock in seconds: the wall's, or on a CPU with one thread the process's own (``CPU_TIME``), which others
+    on the machine do not lengthen.
 
     Sequences are anonymous: their history is whatever the pool holds, as K/V that came from a decode worker, which
     speed does not depend on. ``context`` tokens of decoding sequences are dealt evenly.
     """
 
-    def __init__(self, executor: TorchExecutor, *, repeats: int = 1, warmup: int = 0) -> None:
+    def __init__(
+        self, executor: TorchExecutor, *, repeats: int = 1, warmup: int = 0, timer: Callable[[], float] = perf_counter
+    ) -> None:
         require(repeats >= 1, f"repeats={repeats} must be at least 1")
+        is_alone = executor.device.type == "cpu" and torch.get_num_threads() == 1
+        require(
+            timer is not CPU_TIME or is_alone, "CPU time is the time of a step on a CPU with one thread: use the wall's"
+        )
         self.executor = executor
+        self._timer = timer
         self.repeats, self.warmup = repeats, warmup
         self.num_steps = 0
         self.total_s = 0.0
@@ -68,10 +81,10 @@ class MeasuredSteps:
                 executor.close_slot(slot)
 
     def _once(self, run: Callable[[], object]) -> float:
-        began = perf_counter()
+        began = self._timer()
         run()
         self.executor.wait()
-        took = perf_counter() - began
+        took = self._timer() - began
         self.num_steps += 1
         self.total_s += took
         return took

@@ -125,7 +125,7 @@ def test_idle_prefixes_go_least_recent_first_and_from_their_tails() -> None:
     assert (memory.cached(0), memory.cached(1)) == (4, 11)
     assert memory.evicted == 2
     assert memory.resume(0) == 4
-    with pytest.raises(OutOfBlocksError, match="it must keep to Situation.room"):
+    with pytest.raises(OutOfBlocksError, match=r"it must keep to Situation\.room"):
         memory.admit(slots[0], 28)
     # Its own prefix is held by now, so session 1's went for it in vain.
     assert memory.cached(1) == 0
