@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -20,7 +20,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
+        # A write to an open file fails without a name, and the user knows this one alone.
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
@@ -31,9 +34,15 @@ def replace_text(path: Path, text: str) -> Path:
 
 
 def replace_bytes(path: Path, content: bytes) -> Path:
-    with replacing(path) as temporary:
-        temporary.write_bytes(content)
+    replace_all({path: content})
     return path
+
+
+def replace_all(contents: Mapping[Path, bytes]) -> None:
+    """All of them or, where the disk is full, none."""
+    with ExitStack() as files:
+        for path, content in contents.items():
+            files.enter_context(replacing(path)).write_bytes(content)
 
 
 def readable_folder(name: str, path: Path) -> Path:

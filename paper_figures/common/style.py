@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from repro.files import replace_bytes
+from repro.files import replace_all, replace_bytes
 from repro.runs.system import SYSTEMS
 
 if TYPE_CHECKING:
@@ -295,10 +295,9 @@ def foot_label(axes: Axes, place: float, value: float | None) -> None:
     axes.tick_params(axis="x", length=0, pad=FOOT_POINTS + 6)
 
 
-def save_caption(path: Path, title: str, caption: Sequence[str]) -> Path:
+def caption_page(title: str, caption: Sequence[str]) -> bytes:
     """All of a figure's caption, a sentence a line, under its title."""
-    replace_bytes(path, "\n".join([*title.split("\n"), "", *caption, ""]).encode())
-    return path
+    return "\n".join([*title.split("\n"), "", *caption, ""]).encode()
 
 
 def publish(
@@ -313,22 +312,19 @@ def publish(
     num_rows: int = 1,
 ) -> tuple[Path, Path, Path]:
     """PNG, PDF, and the caption beside them."""
-    text = save_caption(out / f"{name}.txt", title, caption)
+    text = out / f"{name}.txt"
     compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches, num_rows=num_rows)
-    return *save(figure, out, name), text
+    png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
+    replace_all({png: _drawn(figure, "png"), pdf: _drawn(figure, "pdf"), text: caption_page(title, caption)})
+    return png, pdf, text
 
 
-def save(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:
-    """<name>.png and <name>.pdf, without dates or versions in them."""
-    metadata = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
-    paths = []
-    for kind, without in metadata.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=DPI, metadata=without)
-        paths.append(out / f"{name}.{kind}")
-        replace_bytes(paths[-1], buffer.getvalue())
-    png, pdf = paths
-    return png, pdf
+def _drawn(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
+    """Without dates or versions in it."""
+    without = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=kind, dpi=DPI, metadata=without[kind])
+    return buffer.getvalue()
 
 
 def save_csv(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:

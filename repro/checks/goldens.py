@@ -9,7 +9,8 @@ method, params, prompt_ids, expected_ids, and where known nfe and tie_sensitive)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -151,10 +152,24 @@ def verify(
 ) -> list[CaseResult]:
     """Replays the cases in float32, as their ids were recorded; another device's rounding has to give the same ids."""
     results = []
-    for case in cases:
-        results.append(replay(case, device=device))
-        on_case()
+    with _one_thread():
+        for case in cases:
+            results.append(replay(case, device=device))
+            on_case()
     return results
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The models are too small to be computed by several threads, which only wait for each other where cores are busy."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def replay(case: GoldenCase, *, device: str = "cpu") -> CaseResult:

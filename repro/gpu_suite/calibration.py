@@ -37,7 +37,7 @@ SAME = 1e-6
 """Difference of summed squared relative errors that tells nothing."""
 GRID, ZOOMS = 64, 5
 """Shares that are looked at around the best one so far, and how often."""
-SERVED_STAGES = ("throughput", "small-card", "shapes", "burst")
+SERVED_STAGES = ("throughput", "small-card", "shapes", "paper-length", "burst")
 
 Role = Literal["fitted", "prediction"]
 

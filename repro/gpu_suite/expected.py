@@ -17,9 +17,9 @@ from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.systems.dllm.deployment import Deployment
 
-SLOWER_THAN_PEAK = 2.5
+SLOWER_THAN_PEAK = 2.0
 """Times datasheet peaks that a step is expected to take."""
-STEP_OVERHEAD_S, PREPARATION_S = 0.02, 15.0
+STEP_OVERHEAD_S, PREPARATION_S = 0.01, 15.0
 """Expected of a step besides what the roofline charges, and of a cell before its first step."""
 
 MEASURED_ALONE = ("weights", "device", "dtype", "profile_every")

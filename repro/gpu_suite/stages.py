@@ -59,6 +59,8 @@ class Scale:
     where: Platform
     knobs: Knobs
     """Set in every cell."""
+    first_knobs: Knobs
+    """Set in the cells of the first minutes besides."""
     saturating: Load
     second: Load
     small_card: tuple[Load, Knobs]
@@ -96,6 +98,8 @@ def _card(where: Platform) -> Scale:
     return Scale(
         where=where,
         knobs={"weights": "random"},
+        # Half the paper's tokens: twenty minutes are to hold two loads and two shapes.
+        first_knobs={"gen_length": 128, "steps": 128},
         saturating=Load(dataset="osc", num_prompts=256),
         second=Load(dataset="burst", num_prompts=256),
         small_card=(Load(dataset="osc", num_prompts=64), {"memory_limit": 24 * GB}),
@@ -103,8 +107,7 @@ def _card(where: Platform) -> Scale:
         packed_small={"max_num_batched_tokens": 4000},
         # What dLLM-Cache does on Dream unless told otherwise lets members of a static batch fall out of step.
         models={"dream-7b": {"dllm-cache": {"alg": "entropy"}}},
-        # Half the paper's tokens: the first minutes are to hold both shapes.
-        shape_knobs={"gen_length": 128, "steps": 128},
+        shape_knobs={"gen_length": 64, "steps": 64},
         tests="tests/gpu",
         golden_per_method=0,
         # In both precisions at once the full-size model takes 48 GB, and its float32 copy is made beside it.
@@ -127,7 +130,7 @@ def _card(where: Platform) -> Scale:
             "agreement": 30.0,
             "benchmark": 60.0,
             "peaks": 10.0,
-            "step": 240.0,
+            "step": 150.0,
             "host": 30.0,
         },
     )
@@ -136,7 +139,8 @@ def _card(where: Platform) -> Scale:
 def _tiny(where: Platform) -> Scale:
     return Scale(
         where=where,
-        knobs={"gen_length": 16, "steps": 8},
+        knobs={"gen_length": 16, "steps": 16},
+        first_knobs={"steps": 8},
         saturating=Load(dataset="osc", num_prompts=2),
         second=Load(dataset="burst", num_prompts=2),
         small_card=(Load(dataset="osc", num_prompts=2), {"memory_limit": 48 * MIB}),
@@ -168,18 +172,19 @@ def stages(scale: Scale) -> list[Planned]:
 
 
 def _all(scale: Scale) -> Iterator[Planned]:
-    small, small_knobs = scale.small_card
+    (small, small_knobs), first = scale.small_card, scale.first_knobs
     if scale.tests is not None:
         yield _check(scale, "tests", "GPU_TESTS", "tests", paths=scale.tests)
-    yield from _saturated(scale, "throughput", scale.saturating, {})
+    yield from _saturated(scale, "throughput", scale.saturating, first)
     yield from _benchmarks(scale, "step", scale.step_benchmarks)
-    yield from _saturated(scale, "small-card", small, small_knobs, {OURS: scale.packed_small})
+    yield from _saturated(scale, "small-card", small, {**small_knobs, **first}, {OURS: scale.packed_small})
     yield _check(scale, "goldens", "GOLDENS", "goldens", per_method=scale.golden_per_method)
     every = default_profile_every(scale.where.part(DllmPart).device)
     # A run of its own: profiling disturbs.
-    yield _cell(scale, "profile", OURS, scale.saturating, {"profile_every": every})
+    yield _cell(scale, "profile", OURS, scale.saturating, {"profile_every": every, **first})
     for model, own in scale.models.items():
         yield from _saturated(scale, "shapes", scale.saturating, {"model": model, **scale.shape_knobs}, own)
+    yield from _saturated(scale, "paper-length", scale.saturating, {})
     yield from _saturated(scale, "burst", scale.second, {})
     yield from _benchmarks(scale, "kernels", scale.benchmarks)
     for model, weights, prompts_of in scale.agreement:

@@ -92,7 +92,7 @@ def _speed(suite: Suite) -> list[str]:
     found = [
         (job, run)
         for job in suite.jobs
-        if job.stage in ("throughput", "small-card", "burst") and (run := suite.stored(job)) is not None
+        if job.stage in ("throughput", "small-card", "paper-length", "burst") and (run := suite.stored(job)) is not None
     ]
     if not found:
         return ["Nothing was measured yet."]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention import VarlenAttention, sdpa, varlen_attention
+from engines.attention import Spans, VarlenAttention, sdpa, varlen_attention
 from engines.dllm.executor.pool import PoolTensors, Store
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
 from engines.runtime.step_timer import StepTimer
+
+Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Attends the Refresh or the Reuse rows of q to k and v, into the given output or its own; returns which."""
 
 
 class PackedAttend:
@@ -25,23 +28,18 @@ class PackedAttend:
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
         if rows.spans is None and len(rows.reuse_q_runs) == 1 and not rows.refresh_runs:
             return self._alone(rows)
-        pool, timer, attention, store = self._pool, self._timer, self._attention, self._store
-        first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
-        is_mixed = bool(rows.refresh_runs and rows.reuse_q_runs)
+        pool, timer, store = self._pool, self._timer, self._store
+        own = slice(rows.num_refresh_rows, rows.num_rows)
+        refresh, reuse = self._by_runs(rows) if rows.spans is None else self._by_spans(rows, rows.spans)
+        joins = rows.spans is None or bool(rows.refresh_runs and rows.reuse_q_runs)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             timer.lap_inside("gemm")
-            out = torch.empty_like(q) if is_mixed or rows.spans is None else None
-            if out is not None and rows.num_rows < out.shape[0]:
+            out = torch.empty_like(q) if joins else q
+            if joins and rows.num_rows < out.shape[0]:
                 out[rows.num_rows :] = 0
-            if rows.spans is None:
-                assert out is not None
-                varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
-            elif is_mixed:
-                assert out is not None
-                attention(q[first], k[first], v[first], rows.spans[0], out[first])
-            elif rows.refresh_runs:
-                out = attention(q, k, v, rows.spans[0])
+            if rows.refresh_runs:
+                out = refresh(q, k, v, out)
             if rows.pack is not None:
                 timer.lap_inside("attention")
                 rows.pack(pool.k[layer], pool.v[layer], q, k, v)
@@ -50,19 +48,41 @@ class PackedAttend:
                 pool_k, pool_v = pool.k[layer], pool.v[layer]
                 # The block's fresh rows go right behind the retained ones: one run, no concatenation.
                 store(pool_k, pool_v, rows.pool_row, k[own], v[own])
-                if rows.spans is None:
-                    assert out is not None
-                    varlen_attention(out, q, pool_k, pool_v, rows.reuse_q_runs, rows.reuse_k_runs)
-                elif is_mixed:
-                    assert out is not None
-                    attention(q[own], pool_k, pool_v, rows.spans[1], out[own])
-                else:
-                    out = attention(q, pool_k, pool_v, rows.spans[1])
+                out = reuse(q, pool_k, pool_v, out)
             timer.lap_inside("attention")
-            assert out is not None
             return out
 
         return attend
+
+    def _by_runs(self, rows: StepRows) -> tuple[Part, Part]:
+        def refresh(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+            varlen_attention(out, q, k, v, rows.refresh_runs, rows.refresh_runs)
+            return out
+
+        def reuse(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+            varlen_attention(out, q, k, v, rows.reuse_q_runs, rows.reuse_k_runs)
+            return out
+
+        return refresh, reuse
+
+    def _by_spans(self, rows: StepRows, spans: tuple[Spans, Spans]) -> tuple[Part, Part]:
+        """A step of one kind is attended whole, into the backend's own output."""
+        attention = self._attention
+        first, own = slice(0, rows.num_refresh_rows), slice(rows.num_refresh_rows, rows.num_rows)
+
+        def refresh(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+            if not rows.reuse_q_runs:
+                return attention(q, k, v, spans[0])
+            attention(q[first], k[first], v[first], spans[0], out[first])
+            return out
+
+        def reuse(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> Tensor:
+            if not rows.refresh_runs:
+                return attention(q, k, v, spans[1])
+            attention(q[own], k, v, spans[1], out[own])
+            return out
+
+        return refresh, reuse
 
     def _alone(self, rows: StepRows) -> Attend:
         """One Reuse request: its rows and its run of the pool are plain slices, and nothing is copied together."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,8 +37,8 @@ class RequestState:
         self.tokens = torch.full(
             (num_slots + spare, max_len + 1), shape.mask_token_id, dtype=torch.int64, device=device
         )
-        self._taint = torch.zeros(num_slots + spare, dtype=torch.float32, device=device)
-        """By slot, NaN once a row of the request's logits was not finite; read with its ids."""
+        self._taint = torch.zeros(num_slots + spare, dtype=torch.int64, device=device)
+        """By slot, the steps in which a row of the request's logits was not finite; read with its ids."""
         self._mask_id, self._eos_id = shape.mask_token_id, shape.eos_token_id
         self._staging = staging
         self._free = list(range(num_slots))
@@ -96,7 +95,7 @@ class RequestState:
     def check_finite(self, slots: Tensor, confidence: Tensor) -> None:
         """Mark the requests in ``slots`` [n] whose largest confidence [n] of this step is NaN, as every confidence of a
         row of logits that are not finite is. The device is not waited for."""
-        self._taint.index_add_(0, slots, confidence.clamp(0, 0).to(torch.float32))  # NaN stays, the rest is 0
+        self._taint.index_add_(0, slots, confidence.isnan().to(torch.int64))
 
     def release(self, request_id: int) -> tuple[int, ...]:
         """The generated ids, end-of-text behind an early stop; waits for the device. Raises ExecutorError where some of
@@ -111,14 +110,15 @@ class RequestState:
         self._free.append(slot)
         end = self._ends.pop(request_id, request.total_len)
         rest = (self._eos_id,) * (request.total_len - end)
-        ids = (*self.tokens[slot, request.prompt_len : end].tolist(), *rest)
-        if math.isnan(self._taint[slot].item()):
+        # Together, for the device is waited for once.
+        *ids, taint = torch.cat((self.tokens[slot, request.prompt_len : end], self._taint[slot : slot + 1])).tolist()
+        if taint:
             self._taint[slot] = 0
             raise ExecutorError(
                 "logits were not finite (NaN or infinite): the weights are damaged, or dtype is too narrow for them; check "
                 "the checkpoint, or use --dtype float32"
             )
-        return ids
+        return (*ids, *rest)
 
     def request(self, item: PlanItem) -> Request:
         return self._requests[item.request_id]

@@ -15,8 +15,9 @@ import torch
 
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
-from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
+from engines.dllm.decode.denoise import reduce_in_chunks
 from engines.dllm.engine import Engine
+from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import logit_rows_at_once
 from engines.dllm.request import Request
@@ -64,12 +65,7 @@ def measure_worst_step(model: DiffusionModel, config: EngineConfig, generation: 
     hidden = torch.zeros(
         (config.max_num_batched_tokens, model.config.d_model), dtype=next(model.parameters()).dtype, device=device
     )
-
-    reduction = Reduction(
-        confidence=config.decode.confidence,
-        dtype=config.decode.confidence_dtype,
-        suppress_id=model.config.mask_token_id if config.suppress_mask_token else None,
-    )
+    reduction = KernelChoice(model, config).reduction  # the one that serves
 
     @torch.inference_mode()
     def head() -> None:

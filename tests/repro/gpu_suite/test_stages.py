@@ -23,6 +23,7 @@ ALL = (
     "goldens",
     "profile",
     "shapes",
+    "paper-length",
     "burst",
     "kernels",
     "agreement",
@@ -89,10 +90,23 @@ def test_all_systems_are_compared_side_by_side(h200: list[Job]) -> None:
     assert {(c.dataset, c.knob_values["num_prompts"], c.knob_values["model"]) for c in shapes} == {
         ("osc", 256, "dream-7b")
     }
-    assert {(c.knob_values["gen_length"], c.knob_values["steps"]) for c in shapes} == {(128, 128)}
-    burst = served(h200, "burst")
-    assert [cell.system for cell in burst] == [*COMPARED]
-    assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in burst} == {("burst", None, 256)}
+    for stage, dataset in (("paper-length", "osc"), ("burst", "burst")):
+        cells = served(h200, stage)
+        assert [cell.system for cell in cells] == [*COMPARED]
+        assert {(c.dataset, c.rate, c.knob_values["num_prompts"]) for c in cells} == {(dataset, None, 256)}
+
+
+def test_the_first_minutes_decode_fewer_tokens_than_the_paper(h200: list[Job]) -> None:
+    fewer = dict.fromkeys(FIRST, 128) | {"shapes": 64}
+    for job in h200:
+        if isinstance(deployment := job.experiment.deployment, Deployment) and job.stage != "figures":
+            generation, tokens = deployment.settings.generation, fewer.get(job.stage, 256)
+            assert (generation.gen_length, generation.steps) == (tokens, tokens), job.name
+
+
+def test_the_first_minutes_are_at_most_twenty(h200: list[Job]) -> None:
+    """By an estimate that is meant to be too long."""
+    assert sum(job.estimate_s for job in h200 if job.stage in FIRST) <= 20 * 60
 
 
 def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200: list[Job]) -> None:

@@ -12,7 +12,11 @@ from repro.gpu_suite.calibration import Calibrating
 from repro.gpu_suite.verdict import VERDICT, write_verdict
 
 SPEEDS = {"dllm-serve": 900.0, "fast-dllm": 300.0, "sparse-dllm": 250.0, "dllm-cache": 100.0}
-RATIOS = ("llada-8b, whole card", "llada-8b, 24 GB", "dream-7b, whole card, 128 tokens each")
+RATIOS = (
+    "llada-8b, whole card, 128 tokens each",
+    "llada-8b, 24 GB, 128 tokens each",
+    "dream-7b, whole card, 64 tokens each",
+)
 
 
 def page(root: Path, told: dict[str, Any]) -> str:
