@@ -28,8 +28,8 @@ from engines.laps.step_mode import Bucket, Rung
 from engines.models.loader import check_device
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from repro.prefill.host import host_times
-from repro.prefill.instance import CARD, TINY, Scale, executor_of
-from repro.prefill.mixing import mixes, penalties
+from repro.prefill.instance import Scale, executor_of, scale_of
+from repro.prefill.mixing import Mix, mixes, penalties
 from repro.prefill.times import Shape, step_shapes, step_times
 
 PARTS = ("kappa", "times", "graphs", "host")
@@ -55,7 +55,7 @@ class Capture:
 
 def main() -> None:
     options = _options()
-    scale = TINY if options.model == "tiny" else Scale(**{**vars(CARD), "model": options.model})
+    scale = scale_of(options.model)
     check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -73,28 +73,31 @@ def main() -> None:
     rows: list[Row] = []
     began = perf_counter()
     for part in options.parts:
-        for values in _measure(part, steps, scale, options.repeats):
+        for values in _measure(part, steps, scale, options):
             rows.append(Row(part=part, model=options.model, values=asdict(values)))
             print(part, *(f"{name}={_short(value)}" for name, value in asdict(values).items()), flush=True)
             save(options.json, rows, **facts, elapsed_s=perf_counter() - began)
 
 
-def _measure(part: str, steps: MeasuredSteps, scale: Scale, repeats: int) -> Iterator[Any]:
+def _measure(part: str, steps: MeasuredSteps, scale: Scale, options: argparse.Namespace) -> Iterator[Any]:
+    repeats = options.repeats
     kinds: dict[str, Callable[[], Iterator[Any]]] = {
         "times": lambda: step_times(
             steps, step_shapes(scale.profile_lengths, scale.profile_batches, scale.profile_histories), repeats=repeats
         ),
-        "kappa": lambda: penalties(steps, _mixes(scale), rounds=repeats),
+        "kappa": lambda: penalties(steps, _mixes(scale, corners_only=options.mixes == "corners"), rounds=repeats),
         "graphs": lambda: captures(steps, scale, repeats),
         "host": lambda: host_times(steps, repeats),
     }
     return kinds[part]()
 
 
-def _mixes(scale: Scale) -> tuple[Any, ...]:
-    short_low, short_high = scale.shorts
-    longs = sorted({*scale.longs, sum(scale.longs) // 2})
-    return mixes(longs, (short_low * 2, short_high), (8, 32) if scale.model == "tiny" else (8, 32, 64))
+def _mixes(scale: Scale, *, corners_only: bool) -> tuple[Mix, ...]:
+    """Each long prompt with each number of each short one; the corners are the extremes of all three."""
+    longs = (scale.longs[0], round((scale.longs[0] * scale.longs[1]) ** 0.5), scale.longs[1])
+    numbers = (8, 16, 32) if scale.model == "tiny" else (8, 32, 64)
+    step = 2 if corners_only else 1
+    return mixes(longs[::step], (scale.shorts[0] * 2, scale.shorts[1]), numbers[::step])
 
 
 def captures(steps: MeasuredSteps, scale: Scale, repeats: int) -> Iterator[Capture]:
@@ -131,6 +134,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--mixes", default="all", choices=("corners", "all"), help="of kappa: 8 or 18 of them")
     parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
     parser.add_argument(
         "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"

@@ -17,7 +17,7 @@ from engines.ar.torch.measured import CPU_TIME
 from engines.errors import UserError
 from engines.models.loader import check_device
 from engines.models.qwen2_config import CAUSAL_SHAPES
-from repro.prefill.instance import CARD, TINY, measured_instance
+from repro.prefill.instance import measured_instance, scale_of
 from repro.prefill.loops import Instance, LoopGrid, run_cell
 
 FIGURES = ("fig1", "fig3", "fig5", "fig6")
@@ -29,16 +29,13 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     is_cuda = options.device.startswith("cuda")
-    scale = TINY if options.model == "tiny" else replace(CARD, model=options.model)
-    # A quarter of the grid: capturing all of it would take longer than the loops.
-    captured = None
-    if is_cuda and scale is not TINY:
+    scale = scale_of(options.model)
+    if is_cuda:  # a quarter of the grid: capturing all of it would take longer than the loops
         scale = replace(scale, lengths=scale.lengths[1::2], batches=scale.batches[::2])
     instance = measured_instance(
         scale,
         device=options.device,
         dtype=options.dtype or ("bfloat16" if is_cuda else "float32"),
-        captured=captured,
         timer=CPU_TIME if options.clock == "cpu" else perf_counter,
     )
     grid = LoopGrid(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from engines.ar.cost import Chunk
@@ -70,6 +70,14 @@ CARD = Scale(
     profile_histories=(0, 1024, 4096),
     profile_batches=((8, 16), (8, 64), (32, 16), (32, 64), (8, 256)),
 )
+
+
+def scale_of(model: str) -> Scale:
+    """The card's sizes fit 141 GB beside any model of the paper: 32B leaves room for half the K/V."""
+    if model == "tiny":
+        return TINY
+    is_large = config_of(model).n_layers >= 64
+    return replace(CARD, model=model, num_tokens=CARD.num_tokens // 2 if is_large else CARD.num_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

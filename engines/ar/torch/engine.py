@@ -326,19 +326,21 @@ class _Run:
             if not self.executor.tables.num_free_slots:
                 self._free_slot()
             sequence.slot = self.executor.open(self.sampling)
-        done = [
-            part
-            for index in range(sequence.round_index)
-            for part in (self.prompts(sequence.session, index), np.array(sequence.answers[index], dtype=np.int64))
-        ]
-        if sequence.num_written == 0:
-            ids = np.concatenate([*done, self.prompts(sequence.session, sequence.round_index)])
-            self.executor.write(sequence.slot, 0, ids)
-            sequence.num_written = len(ids)
-        elif sequence.num_written == sequence.context:
+        if sequence.num_written == sequence.context > 0:
             ids = self.prompts(sequence.session, sequence.round_index)
             self.executor.write(sequence.slot, sequence.context, ids)
             sequence.num_written += len(ids)
+        elif sequence.num_written == 0:
+            ids = np.concatenate(list(self._ids(sequence)))
+            self.executor.write(sequence.slot, 0, ids)
+            sequence.num_written = len(ids)
+
+    def _ids(self, sequence: Sequence) -> Iterator[Ints]:
+        """All prompts up to the current round's, and the answers between them."""
+        for index, answer in enumerate(sequence.answers):
+            yield self.prompts(sequence.session, index)
+            yield np.array(answer, dtype=np.int64)
+        yield self.prompts(sequence.session, sequence.round_index)
 
     def _free_slot(self) -> None:
         """Take the slot of the session that has been idle longest."""

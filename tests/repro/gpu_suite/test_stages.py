@@ -17,12 +17,14 @@ from repro.systems.platforms import GB, MIB
 CARDS = ("h200", "l40s", "rtx4090")
 ALL = (
     "tests",
+    "mixing",
     "throughput",
     "step",
     "small-card",
     "goldens",
     "profile",
     "shapes",
+    "prefill",
     "paper-length",
     "burst",
     "kernels",
