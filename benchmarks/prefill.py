@@ -28,7 +28,7 @@ from engines.laps.step_mode import Bucket, Rung
 from engines.models.loader import check_device
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from repro.prefill.host import host_times
-from repro.prefill.instance import Scale, executor_of, scale_of
+from repro.prefill.instance import Setting, executor_of, setting_of
 from repro.prefill.mixing import Mix, mixes, penalties
 from repro.prefill.times import Shape, step_shapes, step_times
 
@@ -55,12 +55,12 @@ class Capture:
 
 def main() -> None:
     options = _options()
-    scale = scale_of(options.model)
+    setting = setting_of(options.model)
     check_device(options.device)
     if options.threads:
         torch.set_num_threads(options.threads)
     dtype = options.dtype or ("bfloat16" if options.device.startswith("cuda") else "float32")
-    executor = executor_of(scale, device=options.device, dtype=dtype)
+    executor = executor_of(setting, device=options.device, dtype=dtype)
     facts = {
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else "cpu",
@@ -73,36 +73,36 @@ def main() -> None:
     rows: list[Row] = []
     began = perf_counter()
     for part in options.parts:
-        for values in _measure(part, steps, scale, options):
+        for values in _measure(part, steps, setting, options):
             rows.append(Row(part=part, model=options.model, values=asdict(values)))
             print(part, *(f"{name}={_short(value)}" for name, value in asdict(values).items()), flush=True)
             save(options.json, rows, **facts, elapsed_s=perf_counter() - began)
 
 
-def _measure(part: str, steps: MeasuredSteps, scale: Scale, options: argparse.Namespace) -> Iterator[Any]:
+def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> Iterator[Any]:
     repeats = options.repeats
     kinds: dict[str, Callable[[], Iterator[Any]]] = {
         "times": lambda: step_times(
-            steps, step_shapes(scale.profile_lengths, scale.profile_batches, scale.profile_histories), repeats=repeats
+            steps, step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories), repeats=repeats
         ),
-        "kappa": lambda: penalties(steps, _mixes(scale, corners_only=options.mixes == "corners"), rounds=repeats),
-        "graphs": lambda: captures(steps, scale, repeats),
+        "kappa": lambda: penalties(steps, _mixes(setting, corners_only=options.mixes == "corners"), rounds=repeats),
+        "graphs": lambda: captures(steps, setting, repeats),
         "host": lambda: host_times(steps, repeats),
     }
     return kinds[part]()
 
 
-def _mixes(scale: Scale, *, corners_only: bool) -> tuple[Mix, ...]:
+def _mixes(setting: Setting, *, corners_only: bool) -> tuple[Mix, ...]:
     """Each long prompt with each number of each short one; the corners are the extremes of all three."""
-    longs = (scale.longs[0], round((scale.longs[0] * scale.longs[1]) ** 0.5), scale.longs[1])
-    numbers = (8, 16, 32) if scale.model == "tiny" else (8, 32, 64)
+    longs = (setting.longs[0], round((setting.longs[0] * setting.longs[1]) ** 0.5), setting.longs[1])
+    numbers = (8, 16, 32) if setting.model == "tiny" else (8, 32, 64)
     step = 2 if corners_only else 1
-    return mixes(longs[::step], (scale.shorts[0] * 2, scale.shorts[1]), numbers[::step])
+    return mixes(longs[::step], (setting.shorts[0] * 2, setting.shorts[1]), numbers[::step])
 
 
-def captures(steps: MeasuredSteps, scale: Scale, repeats: int) -> Iterator[Capture]:
+def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[Capture]:
     """Ten buckets from corner to corner of the grid, and four rungs, the largest first."""
-    lengths, batches = scale.lengths, scale.batches
+    lengths, batches = setting.lengths, setting.batches
     chosen: list[Bucket | Rung] = list(grid(lengths[::2], batches[::3]))
     chosen += [Rung(tokens) for tokens in (max(lengths) * 8, max(lengths) * 2, max(lengths), max(lengths) // 4)]
     chosen.sort(key=lambda size: size.tokens, reverse=True)

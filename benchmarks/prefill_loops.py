@@ -17,8 +17,8 @@ from engines.ar.torch.measured import CPU_TIME
 from engines.errors import UserError
 from engines.models.loader import check_device
 from engines.models.qwen2_config import CAUSAL_SHAPES
-from repro.prefill.instance import measured_instance, scale_of
-from repro.prefill.loops import Instance, LoopGrid, run_cell
+from repro.prefill.instance import measured_instance, setting_of
+from repro.prefill.loops import WorkerFacts, LoopGrid, run_cell
 
 FIGURES = ("fig1", "fig3", "fig5", "fig6")
 
@@ -29,11 +29,11 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     is_cuda = options.device.startswith("cuda")
-    scale = scale_of(options.model)
+    setting = setting_of(options.model)
     if is_cuda:  # a quarter of the grid: capturing all of it would take longer than the loops
-        scale = replace(scale, lengths=scale.lengths[1::2], batches=scale.batches[::2])
+        setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
     instance = measured_instance(
-        scale,
+        setting,
         device=options.device,
         dtype=options.dtype or ("bfloat16" if is_cuda else "float32"),
         timer=CPU_TIME if options.clock == "cpu" else perf_counter,
@@ -49,7 +49,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "clock": options.clock,
         "duration_s": options.duration,
-        "instance": asdict(Instance.of(instance)),
+        "instance": asdict(WorkerFacts.of(instance)),
         "paths": instance.executor.paths(),
     }
     print(*(f"{name}={value}" for name, value in facts["instance"].items()), flush=True)  # type: ignore[union-attr]

@@ -22,7 +22,7 @@ SLO_FLOORS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class Setting:
     """Sizes of the experiments on one model."""
 
     model: str
@@ -42,7 +42,7 @@ class Scale:
     profile_batches: tuple[tuple[int, int], ...]
 
 
-TINY = Scale(
+TINY = Setting(
     model="tiny",
     shorts=(4, 32),
     longs=(256, 512),
@@ -57,7 +57,7 @@ TINY = Scale(
 )
 """LAPS at a 200th of its size: d = 64, 12 layers, so that a step's floor and its work meet at some 50 tokens."""
 
-CARD = Scale(
+CARD = Setting(
     model="qwen2.5-14b",
     shorts=(16, 128),
     longs=(1024, 4096),
@@ -72,7 +72,7 @@ CARD = Scale(
 )
 
 
-def scale_of(model: str) -> Scale:
+def setting_of(model: str) -> Setting:
     """The card's sizes fit 141 GB beside any model of the paper: 32B leaves room for half the K/V."""
     if model == "tiny":
         return TINY
@@ -82,7 +82,7 @@ def scale_of(model: str) -> Scale:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredInstance:
-    scale: Scale
+    setting: Setting
     executor: TorchExecutor
     cost: MeasuredSteps
     """Runs every step once."""
@@ -98,31 +98,31 @@ class MeasuredInstance:
 
     @property
     def boundary(self) -> int:
-        """L_m: tokens below which the floor decides a step, within the scale's shorts and longs."""
-        return min(max(round(self.step_model.knee_tokens), self.scale.shorts[1] + 1), self.scale.longs[0])
+        """L_m: tokens below which the floor decides a step, within the setting's shorts and longs."""
+        return min(max(round(self.step_model.knee_tokens), self.setting.shorts[1] + 1), self.setting.longs[0])
 
 
 def config_of(model: str) -> CausalConfig:
     return tiny_causal() if model == "tiny" else causal_config(model)
 
 
-def executor_of(scale: Scale, *, device: str, dtype: str, uses_graphs: bool = True) -> TorchExecutor:
+def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> TorchExecutor:
     """With random weights, on which no time depends."""
     if device == "cpu":
         keep_freed_memory()
-    model = load_causal(config_of(scale.model), dtype=parse_dtype(dtype), device=device, weights="random")
+    model = load_causal(config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random")
     return TorchExecutor(
         model,
-        num_slots=scale.num_slots,
-        max_len=scale.max_len,
-        num_tokens=scale.num_tokens,
-        longest_bucket=max(scale.lengths),
+        num_slots=setting.num_slots,
+        max_len=setting.max_len,
+        num_tokens=setting.num_tokens,
+        longest_bucket=max(setting.lengths),
         uses_graphs=uses_graphs,
     )
 
 
 def measured_instance(
-    scale: Scale = TINY,
+    setting: Setting = TINY,
     *,
     device: str = "cpu",
     dtype: str = "float32",
@@ -133,19 +133,19 @@ def measured_instance(
     """Load, capture and profile. ``captured`` are the shapes policies may ask for, by default the whole grid; ``timer``
     is that of ``MeasuredSteps``."""
     require(repeats >= 1, f"repeats={repeats} must be at least 1")
-    shapes = tuple(grid(scale.lengths, scale.batches) if captured is None else captured)
-    executor = executor_of(scale, device=device, dtype=dtype)
+    shapes = tuple(grid(setting.lengths, setting.batches) if captured is None else captured)
+    executor = executor_of(setting, device=device, dtype=dtype)
     executor.capture(shapes)
     profiled = MeasuredSteps(executor, repeats=repeats, warmup=2, timer=timer)
     step_model = StepModel.profile(
         profiled,
         shapes,
-        lengths=scale.profile_lengths,
-        histories=scale.profile_histories,
-        batches=scale.profile_batches,
+        lengths=setting.profile_lengths,
+        histories=setting.profile_histories,
+        batches=setting.profile_batches,
     )
     return MeasuredInstance(
-        scale=scale,
+        setting=setting,
         executor=executor,
         cost=MeasuredSteps(executor, timer=timer),
         step_model=step_model,

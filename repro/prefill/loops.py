@@ -135,7 +135,7 @@ def conversations(
 ) -> tuple[Session, ...]:
     """Sessions of one kind; a mixed one has a geometric number of turns, its context within the worker's."""
     found = []
-    most = instance.scale.max_len
+    most = instance.setting.max_len
     for session_id in range(number):
         turns = int(random.geometric(1 / MEAN_TURNS)) if loop.kind == "mixed" else 1
         rounds: list[Round] = []
@@ -144,7 +144,7 @@ def conversations(
             is_short = loop.kind == "short" or (
                 loop.kind == "mixed" and random.random() < SHARE_SHORT[min(turn, len(SHARE_SHORT) - 1)]
             )
-            low, high = instance.scale.shorts if is_short else instance.scale.longs
+            low, high = instance.setting.shorts if is_short else instance.setting.longs
             tokens = round(float(np.exp(random.uniform(np.log(low), np.log(high)))))
             if context + tokens + ANSWER_TOKENS > most:
                 break
@@ -252,7 +252,7 @@ class LoopGrid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class WorkerFacts:
     """Facts of the worker the cells ran on."""
 
     floor_s: float
@@ -264,8 +264,8 @@ class Instance:
     captured: int = field(default=0)
 
     @staticmethod
-    def of(instance: MeasuredInstance) -> Instance:
-        return Instance(
+    def of(instance: MeasuredInstance) -> WorkerFacts:
+        return WorkerFacts(
             floor_s=instance.floor_s,
             knee_tokens=instance.step_model.knee_tokens,
             boundary=instance.boundary,

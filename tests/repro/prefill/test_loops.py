@@ -13,7 +13,7 @@ from engines.ar.cost import Chunk
 from engines.errors import UserError
 from engines.laps.step_mode import Bucket
 from engines.laps.step_model import StepModel
-from repro.prefill.instance import TINY, Scale
+from repro.prefill.instance import TINY, Setting
 from repro.prefill.loops import Loop, LoopCell, LoopGrid, conversations, run_cell, systems
 from repro.prefill.times import Shape, step_shapes, step_times
 
@@ -33,7 +33,7 @@ class Exact:
 class Stub:
     """A measured instance without a model."""
 
-    scale: Scale = TINY
+    setting: Setting = TINY
     cost: Any = Exact()
     floor_s: float = FLOOR_S
     slo_s: float = 20 * FLOOR_S
