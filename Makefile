@@ -18,6 +18,7 @@ TESTS ?=
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines growth
 AMPD_FIGURES := fig4 fig5 fig6 fig7 fig8 table1 table2 readings switches length
+LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve kappa
 
 VENV := .venv
 STAMP := $(VENV)/.stamp
@@ -28,14 +29,16 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) check-results test lint check gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) check-results test lint check gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
 	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures; any other likewise' \
 	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, about ten minutes on two cores' \
 	  'make reproduce-ampd  every figure of AMPD: $(AMPD_FIGURES)' \
-	  'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD' \
+	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
+  'make reproduce-laps  every figure of LAPS, five minutes: $(LAPS_FIGURES)' \
+  'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD and LAPS' \
 	  'make check-results   whether the committed figures are those of the code, calibration and data of today' \
 	  'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
@@ -78,7 +81,13 @@ $(AMPD_FIGURES:%=reproduce-ampd-%): reproduce-ampd-%: $(STAMP)
 
 reproduce-ampd: $(AMPD_FIGURES:%=reproduce-ampd-%)
 
-reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd
+$(LAPS_FIGURES:%=reproduce-laps-%): reproduce-laps-%: $(STAMP)
+	$(SAY) 'reproduce laps/$*: simulated, on all cores; what is already stored is not run again'
+	@$(BIN)/repro reproduce laps/$*
+
+reproduce-laps: $(LAPS_FIGURES:%=reproduce-laps-%)
+
+reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd reproduce-laps
 
 check-results: $(STAMP)
 	$(SAY) 'check-results: every committed figure against what it would be drawn from today (seconds)'

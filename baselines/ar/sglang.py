@@ -14,10 +14,10 @@ from typing import Literal
 
 from engines.ar.cluster.batching import Chunked, Situation, StepPlan
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import FALLBACK, Rung, StepMode
 from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
 from engines.laps.routing import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
-from engines.laps.step_mode import FALLBACK, Rung, StepMode
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
 

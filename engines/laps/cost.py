@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.step_mode import Bucket, Fallback, Rung
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
-from engines.laps.step_mode import Bucket, Fallback, Rung
 from engines.models.shape import ModelShape
 
 Overlap = Literal["max", "add"]

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from engines.ar.cluster.batching import Batching, Situation, StepPlan
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import FALLBACK, Bucket, Rung, StepMode
 from engines.errors import require
-from engines.laps.step_mode import FALLBACK, Bucket, Rung, StepMode
 
 
 class StepTimes(Protocol):

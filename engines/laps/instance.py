@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from engines.ar.cluster.batching import Batching, Situation, StepPlan
+from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import padded_tokens
 from engines.ar.task import PrefillTask
 from engines.laps.controller import LengthClass, Signals
 from engines.laps.graphs import StepTimes
 from engines.laps.queue import OpenQueue
 from engines.laps.record import mode_label
-from engines.laps.step_mode import padded_tokens
 
-if TYPE_CHECKING:
-    from engines.laps.cluster import PrefillSimulation
+
+class Host(Protocol):
+    """What an instance tells the run it is part of."""
+
+    loop: EventLoop
+
+    def cached_tokens(self, task: PrefillTask, instance: int) -> int: ...
+
+    def started(self, task: PrefillTask, instance: int, now: float) -> None: ...
+
+    def finished(self, task: PrefillTask, instance: int) -> bool:
+        """Whether it missed its deadline."""
+        ...
 
 
 class PrefillInstance:
@@ -24,7 +36,7 @@ class PrefillInstance:
 
     def __init__(
         self,
-        simulation: PrefillSimulation,
+        host: Host,
         *,
         worker_id: int,
         cost: StepTimes,
@@ -42,7 +54,7 @@ class PrefillInstance:
         self.num_finished = 0
         self.num_requests = 0
         self.backlog_tokens = 0
-        self._simulation, self._loop = simulation, simulation.loop
+        self._host, self._loop = host, host.loop
         self._cost, self._batching, self._boundary, self._pulls = cost, batching, boundary, pulls
         self._version = 0
         self._step_start_s = 0.0
@@ -55,7 +67,7 @@ class PrefillInstance:
     # ---- what others see -----------------------------------------------------------------------------
 
     def cached_tokens(self, task: PrefillTask) -> int:
-        return self._simulation.cached_tokens(task, self.worker_id)
+        return self._host.cached_tokens(task, self.worker_id)
 
     def busy_until(self, now: float) -> float:
         """Busy time so far; the step in progress counts up to ``now``."""
@@ -116,7 +128,7 @@ class PrefillInstance:
             if task.computed == 0:
                 if self._pulls:
                     self._own(task)
-                self._simulation.started(task, self.worker_id, now)
+                self._host.started(task, self.worker_id, now)
                 left[task.task_id] = task
             chunks.append(Chunk(task.history + task.computed, share))
             task.computed += share
@@ -148,7 +160,7 @@ class PrefillInstance:
         self.num_requests -= len(finished)
         self.backlog_tokens -= row[3]
         for task in finished:
-            self._finished_late.append(self._simulation.finished(task, self.worker_id))
+            self._finished_late.append(self._host.finished(task, self.worker_id))
         self.poke()
 
 

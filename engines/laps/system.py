@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from engines.ar.cluster.batching import Batching
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket, Rung
 from engines.errors import UserError, require
 from engines.laps.buckets import BATCHES, LADDER, captured_buckets
 from engines.laps.controller import ControllerConfig
@@ -16,7 +17,6 @@ from engines.laps.graphs import Cheapest, GraphChoice, Ladder, Nearest, StepTime
 from engines.laps.queue import ClassQueue, OpenQueue
 from engines.laps.reserve import Reserve, ReserveConfig
 from engines.laps.routing import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
-from engines.laps.step_mode import Bucket, Rung
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, WaitConfig

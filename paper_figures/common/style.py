@@ -64,6 +64,13 @@ _LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dynamo-sim": ("#D55E00", "s"),
         "vllm-sim": ("#009E73", "^"),
         "continuum-sim": ("#CC79A7", "D"),
+        "laps": ("#0072B2", "o"),
+        "laps-graphs-only": ("#56B4E9", "v"),
+        "laps-disaggregation-only": ("#CC79A7", "<"),
+        "reserve": ("#000000", "P"),
+        "sglang-pd": ("#D55E00", "s"),
+        "sglang-pd-router": ("#D55E00", "D"),
+        "vllm-pd": ("#009E73", "^"),
     }
 )
 _OTHER_LOOK = ("#000000", "X")

@@ -21,7 +21,7 @@ from engines.laps.system import PrefillSystem
 from engines.models.shape import model_shape
 from paper_figures.common.table import save_table
 from paper_figures.laps.contenders import MODELS
-from paper_figures.laps.layout import finding
+from paper_figures.laps.layout import finding, place_of
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -32,6 +32,7 @@ NAME = "boundary"
 TITLE = "LAPS §2: the boundary of short prompts, and head-of-line blocking"
 SOURCE = "LAPS, §2.1, §2.2"
 PLATFORMS = ("h200",)
+place = place_of
 LENGTHS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024, 2048, 4096)
 HISTORIES = (0, 512, 2048, 8192)
 QUEUE = TwoClasses(rate=12.0, short_share=0.8, short_s=0.02, long_s=0.2)

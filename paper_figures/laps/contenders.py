@@ -17,7 +17,7 @@ LMSYS, SHAREGPT = "lmsys-chat-1m", "sharegpt"
 SMALL, MIDDLE, LARGE = MODELS
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 """From 1 to 64 (LAPS §4.1); powers of two are assumed."""
-CAPACITY: Mapping[str, float] = MappingProxyType({SMALL: 168.0, MIDDLE: 86.0, LARGE: 36.0})
+CAPACITY: Mapping[str, float] = MappingProxyType({SMALL: 167.0, MIDDLE: 83.0, LARGE: 36.5})
 """Turns/s that SGLang serves on one instance with 256 clients: what a load of 1 means."""
 
 _BLUE, _ORANGE, _GREEN, _PINK, _SKY, _BLACK, _GOLD = (
@@ -39,6 +39,7 @@ class Contender:
     color: str
     marker: str
     linestyle: str = "-"
+    knobs: tuple[tuple[str, Scalar], ...] = ()
 
     @property
     def line(self) -> dict[str, Any]:
@@ -62,7 +63,7 @@ class Contender:
             executor=view.platform.executor,
             rate=rate,
             seed=seed,
-            knobs=tuple(knobs.items()),
+            knobs=tuple({**dict(self.knobs), **knobs}.items()),
         )
 
 
@@ -78,6 +79,15 @@ CONTENDERS: Mapping[str, Contender] = MappingProxyType(
                 color=_ORANGE,
                 marker="D",
                 linestyle="--",
+            ),
+            Contender(
+                name="sglang-graphs",
+                system="sglang-pd",
+                title="SGLang PD, prefill graphs",
+                color=_GOLD,
+                marker="X",
+                linestyle="--",
+                knobs=(("prefill_graphs", True),),
             ),
             Contender(name="vllm", system="vllm-pd", title="vLLM PD", color=_GREEN, marker="^"),
             Contender(name="graphs", system="laps-graphs-only", title="LAPS, graphs only", color=_SKY, marker="v"),

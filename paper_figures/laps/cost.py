@@ -17,6 +17,7 @@ from paper_figures.laps.layout import (
     draw_line,
     finding,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -27,9 +28,10 @@ from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 
 NAME = "cost"
-TITLE = "LAPS §4.2: what graphs cost, and what a budget of them is worth"
+TITLE = "LAPS §4.2: memory and time of graphs, and what a budget of them is worth"
 SOURCE = "LAPS, §4.2"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 BUDGETS_GB = (0.0, 0.5, 1.0, 2.5, 5.0, 11.0)
 LOADS = (0.1, 0.5)

@@ -18,6 +18,7 @@ from paper_figures.laps.layout import (
     finding,
     log_axis,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -31,6 +32,7 @@ NAME = "fig1"
 TITLE = "LAPS Figure 1: P90 TTFT of long prompts mixed with short ones"
 SOURCE = "LAPS, Figure 1, §1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 P90_LONG = ttft("p90", "long")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from paper_figures.common import style
 from paper_figures.laps.contenders import LMSYS
-from paper_figures.laps.layout import finding
+from paper_figures.laps.layout import finding, place_of
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_claims
@@ -23,6 +23,7 @@ NAME = "fig2"
 TITLE = "LAPS Figure 2: lengths of prompts in first and later turns"
 SOURCE = "LAPS, Figure 2, §1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_TURNS = 20_000
 EDGES = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8193)
 DOZENS = 64
@@ -86,7 +87,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             axes,
             out,
             stem,
-            title=f"{TITLE}\ngenerated, not {card.title}'s own: the data set is gated",
+            title=f"{TITLE}\nsimulated: drawn from the printed shares, {card.title} itself is gated",
             caption=[
                 f"{share('first', SHORT):.1f} % of first and {share('later', SHORT):.1f} % of later prompts are below {SHORT} tokens, as printed, by construction.",
                 "Log-normal through the printed share and an assumed one of 7 and 3 % above 1,000 tokens; the paper's histogram is not in its text.",

@@ -18,6 +18,7 @@ from paper_figures.laps.layout import (
     finding,
     log_axis,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -31,6 +32,7 @@ NAME = "fig3"
 TITLE = "LAPS Figure 3: P90 TTFT of short prompts mixed with long ones"
 SOURCE = "LAPS, Figure 3, §2.2"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 P90_SHORT, P90_LONG = ttft("p90", "short"), ttft("p90", "long")
 

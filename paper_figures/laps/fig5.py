@@ -15,6 +15,7 @@ from paper_figures.laps.layout import (
     draw_line,
     finding,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -28,6 +29,7 @@ NAME = "fig5"
 TITLE = "LAPS Figure 5: throughput and latency over the waiting window"
 SOURCE = "LAPS, Figure 5, §3.1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 WINDOWS_MS = (0, 2, 5, 10, 20, 50)
 THINK_S = (0.0, 0.05, 0.5)

@@ -16,6 +16,7 @@ from paper_figures.laps.layout import (
     finding,
     log_axis,
     obtained_sentence,
+    place_of,
     seeds_sentence,
     title_of,
 )
@@ -26,9 +27,10 @@ from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 
 NAME = "fig8"
-TITLE = "LAPS Figure 8: turns/s with decoding apart and mixed in"
+TITLE = "LAPS Figure 8: throughput with decoding apart and mixed in"
 SOURCE = "LAPS, Figure 8, §4.1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 INSTANCES = (1, 2)
 CLIENTS = (4, 16, 64, 128)

@@ -13,7 +13,7 @@ from paper_figures.laps.compare import MEAN, P90, Pairs, number, rps, said
 from paper_figures.laps.contenders import CONTENDERS, LARGE, MIDDLE, PAIRED_SEEDS, seeded
 from paper_figures.laps.fig6 import PRINTED
 from paper_figures.laps.fig6 import cell as of_figure_6
-from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, obtained_sentence, seeds_sentence, title_of
+from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, obtained_sentence, place_of, seeds_sentence, title_of
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -21,9 +21,10 @@ from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 
 NAME = "kappa"
-TITLE = "LAPS: the mixing penalty that the printed throughput needs"
+TITLE = "LAPS kappa: the mixing penalty that the printed throughput needs"
 SOURCE = "ours; LAPS §2.2, §4.1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 KAPPAS = (0.0, 0.1, 0.2, 0.3, 0.4)
 PLACES = ((MIDDLE, 1, 64), (LARGE, 1, 64), (MIDDLE, 8, 64), (LARGE, 8, 64))
@@ -90,7 +91,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             caption=[
                 conclusion(pairs, view),
                 obtained_sentence(),
-                "kappa: how much longer a step takes that holds short and long prompts than by its matrices and attention. A roofline gives 0. Policies do not know it. Closed "
+                "kappa: how much longer a step takes that holds short and long prompts than by its matrices and attention. A roofline gives 0. Policies do not know it; the short end of a long prompt counts as short. Closed "
                 "loop of 64 clients.",
                 seeds_sentence(view),
             ],

@@ -13,6 +13,7 @@ from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.systems.laps.metrics import BUCKETS
 from repro.systems.laps.part import part_of
+from repro.systems.platforms import Platform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,8 +110,12 @@ def log_axis(axes: Axes, places: Sequence[float]) -> None:
     axes.minorticks_off()
 
 
+def place_of(where: Platform) -> str:
+    return part_of(where).title
+
+
 def title_of(title: str, view: View) -> str:
-    return f"{title}\nsimulated, uncalibrated: {part_of(view.platform).title}"
+    return f"{title}\nsimulated, uncalibrated: {place_of(view.platform)}"
 
 
 def obtained_sentence() -> str:

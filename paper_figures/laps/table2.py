@@ -9,7 +9,7 @@ from paper_figures.common.caption import invalid_notes
 from paper_figures.common.table import save_table
 from paper_figures.laps.compare import MEAN, Pairs, number, said
 from paper_figures.laps.contenders import CONTENDERS, LMSYS, MODELS, PAIRED_SEEDS, SHAREGPT, seeded
-from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, finding, seeds_sentence
+from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, finding, place_of, seeds_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -20,6 +20,7 @@ NAME = "table2"
 TITLE = "LAPS Table 2: time of offline distillation"
 SOURCE = "LAPS, Table 2, §4.1"
 PLATFORMS = ("h200",)
+place = place_of
 NUM_RUNS = PAIRED_SEEDS
 DATASETS = (SHAREGPT, LMSYS)
 """The paper names neither; both cards have the same lengths without a file."""

@@ -23,12 +23,14 @@ def ablate(
     component: Annotated[
         str,
         typer.Option(
-            help="engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering."
+            help="engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering. "
+            "Of LAPS: graphs, disaggregation, awd or reserve."
         ),
     ],
     dataset: Annotated[list[str] | None, typer.Option(help="Several times [default: livebench, burst, osc].")] = None,
     platform: Annotated[
-        str | None, typer.Option(help="Where ('repro list' shows platforms) [default: cpu-tiny, or h20x32 for AMPD].")
+        str | None,
+        typer.Option(help="Where ('repro list' shows platforms) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."),
     ] = None,
     reading: Annotated[str | None, typer.Option(help="Of Sparse-dLLM: published, efficient or policy.")] = None,
     request_rate: Annotated[
@@ -41,7 +43,7 @@ def ablate(
     limit: Annotated[
         int, typer.Option(help="Problems per task, where variants commit other tokens; 0 for no accuracy.")
     ] = 200,
-    model: Annotated[str | None, typer.Option(help="Of AMPD's cluster [default: Llama-3.1-70B].")] = None,
+    model: Annotated[str | None, typer.Option(help="Of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B].")] = None,
     result_dir: opt.ResultDir = None,
     force: opt.Force = False,
     accept_other_code: opt.OtherCode = False,
@@ -52,6 +54,7 @@ def ablate(
     from engines.bounds import check_most
     from engines.errors import require
     from repro.cli.ablate_cluster import ablate_cluster
+    from repro.cli.ablate_prefill import ablate_prefill
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.sweep import require_alike, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
@@ -59,16 +62,31 @@ def ablate(
     from repro.reports.ablation import component as component_of
     from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
     from repro.reports.figures import MEASURED_RUNS, View, default_reading
+    from repro.reports.prefill_ablation import PREFILL_COMPONENTS
     from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
     from repro.tasks.registry import TASKS
 
     check_most("limit", limit)
     require(limit >= 0, f"limit={limit} must not be negative")
-    if component in CLUSTER_COMPONENTS:
+    if component in (*CLUSTER_COMPONENTS, *PREFILL_COMPONENTS):
         require(
             reading is None, f"reading={reading!r} is of Sparse-dLLM and has no effect on {component}: leave it out"
         )
+        if component in PREFILL_COMPONENTS:
+            return ablate_prefill(
+                component,
+                platform=platform or "h200",
+                datasets=dataset,
+                request_rate=request_rate,
+                num_runs=num_runs,
+                model=model,
+                result_dir=result_dir,
+                force=force,
+                accept_other_code=accept_other_code,
+                plot=plot,
+                json=json,
+            )
         return ablate_cluster(
             component,
             platform=platform or "h20x32",

@@ -27,7 +27,9 @@ def bench(
     ] = None,
     dataset_name: Annotated[
         list[str] | None,
-        typer.Option(help="livebench, burst or osc, or a session trace; several times [default: osc, or dureader]."),
+        typer.Option(
+            help="livebench, burst or osc, a session trace or conversations; several times [default: osc, dureader or lmsys-chat-1m, as the system serves]."
+        ),
     ] = None,
     platform: Annotated[
         str, typer.Option(help="cpu-tiny, rtx4090, l40s, h200, h20x32 for clusters, or module:NAME.")
@@ -137,6 +139,7 @@ def bench(
     from repro.systems.ar.part import ArPart
     from repro.systems.dllm.part import DllmPart
     from repro.systems.dllm.settings import default_profile_every
+    from repro.systems.laps.part import part_of
     from repro.systems.platforms import platform as platform_of
 
     where = platform_of(platform)
@@ -195,6 +198,8 @@ def bench(
         for name in {*systems} - {*heeding}:
             del of_system[name]["reading"]
     default_dataset = next((part.trace for part in where.parts if isinstance(part, ArPart)), "osc")
+    if {SYSTEMS.get(name).family.name for name in systems} == {"prefill"}:
+        default_dataset = part_of(where).dataset
     cells = [
         Cell(
             system=name,

@@ -131,6 +131,7 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
     from repro.reports.figures import figure as figure_of
+    from repro.reports.figures import place_of
     from repro.reports.stamp import write_stamp
 
     entry = figure_of(name)
@@ -157,7 +158,7 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
         write_stamp(entry, view, runs, rendered)
         drawn.append((view, rendered))
         if not json:
-            print_table(f"{module.TITLE} - {view.platform.title}", rendered.columns, rendered.rows)
+            print_table(f"{module.TITLE} - {place_of(module, view.platform)}", rendered.columns, rendered.rows)
             for note in rendered.notes:
                 say(note, "  ")
             say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")

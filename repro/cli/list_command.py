@@ -7,12 +7,13 @@ from repro.cli.output import print_json, print_table
 
 
 def list_command(json: opt.Json = False) -> None:
-    """Systems, datasets, session traces, tasks, platforms and figures."""
+    """Systems, datasets, session traces, conversations, tasks, platforms and figures."""
     from repro.reports.figures import FIGURES
     from repro.runs.system import SYSTEMS
     from repro.systems.platforms import PLATFORMS
     from repro.tasks.registry import TASKS
     from repro.workloads.card import known_datasets, load_card
+    from repro.workloads.conversations import known_conversation_cards, load_conversation_card
     from repro.workloads.sessions import known_session_cards, load_session_card
 
     rows = [("system", name, SYSTEMS.get(name).summary) for name in SYSTEMS]
@@ -20,6 +21,10 @@ def list_command(json: opt.Json = False) -> None:
     rows += [
         ("trace", name, f"{load_session_card(name).title}: {load_session_card(name).summary}")
         for name in known_session_cards()
+    ]
+    rows += [
+        ("conversations", name, f"{load_conversation_card(name).title}: {load_conversation_card(name).summary}")
+        for name in known_conversation_cards()
     ]
     rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
     rows += [

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from engines.errors import UserError
 from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
 from repro.reports.figures import Knobs, View
+from repro.reports.prefill_ablation import PREFILL_COMPONENTS
 from repro.runs.cell import Cell
 
 OURS, BASE = "dllm-serve", "sparse-dllm"
@@ -118,5 +119,6 @@ steps without delay, not throughput."""
 
 def component(name: str) -> Component:
     if name not in COMPONENTS:
-        raise UserError(f"component={name!r} is unknown: use one of {', '.join((*COMPONENTS, *CLUSTER_COMPONENTS))}")
+        known = (*COMPONENTS, *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
+        raise UserError(f"component={name!r} is unknown: use one of {', '.join(known)}")
     return COMPONENTS[name]

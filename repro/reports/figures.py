@@ -109,6 +109,12 @@ class View:
         return () if self.reading == "efficient" else (("reading", self.reading),)
 
 
+def place_of(module: FigureModule, where: Platform) -> str:
+    """The platform's title, or what the module's ``place`` makes of it where that speaks of another family's model."""
+    place = getattr(module, "place", None)
+    return where.title if place is None else str(place(where))
+
+
 def default_reading(platform: Platform) -> str:
     """A simulated card stands for the paper's runs; on other hardware nothing was published."""
     return "published" if platform.executor == "roofline" else "efficient"

@@ -29,10 +29,12 @@ def test_every_figure_and_table_of_the_paper_is_registered() -> None:
 def test_every_registered_figure_has_a_make_target() -> None:
     text = Path("Makefile").read_text()
     listed = re.search(r"^FIGURES := (.*)$", text, re.MULTILINE)
-    of_ampd = re.search(r"^AMPD_FIGURES := (.*)$", text, re.MULTILINE)
     assert listed is not None
-    assert of_ampd is not None
-    names = {figure(name).name for name in listed[1].split()} | {f"ampd/{name}" for name in of_ampd[1].split()}
+    names = {figure(name).name for name in listed[1].split()}
+    for paper in ("ampd", "laps"):
+        others = re.search(rf"^{paper.upper()}_FIGURES := (.*)$", text, re.MULTILINE)
+        assert others is not None
+        names |= {f"{paper}/{name}" for name in others[1].split()}
     assert names == set(FIGURES)
 
 

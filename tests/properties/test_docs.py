@@ -21,6 +21,7 @@ from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
 from repro.systems.ar.metrics import AR_METRICS
 from repro.systems.dllm.metrics import DLLM_METRICS
+from repro.systems.laps.metrics import PREFILL_METRICS
 
 PAGES = sorted(
     [
@@ -168,13 +169,15 @@ def test_options_by_themselves_are_some_command_s(page: Path) -> None:
 def targets() -> set[str]:
     text = (REPO / "Makefile").read_text(encoding="utf-8")
     figures = re.search(r"^FIGURES := (.+)$", text, re.MULTILINE)
-    of_ampd = re.search(r"^AMPD_FIGURES := (.+)$", text, re.MULTILINE)
     phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
     assert figures is not None
-    assert of_ampd is not None
     assert phony is not None
     own = {name for name in phony[1].split() if re.fullmatch(r"[\w-]+", name)}
-    names = figures[1].split() + [f"ampd-{name}" for name in of_ampd[1].split()]
+    names = figures[1].split()
+    for paper in ("ampd", "laps"):
+        others = re.search(rf"^{paper.upper()}_FIGURES := (.+)$", text, re.MULTILINE)
+        assert others is not None
+        names += [f"{paper}-{name}" for name in others[1].split()]
     return own | {f"reproduce-{name}" for name in names}
 
 
@@ -203,7 +206,8 @@ def test_metrics_are_those_of_the_code() -> None:
         r"^\| `(\w+)` \| (.+?) \| (.+?) \| (.+?) \|$", text_of(REPO / "docs" / "metrics.md"), re.MULTILINE
     )
     assert rows == [
-        (metric.name, metric.unit, metric.formula, metric.undefined) for metric in METRICS + DLLM_METRICS + AR_METRICS
+        (metric.name, metric.unit, metric.formula, metric.undefined)
+        for metric in METRICS + DLLM_METRICS + AR_METRICS + PREFILL_METRICS
     ]
 
 

@@ -19,8 +19,11 @@ from repro.systems.laps.workload import PrefillWorkload
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
 
-UNTIL_S = 1800.0
-"""Simulated time after which a run is given up: a policy that dispatches nothing never ends."""
+GIVEN_UP_S = 600.0
+"""Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
+ends."""
+SLOWEST_TOKEN_S = 0.05
+"""Of an answer, where it is decoded."""
 Options = tuple[tuple[str, Any], ...]
 Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
 
@@ -62,12 +65,12 @@ class PrefillDeployment:
 
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         settings = self.settings
-        cluster = self.cluster()
+        cluster, until_s = self.cluster(), _until_s(workload, settings.decode)
         if settings.decode == "none":
-            run = cluster.simulate(workload.arrivals, until_s=UNTIL_S)
+            run = cluster.simulate(workload.arrivals, until_s=until_s)
         else:
             run = simulate_with_decode(
-                cluster, settings.cost, workload, settings.decode, settings.kv_capacity, until_s=UNTIL_S
+                cluster, settings.cost, workload, settings.decode, settings.kv_capacity, until_s=until_s
             )
         window = window_of(run.requests["arrival_s"], closing_s(run, workload.last_sessions))
         constants = settings.constants
@@ -103,6 +106,19 @@ class PrefillDeployment:
             "end_s": run.facts["end_s"],
             "num_events": run.facts["num_events"],
         }
+
+
+def _until_s(workload: PrefillWorkload, decode: str) -> float:
+    config = workload.config
+    if config.arrivals is not None:
+        assert config.arrivals.rate is not None
+        return GIVEN_UP_S + sum(each.num_turns for each in workload.streams) / config.arrivals.rate
+    waits_s = 0.0
+    for stream, each in zip(config.streams, workload.streams, strict=True):
+        answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
+        alone_s = each.num_turns * config.think_s + answers * SLOWEST_TOKEN_S
+        waits_s = max(waits_s, alone_s / (stream.clients or 1))
+    return GIVEN_UP_S + waits_s
 
 
 def _is_infinite(value: object) -> bool:

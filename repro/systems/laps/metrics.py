@@ -113,16 +113,14 @@ def requests_per_step(record: RunRecord) -> float | None:
 
 
 def busy_share(record: RunRecord) -> float | None:
-    """Of the window and all instances: steps that began in it."""
+    """Of the window and all instances."""
     start_s, end_s = window(record)
     steps = record.tables[STEPS]
     if not steps["tokens"]:
         return None
-    busy = sum(
-        duration
-        for begun, duration in zip(steps["start_s"], steps["duration_s"], strict=True)
-        if start_s <= begun < end_s
-    )
+    begun = floats(steps["start_s"])
+    inside = np.minimum(begun + floats(steps["duration_s"]), end_s) - np.maximum(begun, start_s)
+    busy = float(inside[inside > 0].sum())
     num = len(record.tables[INSTANCES]["instance"])
     return busy / (num * (end_s - start_s)) if end_s > start_s else None
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
+from engines.ar.step_mode import Bucket, Rung
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.laps.cost import PrefillConstants, PrefillCost
-from engines.laps.step_mode import Bucket, Rung
 from engines.laps.step_model import StepModel
 from engines.models.shape import SHAPES, model_shape
 from repro.runs.cell import Cell

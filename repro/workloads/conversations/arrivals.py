@@ -26,7 +26,7 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
 
     The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
     random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
-    a conversation in order. A conversation that a cut divides counts as two.
+    a conversation in order. What a cut divides counts as conversations of their own.
     """
     flat = _flat(conversations)
     cuts = np.linspace(0, len(flat), min(LANES, len(flat)) + 1).astype(np.int64)
@@ -34,14 +34,13 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
     lanes = rng.permutation(np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))).tolist()
     times = arrival_times(arrivals, len(flat), seed).tolist()
     places = cuts[:-1].tolist()
-    cut_at = {flat[place].session_id: place for place in places if flat[place].turn > 0}
+    cut = [flat[place].session_id if flat[place].turn > 0 else None for place in places]
     turns = []
     for lane, arrival_s in zip(lanes, times, strict=True):
         place = places[lane]
         places[lane] = place + 1
         entry = flat[place]
-        is_behind_cut = place >= cut_at.get(entry.session_id, len(flat))
-        session_id = entry.session_id + (len(conversations.sessions) if is_behind_cut else 0)
+        session_id = len(conversations.sessions) + lane if entry.session_id == cut[lane] else entry.session_id
         turns.append(Turn(arrival_s, session_id, entry.turn, entry.history, entry.tokens, entry.answered))
     return OpenTurns(turns=turns)
 

@@ -12,11 +12,11 @@ from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
 from engines.ar.cluster.batching import Situation, StepPlan
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import FALLBACK, Bucket, Rung
 from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.laps.buckets import LADDER
 from engines.laps.controller import LengthClass
-from engines.laps.step_mode import FALLBACK, Bucket, Rung
 from engines.laps.step_model import StepModel
 
 _, MODEL = h200_14b()

@@ -10,10 +10,10 @@ from support.prefill import ask, h200_14b, task
 from engines.ar.cluster.batching import Chunked
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import FALLBACK, Bucket, Rung, holds, padded_tokens
 from engines.errors import UserError
 from engines.laps.buckets import GRID, LADDER, captured_buckets, graph_bytes
 from engines.laps.graphs import Cheapest, Ladder, Nearest, WithGraphs
-from engines.laps.step_mode import FALLBACK, Bucket, Rung, holds, padded_tokens
 from engines.laps.system import graph_choice, shapes_of
 
 _, MODEL = h200_14b()

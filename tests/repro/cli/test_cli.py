@@ -169,6 +169,15 @@ def test_list_names_everything(repro: Repro) -> None:
     assert names["system"] == {
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
         *("ampd", "dynamo-sim", "vllm-sim", "continuum-sim"),
+        *(
+            "laps",
+            "laps-graphs-only",
+            "laps-disaggregation-only",
+            "reserve",
+            "sglang-pd",
+            "sglang-pd-router",
+            "vllm-pd",
+        ),
     }
     assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200", "h20x32"}
     assert names["figure"] == set(FIGURES)

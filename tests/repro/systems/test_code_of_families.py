@@ -10,6 +10,7 @@ from repro.systems.ar.planning import PLANNER_SYSTEM
 
 FAMILIES = {
     "dllm": ("engines.dllm", "baselines.dllm", "repro.systems.dllm", "repro.tasks"),
+    "laps": ("engines.laps", "repro.systems.laps", "repro.workloads.conversations"),
     "ar": ("engines.ar", "engines.ampd", "baselines.ar", "repro.systems.ar", "repro.workloads.sessions"),
 }
 

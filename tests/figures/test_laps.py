@@ -1,0 +1,254 @@
+"""LAPS's figures on made-up runs: what is paired with what, what is said of the claims, and that all of it could be otherwise."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.prefill_runs import prefill_run, prefill_runs
+
+from paper_figures.common import style
+from paper_figures.laps import boundary, cost, fig1, fig2, fig3, fig5, fig6, fig7, fig8, kappa, reserve, table2
+from paper_figures.laps.compare import MEAN, Pairs, is_above, is_below, rps, said
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS
+from repro.reports.claims import Finding
+from repro.reports.figures import PAPERS, View, default_num_runs, place_of
+from repro.reports.paper import load_claims
+from repro.reports.roles import answers
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.statistics import mean_interval
+from repro.systems.laps.family import PREFILL
+from repro.systems.platforms import platform
+
+VIEW = View(platform=platform("h200"), reading="published", num_runs=3)
+Shape = Callable[[Cell], dict[str, float]]
+SPEED = {"laps": 1.2, "reserve": 1.1, "laps-graphs-only": 1.02, "laps-disaggregation-only": 1.1}
+LATE = {"laps": 0.3, "reserve": 0.1, "sglang-pd-router": 0.4}
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``test_layout`` draws every figure; here it is the numbers that count."""
+    monkeypatch.setattr(style, "publish", lambda figure, panels, out, name, **words: (out / f"{name}.png",))
+
+
+def shape(cell: Cell) -> dict[str, float]:
+    """LAPS serves 20 % more, more so with every client; the others less."""
+    knobs = cell.knob_values
+    noise = 1 + 0.001 * cell.seed
+    speed = 1 + (SPEED.get(cell.system, 1.0) - 1) * math.log2(1 + float(knobs.get("clients", 64) or 64)) / 6
+    speed *= 1 + float(knobs.get("kappa") or 0) * (cell.system == "laps")
+    mixed = knobs.get("decode") == "mixed"
+    return {
+        "rps": 50 * speed * noise * (0.7 if mixed else 1.0),
+        "ttft_s": 0.1 / speed * noise,
+        "late": min(1.0, LATE.get(cell.system, 0.5) * (cell.rate or 60) / 100),
+        "end_s": 100 / speed,
+    }
+
+
+def by_claim(found: list[Finding]) -> dict[str, Finding]:
+    assert len({each.claim for each in found}) == len(found)
+    return {each.claim: each for each in found}
+
+
+# ---- pairs --------------------------------------------------------------------------------------------
+
+
+def test_ratios_and_differences_are_paired_by_seed() -> None:
+    ours, theirs = (
+        [CONTENDERS[name].cell(None, VIEW, LMSYS, {"model": MIDDLE}, seed=seed) for seed in range(3)]
+        for name in ("laps", "sglang")
+    )
+    base = [10.0, 20.0, 40.0]
+    runs = [prefill_run(cell, rps=value) for cell, value in zip(theirs, base, strict=True)]
+    runs += [prefill_run(cell, rps=1.5 * value) for cell, value in zip(ours, base, strict=True)]
+    pairs = Pairs(runs, VIEW)
+    ratio, points = pairs.versus(ours[0], theirs[0], rps), pairs.versus(ours[0], theirs[0], rps, "points")
+    assert (ratio.mean, ratio.half_width) == (pytest.approx(50.0), pytest.approx(0.0, abs=1e-9))
+    assert points == mean_interval([5.0, 10.0, 20.0])
+    assert is_above(ratio)
+    assert not is_below(points)
+    assert not is_above(points), "within noise"
+
+
+def test_invalid_runs_are_left_out_on_both_sides() -> None:
+    cells = [CONTENDERS["laps"].cell(None, VIEW, LMSYS, {}, seed=seed) for seed in range(3)]
+    runs = [prefill_run(cell, ttft_s=0.1 * (1 + cell.seed), valid=cell.seed != 1) for cell in cells]
+    found = Pairs(runs, VIEW).at(cells[0], MEAN)
+    assert (found.n, found.mean) == (2, pytest.approx(200.0))
+    assert said(Pairs([], VIEW).at(cells[0], MEAN)) == "-"
+
+
+# ---- grids --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", PAPERS["laps"].entries, ids=lambda entry: entry.name)
+def test_every_kind_of_cell_can_be_prepared_and_each_is_asked_once(entry: Any) -> None:
+    module = entry.load()
+    asked = module.cells(VIEW)
+    assert len(asked) == len({cell.key for cell in asked})
+    seen: dict[tuple[object, ...], Cell] = {}
+    for cell in asked:
+        seen.setdefault((cell.system, *(name for name, _ in cell.knobs), cell.rate is None), cell)
+    for cell in seen.values():
+        assert prepare(cell).family is PREFILL
+    assert not asked or default_num_runs(module, VIEW.platform) == PAIRED_SEEDS
+    assert "H200" in place_of(module, VIEW.platform)
+    assert "LLaDA" not in place_of(module, VIEW.platform)
+
+
+def test_figures_share_runs() -> None:
+    keys = {name: {cell.key for cell in module.cells(VIEW)} for name, module in (("6", fig6), ("7", fig7), ("1", fig1))}
+    assert {cell.key for cell in fig3.cells(VIEW)} == keys["1"]
+    assert keys["6"] & {cell.key for cell in kappa.cells(VIEW)}
+    assert keys["7"] & {cell.key for cell in reserve.cells(VIEW)}
+
+
+def test_a_load_of_one_is_what_sglang_serves() -> None:
+    """At ten times fewer turns than the constants came from, within 5 %."""
+    cell = CONTENDERS["sglang"].cell(None, VIEW, LMSYS, {"model": MIDDLE, "clients": 256, "num_prompts": 3000})
+    experiment = prepare(cell)
+    assert PREFILL.summarize(experiment.run())["rps"] == pytest.approx(CAPACITY[MIDDLE], rel=0.05)
+
+
+# ---- figures ------------------------------------------------------------------------------------------
+
+
+def test_figure_6_takes_its_gains_over_sglang(tmp_path: Path) -> None:
+    runs = prefill_runs(fig6.cells(VIEW), shape)
+    rendered = fig6.render(runs, VIEW, tmp_path)
+    with rendered.files[-1].open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(runs)
+    assert {"ttft_mean_ms_1000+", "violations_percent_1-63"} <= rows[0].keys(), "every mean beside its lengths"
+    found = by_claim(fig6.findings(runs, VIEW))
+    most = 100 * 0.2 * math.log2(65) / 6
+    assert found["laps-rps-single"].value == pytest.approx(most)
+    assert found["laps-avg-latency"].value == pytest.approx(100 * (1 - 1 / (1 + most / 100)))
+    assert found["laps-consistent-best"].value == 1.0
+    assert found["laps-gain-grows"].holds is True
+    assert 0 < found["laps-graph-only-weak"].value < most / 10  # type: ignore[operator]
+    assert found["laps-abs-rps"].value == pytest.approx(most)
+
+
+def test_figure_6_notices_who_is_ahead_of_laps() -> None:
+    def other(cell: Cell) -> dict[str, float]:
+        return shape(cell) | ({"rps": 500.0} if cell.system == "laps-graphs-only" else {})
+
+    found = by_claim(fig6.findings(prefill_runs(fig6.cells(VIEW), other), VIEW))
+    assert found["laps-consistent-best"].value == pytest.approx(1 + 1 / 3)
+    assert "turns/s in 0 of" in found["laps-consistent-best"].how
+
+
+def test_figure_7_reports_points_and_percent(tmp_path: Path) -> None:
+    runs = prefill_runs(fig7.cells(VIEW), shape)
+    assert len(fig7.render(runs, VIEW, tmp_path).rows) == sum(
+        len(fig7.CLIENTS[count]) + len(fig7.LOADS[count]) for count in (1, 8)
+    )
+    found = by_claim(fig7.findings(runs, VIEW))
+    late = 0.2 * fig7.PAPER_LOAD * CAPACITY[MIDDLE]
+    assert found["laps-slo-single-dp"].value == pytest.approx(late, rel=1e-3)
+    assert found["laps-controller-single-step"].value == 1.0
+    assert fig7.controller_moves()[1] >= 5.0
+    assert "points (-40.0" in found["laps-slo-single-dp"].how
+    assert found["laps-slo-threshold"].value == 0.4
+    assert found["laps-slo-8-router"].value == pytest.approx(100.0)
+
+
+def test_figures_1_and_3_are_of_opposite_classes() -> None:
+    def slower(cell: Cell) -> dict[str, float]:
+        knobs = cell.knob_values
+        longs, shorts = int(knobs["long_clients"] or 0), int(knobs["short_clients"] or 0)
+        return {"ttft_s": 0.05 * (1 + longs) * (1 + shorts / 100) * (1 + 0.001 * cell.seed)}
+
+    runs = prefill_runs(fig1.cells(VIEW), slower)
+    assert by_claim(fig1.findings(runs, VIEW))["laps-fig1-interference"].holds is True
+    found = by_claim(fig3.findings(runs, VIEW))
+    assert found["laps-fig3-interference"].holds is True
+    assert found["laps-convoy"].value == 9
+    flat = prefill_runs(fig1.cells(VIEW), lambda cell: {"ttft_s": 0.1 + 0.001 * cell.seed})
+    assert by_claim(fig1.findings(flat, VIEW))["laps-fig1-interference"].holds is False
+
+
+def test_figure_5_asks_for_a_gain_in_most_settings() -> None:
+    def waited(cell: Cell) -> dict[str, float]:
+        return {"rps": 100 + 1000 * float(cell.knob_values["max_window_s"] or 0) + 0.01 * cell.seed}
+
+    found = by_claim(fig5.findings(prefill_runs(fig5.cells(VIEW), waited), VIEW))["laps-fig5-window"]
+    assert (found.holds, found.value) == (True, pytest.approx(50.0, rel=1e-3))
+    flat = prefill_runs(fig5.cells(VIEW), lambda cell: {"rps": 100 + 0.01 * cell.seed})
+    assert by_claim(fig5.findings(flat, VIEW))["laps-fig5-window"].holds is False
+
+
+def test_the_kappa_that_is_needed_lies_between_two_that_were_run() -> None:
+    def gained(cell: Cell) -> dict[str, float]:
+        penalty = float(cell.knob_values.get("kappa", 0) or 0)
+        return {"rps": 100 * (1 + penalty) if cell.system == "laps" else 100.0}
+
+    runs = prefill_runs(kappa.cells(VIEW), gained)
+    pairs = Pairs(runs, VIEW)
+    assert [kappa.needed(pairs, VIEW, place) for place in kappa.PLACES] == pytest.approx([0.2, 0.2, 0.33, 0.33])
+    none = Pairs(prefill_runs(kappa.cells(VIEW), lambda cell: {}), VIEW)
+    assert kappa.needed(none, VIEW, kappa.PLACES[0]) is None
+    assert "above 0.4" in kappa.conclusion(none, VIEW)
+
+
+def test_reserve_names_the_cells_in_which_it_is_not_ahead() -> None:
+    def equal_once(cell: Cell) -> dict[str, float]:
+        late = 0.1 + 0.001 * cell.seed if cell.system == "reserve" else 0.2 + 0.001 * cell.seed
+        is_there = cell.rate == pytest.approx(CAPACITY[MIDDLE] * 0.5) and cell.system == "laps"
+        return {"late": 0.1 + 0.001 * cell.seed if is_there else late}
+
+    text = reserve.conclusions(Pairs(prefill_runs(reserve.cells(VIEW), equal_once), VIEW), VIEW)[0]
+    assert "in 17 of 18 cells; within noise of one of them in Qwen2.5-14B at 0.5; more in none." in text
+
+
+def test_other_figures_answer_their_claims(tmp_path: Path) -> None:
+    found = by_claim(fig8.findings(prefill_runs(fig8.cells(VIEW), shape), VIEW))
+    assert (found["laps-fig8-mix"].holds, found["laps-fig8-mix"].value) == (True, pytest.approx(-30.0))
+    runs = prefill_runs(table2.cells(VIEW), shape)
+    saved = by_claim(table2.findings(runs, VIEW))["laps-distill"].value
+    assert saved == pytest.approx(100 * (1 - 1 / (1 + 0.2 * math.log2(513) / 6)))
+    assert len(table2.render(runs, VIEW, tmp_path).rows) == 6
+    computed = by_claim(cost.findings([], VIEW))
+    assert computed["laps-grid-memory"].value == pytest.approx((9.576, 10.08, 11.634))
+    assert computed["laps-bucket-grid"].value == 42
+
+
+def test_figure_2_meets_the_printed_shares_by_construction(tmp_path: Path) -> None:
+    assert len(fig2.render([], VIEW, tmp_path).rows) == 2
+    found = {each.finding.claim: each for each in answers(lambda runs: fig2.findings(runs, VIEW), [])}
+    assert found["laps-first-turn-short"].finding.value == pytest.approx(63, abs=0.02)
+    assert found["laps-later-turn-short"].finding.value == pytest.approx(81, abs=0.02)
+    assert {each.role for each in found.values()} == {"by construction"}
+
+
+def test_boundaries_and_head_of_line_blocking(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = boundary.boundaries(MIDDLE, "h200")
+    assert found.printed == 0.0
+    assert 10 < found.printed_limit < 50
+    assert 150 < found.floor < 512
+    assert found.floor_far < found.floor
+    monkeypatch.setattr(boundary, "NUM_JOBS", 2_000)
+    boundary.waits.cache_clear()
+    try:
+        mean, half = boundary.penalty()
+        assert abs(mean - boundary.QUEUE.hol_penalty_s) < 2 * half
+        assert np.mean(boundary.waits(False)) > np.mean(boundary.waits(True))
+    finally:
+        boundary.waits.cache_clear()
+
+
+def test_findings_answer_claims_of_laps() -> None:
+    known = {claim.id for claim in load_claims("laps")}
+    for module in (fig1, fig3, fig5, fig6, fig7, fig8, table2, cost):
+        found = by_claim(module.findings(prefill_runs(module.cells(VIEW), shape), VIEW))
+        assert found.keys() <= known
+        assert not any(math.isnan(value) for each in found.values() for value in np.atleast_1d(each.value))

@@ -1,0 +1,292 @@
+"""Prefill systems through the harness: what a cell becomes, what its record holds, what is checked of it, what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.record import REQUESTS, RunRecord
+from repro.systems.laps.columns import STEPS
+from repro.systems.laps.family import PREFILL
+from repro.systems.laps.log import Window, window_of
+from repro.systems.laps.validity import littles_law, tokens_are_whole
+from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
+from repro.workloads.conversations.arrivals import LANES, open_turns
+
+SYSTEMS = (
+    "laps",
+    "laps-graphs-only",
+    "laps-disaggregation-only",
+    "reserve",
+    "sglang-pd",
+    "sglang-pd-router",
+    "vllm-pd",
+)
+POISSON = ArrivalConfig(kind="poisson", rate=50.0)
+
+
+def cell(system: str = "laps", *, rate: float | None = None, seed: int = 0, **knobs: Scalar) -> Cell:
+    given: dict[str, Scalar] = {"num_prompts": 300, **({"clients": 8} if rate is None else {}), **knobs}
+    if "long_clients" in knobs or "short_clients" in knobs:
+        given.pop("clients")
+    return Cell(
+        system=system,
+        dataset="lmsys-chat-1m",
+        platform="h200",
+        executor="roofline",
+        rate=rate,
+        seed=seed,
+        knobs=tuple(given.items()),
+    )
+
+
+def ran(asked: Cell) -> tuple[Experiment, RunRecord]:
+    experiment = prepare(asked)
+    return experiment, experiment.run()
+
+
+def summary(asked: Cell) -> dict[str, Any]:
+    _, record = ran(asked)
+    PREFILL.check_tables(record)
+    assert PREFILL.assess(record).reasons == ()
+    return PREFILL.summarize(record)
+
+
+# ---- runs ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("rate", [None, 40.0])
+@pytest.mark.parametrize("instances", [1, 4])
+def test_runs_are_whole_valid_and_the_same_again(system: str, rate: float | None, instances: int) -> None:
+    experiment, record = ran(cell(system, rate=rate, num_instances=instances))
+    PREFILL.check_tables(record)
+    assert PREFILL.assess(record).reasons == ()
+    assert record.num_requests == experiment.workload.streams[0].num_turns
+    assert experiment.run().tables == record.tables
+    found = PREFILL.summarize(record)
+    times = np.array(record.requests["finished_s"]) - np.array(record.requests["arrival_s"])
+    counted = np.array(record.requests["counted"])
+    assert found["ttft_all_s"]["mean"] == pytest.approx(times[counted].mean())
+    assert found["slo_violations"] == pytest.approx((times[counted] > 0.4).mean())
+    assert found["ttft_all_s"]["n"] == sum(each["n"] for each in found["by_length"].values())
+    assert found["ttft_all_s"]["n"] == found["ttft_short_s"]["n"] + found["ttft_long_s"]["n"]
+
+
+def test_with_one_instance_the_router_has_nothing_to_do() -> None:
+    plain, routed = (ran(cell(system, rate=60.0))[1] for system in ("sglang-pd", "sglang-pd-router"))
+    assert plain.tables[STEPS] == routed.tables[STEPS]
+
+
+def test_classes_are_apart_in_laps_and_mixed_in_the_others() -> None:
+    mixed = {system: summary(cell(system, rate=70.0))["mixed_steps"] for system in SYSTEMS}
+    assert mixed["laps"] == mixed["laps-disaggregation-only"] == 0
+    assert all(share > 0 for system, share in mixed.items() if not system.startswith(("laps", "laps-dis")))
+    assert mixed["laps-graphs-only"] > 0
+
+
+def test_a_closed_loop_keeps_its_clients_in_the_system_or_thinking() -> None:
+    busy, idle = summary(cell(clients=12)), summary(cell(clients=12, think_s=0.5))
+    assert busy["in_system"] == pytest.approx(12, abs=1e-6)
+    assert idle["in_system"] + 0.5 * idle["rps"] == pytest.approx(12, rel=0.1)
+
+
+def test_one_client_alone_never_waits() -> None:
+    _, record = ran(cell("sglang-pd", clients=1, num_prompts=60))
+    assert record.requests["admitted_s"] == record.requests["arrival_s"]
+
+
+def test_two_closed_loops_have_prompts_of_their_own_lengths() -> None:
+    experiment, record = ran(cell("sglang-pd", long_clients=2, short_clients=8, num_prompts=400))
+    lengths = np.array(record.requests["prompt_len"])
+    assert ((lengths < 64) | (lengths > 1000)).all()
+    assert (lengths > 1000).sum() == 80
+    assert set(record.requests["history"]) == {0}
+    assert record.facts["closed_loops"] == [2, 8]
+    assert len(experiment.workload.last_sessions) == 2
+
+
+def test_decoding_on_the_same_instance_costs_turns() -> None:
+    apart, mixed = (
+        summary(cell(decode=decode, clients=16, num_prompts=200, num_instances=2)) for decode in ("apart", "mixed")
+    )
+    assert mixed["rps"] < apart["rps"]
+    assert apart["requests_per_step"] is None
+
+
+def test_what_is_decoded_adds_to_the_history() -> None:
+    for decode in ("none", "apart", "mixed"):
+        experiment, record = ran(cell(decode=decode, num_prompts=80, clients=4, answer_tokens=50))
+        (conversations,) = experiment.workload.streams
+        expected = {}
+        for session in conversations.sessions:
+            history = 0
+            for index, turn in enumerate(session.rounds):
+                expected[session.session_id, index] = history
+                history += turn.prefill_tokens + 50
+        requests = record.requests
+        keys = zip(requests["session_id"], requests["turn"], strict=True)
+        assert [expected[key] for key in keys] == requests["history"]
+
+
+def test_the_printed_algorithm_never_ends_and_its_run_says_so() -> None:
+    _, record = ran(cell(rate=30.0, wait="printed"))
+    verdict = PREFILL.assess(record)
+    assert not verdict.valid
+    assert "did not finish" in verdict.reasons[0]
+    assert PREFILL.summarize(record)["slo_violations"] > 0.5, "a turn without a token misses its objective"
+
+
+def test_overload_is_invalid_unless_it_is_meant() -> None:
+    asked = {"rate": 200.0, "num_prompts": 1000}
+    _, record = ran(cell("sglang-pd", **asked))  # type: ignore[arg-type]
+    assert any("never drains" in reason for reason in PREFILL.assess(record).reasons)
+    _, meant = ran(cell("sglang-pd", transient=True, **asked))  # type: ignore[arg-type]
+    assert PREFILL.assess(meant).valid
+
+
+def test_more_instances_share_the_load() -> None:
+    one, four = (summary(cell("sglang-pd-router", clients=32, num_instances=count)) for count in (1, 4))
+    assert four["rps"] > 2 * one["rps"]
+
+
+def test_a_mixing_penalty_is_mostly_the_systems_that_mix() -> None:
+    """LAPS pays for the last chunks of long prompts, which are short, beside others."""
+    lost = {}
+    for system in ("sglang-pd", "laps"):
+        plain, hurt = (summary(cell(system, clients=32, kappa=kappa))["tokens_s"] for kappa in (0.0, 0.3))
+        lost[system] = 1 - hurt / plain
+    assert lost["sglang-pd"] > 0.15
+    assert lost["laps"] < 0.6 * lost["sglang-pd"]
+
+
+# ---- checks -------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_breaks_littles_law_is_found_out() -> None:
+    _, record = ran(cell(clients=8))
+    assert list(littles_law(record)) == []
+    late = [stamp + 0.2 for stamp in record.requests["finished_s"]]
+    assert any(
+        "clients are in the system" in each for each in littles_law(record.with_columns(REQUESTS, finished_s=late))
+    )
+    _, opened = ran(cell(rate=40.0))
+    assert list(littles_law(opened)) == []
+    few = [stamp if place % 2 else 1e4 for place, stamp in enumerate(opened.requests["finished_s"])]
+    assert list(littles_law(opened)) == []
+    assert few != opened.requests["finished_s"]
+
+
+def test_a_run_that_loses_tokens_is_found_out() -> None:
+    _, record = ran(cell(clients=8))
+    assert list(tokens_are_whole(record)) == []
+    lost = [tokens - 1 for tokens in record.tables[STEPS]["tokens"]]
+    assert list(tokens_are_whole(record.with_columns(STEPS, tokens=lost)))
+
+
+def test_the_window_opens_after_a_tenth_and_closes_where_it_is_told() -> None:
+    assert window_of([float(time) for time in range(100)], 50.0) == Window(5.0, 50.0)
+    assert window_of([], 50.0) == Window(0.0, 0.0)
+
+
+# ---- arrivals -----------------------------------------------------------------------------------------
+
+
+def conversations(num_turns: int, seed: int) -> Conversations:
+    return draw_conversations(ConversationConfig(dataset="sharegpt", num_turns=num_turns, seed=seed))
+
+
+@given(num_turns=st.integers(1, 900), seed=st.integers(0, 50))
+def test_turns_at_their_own_times_are_all_there_in_order_with_their_histories(num_turns: int, seed: int) -> None:
+    drawn = conversations(num_turns, seed)
+    turns = list(open_turns(drawn, POISSON, seed))
+    assert len(turns) == drawn.num_turns
+    asked = sorted(turn.prefill_tokens for session in drawn.sessions for turn in session.rounds)
+    assert sorted(turn.tokens for turn in turns) == asked
+    latest: dict[int, Any] = {}
+    for turn in turns:
+        before = latest.get(turn.session_id)
+        if before is not None:
+            assert turn.turn == before.turn + 1
+            assert turn.history == before.history + before.tokens + turn.answered
+        assert (turn.history == 0) == (turn.turn == 0)
+        latest[turn.session_id] = turn
+
+
+def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares() -> None:
+    turns = list(open_turns(conversations(8000, 1), POISSON, 1))
+    for part in (turns[:2000], turns[3000:5000], turns[-2000:]):
+        assert np.mean([turn.turn == 0 for turn in part]) == pytest.approx(0.5, abs=0.05)
+    gaps = np.diff([turn.arrival_s for turn in turns])
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.05)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)
+    assert len({turn.session_id for turn in turns}) <= len(conversations(8000, 1).sessions) + LANES
+
+
+# ---- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (replace(cell(), dataset="dureader"), "dataset='dureader' is no set of conversations"),
+        (replace(cell(), platform="l40s"), "platform='l40s' has no settings for prefill instances: use h200"),
+        (replace(cell(), executor="torch"), "executor='torch'"),
+        (cell(model="LLaDA-8B"), "is a diffusion model"),
+        (cell(model="nosuch"), "model='nosuch' is unknown"),
+        (cell(num_instances=0), "num_instances=0 must be between 1 and 64"),
+        (cell(num_prompts=0), "num_prompts=0"),
+        (cell(clients=0), "clients=0 must be between 1 and"),
+        (cell(clients=400), "num_prompts=300 makes 150 conversations for 400 clients"),
+        (cell(rate=5.0, clients=4), "clients=4 has no effect at a request rate"),
+        (cell(rate=5.0, think_s=1.0), "think_s=1.0 has no effect at a request rate"),
+        (cell(think_s=-1.0), "think_s=-1.0"),
+        (cell(arrivals="poisson"), "need a rate"),
+        (cell(rate=5.0, arrivals="burst"), "arrivals='burst'"),
+        (cell(burstiness=0.5), "burstiness has no effect without a request rate"),
+        (cell(long_clients=0, short_clients=0), "give one of them clients"),
+        (cell(long_clients=1, max_tokens=9), "max_tokens=9 has no effect with long_clients"),
+        (cell(min_tokens=9, max_tokens=3), "low=9, high=3"),
+        (cell(slo_ttft_s=0.0), "slo_ttft_s=0.0 must be above 0 s"),
+        (cell(boundary=0), "boundary=0 must be between"),
+        (cell(kappa=-2.0), "kappa=-2.0"),
+        (cell(overlap="never"), "overlap='never' is unknown"),
+        (cell(cache="far"), "cache='far' is unknown"),
+        (cell(decode="later"), "decode='later' is unknown: use one of none, apart, mixed"),
+        (cell(decode="apart", rate=4.0), "decode='apart' needs clients in a closed loop"),
+        (cell(graphs="all"), "graphs='all' is unknown"),
+        (cell(graphs="none", graph_budget_gb=1.0), "graph_budget_gb=1.0 has no effect with graphs='none'"),
+        (cell(graph_budget_gb=-1.0), "graph_budget_gb=-1.0"),
+        (cell(wait="long"), "variant='long' is unknown"),
+        (cell(wait="off", max_window_s=0.1), "max_window_s=0.1 has no effect with wait='off'"),
+        (cell(min_window_s=0.2), "min_window_s=0.2 and max_window_s=0.005"),
+        (cell(num_short=1), "num_short=1 has no effect on one instance"),
+        (cell(num_short=4, num_instances=4), "num_short=4 of 4 instances"),
+        (cell(controller="manual", num_instances=4), "controller='manual' is unknown"),
+        (cell("reserve", share=2.0), "share=2.0"),
+        (cell("reserve", share=0.5, longest_wait_s=4.0), "give one"),
+        (cell("reserve", wait="off"), "wait='off' has no effect with system='reserve'"),
+        (cell("sglang-pd", routing="magic"), "routing='magic' is unknown"),
+        (cell("sglang-pd", max_num_batched_tokens=0), "max_num_batched_tokens=0 must be at least 1"),
+        (cell("laps-disaggregation-only", graphs="none"), "graphs='none' has no effect"),
+        (cell("vllm-pd", prefill_graphs=True), "prefill_graphs=True has no effect"),
+        (cell(num_instances=True), "num_instances=True must be a whole number"),
+        (cell(dataset_source="hub"), "dataset_source='hub' is unknown for conversations"),
+        (cell(answer_tokens=0), "answer_tokens=0"),
+        (cell(seed=0, dataset_path="/no/such.jsonl"), "does not exist"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(asked: Cell, sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(asked)
+    assert sentence in str(refused.value)
+    assert "\n" not in str(refused.value)
