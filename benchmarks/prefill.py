@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from common import save
 
+from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import grid
 from engines.ar.torch.measured import CPU_TIME, MeasuredSteps
 from engines.errors import UserError
-from engines.laps.step_mode import Bucket, Rung
 from engines.models.loader import check_device
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from repro.prefill.host import host_times

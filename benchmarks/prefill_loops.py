@@ -18,7 +18,7 @@ from engines.errors import UserError
 from engines.models.loader import check_device
 from engines.models.qwen2_config import CAUSAL_SHAPES
 from repro.prefill.instance import measured_instance, setting_of
-from repro.prefill.loops import WorkerFacts, LoopGrid, run_cell
+from repro.prefill.loops import LoopGrid, WorkerFacts, run_cell
 
 FIGURES = ("fig1", "fig3", "fig5", "fig6")
 

@@ -56,8 +56,6 @@ SMALL_SCRIPTS = (
 
 def scripts(stage: str, memory_bytes: int | None) -> Iterator[Script]:
     """The scripts of a stage, in order; ``memory_bytes`` is the card's, None without one."""
-    if memory_bytes is None:
-        chosen = SMALL_SCRIPTS
-    else:
-        chosen = SCRIPTS if memory_bytes >= LEAST_MEMORY else ()
+    on_card = SCRIPTS if memory_bytes is not None and memory_bytes >= LEAST_MEMORY else ()
+    chosen = SMALL_SCRIPTS if memory_bytes is None else on_card
     return (script for script in chosen if script.stage == stage)

@@ -9,8 +9,8 @@ from itertools import product
 import numpy as np
 
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.measured import MeasuredSteps
-from engines.laps.step_mode import Bucket, Rung
 
 WARMUP = 3
 

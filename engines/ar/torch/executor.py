@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engines import kernels
+from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.attention import SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables, Ints
 from engines.ar.torch.graphs import CaptureCost, Size, StepGraphs, flat_index, sequences
@@ -24,7 +25,6 @@ from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, 
 from engines.dllm.executor.graphs import CudaRecorder, Recorder
 from engines.dllm.executor.pool import Store, store_by_index
 from engines.errors import require
-from engines.laps.step_mode import Bucket, Rung
 from engines.models.layers import FusedOps, fuse
 from engines.models.qwen2 import CausalModel
 from engines.runtime.device import on

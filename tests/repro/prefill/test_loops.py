@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket
+from engines.ar.step_model import StepModel
 from engines.errors import UserError
-from engines.laps.step_mode import Bucket
-from engines.laps.step_model import StepModel
 from repro.prefill.instance import TINY, Setting
 from repro.prefill.loops import Loop, LoopCell, LoopGrid, conversations, run_cell, systems
 from repro.prefill.times import Shape, step_shapes, step_times
@@ -29,6 +29,17 @@ class Exact:
         return FLOOR_S + TOKEN_S * tokens
 
 
+MODEL = StepModel(
+    base_s=FLOOR_S,
+    request_s=0.0,
+    floor_s=0.0,
+    token_s=TOKEN_S,
+    alpha=0.0,
+    history_s=0.0,
+    shapes={Bucket(n, b): FLOOR_S + TOKEN_S * n * b for n in (8, 32) for b in (1, 4, 16)},
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stub:
     """A measured instance without a model."""
@@ -38,15 +49,7 @@ class Stub:
     floor_s: float = FLOOR_S
     slo_s: float = 20 * FLOOR_S
     boundary: int = 48
-    step_model: StepModel = StepModel(
-        base_s=FLOOR_S,
-        request_s=0.0,
-        floor_s=0.0,
-        token_s=TOKEN_S,
-        alpha=0.0,
-        history_s=0.0,
-        shapes={Bucket(n, b): FLOOR_S + TOKEN_S * n * b for n in (8, 32) for b in (1, 4, 16)},
-    )
+    step_model: StepModel = MODEL
 
 
 STUB: Any = Stub()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.causal import executor, small_model
 
 from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.measured import CPU_TIME, MeasuredSteps, dealt
 from engines.errors import UserError
-from engines.laps.step_mode import Bucket, Rung
 
 
 def ticking(step: float) -> Iterator[float]:

@@ -13,11 +13,11 @@ import torch
 from support.causal import executor, generate, pooled, prompt, run, small_model, start
 from torch import Tensor
 
+from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, PagedSpans, ReferenceKernel, Served, fault, probe
 from engines.dllm.executor.graphs import EagerRecorder
 from engines.dllm.executor.pool import store_by_index
-from engines.laps.step_mode import Bucket, Rung
 from engines.runtime.staging import Staging
 
 REFERENCE = ReferenceKernel()
