@@ -83,7 +83,9 @@ def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argpars
     repeats = options.repeats
     kinds: dict[str, Callable[[], Iterator[Any]]] = {
         "times": lambda: step_times(
-            steps, step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories), repeats=repeats
+            steps,
+            step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories),
+            repeats=repeats,
         ),
         "kappa": lambda: penalties(steps, _mixes(setting, corners_only=options.mixes == "corners"), rounds=repeats),
         "graphs": lambda: captures(steps, setting, repeats),

@@ -1,5 +1,5 @@
 """LAPS on one card, in order of worth: what mixing short and long prompts costs decides its throughput claims, so it is
-measured first. Random weights; every stage is a script of ``benchmarks``, skipped where the card is too small for 14B.
+measured first, on 7B within the first minutes. Random weights; every stage is a script of ``benchmarks``, skipped where the card is too small for 14B.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class Script(NamedTuple):
 
 
 SCRIPTS = (
-    Script(MIXING, "prefill", "--model qwen2.5-14b --parts kappa --mixes corners --repeats 8", 65.0),
+    Script(MIXING, "prefill", "--model qwen2.5-7b --parts kappa --mixes corners --repeats 5", 26.0),
+    Script(PREFILL, "prefill", "--model qwen2.5-14b --parts kappa --repeats 6", 110.0),
     Script(PREFILL, "prefill", "--model qwen2.5-14b --parts times host --repeats 12", 120.0),
     Script(PREFILL, "prefill", "--model qwen2.5-14b --parts graphs --repeats 10", 180.0),
     Script(
@@ -39,7 +40,7 @@ SCRIPTS = (
         180.0,
     ),
     Script(PREFILL, "prefill_loops", "--model qwen2.5-14b --figures fig5 --seeds 1 --duration 5", 110.0),
-    Script(PREFILL, "prefill", "--model qwen2.5-7b --parts times kappa --repeats 6", 120.0),
+    Script(PREFILL, "prefill", "--model qwen2.5-7b --parts times --repeats 8", 60.0),
 )
 SMALL_SCRIPTS = (
     Script(MIXING, "prefill", "--parts kappa --mixes corners --repeats 2 --threads 1", 10.0),

@@ -8,10 +8,10 @@ from time import perf_counter
 
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import Bucket, Rung
-from engines.ar.step_model import StepModel
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import require
+from engines.laps.step_model import StepModel
 from engines.models.loader import parse_dtype
 from engines.models.qwen2 import load_causal
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal

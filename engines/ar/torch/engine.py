@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from engines.ar.cluster.batching import IDLE, Batching, Share, Situation, StepPlan
 from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cluster.record import Table, table
+from engines.ar.cluster.record import table
 from engines.ar.cost import Chunk
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.task import PrefillTask, TaskKind
@@ -29,48 +29,11 @@ from engines.ar.torch.clock import Clock, WallClock
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.memory import SessionMemory
 from engines.ar.torch.rows import StepWork
+from engines.ar.torch.run import ROUND_COLUMNS, STEP_COLUMNS, EngineRun, Prompts, random_prompts
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.errors import require
 
-ROUND_COLUMNS = (
-    "session_id",
-    "round",
-    "ready_s",
-    "history",
-    "prefill_tokens",
-    "decode_tokens",
-    "started_s",
-    "first_token_s",
-    "finished_s",
-)
-"""One row per round that became ready; TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
-STEP_COLUMNS = ("start_s", "end_s", "decide_s", "run_s", "prefills", "tokens", "decoding", "rows", "mode")
-"""``decide_s`` is the policy's time and ``run_s`` the step's, both of the wall; ``rows`` counts padding, too; ``mode``
-is what the step ran in: null, a bucket "64x8" or a rung "512"."""
 _STARTED, _FIRST_TOKEN, _FINISHED = (ROUND_COLUMNS.index(name) for name in ("started_s", "first_token_s", "finished_s"))
-
-Prompts = Callable[[Session, int], Ints]
-"""The ids that round i of a session adds."""
-
-
-def random_prompts(vocab_size: int, seed: int) -> Prompts:
-    """Ids that depend on (seed, session, round) alone."""
-
-    def prompt(session: Session, round_index: int) -> Ints:
-        random = np.random.default_rng((seed, session.session_id, round_index))
-        return random.integers(vocab_size, size=session.rounds[round_index].prefill_tokens, dtype=np.int64)
-
-    return prompt
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineRun:
-    rounds: Table
-    steps: Table
-    answers: Mapping[int, list[list[int]]]
-    """Session -> generated ids of its finished rounds."""
-    facts: Mapping[str, Any]
-    """num_preemptions, evicted_blocks, end_s; ``stop_reason`` where sessions are unfinished."""
 
 
 @dataclass(kw_only=True)

@@ -11,8 +11,8 @@ import pytest
 
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import Bucket
-from engines.ar.step_model import StepModel
 from engines.errors import UserError
+from engines.laps.step_model import StepModel
 from repro.prefill.instance import TINY, Setting
 from repro.prefill.loops import Loop, LoopCell, LoopGrid, conversations, run_cell, systems
 from repro.prefill.times import Shape, step_shapes, step_times
@@ -130,7 +130,13 @@ class Timed:
 
 def test_step_times_are_summed_up() -> None:
     shapes = step_shapes((1, 8), ((4, 16),), (0, 100))
-    assert [(s.length, s.batch, s.history) for s in shapes] == [(1, 1, 0), (8, 1, 0), (1, 1, 100), (8, 1, 100), (16, 4, 0)]
+    assert [(s.length, s.batch, s.history) for s in shapes] == [
+        (1, 1, 0),
+        (8, 1, 0),
+        (1, 1, 100),
+        (8, 1, 100),
+        (16, 4, 0),
+    ]
     timed = Timed()
     (row,) = step_times(timed, [Shape(length=16, batch=2, history=9, mode=Bucket(16, 2))], repeats=5)  # type: ignore[arg-type]
     # Three runs to warm up, then 4 to 8 ms.

@@ -29,7 +29,12 @@ class Planted:
 
 def test_mixes_are_every_combination() -> None:
     found = mixes((256, 512), (8, 32), (4,))
-    assert [(mix.long, mix.short, mix.shorts) for mix in found] == [(256, 8, 4), (256, 32, 4), (512, 8, 4), (512, 32, 4)]
+    assert [(mix.long, mix.short, mix.shorts) for mix in found] == [
+        (256, 8, 4),
+        (256, 32, 4),
+        (512, 8, 4),
+        (512, 32, 4),
+    ]
     assert found[0].parts == [(0, 256), (0, 8), (0, 8), (0, 8), (0, 8)]
 
 

@@ -12,8 +12,9 @@ from engines.ar.cluster.batching import IDLE, Batching, Chunked, OneByOne, Prefi
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.ar.torch.blocks import OutOfBlocksError
 from engines.ar.torch.clock import WallClock
-from engines.ar.torch.engine import Engine, random_prompts
+from engines.ar.torch.engine import Engine
 from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.run import random_prompts
 from engines.ar.torch.sampling import SamplingParams
 from engines.errors import UserError
 from engines.models.qwen2 import CausalModel

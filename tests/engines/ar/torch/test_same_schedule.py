@@ -22,11 +22,12 @@ from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk, DecodeLine
 from engines.ar.session import Arrivals, ClosedLoop, OpenLoop, Round, Session
 from engines.ar.step_mode import Bucket
-from engines.ar.step_model import StepModel
 from engines.ar.torch.clock import CostClock
-from engines.ar.torch.engine import Engine, EngineRun
+from engines.ar.torch.engine import Engine
 from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.run import EngineRun
 from engines.laps.reserve import ReserveConfig
+from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, laps, reserve
 from engines.laps.waiting import WaitConfig
 from engines.models.qwen2 import load_causal
