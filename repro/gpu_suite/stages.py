@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from repro.gpu_suite import prefill
 from repro.gpu_suite.checks import check_cell
+from repro.gpu_suite.prefill import MIXING, PREFILL
 from repro.reports.figures import View, default_reading, figure
 from repro.runs.cell import Cell, Scalar
 from repro.systems.dllm.part import DllmPart
@@ -20,7 +22,7 @@ OURS = "dllm-serve"
 COMPARED = (OURS, "fast-dllm", "sparse-dllm", "dllm-cache")
 """Fast-dLLM with its dual cache, its default."""
 
-FIRST = ("tests", "throughput", "step", "small-card", "goldens", "profile", "shapes")
+FIRST = ("tests", MIXING, "throughput", "step", "small-card", "goldens", "profile", "shapes")
 """Stages of the first minutes on a card, in this order: what the verdict rests on. The suite has them first too."""
 
 Knobs = Mapping[str, Scalar]
@@ -175,6 +177,7 @@ def _all(scale: Scale) -> Iterator[Planned]:
     (small, small_knobs), first = scale.small_card, scale.first_knobs
     if scale.tests is not None:
         yield _check(scale, "tests", "GPU_TESTS", "tests", paths=scale.tests)
+    yield from _prefill(scale, MIXING)
     yield from _saturated(scale, "throughput", scale.saturating, first)
     yield from _benchmarks(scale, "step", scale.step_benchmarks)
     yield from _saturated(scale, "small-card", small, {**small_knobs, **first}, {OURS: scale.packed_small})
@@ -184,6 +187,7 @@ def _all(scale: Scale) -> Iterator[Planned]:
     yield _cell(scale, "profile", OURS, scale.saturating, {"profile_every": every, **first})
     for model, own in scale.models.items():
         yield from _saturated(scale, "shapes", scale.saturating, {"model": model, **scale.shape_knobs}, own)
+    yield from _prefill(scale, PREFILL)
     yield from _saturated(scale, "paper-length", scale.saturating, {})
     yield from _saturated(scale, "burst", scale.second, {})
     yield from _benchmarks(scale, "kernels", scale.benchmarks)
@@ -205,6 +209,13 @@ def _all(scale: Scale) -> Iterator[Planned]:
 def _check(scale: Scale, stage: str, name: str, kind: str, **knobs: Scalar) -> Planned:
     cell = check_cell(name, scale.where.name, **knobs)
     return Planned(stage=stage, cell=cell, estimate_s=scale.check_s[kind])
+
+
+def _prefill(scale: Scale, stage: str) -> Iterator[Planned]:
+    memory_bytes = None if scale.where.gpu is None else scale.where.part(DllmPart).memory_bytes
+    for script in prefill.scripts(stage, memory_bytes):
+        cell = check_cell("BENCHMARK", scale.where.name, script=script.name, options=script.options)
+        yield Planned(stage=stage, cell=cell, estimate_s=script.estimate_s)
 
 
 def _benchmarks(scale: Scale, stage: str, scripts: Mapping[str, str]) -> Iterator[Planned]:

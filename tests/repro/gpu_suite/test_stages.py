@@ -15,14 +15,18 @@ from repro.systems.dllm.deployment import Deployment
 from repro.systems.platforms import GB, MIB
 
 CARDS = ("h200", "l40s", "rtx4090")
+LARGE = ("mixing", "prefill")
+"""Stages of cards that hold Qwen2.5-32B."""
 ALL = (
     "tests",
+    "mixing",
     "throughput",
     "step",
     "small-card",
     "goldens",
     "profile",
     "shapes",
+    "prefill",
     "paper-length",
     "burst",
     "kernels",
@@ -48,7 +52,8 @@ def asked_of(asked: Sequence[Planned], stage: str) -> list[Cell]:
 @pytest.mark.parametrize("name", CARDS)
 def test_stages_come_in_order_of_worth(name: str) -> None:
     asked = stages(scale_of(name))
-    assert tuple(dict.fromkeys(each.stage for each in asked)) == ALL
+    expected = ALL if name == "h200" else tuple(stage for stage in ALL if stage not in LARGE)
+    assert tuple(dict.fromkeys(each.stage for each in asked)) == expected
     assert ALL[: len(FIRST)] == FIRST
     assert len({each.cell.key for each in asked}) == len(asked)
 
@@ -109,6 +114,13 @@ def test_the_first_minutes_are_at_most_twenty(h200: list[Job]) -> None:
     assert sum(job.estimate_s for job in h200 if job.stage in FIRST) <= 20 * 60
 
 
+def test_laps_takes_at_most_twenty_minutes_and_asks_for_mixing_first(h200: list[Job]) -> None:
+    of_laps = [job for job in h200 if job.stage in LARGE]
+    assert sum(job.estimate_s for job in of_laps) <= 20 * 60
+    assert "--parts kappa" in str(of_laps[0].experiment.cell.knob_values["options"])
+    assert all(str(job.experiment.cell.knob_values["script"]).startswith("prefill") for job in of_laps)
+
+
 def test_a_small_card_has_its_memory_and_the_papers_token_budget(h200: list[Job]) -> None:
     small = served(h200, "small-card")
     assert [cell.system for cell in small] == [*COMPARED]
@@ -138,7 +150,7 @@ def test_every_benchmark_is_a_script(h200: list[Job]) -> None:
     from repro.paths import REPO
 
     scripts = {job.experiment.cell.knob_values.get("script") for job in h200} - {None}
-    assert scripts == {"step", "peaks", "host", "attention", "kernels", "logits"}
+    assert scripts == {"step", "peaks", "host", "attention", "kernels", "logits", "prefill", "prefill_loops"}
     assert all((REPO / "benchmarks" / f"{script}.py").is_file() for script in scripts)
 
 

@@ -1,0 +1,186 @@
+"""Causal attention of a step over the paged pool, in torch's own operators: the CPU's backend and the reference.
+
+A query at position p of its sequence sees the keys at positions 0 … p. Sequences whose sizes are alike are padded to
+one call; a sequence without history reads the step's own K and V, the others the pool. Nothing here is per token.
+
+Shapes: N rows; a group has g sequences, padded to Lq queries and Lk keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engines.ar.torch.blocks import BlockTables, Ints
+from engines.ar.torch.pool import PagedPool
+from engines.ar.torch.rows import StepRows, StepWork
+from engines.dllm.executor.pool import Store
+from engines.models.protocol import Attend
+from engines.runtime.staging import Staging
+
+_ALIKE = 3
+"""Sequences are alike if the logarithms of their sizes to the base 2 ** _ALIKE round to the same: padding costs at most
+that factor, where a call more costs every layer a launch."""
+_MULTIPLE = 16
+"""Keys are padded to a multiple of it, so that a row is summed in the same lanes alone and in company."""
+
+
+class StepAttention(Protocol):
+    """How the layers of a step attend."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_captured(self) -> bool:
+        """Whether its launches depend on the step's sizes alone, so that a graph may hold them."""
+        ...
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block, of the tables and the pool it is given."""
+        ...
+
+    def packed(self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool) -> Attend: ...
+
+    def padded(
+        self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool, length: int, batch: int
+    ) -> Attend:
+        """For rows of ``padded_rows``."""
+        ...
+
+
+class _Group(NamedTuple):
+    """Sequences of one call: where their queries and keys are, and which keys a query sees."""
+
+    queries: slice | Tensor
+    """Rows of the step, [g * Lq]."""
+    keys: slice | Tensor
+    """Rows of the step, or of the pool where there is a mask, [g * Lk]."""
+    size: int
+    mask: Tensor | None
+    """[g, 1, Lq, Lk] to be added to the scores; None without history: query i sees keys 0 … i."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """[g * Lq, H, D]"""
+        q, k, v = (
+            (x[rows] if isinstance(rows, slice) else x.index_select(0, rows)).unflatten(0, (self.size, -1))
+            for x, rows in ((q, self.queries), (k, self.keys), (v, self.keys))
+        )
+        return sdpa(q, k, v, self.mask).flatten(0, 1)
+
+
+class SdpaAttention:
+    """``block_size`` is free: rows of the pool are fetched one by one."""
+
+    name: ClassVar[str] = "sdpa"
+    is_captured: ClassVar[bool] = False
+
+    def __init__(self, store: Store, staging: Staging, *, block_size: int = 16) -> None:
+        self.block_size = block_size
+        self._store, self._staging = store, staging
+
+    def packed(self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool) -> Attend:
+        groups, order = [], []
+        for members in _alike(work):
+            group, places = self._group(members, work, rows, tables, pool)
+            groups.append(group)
+            order.append(places)
+        is_whole = len(groups) == 1 and isinstance(groups[0].queries, slice) and work.total == rows.num_rows
+        # Where each row of the step lies among the groups' results; a row of padding takes any.
+        where = np.zeros(rows.num_rows, dtype=np.int64)
+        offset = 0
+        for found in order:
+            real = found >= 0
+            where[found[real]] = np.flatnonzero(real) + offset
+            offset += len(found)
+        return self._attend(rows, pool, groups, None if is_whole else self._staging.ints(where))
+
+    def padded(
+        self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool, length: int, batch: int
+    ) -> Attend:
+        every = slice(0, length * batch)
+        if not work.start.any():
+            return self._attend(rows, pool, [_Group(every, every, batch, None)], None)
+        start = np.zeros(batch, dtype=np.int64)
+        slot = np.full(batch, tables.padding_slot, dtype=np.int64)
+        start[: work.size], slot[: work.size] = work.start, work.slot
+        keys, mask = self._keys(slot, start, length, int(work.start.max()) + length, tables, pool)
+        return self._attend(rows, pool, [_Group(every, keys, batch, mask)], None)
+
+    def _attend(self, rows: StepRows, pool: PagedPool, groups: Sequence[_Group], where: Tensor | None) -> Attend:
+        store = self._store
+        pool_row = self._staging.ints(rows.pool_row)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            pool_k, pool_v = pool.rows(layer)
+            store(pool_k, pool_v, pool_row, k, v)
+            parts = [group(q, *((k, v) if group.mask is None else (pool_k, pool_v))) for group in groups]
+            out = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return out if where is None else out.index_select(0, where)
+
+        return attend
+
+    def _group(
+        self, members: Ints, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool
+    ) -> tuple[_Group, Ints]:
+        """The group, and by place of its result the row of the step that it is of; -1 for padding."""
+        first, count, start = rows.first[members], work.tokens[members], work.start[members]
+        longest = int(count.max())
+        place = np.arange(longest)
+        # Past its end a sequence repeats its last row.
+        grid = first[:, None] + np.minimum(place, count[:, None] - 1)
+        order = np.where(place < count[:, None], grid, -1).ravel()
+        is_run = len(members) == 1 or (bool((count == longest).all()) and bool((np.diff(first) == longest).all()))
+        queries = slice(int(first[0]), int(first[0]) + grid.size) if is_run else self._staging.ints(grid.ravel())
+        if not start.any():
+            return _Group(queries, queries, len(members), None), order
+        keys, mask = self._keys(work.slot[members], start, longest, int((start + count).max()), tables, pool)
+        return _Group(queries, keys, len(members), mask), order
+
+    def _keys(
+        self, slot: Ints, start: Ints, num_queries: int, num_keys: int, tables: BlockTables, pool: PagedPool
+    ) -> tuple[Tensor, Tensor]:
+        """Pool rows [g * Lk] of the sequences' tokens, and the mask."""
+        num_keys = -(-num_keys // _MULTIPLE) * _MULTIPLE
+        position = np.broadcast_to(np.arange(num_keys), (len(slot), num_keys))
+        keys, first_hidden = self._staging.send(
+            tables.rows(np.broadcast_to(slot[:, None], position.shape), position).ravel(), start + 1
+        )
+        device = keys.device
+        seen = torch.arange(num_keys, device=device) < (
+            first_hidden[:, None, None] + torch.arange(num_queries, device=device)[:, None]
+        )
+        mask = torch.zeros(seen.shape, dtype=pool.k.dtype, device=device).masked_fill_(~seen, -torch.inf)
+        return keys, mask.unsqueeze(1)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Scale 1/sqrt(D); q [g, Lq, H, D], k and v [g, Lk, Hkv, D]; without a mask query i sees keys 0 … i."""
+    group = q.shape[2] // k.shape[2]
+    shares_keys = group > 1 and q.device.type == "cpu"
+    if group > 1 and not shares_keys:  # CUDA's fused kernels refuse grouped heads together with a mask
+        k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        enable_gqa=shares_keys,
+    )
+    return out.transpose(1, 2)
+
+
+def _alike(work: StepWork) -> list[Ints]:
+    """The sequences in groups of one call each."""
+    if work.size == 1:
+        return [np.zeros(1, dtype=np.int64)]
+    sizes = np.log2(np.stack([work.tokens, work.end])) // _ALIKE
+    key = (sizes[0] * 64 + sizes[1]) * 2 + (work.start > 0)
+    order = np.argsort(key, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)

@@ -1,0 +1,97 @@
+"""Sequences that decode together, as columns: a step advances them by array arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engines.ar.session import Session
+from engines.ar.torch.blocks import Ints
+from engines.ar.torch.rows import StepWork
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """A session in the engine."""
+
+    session: Session
+    order: int
+    """Rank by arrival; the lower is the older."""
+    slot: int = -1
+    """-1 until its first prefill begins."""
+    round_index: int = 0
+    context: int = 0
+    """Tokens so far, the newest included. Behind while it decodes (``DecodeColumns``)."""
+    computed: int = 0
+    """Tokens whose K/V is in the pool: all but the newest, unless it was evicted. Behind while it decodes."""
+    left: int = 0
+    """Tokens of the round still to come. Behind while it decodes."""
+    row: int = -1
+    """Of the current round in the record."""
+    num_written: int = 0
+    """Tokens that are in its slot."""
+    answers: list[list[int]] = field(default_factory=list)
+    """Generated ids of the rounds that are over."""
+
+
+class DecodeColumns:
+    def __init__(self) -> None:
+        self.members: list[Sequence] = []
+        self._slot, self._context, self._left = np.zeros((3, 0), dtype=np.int64)
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    @property
+    def total_context(self) -> int:
+        return int(self._context.sum())
+
+    @property
+    def slots(self) -> Ints:
+        return self._slot
+
+    @property
+    def contexts(self) -> Ints:
+        return self._context
+
+    def join(self, sequence: Sequence) -> None:
+        """It has a newest token and at least one to come."""
+        self.members.append(sequence)
+        self._slot = np.append(self._slot, sequence.slot)
+        self._context = np.append(self._context, sequence.context)
+        self._left = np.append(self._left, sequence.left)
+
+    def work(self) -> StepWork:
+        """The newest token of each, for the next."""
+        size = self.size
+        return StepWork(self._slot, self._context - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
+
+    def advance(self) -> list[Sequence]:
+        """Every member has a token more; those that have all of theirs leave, the oldest first."""
+        self._context = self._context + 1
+        self._left = self._left - 1
+        done = self._left == 0
+        if not done.any():
+            return []
+        return sorted(self._take(done), key=lambda sequence: sequence.order)
+
+    def youngest(self) -> Sequence:
+        return max(self.members, key=lambda sequence: sequence.order)
+
+    def leave(self, sequence: Sequence) -> None:
+        self._take(np.array([member is sequence for member in self.members]))
+
+    def _take(self, which: np.ndarray) -> list[Sequence]:
+        """Bring members up to date and let them go."""
+        gone = []
+        for index in np.flatnonzero(which).tolist():
+            sequence = self.members[index]
+            sequence.context, sequence.left = int(self._context[index]), int(self._left[index])
+            sequence.computed = sequence.context - 1
+            gone.append(sequence)
+        stay = ~which
+        self.members = [member for member, stays in zip(self.members, stay.tolist(), strict=True) if stays]
+        self._slot, self._context, self._left = self._slot[stay], self._context[stay], self._left[stay]
+        return gone

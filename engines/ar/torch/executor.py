@@ -1,0 +1,295 @@
+"""Runs steps of a causal decoder on a paged pool: prefills, chunks over history and decodes, packed or in a bucket.
+
+Token ids live on the device in slots. A step's metadata is built once, by array arithmetic over its sequences, and
+sent in one transfer; the model runs one forward; the sampled ids go back into the slots without the host seeing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines import kernels
+from engines.ar.step_mode import Bucket, Rung
+from engines.ar.torch.attention import SdpaAttention, StepAttention
+from engines.ar.torch.blocks import BlockTables, Ints
+from engines.ar.torch.graphs import CaptureCost, Size, StepGraphs, flat_index, sequences
+from engines.ar.torch.paged import PagedAttention, probe
+from engines.ar.torch.pool import PagedPool
+from engines.ar.torch.rows import MIN_ROWS, StepRows, StepWork, packed_rows, padded_rows
+from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
+from engines.dllm.executor.graphs import CudaRecorder, Recorder
+from engines.dllm.executor.pool import Store, store_by_index
+from engines.errors import require
+from engines.models.layers import FusedOps, fuse
+from engines.models.qwen2 import CausalModel
+from engines.runtime.device import on
+from engines.runtime.staging import Staging, staging_to
+
+
+class Ran(NamedTuple):
+    """What a step did."""
+
+    tokens: Tensor
+    """[sequences that sample] ids on the device, in the order of the work."""
+    size: Size | None
+    """The bucket or rung it ran in; None where it ran as it was."""
+    num_rows: int
+    """Rows the model computed, padding included."""
+
+
+class TorchExecutor:
+    """``num_slots`` sequences of up to ``max_len`` tokens over ``num_blocks`` blocks of K/V.
+
+    ``attention`` and ``recorder`` replace what the device would choose. Without ``min_rows`` = 8 a narrow step is a
+    little faster and a sequence's numbers depend on its company in the last bit.
+    """
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        num_slots: int,
+        max_len: int,
+        num_tokens: int,
+        longest_bucket: int = 0,
+        block_size: int = 16,
+        attention: StepAttention | None = None,
+        recorder: Recorder | None = None,
+        uses_graphs: bool = True,
+        min_rows: int = MIN_ROWS,
+    ) -> None:
+        """``num_tokens`` tokens of K/V, in whole blocks. ``block_size`` is the CPU's; a flash kernel has its own.
+        ``longest_bucket`` is the length of the longest bucket that will be asked for."""
+        config = model.config
+        require(
+            max_len <= config.max_sequence_length,
+            f"max_len={max_len} exceeds the model's {config.max_sequence_length} positions: lower it",
+        )
+        require(num_tokens >= 1, f"num_tokens={num_tokens} must be at least 1")
+        self.model, self.device = model, model.device
+        self._min_rows = min_rows
+        with on(self.device):
+            self._staging: Staging = staging_to(self.device)
+            self.attention = attention or self._choose(block_size)
+            self._fuse()
+            size = self.attention.block_size
+            self.tables = BlockTables(
+                num_slots=num_slots,
+                num_blocks=-(-num_tokens // size),
+                block_size=size,
+                max_len=max_len,
+                spare=1 + -(-longest_bucket // size),
+            )
+            self._longest_bucket = longest_bucket
+            self.pool = PagedPool(model, num_blocks=self.tables.num_blocks, block_size=size)
+            # The last column belongs to no position, the last row to no sequence.
+            self._tokens = torch.zeros((num_slots + 1, max_len + 2), dtype=torch.int64, device=self.device)
+            if recorder is None and self.device.type == "cuda" and uses_graphs:
+                recorder = CudaRecorder(self.device)
+            self.graphs: StepGraphs | None = None
+            if recorder is not None and isinstance(self.attention, PagedAttention):
+                self.graphs = StepGraphs(
+                    model, self.attention, self.tables, self.pool, self._tokens, self._staging, recorder
+                )
+        self._sampling: dict[int, SamplingParams] = {}
+        """Of the slots that do not take the likeliest token."""
+        self._is_closed = False
+
+    # ---- slots -------------------------------------------------------------------------------------
+
+    def open(self, sampling: SamplingParams = GREEDY) -> int:
+        slot = self.tables.open()
+        if sampling.temperature > 0:
+            self._sampling[slot] = sampling
+        return slot
+
+    def close_slot(self, slot: int) -> None:
+        """The sequence is over: its blocks and its slot are free."""
+        self.tables.close(slot)
+        self._sampling.pop(slot, None)
+
+    def write(self, slot: int, start: int, ids: Sequence[int] | Ints) -> None:
+        """Put token ids at ``start`` and behind it."""
+        found = np.asarray(ids, dtype=np.int64)
+        vocabulary = self.model.config.vocab_size
+        require(
+            start + len(found) <= self.tables.max_len,
+            f"{start + len(found)} tokens exceed max_len={self.tables.max_len}: raise it",
+        )
+        require(
+            not len(found) or (int(found.min()) >= 0 and int(found.max()) < vocabulary),
+            f"token ids must lie between 0 and {vocabulary - 1}, the vocabulary of the model",
+        )
+        with on(self.device):
+            self._tokens[slot, start : start + len(found)] = self._staging.ints(found)
+
+    def read(self, slot: int, start: int, end: int) -> list[int]:
+        """The ids at [start, end); waits for the device."""
+        return self._tokens[slot, start:end].tolist()
+
+    # ---- steps -------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def capture(self, sizes: Iterable[Size]) -> Mapping[Size, CaptureCost]:
+        """Capture the graphs of these sizes, the largest first so that the others fit into its memory; no-op on a CPU,
+        where a bucket runs operator by operator."""
+        wanted = sorted(sizes, key=lambda size: (size.tokens, sequences(size)), reverse=True)
+        for size in wanted:
+            self._check(size)
+        if self.graphs is None:
+            return {}
+        with on(self.device):
+            for size in wanted:
+                self.graphs.capture(size)
+        return self.graphs.costs
+
+    @torch.inference_mode()
+    def run(self, work: StepWork, mode: object = None) -> Ran:
+        """Compute the rows of ``work``, whose blocks are there, and write the sampled ids behind their sequences.
+
+        ``mode`` is ``StepPlan.mode``: a bucket or a rung is obeyed where it holds the step, else the step runs as it is.
+        """
+        assert not self._is_closed, "a closed executor has no pool"
+        size = self._size(work, mode)
+        with on(self.device):
+            if self.graphs is not None and size in self.graphs:
+                assert size is not None
+                logits, num_rows = self.graphs.run(size, work), size.tokens
+                if not work.samples.all():
+                    logits = logits.index_select(0, self._staging.ints(np.flatnonzero(work.samples)))
+                else:
+                    logits = logits[: work.size]
+            else:
+                logits, num_rows = self._eager(work, size)
+            tokens = next_tokens(logits, self._draws(work))
+            slot, end = work.slot[work.samples], work.end[work.samples]
+            self._tokens.put_(self._staging.ints(slot * self._tokens.shape[1] + end), tokens)
+        return Ran(tokens, size, num_rows)
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        """Give back graphs, pool and token store; may be called twice."""
+        self._is_closed = True
+        if self.graphs is not None:
+            self.graphs.close()
+        self.pool.close()
+        self._tokens = self._tokens.new_empty((0, self._tokens.shape[1]))
+
+    def paths(self) -> dict[str, Any]:
+        """What its steps run on, as JSON."""
+        config, group = self.model.config, self.model.config.n_heads // self.model.config.n_kv_heads
+        found = probe(self.device, self.model.dtype, config.head_dim, group)
+        return {
+            "attention": self.attention.name,
+            "attention_unavailable": found if isinstance(found, str) else None,
+            "block_size": self.attention.block_size,
+            "num_graphs": 0 if self.graphs is None else len(self.graphs.sizes),
+        }
+
+    # ---- in between ----------------------------------------------------------------------------------
+
+    def _choose(self, block_size: int) -> StepAttention:
+        config = self.model.config
+        store = self._store()
+        found = probe(self.device, self.model.dtype, config.head_dim, config.n_heads // config.n_kv_heads)
+        if isinstance(found, str):
+            return SdpaAttention(store, self._staging, block_size=block_size)
+        return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
+
+    def _store(self) -> Store:
+        if self.model.dtype != torch.float32 and kernels.available(self.device):
+            from engines.kernels.probe import serves
+
+            if serves("store", self.device, self.model.dtype):
+                from engines.kernels.store import store
+
+                return store
+        return store_by_index
+
+    def _fuse(self) -> None:
+        """Have the layers use the device's kernels; products of one input are one everywhere."""
+        ops = FusedOps(joins=True)
+        if self.model.dtype != torch.float32 and kernels.available(self.device):
+            from engines.kernels.probe import fused_ops
+
+            ops = fused_ops(self.device, self.model.dtype)
+        fuse(self.model, ops)
+
+    def _check(self, size: Size) -> None:
+        require(size.tokens >= 1, f"size={size} must hold at least one token")
+        if isinstance(size, Bucket):
+            require(
+                size.length <= max(self._longest_bucket, 1),
+                f"bucket={size.length}x{size.batch} is longer than longest_bucket={self._longest_bucket}: raise it",
+            )
+
+    def _size(self, work: StepWork, mode: object) -> Size | None:
+        """What the step runs in: as asked, else the narrowest captured bucket of a decode step."""
+        if isinstance(mode, Bucket):
+            fits = work.size <= mode.batch and int(work.tokens.max()) <= mode.length
+            is_there = self.graphs is None or mode in self.graphs
+            return mode if fits and is_there and mode.length <= max(self._longest_bucket, 1) else None
+        if isinstance(mode, Rung):
+            fits = work.total <= mode.tokens and work.size <= sequences(mode)
+            return mode if fits and (self.graphs is None or mode in self.graphs) else None
+        if self.graphs is not None and int(work.tokens.max()) == 1:
+            widths = [size for size in self.graphs.sizes if isinstance(size, Bucket) and size.length == 1]
+            return min((size for size in widths if size.batch >= work.size), default=None)
+        return None
+
+    def _eager(self, work: StepWork, size: Size | None) -> tuple[Tensor, int]:
+        """[sampling sequences, V] logits and the rows computed."""
+        if isinstance(size, Bucket):
+            rows = padded_rows(work, self.tables, size.length, size.batch)
+            attend = self.attention.padded(work, rows, self.tables, self.pool, size.length, size.batch)
+        else:
+            least = self._min_rows if size is None else size.tokens
+            rows = packed_rows(work, self.tables, least=least)
+            attend = self.attention.packed(work, rows, self.tables, self.pool)
+        last, wanted = self._last(rows, work.samples)
+        flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
+        hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
+        if wanted == 0:
+            return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows
+        return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows
+
+    def _last(self, rows: StepRows, samples: np.ndarray) -> tuple[Ints, int]:
+        """Rows that get logits, repeated up to ``min_rows``, and how many are wanted."""
+        last = rows.last[samples]
+        wanted = len(last)
+        if wanted < self._min_rows:
+            last = np.concatenate((last, np.full(self._min_rows - wanted, rows.last[0], dtype=np.int64)))
+        return last, wanted
+
+    def _draws(self, work: StepWork) -> Draws | None:
+        """None where every sequence takes the likeliest token."""
+        if not self._sampling:
+            return None
+        slots = work.slot[work.samples]
+        params = [self._sampling.get(slot, GREEDY) for slot in slots.tolist()]
+        if all(each.temperature == 0 for each in params):
+            return None
+        temperature, top_p = np.array([(each.temperature, each.top_p) for each in params]).T
+        seeds, positions = self._staging.send(
+            np.array([each.seed for each in params], dtype=np.int64), work.end[work.samples]
+        )
+        return Draws(
+            self._staging.floats(temperature),
+            self._staging.floats(top_p),
+            draw_keys(seeds, positions),
+            bool((top_p == 1).all()),
+        )
+
+
+def grid(lengths: Collection[int], batches: Collection[int]) -> tuple[Bucket, ...]:
+    """Every (length, batch) (LAPS §3.1)."""
+    return tuple(Bucket(length, batch) for length in sorted(lengths) for batch in sorted(batches))

@@ -1,0 +1,246 @@
+"""Causal flash attention that reads the blocks in place: one launch for all sequences of a step, through the block table.
+
+Which kernel an installed package has, what it calls its arguments and which block sizes it takes is found out by a
+small fixed example on the device (``probe``), as for the kernels of ``engines.attention``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.ar.torch.attention import sdpa
+from engines.ar.torch.blocks import BlockTables, Ints
+from engines.ar.torch.pool import PagedPool
+from engines.ar.torch.rows import StepRows, StepWork
+from engines.attention.kernels import parameters_of
+from engines.attention.probe import TOLERANCE
+from engines.dllm.executor.pool import Store
+from engines.models.protocol import Attend
+from engines.runtime.staging import Staging
+
+BLOCK_SIZES = (16, 64, 256)
+"""Tried in this order: FlashAttention 2 takes multiples of 256 only, others smaller ones."""
+
+
+class PagedSpans(NamedTuple):
+    """The sequences of a step on the device, int32. Rows past ``cu_q[-1]`` belong to none."""
+
+    cu_q: Tensor
+    """[n + 1] first query row of each sequence, and the end of the last."""
+    cu_k: Tensor
+    """[n + 1] the same of the keys, as if they were packed."""
+    used_k: Tensor
+    """[n] keys; the last query sees them all."""
+    table: Tensor
+    """[n, width] blocks."""
+    max_q: int
+    max_k: int
+
+
+class PagedKernel(Protocol):
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+        """[N, H, D] of q [N, H, D]; k, v [blocks, block_size, Hkv, D]. Queries stand at the end of their keys."""
+        ...
+
+
+@dataclass(frozen=True)
+class FlashAttnPaged:
+    """``flash_attn_varlen_func`` of the package ``flash_attn``."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+        return self.function(
+            q,
+            k,
+            v,
+            cu_seqlens_q=spans.cu_q,
+            cu_seqlens_k=spans.cu_k,
+            max_seqlen_q=spans.max_q,
+            max_seqlen_k=spans.max_k,
+            causal=True,
+            block_table=spans.table,
+        )
+
+
+@dataclass(frozen=True)
+class TorchPaged:
+    """``torch.nn.attention.varlen.varlen_attn``; kernels differ in whether they want ``cu_seq_k`` beside a table."""
+
+    function: Callable[..., Any]
+    gives_cu_k: bool
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+        return self.function(
+            q,
+            k,
+            v,
+            spans.cu_q,
+            spans.cu_k if self.gives_cu_k else None,
+            spans.max_q,
+            spans.max_k,
+            window_size=(-1, 0),
+            enable_gqa=q.shape[1] != k.shape[2],
+            seqused_k=spans.used_k,
+            block_table=spans.table,
+        )
+
+
+@dataclass(frozen=True)
+class ReferenceKernel:
+    """The same in torch's operators, one sequence after the other: what the others are compared with."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+        out = torch.zeros_like(q)
+        block_size = k.shape[1]
+        first = spans.cu_q.tolist()
+        for i, used in enumerate(spans.used_k.tolist()):
+            own = slice(first[i], first[i + 1])
+            if own.stop == own.start:
+                continue
+            blocks = spans.table[i, : -(-used // block_size)].long()
+            keys, values = (x[blocks].flatten(0, 1)[:used] for x in (k, v))
+            num_queries = own.stop - own.start
+            mask = torch.ones(num_queries, used, dtype=torch.bool, device=q.device).tril(used - num_queries)
+            bias = torch.zeros(mask.shape, dtype=q.dtype, device=q.device).masked_fill_(~mask, -torch.inf)
+            out[own] = sdpa(q[None, own], keys[None], values[None], bias[None, None])[0]
+        return out
+
+
+class PagedAttention:
+    """A ``StepAttention`` by one such kernel; K and V go to the pool first, then everything is read from there."""
+
+    is_captured: ClassVar[bool] = True
+
+    def __init__(self, name: str, kernel: PagedKernel, store: Store, staging: Staging, *, block_size: int) -> None:
+        self.name, self.kernel, self.block_size = name, kernel, block_size
+        self._store, self._staging = store, staging
+
+    def packed(self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool) -> Attend:
+        arrays = span_arrays(work.tokens, work.end, tables.table[work.slot])
+        return self._attend(arrays, rows, pool, max_q=max(int(work.tokens.max()), 2), max_k=int(work.end.max()))
+
+    def padded(
+        self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool, length: int, batch: int
+    ) -> Attend:
+        arrays = padded_span_arrays(work, tables, length, batch)
+        return self._attend(arrays, rows, pool, max_q=length, max_k=int(work.start.max()) + length)
+
+    def _attend(self, arrays: tuple[Ints, ...], rows: StepRows, pool: PagedPool, *, max_q: int, max_k: int) -> Attend:
+        pool_row, *spans = self._staging.send(rows.pool_row, *arrays)
+        return self.over(spans_of(spans, max_q=max_q, max_k=max_k), pool_row, pool)
+
+    def over(self, spans: PagedSpans, pool_row: Tensor, pool: PagedPool) -> Attend:
+        """Attention of the layers, from metadata on the device."""
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            self._store(*pool.rows(layer), pool_row, k, v)
+            return self.kernel(q, pool.k[layer], pool.v[layer], spans)
+
+        return attend
+
+
+def span_arrays(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
+    """cu_q, cu_k, used_k and table on the host, from the queries and keys of each sequence."""
+    cu_q, cu_k = (np.concatenate(([0], np.cumsum(lengths))) for lengths in (count, end))
+    return cu_q, cu_k, end, table.astype(np.int64)
+
+
+def padded_span_arrays(work: StepWork, tables: BlockTables, length: int, batch: int) -> tuple[Ints, ...]:
+    """Of a grid [batch, length]: every row of it is a query, real or not (``padded_rows``)."""
+    end = np.full(batch, length, dtype=np.int64)
+    end[: work.size] += work.start
+    slot = np.full(batch, tables.padding_slot, dtype=np.int64)
+    slot[: work.size] = work.slot
+    return span_arrays(np.full(batch, length, dtype=np.int64), end, tables.table[slot])
+
+
+def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> PagedSpans:
+    cu_q, cu_k, used_k, table = (array.to(torch.int32) for array in arrays)
+    return PagedSpans(cu_q, cu_k, used_k, table, max_q, max_k)
+
+
+def kernels() -> Iterator[tuple[str, PagedKernel]]:
+    """Those that are installed, in order of preference."""
+    try:
+        interface = importlib.import_module("flash_attn.flash_attn_interface")
+        function = interface.flash_attn_varlen_func
+        if "block_table" in parameters_of(function):
+            yield "flash-attn", FlashAttnPaged(function)
+    except (ImportError, AttributeError):
+        pass
+    try:
+        function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        if "block_table" in parameters_of(function):
+            yield "torch-varlen", TorchPaged(function, gives_cu_k=False)
+            yield "torch-varlen", TorchPaged(function, gives_cu_k=True)
+    except (ImportError, AttributeError):
+        pass
+
+
+class Served(NamedTuple):
+    """A kernel that gives the reference's numbers on this device, with blocks of that size."""
+
+    name: str
+    kernel: PagedKernel
+    block_size: int
+
+
+@lru_cache(maxsize=16)
+def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -> Served | str:
+    """The first kernel and block size that are right, or why there is none."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return "flash kernels take bfloat16 and float16 on CUDA devices"
+    faults = []
+    for name, kernel in kernels():
+        for block_size in BLOCK_SIZES:
+            found = fault(kernel, device, dtype, head_dim, group, block_size)
+            if found is None:
+                return Served(name, kernel, block_size)
+            faults.append(f"{name} with blocks of {block_size}: {found}")
+    return "; ".join(faults) or "no kernel with a block table is installed"
+
+
+def fault(
+    kernel: PagedKernel, device: torch.device, dtype: torch.dtype, head_dim: int, group: int, block_size: int
+) -> str | None:
+    """What is wrong with a kernel on four sequences: a prefill, a chunk over history, a decode, and none at all.
+
+    Blocks lie in no order, what no sequence holds is huge, and rows past the last sequence are padding.
+    """
+    random = torch.Generator().manual_seed(0)
+    count, end = np.array([150, 70, 1, 0]), np.array([150, 300, 290, 0])
+    width = -(-int(end.max()) // block_size)
+    order = (torch.randperm(3 * width, generator=random) + 1).numpy().reshape(3, width)
+    table = np.zeros((4, width), dtype=np.int64)
+    k, v = torch.full((2, 3 * width + 1, block_size, 2, head_dim), 1e3, dtype=torch.float32).unbind()
+    for i, used in enumerate(end[:3]):
+        held = -(-int(used) // block_size)
+        table[i, :held] = order[i, :held]
+        for x in (k, v):
+            rows = x.view(-1, 2, head_dim)
+            places = torch.from_numpy(
+                np.repeat(table[i, :held], block_size) * block_size + np.tile(np.arange(block_size), held)
+            )
+            rows[places[:used]] = torch.randn(int(used), 2, head_dim, generator=random)
+    q = torch.randn(int(count.sum()) + 3, 2 * group, head_dim, generator=random)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
+    tensors = [torch.from_numpy(array) for array in span_arrays(count, end, table)]
+    spans = spans_of(tensors, max_q=150, max_k=300)
+    real = int(count.sum())
+    expected = ReferenceKernel()(q.float(), k.float(), v.float(), spans)[:real]
+    try:
+        there = spans_of([array.to(device) for array in tensors], max_q=150, max_k=300)
+        found = kernel(q.to(device), k.to(device), v.to(device), there)[:real].float().cpu()
+    except Exception as error:
+        return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    difference = (found - expected).abs().max().item()
+    return None if difference <= TOLERANCE[dtype] else f"it is off by {difference:.2g}"

@@ -1,0 +1,76 @@
+"""The next token of each sequence: greedy, or by temperature and top-p from the sequence's own seed.
+
+The draw is a function of (seed, position) alone, so a sequence gets the same tokens alone, in any batch and after
+being preempted. Shapes: m sequences, V vocabulary rows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engines.dllm.decode.noise import gumbel_argmax, row_keys
+from engines.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Temperature 0 is greedy. ``top_p`` keeps the fewest likely tokens that hold that probability, at least one."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(
+            0 <= self.temperature < math.inf,
+            f"temperature={self.temperature} must be 0 (greedy) or a positive, finite number",
+        )
+        require(0 < self.top_p <= 1, f"top_p={self.top_p} must be above 0 and at most 1")
+        require(0 <= self.seed < 2**63, f"seed={self.seed} must be between 0 and 2**63 - 1")
+
+
+GREEDY = SamplingParams()
+
+
+class Draws(NamedTuple):
+    """Of m sequences, some of which do not take the likeliest token."""
+
+    temperature: Tensor
+    """[m] float64"""
+    top_p: Tensor
+    """[m] float64"""
+    keys: Tensor
+    """[m] int64, one for each sequence and position."""
+    keeps_all: bool
+    """Whether every ``top_p`` is 1."""
+
+
+def draw_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """[m] int64 of seeds and positions [m] int64."""
+    return row_keys(seeds, torch.zeros_like(seeds), positions)
+
+
+def next_tokens(logits: Tensor, draws: Draws | None) -> Tensor:
+    """[m] ids of logits [m, V]; without draws all greedy."""
+    if draws is None:
+        return logits.argmax(dim=-1)
+    kept = None if draws.keeps_all else nucleus(logits, draws.temperature, draws.top_p)
+    return gumbel_argmax(logits, draws.temperature, draws.keys, kept)
+
+
+def nucleus(logits: Tensor, temperature: Tensor, top_p: Tensor) -> Tensor:
+    """bool [m, V]: the likeliest tokens of softmax(logits / temperature) up to probability ``top_p``, at least one.
+
+    Of equally likely ones that with the lower id comes first. Temperature 0 leaves the likeliest.
+    """
+    values, order = logits.to(torch.float64).sort(dim=-1, descending=True, stable=True)
+    # From the largest down, so that no temperature overflows.
+    scaled = (values - values[:, :1]) / temperature.clamp(min=torch.finfo(torch.float64).tiny).unsqueeze(1)
+    share = torch.softmax(scaled, dim=-1)
+    before = share.cumsum(dim=-1) - share
+    return torch.zeros_like(values, dtype=torch.bool).scatter_(1, order, before < top_p.unsqueeze(1))

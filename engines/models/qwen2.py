@@ -1,0 +1,226 @@
+"""Causal decoders of the Qwen2/Qwen2.5 and Llama families over packed (varlen) rows.
+
+Shapes: N packed rows (all sequences of a step, no padding), d model width, H / Hkv query and key-value heads, D head
+width, V vocabulary rows. Rows of different sequences meet only inside ``attend``, which is also what makes the model
+causal; everything else is row-wise. State-dict names are those of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engines.bounds import machine_memory_bytes
+from engines.errors import UserError
+from engines.models.checkpoint import checkpoint_dir
+from engines.models.layers import FusedOps, Products, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.loader import Weights, check_device, check_weights
+from engines.models.protocol import Attend, Rotary
+from engines.models.qwen2_config import (
+    CAUSAL_SHAPES,
+    CausalConfig,
+    Llama3Scaling,
+    Rope,
+    causal_config,
+    read_causal_config,
+)
+from engines.models.weights import load_weights
+
+
+class CausalAttention(nn.Module):
+    fused = FusedOps()
+
+    def __init__(self, config: CausalConfig) -> None:
+        super().__init__()
+        d, width = config.d_model, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, width
+        self.q_proj = nn.Linear(d, config.n_heads * width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(d, config.n_kv_heads * width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(d, config.n_kv_heads * width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(config.n_heads * width, d, bias=config.o_bias)
+        self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
+
+    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        n = h.shape[0]
+        products = self.qkv(h)
+        q = next(products).view(n, self.heads, self.head_dim)
+        k = next(products).view(n, self.kv_heads, self.head_dim)
+        if self.fused.rotate is None:
+            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
+        else:
+            self.fused.rotate(q, k, cos, sin, full_precision=False)
+        v = next(products).view(n, self.kv_heads, self.head_dim)
+        return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
+
+    __call__ = forward  # looking for hooks takes as long as a small product
+
+
+class GatedMLP(nn.Module):
+    fused = FusedOps()
+
+    def __init__(self, config: CausalConfig) -> None:
+        super().__init__()
+        d, hidden = config.d_model, config.mlp_hidden_size
+        self.gate_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(hidden, d, bias=config.mlp_bias)
+        self.gate_and_up = Products(self.gate_proj, self.up_proj)
+
+    def forward(self, h: Tensor) -> Tensor:
+        products = self.gate_and_up(h)
+        if self.fused.swiglu is None:
+            return self.down_proj(F.silu(next(products)) * next(products))
+        return self.down_proj(self.fused.swiglu(*products))
+
+    __call__ = forward
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: CausalConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
+        self.self_attn = CausalAttention(config)
+        self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
+        self.mlp = GatedMLP(config)
+
+    def forward(
+        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream [N, d] and what is to be added to it, as it takes them."""
+        x, h = self.input_layernorm.of_sum(x, delta)
+        x, h = self.post_attention_layernorm.of_sum(x, self.self_attn(h, cos, sin, layer, attend))
+        return x, self.mlp(h)
+
+    __call__ = forward
+
+
+class CausalModel(nn.Module):
+    """Qwen2ForCausalLM and LlamaForCausalLM in one: they differ in which products have a bias."""
+
+    def __init__(self, config: CausalConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
+                "layers": nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)),
+                "norm": RMSNorm(config.d_model, config.rms_norm_eps),
+            }
+        )
+        if not config.weight_tying:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self._frequencies: Tensor | None = None
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.model["layers"]  # type: ignore[return-value]
+
+    @property
+    def tied_weights(self) -> dict[str, str]:
+        """Names a checkpoint may repeat -> the tensor they share."""
+        return {"lm_head.weight": "model.embed_tokens.weight"} if self.config.weight_tying else {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.get_parameter("embed_tokens.weight").device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.get_parameter("embed_tokens.weight").dtype
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        """cos and sin [N, 1, D] of positions [N], computed in float32."""
+        if self._frequencies is None or self._frequencies.device != positions.device:
+            self._frequencies = rope_frequencies(self.config.head_dim, self.config.rope).to(positions.device)
+        cos, sin = rotary_tables(positions.to(torch.float32).unsqueeze(1) * self._frequencies)
+        return cos.to(self.dtype), sin.to(self.dtype)
+
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """Final-norm hidden states [N, d] of packed ids [N]."""
+        x = F.embedding(ids, self.model.get_parameter("embed_tokens.weight"))
+        delta = None
+        for layer, block in enumerate(self.layers):
+            x, delta = block(x, delta, *rotary, layer, attend)
+        return self.model["norm"].of_sum(x, delta)[1]  # type: ignore[operator]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, V] raw logits of hidden states [M, d]; row i predicts the token after its own."""
+        if self.config.weight_tying:
+            return F.linear(hidden, self.model.get_parameter("embed_tokens.weight"))
+        return self.lm_head(hidden)
+
+
+def rope_frequencies(head_dim: int, rope: Rope) -> Tensor:
+    """Radians per position [D / 2], float32 on the CPU."""
+    frequencies = inverse_frequencies(head_dim, rope.theta)
+    scaling = rope.scaling
+    if scaling is None:
+        return frequencies
+    if not isinstance(scaling, Llama3Scaling):
+        return frequencies / scaling.factor
+    # Turns of each frequency within the original context say how far between "stretched" and "kept" it is.
+    turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies
+
+
+def load_causal(
+    model: str | CausalConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    weights: Weights = "checkpoint",
+    seed: int = 0,
+) -> CausalModel:
+    """A ready model in eval mode, in ``dtype`` whatever the checkpoint is stored in.
+
+    ``model`` is a checkpoint directory or a hub id; with ``weights="random"`` also a name of ``CAUSAL_SHAPES`` or a
+    config, whose weights are drawn from N(0, 0.02): speed does not depend on their values.
+    """
+    check_weights(weights)
+    check_device(device)
+    if weights == "random":
+        return random_causal(model if isinstance(model, CausalConfig) else causal_config(model), dtype, device, seed)
+    if isinstance(model, CausalConfig) or model.lower() in CAUSAL_SHAPES:
+        raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
+    directory = checkpoint_dir(model)
+    return _from_checkpoint(directory, dtype, device)
+
+
+def random_causal(config: CausalConfig, dtype: torch.dtype, device: str, seed: int) -> CausalModel:
+    """Small random weights; norms are one, biases are drawn like the rest."""
+    network = _empty(config)
+    needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
+    total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+    if total is not None and needed > total:
+        raise UserError(
+            f"device={device!r} has {total / 1e9:.1f} GB and the model's weights take {needed / 1e9:.1f} GB: give a smaller "
+            f"model, a narrower dtype or a larger device"
+        )
+    network = network.to(dtype).to_empty(device=device)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if id(parameter) in norms:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, 0.02, generator=generator)
+    return network.requires_grad_(False).eval()
+
+
+def _from_checkpoint(directory: Path, dtype: torch.dtype, device: str) -> CausalModel:
+    network = _empty(read_causal_config(directory))
+    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device)
+    return network.requires_grad_(False).eval()
+
+
+def _empty(config: CausalConfig) -> CausalModel:
+    """On the meta device: names and shapes, no memory."""
+    with torch.device("meta"):
+        return CausalModel(config)

@@ -1,0 +1,62 @@
+"""LAPS on one card, in order of worth: what mixing short and long prompts costs decides its throughput claims, so it is
+measured first, on 7B within the first minutes. Random weights; every stage is a script of ``benchmarks``, skipped where the card is too small for 14B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from repro.systems.platforms import GB
+
+MIXING, PREFILL = "mixing", "prefill"
+LEAST_MEMORY = 100 * GB
+"""32B takes 65 GB of weights and 34 GB of K/V."""
+
+
+class Script(NamedTuple):
+    stage: str
+    name: str
+    options: str
+    estimate_s: float
+
+
+SCRIPTS = (
+    Script(MIXING, "prefill", "--model qwen2.5-7b --parts kappa --mixes corners --repeats 5", 26.0),
+    Script(PREFILL, "prefill", "--model qwen2.5-14b --parts kappa --repeats 6", 110.0),
+    Script(PREFILL, "prefill", "--model qwen2.5-14b --parts times host --repeats 12", 120.0),
+    Script(PREFILL, "prefill", "--model qwen2.5-14b --parts graphs --repeats 10", 180.0),
+    Script(
+        PREFILL,
+        "prefill_loops",
+        "--model qwen2.5-14b --figures fig6 --concurrency 1 8 64 --seeds 1 --duration 12",
+        270.0,
+    ),
+    Script(PREFILL, "prefill", "--model qwen2.5-32b --parts kappa --mixes corners --repeats 6", 120.0),
+    Script(
+        PREFILL,
+        "prefill_loops",
+        "--model qwen2.5-32b --figures fig1 --systems sglang laps --seeds 1 --duration 5",
+        180.0,
+    ),
+    Script(PREFILL, "prefill_loops", "--model qwen2.5-14b --figures fig5 --seeds 1 --duration 5", 110.0),
+    Script(PREFILL, "prefill", "--model qwen2.5-7b --parts times --repeats 8", 60.0),
+)
+SMALL_SCRIPTS = (
+    Script(MIXING, "prefill", "--parts kappa --mixes corners --repeats 2 --threads 1", 10.0),
+    Script(PREFILL, "prefill", "--parts times graphs host --repeats 2 --threads 1", 20.0),
+    Script(
+        PREFILL,
+        "prefill_loops",
+        "--figures fig6 --systems sglang laps --concurrency 2 --seeds 1 --duration 0.2 --threads 1",
+        20.0,
+    ),
+)
+"""The same paths on the tiny model, for machines without a card."""
+
+
+def scripts(stage: str, memory_bytes: int | None) -> Iterator[Script]:
+    """The scripts of a stage, in order; ``memory_bytes`` is the card's, None without one."""
+    on_card = SCRIPTS if memory_bytes is not None and memory_bytes >= LEAST_MEMORY else ()
+    chosen = SMALL_SCRIPTS if memory_bytes is None else on_card
+    return (script for script in chosen if script.stage == stage)

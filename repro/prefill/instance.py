@@ -1,0 +1,154 @@
+"""One measured prefill instance, and what its policies need to know of it: the floor, the knee and the step model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket, Rung
+from engines.ar.torch.executor import TorchExecutor, grid
+from engines.ar.torch.measured import MeasuredSteps
+from engines.errors import require
+from engines.laps.step_model import StepModel
+from engines.models.loader import parse_dtype
+from engines.models.qwen2 import load_causal
+from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
+from repro.prefill.allocator import keep_freed_memory
+
+SLO_FLOORS = 20
+"""The TTFT objective, in steps of one token."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Sizes of the experiments on one model."""
+
+    model: str
+    """'tiny', a name of ``CAUSAL_SHAPES``, a directory or a hub id."""
+    shorts: tuple[int, int]
+    """Tokens of short prompts, from and to."""
+    longs: tuple[int, int]
+    lengths: tuple[int, ...]
+    """Of the buckets, L."""
+    batches: tuple[int, ...]
+    """Of the buckets, B."""
+    max_len: int
+    num_tokens: int
+    num_slots: int
+    profile_lengths: tuple[int, ...]
+    profile_histories: tuple[int, ...]
+    profile_batches: tuple[tuple[int, int], ...]
+
+
+TINY = Setting(
+    model="tiny",
+    shorts=(4, 32),
+    longs=(256, 512),
+    lengths=(4, 8, 16, 32, 64),
+    batches=(1, 2, 4, 8, 16),
+    max_len=1024,
+    num_tokens=65536,
+    num_slots=96,
+    profile_lengths=(1, 4, 8, 16, 32, 64, 128, 256, 512),
+    profile_histories=(0, 128, 512),
+    profile_batches=((4, 8), (4, 32), (16, 8), (16, 32)),
+)
+"""LAPS at a 200th of its size: d = 64, 12 layers, so that a step's floor and its work meet at some 50 tokens."""
+
+CARD = Setting(
+    model="qwen2.5-14b",
+    shorts=(16, 128),
+    longs=(1024, 4096),
+    lengths=(8, 16, 32, 64, 128, 256),
+    batches=(1, 2, 4, 8, 16, 32, 64),
+    max_len=8448,
+    num_tokens=262144,
+    num_slots=256,
+    profile_lengths=(1, 16, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096),
+    profile_histories=(0, 1024, 4096),
+    profile_batches=((8, 16), (8, 64), (32, 16), (32, 64), (8, 256)),
+)
+
+
+def setting_of(model: str) -> Setting:
+    """The card's sizes fit 141 GB beside any model of the paper: 32B leaves room for half the K/V."""
+    if model == "tiny":
+        return TINY
+    is_large = config_of(model).n_layers >= 64
+    return replace(CARD, model=model, num_tokens=CARD.num_tokens // 2 if is_large else CARD.num_tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredInstance:
+    setting: Setting
+    executor: TorchExecutor
+    cost: MeasuredSteps
+    """Runs every step once."""
+    step_model: StepModel
+    """Fitted to the shortest of several runs of each step of the profile."""
+    floor_s: float
+    """A step of one token."""
+    captured: tuple[Bucket | Rung, ...]
+
+    @property
+    def slo_s(self) -> float:
+        return SLO_FLOORS * self.floor_s
+
+    @property
+    def boundary(self) -> int:
+        """L_m: tokens below which the floor decides a step, within the setting's shorts and longs."""
+        return min(max(round(self.step_model.knee_tokens), self.setting.shorts[1] + 1), self.setting.longs[0])
+
+
+def config_of(model: str) -> CausalConfig:
+    return tiny_causal() if model == "tiny" else causal_config(model)
+
+
+def executor_of(setting: Setting, *, device: str, dtype: str, uses_graphs: bool = True) -> TorchExecutor:
+    """With random weights, on which no time depends."""
+    if device == "cpu":
+        keep_freed_memory()
+    model = load_causal(config_of(setting.model), dtype=parse_dtype(dtype), device=device, weights="random")
+    return TorchExecutor(
+        model,
+        num_slots=setting.num_slots,
+        max_len=setting.max_len,
+        num_tokens=setting.num_tokens,
+        longest_bucket=max(setting.lengths),
+        uses_graphs=uses_graphs,
+    )
+
+
+def measured_instance(
+    setting: Setting = TINY,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    captured: Sequence[Bucket | Rung] | None = None,
+    repeats: int = 5,
+    timer: Callable[[], float] = perf_counter,
+) -> MeasuredInstance:
+    """Load, capture and profile. ``captured`` are the shapes policies may ask for, by default the whole grid; ``timer``
+    is that of ``MeasuredSteps``."""
+    require(repeats >= 1, f"repeats={repeats} must be at least 1")
+    shapes = tuple(grid(setting.lengths, setting.batches) if captured is None else captured)
+    executor = executor_of(setting, device=device, dtype=dtype)
+    executor.capture(shapes)
+    profiled = MeasuredSteps(executor, repeats=repeats, warmup=2, timer=timer)
+    step_model = StepModel.profile(
+        profiled,
+        shapes,
+        lengths=setting.profile_lengths,
+        histories=setting.profile_histories,
+        batches=setting.profile_batches,
+    )
+    return MeasuredInstance(
+        setting=setting,
+        executor=executor,
+        cost=MeasuredSteps(executor, timer=timer),
+        step_model=step_model,
+        floor_s=profiled.step_s([Chunk(0, 1)], 0, 0),
+        captured=shapes,
+    )

@@ -1,0 +1,135 @@
+"""A sequence's numbers do not depend on how its prompt is cut, on its company in a step, or on the bucket it runs in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support.causal import executor, generate, pooled, prompt, run, small_model, start
+
+from engines.ar.step_mode import Bucket, Rung
+from engines.ar.torch.executor import TorchExecutor
+
+TOLERANCE = 2e-6
+"""Largest difference of K and V (of order 1, float32, two layers) that the order of a sum explains: measured 5e-7."""
+
+
+@pytest.fixture(scope="module")
+def worker() -> TorchExecutor:
+    return executor(small_model())
+
+
+def test_every_chunk_size_gives_the_same_tokens_and_kv(worker: TorchExecutor) -> None:
+    ids = prompt(40)
+    whole = start(worker, ids)
+    expected = generate(worker, whole, 40, 6)
+    kv = pooled(worker, whole, 45)
+    for size in range(1, 41):
+        slot = start(worker, ids)
+        for begin in range(0, 40, size):
+            end = min(begin + size, 40)
+            found = run(worker, (slot, begin, end - begin, end == 40))
+        for place in range(40, 45):
+            found += run(worker, (slot, place, 1, True))
+        assert found == expected, f"chunks of {size}"
+        for mine, theirs in zip(pooled(worker, slot, 45), kv, strict=True):
+            torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0, msg=f"chunks of {size}")
+        worker.close_slot(slot)
+    worker.close_slot(whole)
+
+
+LENGTHS = (1, 2, 5, 17, 31, 64, 64, 100)
+
+
+def test_a_packed_prefill_is_bit_for_bit_that_of_each_prompt_alone(worker: TorchExecutor) -> None:
+    prompts = [prompt(tokens, seed) for seed, tokens in enumerate(LENGTHS)]
+    together = [start(worker, ids) for ids in prompts]
+    tokens = run(worker, *((slot, 0, len(ids), True) for slot, ids in zip(together, prompts, strict=True)))
+    for slot, ids, token in zip(together, prompts, tokens, strict=True):
+        alone = start(worker, ids)
+        assert run(worker, (alone, 0, len(ids), True)) == [token]
+        for mine, theirs in zip(pooled(worker, slot, len(ids)), pooled(worker, alone, len(ids)), strict=True):
+            assert torch.equal(mine, theirs), f"{len(ids)} tokens differ by {(mine - theirs).abs().max()}"
+        worker.close_slot(alone)
+        worker.close_slot(slot)
+
+
+def test_decodes_and_chunks_over_history_in_one_step_are_those_of_each_alone(worker: TorchExecutor) -> None:
+    """A mixed step: three decodes, two re-prefills of unequal history, two fresh prompts."""
+    parts = [(30, 1), (47, 1), (90, 1), (16, 12), (80, 33), (0, 9), (0, 70)]
+    prompts = [prompt(history + tokens, 20 + seed) for seed, (history, tokens) in enumerate(parts)]
+    mixed, alone = [], []
+    for slots in (mixed, alone):
+        for ids, (history, _) in zip(prompts, parts, strict=True):
+            slot = start(worker, ids)
+            if history:
+                run(worker, (slot, 0, history, False))
+            slots.append(slot)
+    tokens = run(worker, *((slot, *part, True) for slot, part in zip(mixed, parts, strict=True)))
+    for slot, other, part, token in zip(mixed, alone, parts, tokens, strict=True):
+        assert run(worker, (other, *part, True)) == [token]
+        for mine, theirs in zip(pooled(worker, slot, sum(part)), pooled(worker, other, sum(part)), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=TOLERANCE, rtol=0)
+    for slot in (*mixed, *alone):
+        worker.close_slot(slot)
+
+
+@pytest.mark.parametrize("histories", [(0, 0, 0, 0, 0), (0, 16, 3, 50, 120)], ids=["fresh", "over-history"])
+@pytest.mark.parametrize("mode", [Bucket(16, 8), Bucket(32, 5), Rung(64), Rung(200)], ids=str)
+def test_a_padded_bucket_gives_what_the_packed_step_gives(
+    worker: TorchExecutor, histories: tuple[int, ...], mode: Bucket | Rung
+) -> None:
+    counts = (16, 1, 7, 12, 4)
+    prompts = [
+        prompt(history + count, 50 + i) for i, (history, count) in enumerate(zip(histories, counts, strict=True))
+    ]
+    results = []
+    for asked in (None, mode):
+        slots = [start(worker, ids) for ids in prompts]
+        for slot, history in zip(slots, histories, strict=True):
+            if history:
+                run(worker, (slot, 0, history, False))
+        entries = [(slot, history, count, True) for slot, history, count in zip(slots, histories, counts, strict=True)]
+        tokens = run(worker, *entries, mode=asked)
+        # What padding left in the pool must not show in the next step.
+        after = run(worker, *((slot, h + c, 1, True) for slot, h, c in zip(slots, histories, counts, strict=True)))
+        kv = [pooled(worker, slot, len(ids)) for slot, ids in zip(slots, prompts, strict=True)]
+        results.append((tokens, after, kv))
+        for slot in slots:
+            worker.close_slot(slot)
+    (tokens, after, kv), (padded_tokens, padded_after, padded_kv) = results
+    assert padded_tokens == tokens
+    assert padded_after == after
+    for mine, theirs in zip(padded_kv, kv, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=TOLERANCE, rtol=0)
+
+
+def test_a_mode_that_does_not_hold_the_step_runs_as_it_is(worker: TorchExecutor) -> None:
+    slot = start(worker, prompt(20))
+    from engines.ar.torch.rows import StepWork
+
+    work = StepWork.of([(slot, 0, 20, True)])
+    for mode in (Bucket(16, 4), Bucket(64, 1), Rung(19), "fast", None):
+        assert worker.run(work, mode).size is None, mode
+    assert worker.run(work, Bucket(32, 1)).size == Bucket(32, 1)
+    assert worker.run(work, Bucket(32, 2)).num_rows == 64
+    worker.close_slot(slot)
+
+
+def test_padding_never_touches_another_sequence(worker: TorchExecutor) -> None:
+    """A bucket whose padding runs past the sequence's blocks, beside full neighbours."""
+    neighbours = [start(worker, prompt(60, seed), room=64) for seed in range(3)]
+    for slot in neighbours:
+        run(worker, (slot, 0, 60, False))
+    before = [pooled(worker, slot, 60) for slot in neighbours]
+    short = start(worker, prompt(3), room=4)
+    long = start(worker, prompt(256), room=256)
+    run(worker, (long, 0, 250, False))
+    run(worker, (short, 0, 3, True), (long, 250, 6, True), mode=Bucket(32, 4))
+    for slot, kept in zip(neighbours, before, strict=True):
+        for mine, theirs in zip(pooled(worker, slot, 60), kept, strict=True):
+            assert torch.equal(mine, theirs)
+    for slot in (*neighbours, short, long):
+        worker.close_slot(slot)
+    assert np.all(worker.tables.table == 0)

@@ -1,0 +1,96 @@
+"""Measured steps are steps that were run: their number, their sizes, and what they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.causal import executor, small_model
+
+from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket, Rung
+from engines.ar.torch.measured import CPU_TIME, MeasuredSteps, dealt
+from engines.errors import UserError
+
+
+def ticking(step: float) -> Iterator[float]:
+    """A clock that goes on by one more ``step`` whenever it is read."""
+    total = 0.0
+    for n in count():
+        total += n * step
+        yield total
+
+
+@pytest.fixture(scope="module")
+def worker():  # type: ignore[no-untyped-def]
+    return executor(small_model())
+
+
+def test_the_shortest_of_the_repeats_counts(worker) -> None:  # type: ignore[no-untyped-def]
+    clock = ticking(1.0)
+    steps = MeasuredSteps(worker, repeats=3, warmup=2, timer=lambda: next(clock))
+    # Readings 0 1 3 6 10 15: the three repeats take 1, 3 and 5.
+    assert steps.step_s([Chunk(0, 4)], 0, 0) == 1.0
+    assert steps.num_steps == 3
+    assert steps.total_s == 9.0
+    assert worker.tables.num_free == worker.tables.num_blocks
+
+
+def test_what_is_run_is_what_was_asked(worker, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    seen = []
+    run = worker.run
+
+    def spy(work, mode=None):  # type: ignore[no-untyped-def]
+        ran = run(work, mode)
+        seen.append((work.start.tolist(), work.tokens.tolist(), ran.size, ran.num_rows))
+        return ran
+
+    monkeypatch.setattr(worker, "run", spy)
+    steps = MeasuredSteps(worker)
+    steps.step_s([Chunk(40, 7), Chunk(0, 12)], 3, 50, None)
+    steps.step_s([Chunk(5, 7), Chunk(0, 12)], 0, 0, Bucket(16, 4))
+    steps.step_s([Chunk(0, 12)], 0, 0, Rung(64))
+    steps.prefill_s(9, 3)
+    assert seen == [
+        ([40, 0, 15, 16, 16], [7, 12, 1, 1, 1], None, 22),
+        ([5, 0], [7, 12], Bucket(16, 4), 64),
+        ([0], [12], Rung(64), 64),
+        ([9], [3], None, 8),
+    ]
+    assert worker.tables.num_free_slots == worker.tables.num_slots
+
+
+@given(st.integers(1, 40), st.integers(0, 2000))
+def test_contexts_are_dealt_evenly(decoding: int, extra: int) -> None:
+    context = decoding + extra
+    histories = dealt(context, decoding)
+    assert len(histories) == decoding
+    assert sum(histories) == context - decoding
+    assert max(histories) - min(histories) <= 1
+    assert dealt(0, 0) == []
+
+
+def test_a_decode_line_has_no_negative_part(worker) -> None:  # type: ignore[no-untyped-def]
+    base, slope, floor = MeasuredSteps(worker).decode_line(2)
+    assert base >= 0
+    assert slope >= 0
+    assert floor == 0
+
+
+def test_cpu_time_needs_one_thread(worker) -> None:  # type: ignore[no-untyped-def]
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert MeasuredSteps(worker, timer=CPU_TIME).step_s([Chunk(0, 9)], 0, 0) > 0
+        torch.set_num_threads(2)
+        with pytest.raises(UserError, match="with one thread"):
+            MeasuredSteps(worker, timer=CPU_TIME)
+    finally:
+        torch.set_num_threads(threads)
+    with pytest.raises(UserError, match="repeats=0"):
+        MeasuredSteps(worker, repeats=0)

@@ -1,0 +1,203 @@
+"""Qwen2 and Llama checkpoints as transformers saves them give transformers' own tokens, step by step in our engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.causal import executor, generate, run, start
+
+from engines.errors import UserError
+from engines.models.qwen2 import CausalModel, load_causal, rope_frequencies
+from engines.models.qwen2_config import CausalConfig, LinearScaling, Llama3Scaling, Rope, tiny_causal
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-untied": ("Qwen2", {"tie_word_embeddings": False, "rope_theta": 1e6}),
+    "qwen2-one-kv-head": ("Qwen2", {"num_key_value_heads": 1}),
+    "llama": ("Llama", {"num_key_value_heads": 6}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-wide-heads": ("Llama", {"head_dim": 16}),
+    "llama-3.1-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+}
+CONTEXT, ANSWER = 150, 12
+
+
+def saved(name: str, folder: Path) -> Any:
+    """transformers' model with weights that make its answers vary; saved to ``folder``."""
+    family, options = VARIANTS[name]
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **options})
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            spread, centre = (0.1, 1.0) if "norm" in key else (0.2, 0.0)
+            parameter.normal_(centre, spread)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_greedy_tokens_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    theirs = saved(name, tmp_path)
+    ids = torch.randint(SIZES["vocab_size"], (1, CONTEXT), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        expected = theirs.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=ANSWER,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )
+        logits = theirs(ids).logits[0]
+    ours = load_causal(str(tmp_path))
+    worker = executor(ours)
+    slot = start(worker, ids[0].numpy())
+    found = generate(worker, slot, CONTEXT, ANSWER)
+    assert found == expected[0, CONTEXT:].tolist()
+    assert len(set(found)) > 3, "an answer that says nothing"
+    assert worker.read(slot, 0, CONTEXT + ANSWER) == expected[0].tolist()
+    torch.testing.assert_close(forward(ours, ids[0]), logits, atol=2e-4, rtol=0)
+
+
+def forward(model: CausalModel, ids: torch.Tensor) -> torch.Tensor:
+    """Logits of one sequence by plain causal attention."""
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    with torch.inference_mode():
+        return model.logits(model.hidden(ids, model.rotary(torch.arange(len(ids))), attend))
+
+
+@pytest.mark.parametrize("name", ["qwen2-tied", "llama-3.1-rope"])
+def test_a_second_turn_over_cached_history_goes_on_as_transformers_does(name: str, tmp_path: Path) -> None:
+    theirs = saved(name, tmp_path)
+    random = np.random.default_rng(3)
+    first, second = random.integers(97, size=30), random.integers(97, size=21)
+    worker = executor(load_causal(str(tmp_path)))
+    slot = start(worker, first, room=100)
+    answer = generate(worker, slot, 30, 5)
+    worker.write(slot, 35, second)
+    # The newest token of the first answer has no K/V yet: the second turn begins with it.
+    (token,) = run(worker, (slot, 34, 22, True))
+    ids = torch.tensor([[*first, *answer, *second]])
+    with torch.inference_mode():
+        assert token == theirs(ids).logits[0, -1].argmax().item()
+
+
+def test_published_layouts_of_the_config_are_read(tmp_path: Path) -> None:
+    """As on the hub: ``rope_theta`` and ``rope_scaling`` in place of ``rope_parameters``."""
+    old = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 100,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "rope_scaling": {**{k: v for k, v in LLAMA3.items() if k != "rope_theta"}},
+    }
+    found = CausalConfig.from_dict(old)
+    assert found.rope == Rope(
+        theta=5e5,
+        scaling=Llama3Scaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+        ),
+    )
+    assert found.n_kv_heads == 4, "checkpoints from before grouped heads"
+    assert not found.qkv_bias
+    oldest = {**old, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert CausalConfig.from_dict(oldest).rope.scaling == LinearScaling(factor=2.0)
+    assert CausalConfig.from_dict({**old, "model_type": "qwen2", "rope_scaling": None}).qkv_bias
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model_type": "mistral"}, "model_type='mistral'"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks low_freq_factor"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear'"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
+        ({"rope_theta": None}, "lacks rope_theta"),
+        ({"hidden_size": 50}, "must divide hidden_size=50"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads=4"),
+        ({"head_dim": 7}, "head_dim=7"),
+        ({"vocab_size": -1}, "vocab_size=-1"),
+        ({"rms_norm_eps": None}, "lacks rms_norm_eps"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ],
+)
+def test_a_config_that_is_not_computed_is_refused_in_one_line(change: dict[str, Any], said: str) -> None:
+    raw = {"model_type": "qwen2", **SIZES, "rms_norm_eps": 1e-6, "rope_theta": 1e4, **change}
+    with pytest.raises(UserError) as caught:
+        CausalConfig.from_dict(raw)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_llama3_frequencies_keep_short_wavelengths_and_stretch_long_ones() -> None:
+    """Worked by hand: wavelength w = 2 pi / f; kept below 64 / 4, stretched above 64 / 1, interpolated between."""
+    scaling = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+    plain = rope_frequencies(16, Rope(theta=10000.0))
+    found = rope_frequencies(16, Rope(theta=10000.0, scaling=scaling))
+    wavelengths = 2 * torch.pi / plain
+    assert torch.equal(found[wavelengths < 16], plain[wavelengths < 16])
+    torch.testing.assert_close(found[wavelengths > 64], plain[wavelengths > 64] / 8)
+    between = (wavelengths > 16) & (wavelengths < 64)
+    share = (64 / wavelengths[between] - 1) / 3
+    assert between.any()
+    torch.testing.assert_close(found[between], plain[between] * ((1 - share) / 8 + share))
+
+
+def test_a_checkpoint_that_does_not_fit_its_config_is_refused(tmp_path: Path) -> None:
+    saved("qwen2-untied", tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 81}))
+    with pytest.raises(UserError, match="mis-shaped"):
+        load_causal(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({**raw, "model_type": "llama"}))
+    with pytest.raises(UserError, match="unexpected"):
+        load_causal(str(tmp_path))
+
+
+def test_shapes_without_weights_need_random_ones() -> None:
+    with pytest.raises(UserError, match="add --weights random"):
+        load_causal("Qwen2.5-14B")
+    model = load_causal(tiny_causal(n_layers=1), weights="random", seed=3)
+    again = load_causal(tiny_causal(n_layers=1), weights="random", seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert load_causal(tiny_causal(), weights="random", dtype=torch.bfloat16).dtype == torch.bfloat16

@@ -1,0 +1,63 @@
+"""Small causal decoders and an executor for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.rows import StepWork
+from engines.models.qwen2 import CausalModel, random_causal
+from engines.models.qwen2_config import CausalConfig, tiny_causal
+
+VOCAB = 97
+
+
+def small_config(n_layers: int = 2) -> CausalConfig:
+    return tiny_causal(d_model=32, n_layers=n_layers, n_heads=4, n_kv_heads=2, vocab_size=VOCAB)
+
+
+def small_model(seed: int = 0, scale: float = 8.0) -> CausalModel:
+    """Random weights, large enough that the likeliest token is not always the same."""
+    model = random_causal(small_config(), torch.float32, "cpu", seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(scale)
+    return model
+
+
+def executor(model: CausalModel | None = None, **options: object) -> TorchExecutor:
+    sizes = {"num_slots": 24, "max_len": 256, "num_tokens": 4096, "longest_bucket": 32, **options}
+    return TorchExecutor(model or small_model(), **sizes)  # type: ignore[arg-type]
+
+
+def prompt(tokens: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(VOCAB, size=tokens)
+
+
+def start(worker: TorchExecutor, ids: np.ndarray, *, room: int | None = None) -> int:
+    """A slot with these ids and blocks for ``room`` tokens, by default twice as many."""
+    slot = worker.open()
+    worker.write(slot, 0, ids)
+    worker.tables.grow(np.array([slot]), np.array([room or min(2 * len(ids) + 32, worker.tables.max_len)]))
+    return slot
+
+
+def run(worker: TorchExecutor, *entries: tuple[int, int, int, bool], mode: object = None) -> list[int]:
+    """A step over (slot, start, count, samples); the sampled ids."""
+    return worker.run(StepWork.of(list(entries)), mode).tokens.tolist()
+
+
+def generate(worker: TorchExecutor, slot: int, context: int, tokens: int) -> list[int]:
+    """Greedy ids after a prefill of ``context`` tokens in one step."""
+    found = run(worker, (slot, 0, context, True))
+    for place in range(context, context + tokens - 1):
+        found += run(worker, (slot, place, 1, True))
+    return found
+
+
+def pooled(worker: TorchExecutor, slot: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V [layers, tokens, Hkv, D] of a sequence."""
+    rows = torch.from_numpy(worker.tables.rows(np.full(tokens, slot), np.arange(tokens)))
+    return tuple(pool.flatten(1, 2)[:, rows].clone() for pool in (worker.pool.k, worker.pool.v))  # type: ignore[return-value]
