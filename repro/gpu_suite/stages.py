@@ -141,8 +141,8 @@ def _card(where: Platform) -> Scale:
 def _tiny(where: Platform) -> Scale:
     return Scale(
         where=where,
-        knobs={"gen_length": 16, "steps": 16},
-        first_knobs={"steps": 8},
+        knobs={"gen_length": 16, "steps": 8},
+        first_knobs={},
         saturating=Load(dataset="osc", num_prompts=2),
         second=Load(dataset="burst", num_prompts=2),
         small_card=(Load(dataset="osc", num_prompts=2), {"memory_limit": 48 * MIB}),

@@ -148,3 +148,21 @@ def test_the_readme_quotes_the_ladders() -> None:
     assert f"{engine('l40s')} of it on the L40S and {engine('rtx4090')} on the RTX 4090" in prose
     assert f"The scheduler adds {added(2, 'l40s')} and {added(2, 'rtx4090')} to throughput" in prose
     assert f"logit-aware budgeting {added(3, 'l40s', 'rtx4090')}" in prose
+
+
+def test_prose_quotes_the_measured_throughputs() -> None:
+    rows = _rows("cpu-tiny", "fig3-cpu-tiny")
+    highest = max(float(row["rate_req_s"]) for row in rows if row["obtained"] != "paper")
+    prose = " ".join(README.split())
+    for dataset, title in (("osc", "OSC"), ("livebench", "LiveBench"), ("burst", "Burst")):
+        ours, theirs = (
+            statistics.mean(
+                float(row["throughput_tok_s"])
+                for row in rows
+                if (row["dataset"], row["system"]) == (dataset, system)
+                and row["obtained"] != "paper"
+                and float(row["rate_req_s"]) == highest
+            )
+            for system in ("dllm-serve", "fast-dllm")
+        )
+        assert re.search(rf"{ours:.0f} and {theirs:.0f} (make |tok/s )?on {title}|{ours:.0f} and {theirs:.0f} tok/s on {title}", prose)
