@@ -26,7 +26,7 @@ SOURCE = "ours; LAPS §2.2, §4.1"
 PLATFORMS = ("h200",)
 place = place_of
 NUM_RUNS = PAIRED_SEEDS
-KAPPAS = (0.0, 0.1, 0.2, 0.3, 0.4)
+KAPPAS = (0.0, 0.15, 0.3, 0.45, 0.6)
 PLACES = ((MIDDLE, 1, 64), (LARGE, 1, 64), (MIDDLE, 8, 64), (LARGE, 8, 64))
 """Model, instances, clients: the paper's gains are those of many clients."""
 NAMES = ("sglang", "laps", "reserve")

@@ -197,7 +197,7 @@ def test_the_kappa_that_is_needed_lies_between_two_that_were_run() -> None:
     assert [kappa.needed(pairs, VIEW, place) for place in kappa.PLACES] == pytest.approx([0.2, 0.2, 0.33, 0.33])
     none = Pairs(prefill_runs(kappa.cells(VIEW), lambda cell: {}), VIEW)
     assert kappa.needed(none, VIEW, kappa.PLACES[0]) is None
-    assert "above 0.4" in kappa.conclusion(none, VIEW)
+    assert "above 0.6" in kappa.conclusion(none, VIEW)
 
 
 def test_reserve_names_the_cells_in_which_it_is_not_ahead() -> None:
