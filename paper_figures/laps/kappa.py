@@ -49,7 +49,7 @@ def gain(pairs: Pairs, view: View, name: str, place: tuple[str, int, int], kappa
 def needed(pairs: Pairs, view: View, place: tuple[str, int, int]) -> float | None:
     """The kappa at which LAPS's gain is the printed one, between two that were simulated; None above them all."""
     gains = [number(gain(pairs, view, "laps", place, kappa)) for kappa in KAPPAS]
-    wanted = PRINTED[place[1]]
+    wanted = PRINTED[place[1]] - 0.5  # printed to a whole percent
     if not max(gains) >= wanted:
         return None
     index = next(index for index, value in enumerate(gains) if value >= wanted)
