@@ -134,7 +134,7 @@ def conclusions(pairs: Pairs, view: View) -> list[str]:
     saved = points(pairs, view, "laps", "sglang", 1, 1.0)
     lost = points(pairs, view, "laps", "sglang", 1, 0.7)
     return [
-        f"Eight instances at a load of {PAPER_LOAD:g} violate {said(plain, '%')} in turns, {said(router, '%')} behind SGLang's router, {said(laps, '%')} with LAPS, "
+        f"Eight instances at a load of {PAPER_LOAD:g} violate {said(plain, '%')} round robin, {said(router, '%')} behind SGLang's router, {said(laps, '%')} with LAPS, "
         f"{said(own, '%')} with Reserve.",
         f"On one instance LAPS has {said(saved, 'points')} against SGLang PD at a load of 1, and {said(lost, 'points')} at 0.7: any difference can be had by "
         "choosing the load.",
