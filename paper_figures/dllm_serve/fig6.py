@@ -152,6 +152,10 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         add(f"dllm-{short}-uniform", 100 * uniform.value, task, "uniform at 10 %")
         if short == "he" and uniform.value > 0:
             add("dllm-he-ratio", head.value / uniform.value, task, "head-level over uniform at 10 %")
+        elif short == "he":
+            # None is solved: the ratio is at least that to the most that the interval leaves.
+            what = f"head-level over the upper end of uniform's interval ({100 * uniform.high:.2g} %; it solves none) at 10 %"
+            add("dllm-he-ratio", head.value / uniform.high, task, what)
         if short == "gsm" and uniform.value > 0:
             add("dllm-gsm-gain", 100 * (head.value / uniform.value - 1), task, "relative gain at 10 %")
         if short == "gsm" and uniform_twice is not None:
