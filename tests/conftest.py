@@ -10,7 +10,7 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -88,30 +88,24 @@ def models_loaded_once() -> Iterator[None]:
 @pytest.fixture
 def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are drawn up but their files stay empty, for tests that do not look into those: two thirds of the time goes
-    into writing them. test_layout writes every one."""
+    into rendering them. test_layout renders every one."""
     from paper_figures.common import style
 
-    def touch(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:
-        out.mkdir(parents=True, exist_ok=True)
-        png, pdf = out / f"{name}.png", out / f"{name}.pdf"
-        png.touch()
-        pdf.touch()
-        return png, pdf
-
-    monkeypatch.setattr(style, "save", touch)
+    monkeypatch.setattr(style, "rendered", lambda figure, kind: b"")
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """The figures handed to ``style.save``, to look into them."""
+    """The figures handed to ``style.rendered``, to look into them."""
     from paper_figures.common import style
 
     figures: list[Figure] = []
-    save = style.save
+    rendered = style.rendered
 
-    def keep(figure: Figure, out: Path, name: str) -> tuple[Path, Path]:
-        figures.append(figure)
-        return save(figure, out, name)
+    def keep(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
+        if kind == "png":
+            figures.append(figure)
+        return rendered(figure, kind)
 
-    monkeypatch.setattr(style, "save", keep)
+    monkeypatch.setattr(style, "rendered", keep)
     return figures

@@ -322,11 +322,11 @@ def publish(
     text = out / f"{name}.txt"
     compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches, num_rows=num_rows)
     png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
-    replace_all({png: _drawn(figure, "png"), pdf: _drawn(figure, "pdf"), text: caption_page(title, caption)})
+    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: caption_page(title, caption)})
     return png, pdf, text
 
 
-def _drawn(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
+def rendered(figure: Figure, kind: Literal["png", "pdf"]) -> bytes:
     """Without dates or versions in it."""
     without = {"png": {"Software": None}, "pdf": {"Creator": None, "Producer": None, "CreationDate": None}}
     buffer = io.BytesIO()

@@ -121,7 +121,7 @@ def test_without_a_card_it_says_what_is_missing(tmp_path: Path) -> None:
         (("--budget", "0"), "budget=0 must be a positive number"),
         (
             ("--platform", "cpu-tiny", "--stage", "nosuch", "--dry-run"),
-            "stage='nosuch' is unknown: use one of throughput, step, small-card, goldens, profile, paper-length, burst, kernels,",
+            "stage='nosuch' is unknown: use one of mixing, throughput, step, small-card, goldens, profile, prefill, burst, kernels,",
         ),
         (("--platform", "cpu-tiny", "--stage", "step", "--first", "--dry-run"), "stage='step' and first: give one"),
         (("--platform", "nosuch"), "platform='nosuch' is unknown"),
