@@ -35,7 +35,7 @@ COMMANDS = {
 EMPTY_PATH = {"--result-dir", "--dataset-path", "--out-dir"}
 FOLDERS = {"--result-dir", "--out-dir"}
 NO_FOLDERS = ("", "x" * 5000, "a\0b")
-"""For commands that judge for seconds what a folder holds, whatever its name."""
+"""For commands that judge or draw for seconds what a folder holds, whatever its name."""
 SKIPPED = {"--help", "--force", "--json", "--verbose"}
 
 
@@ -58,7 +58,7 @@ def test_a_hostile_value(command: str, option: str, tmp_path: Path, monkeypatch:
     where = [] if option in FOLDERS or "--result-dir" not in options_of(given) else ["--result-dir", tmp_path / "runs"]
     if "--out-dir" in options_of(given) and option != "--out-dir":
         where += ["--out-dir", tmp_path / "out"]
-    for value in NO_FOLDERS if command == "claims" and option in FOLDERS else VALUES:
+    for value in NO_FOLDERS if command in ("claims", "figure") and option in FOLDERS else VALUES:
         result = repro(*given, *where, option, value)
         assert "fault of this program" not in result.err, (value, result.err)
         if result.code != 0:
