@@ -129,7 +129,10 @@ def test_bounds_of_a_plan(options: tuple[object, ...], says: str) -> None:
 
 IGNORED = [
     (("ablate", "--component", "routing", "--num-runs", 10**12), "num_runs=1000000000000 is more than 1000"),
+    (("ablate", "--component", "awd", "--num-runs", 10**12), "num_runs=1000000000000 is more than 1000"),
+    (("ablate", "--component", "awd", "--num-runs", 0), "num_runs=0 must be at least 1"),
     (("ablate", "--component", "routing", "--limit", 5), "limit=5 has no effect on routing"),
+    (("ablate", "--component", "awd", "--limit", 5), "limit=5 has no effect on awd"),
     (("ablate", "--component", "scheduler", "--limit", 5), "limit=5 has no effect on component='scheduler'"),
     (("ablate", "--component", "sparsity", "--platform", "l40s", "--limit", 5), "of platform='l40s'"),
     (("ablate", "--component", "routing", "--plot", ""), "--plot='' is empty"),

@@ -1,0 +1,118 @@
+"""``repro ablate`` of simulated families, whose variants are paired by seed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repro.cli import options as opt
+from repro.cli.output import print_json, print_table, say
+
+if TYPE_CHECKING:
+    from repro.reports.paired_ablation import PairedVariant
+    from repro.runs.store import StoredRun
+
+NUM_RUNS = 10
+"""Where none are asked for: one seed is an anecdote."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a family's ablation shows of its runs."""
+
+    title: str
+    dataset: str
+    """What the family calls it."""
+    rate: str
+    """The rate, in words."""
+    columns: Sequence[str]
+    """Behind data set and variant, and before the verdict."""
+    row: Callable[[Sequence[StoredRun], Sequence[StoredRun]], Row]
+    """Of a variant's runs and of the first variant's."""
+    as_text: Callable[[Row], tuple[str, ...]]
+    """A cell of each of the columns."""
+    plotted: Mapping[str, str]
+
+
+def ablate_paired(
+    component: str,
+    variants: Sequence[PairedVariant],
+    shown: Shown,
+    *,
+    platform: str,
+    datasets: Sequence[str],
+    rate: float | None,
+    num_runs: int | None,
+    model: str | None,
+    result_dir: Path | None,
+    force: bool,
+    accept_other_code: bool,
+    plot: Path | None,
+    json: bool,
+) -> None:
+    from engines.bounds import check_most
+    from engines.errors import require
+    from repro.cli.plots import check_plot, save_plot
+    from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
+    from repro.paths import LOCAL
+    from repro.runs.store import Store
+    from repro.systems.platforms import platform as platform_of
+
+    check_most("num_runs", num_runs)
+    require(num_runs is None or num_runs >= 1, f"num_runs={num_runs} must be at least 1")
+    where, knobs = platform_of(platform), tuple(opt.given(model=model).items())
+    seeds = range(NUM_RUNS if num_runs is None else num_runs)
+    grid = {
+        (dataset, variant): [variant.cell(where, dataset, rate, seed, knobs) for seed in seeds]
+        for dataset in datasets
+        for variant in variants
+    }
+    store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
+    sweep = sweep_of([cell for cells in grid.values() for cell in cells], store, force=force)
+    if plot is not None:
+        check_plot(plot)
+    outcomes = run_sweep(sweep)
+    runs = iter(sweep.runs)
+    base: dict[str, list[StoredRun]] = {}
+    rows = []
+    for (dataset, variant), cells in grid.items():
+        own = [next(runs) for _ in cells]
+        row = shown.row(own, base.setdefault(dataset, own)) | _provenance(own)
+        rows.append({shown.dataset: dataset, "variant": variant.label, "ours": variant.is_ours, **row})
+    title = f"Ablation of {component} on {shown.title}"
+    if json:
+        print_json({"component": component, "platform": where.name, "rate": rate, "rows": rows})
+    else:
+        print_table(
+            f"{title}, {shown.rate}",
+            (shown.dataset, "variant", *shown.columns, "verdict"),
+            [_as_text(row, shown) for row in rows],
+        )
+        for row in rows:
+            if row["reasons"]:
+                say(f"{row['variant']}: {row['reasons'][0]}")
+    if plot is not None:
+        plotted = [{"label": f"{row[shown.dataset]}: {row['variant']}", **row} for row in rows]
+        drawn = save_plot(plot, title, plotted, shown.plotted)
+        say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
+    say_what_ran(outcomes, store.root)
+
+
+def _provenance(runs: Sequence[StoredRun]) -> Row:
+    return {
+        "num_runs": len(runs),
+        "obtained": "; ".join(sorted({run.obtained for run in runs})),
+        "valid": all(run.validity.valid for run in runs),
+        "reasons": sorted({reason for run in runs for reason in run.validity.reasons}),
+        "run_folders": [run.cell.folder_name for run in runs],
+    }
+
+
+def _as_text(row: Row, shown: Shown) -> tuple[str, ...]:
+    variant = row["variant"] + (" (ours)" if row["ours"] else "")
+    return row[shown.dataset], variant, *shown.as_text(row), "VALID" if row["valid"] else "INVALID"

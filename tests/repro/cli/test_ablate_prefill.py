@@ -1,0 +1,29 @@
+"""``repro ablate`` of LAPS's components, end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+from support.command import repro
+
+from repro.reports.prefill_ablation import PREFILL_COMPONENTS
+
+
+@pytest.mark.parametrize("component", PREFILL_COMPONENTS)
+def test_variants_are_paired_with_the_component_switched_off(component: str, tmp_path: Path) -> None:
+    command = ("ablate", "--component", component, "--num-runs", 2, "--result-dir", tmp_path / "runs", "--json")
+    done = repro(*command, "--plot", tmp_path / "a.png")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert [row["variant"] for row in rows] == [variant.label for variant in PREFILL_COMPONENTS[component]]
+    assert rows[0]["added_points"] == 0
+    for row in rows:
+        assert row["obtained"] == "simulated, uncalibrated"
+        assert row["num_runs"] == len(row["run_folders"]) == 2
+        assert row["added_points"] == pytest.approx(100 * (row["slo_violations"] - rows[0]["slo_violations"]))
+        assert row["valid"] == (row["reasons"] == [])
+    with (tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == len(rows)
