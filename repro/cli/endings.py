@@ -29,6 +29,10 @@ EXTRAS = {
     "jinja2": "hub",
     "transformers": "hub",
     "flash_attn": "cuda",
+    "fastapi": "server",
+    "starlette": "server",
+    "uvicorn": "server",
+    "prometheus_client": "server",
 }
 """Package -> the extra of this project that brings it."""
 

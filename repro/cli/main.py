@@ -34,6 +34,7 @@ from repro.cli.output import say, terminal_size_of
 from repro.cli.panels import PanelCommand, WholeGroup
 from repro.cli.plan import plan
 from repro.cli.plan_cluster import plan_cluster
+from repro.cli.serve import serve
 from repro.cli.train import train_tiny
 from repro.cli.verify import verify_baselines
 
@@ -70,6 +71,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "ablate": ablate,
     "eval": evaluate,
     "generate": generate,
+    "serve": serve,
     "list": list_command,
     "doctor": doctor,
     "plan": plan,

@@ -1,0 +1,59 @@
+"""Texts and conversations to ids and back, by a checkpoint's own tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engines.errors import UserError
+from engines.models.chat import ChatTemplate, end_token_ids, load_chat_template, parse_messages
+from engines.models.config import ModelConfig
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextCodec:
+    tokenizer: TextTokenizer
+    template: ChatTemplate
+    end_ids: frozenset[int]
+    """Ids that end an answer: of a text or of a turn."""
+
+    @classmethod
+    def of(cls, directory: Path, config: ModelConfig) -> TextCodec:
+        tokenizer = load_tokenizer(directory)
+        return cls(
+            tokenizer=tokenizer,
+            template=load_chat_template(directory, config.family),
+            end_ids=end_token_ids(config, tokenizer),
+        )
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """May take seconds: a template runs in a process of its own."""
+        return tuple(self.template.encode(self.tokenizer, parse_messages(messages)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Special tokens and masks that a sampler left are no text."""
+        mask = self.tokenizer.mask_token_id
+        return self.tokenizer.backend.decode([i for i in ids if i != mask], skip_special_tokens=True)
+
+
+class IdsAlone:
+    """A model without a tokenizer: prompts are ids, answers have no text."""
+
+    end_ids: frozenset[int] = frozenset()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        raise UserError("prompt is a text and the model has no tokenizer: give a list of token ids")
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        raise UserError("messages: the model has no tokenizer: give a list of token ids to /v1/completions")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+
+Codec = TextCodec | IdsAlone

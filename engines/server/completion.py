@@ -1,0 +1,214 @@
+"""The answers to one request: submitted together, put together from the engine's events, cancelled together."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from functools import partial
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from engines.errors import UserError
+from engines.server.answer import Answer, Piece
+from engines.server.body import Asked, Prompt
+from engines.server.codec import Codec
+from engines.server.errors import engine_failed, queue_full, refused, unavailable
+from engines.server.protocol import (
+    Accepted,
+    Admitted,
+    EngineService,
+    Event,
+    Failed,
+    Finished,
+    Overloaded,
+    Refused,
+    ServedModel,
+    Tokens,
+    Unavailable,
+)
+
+T = TypeVar("T")
+
+MOST_SEED = 2**63
+
+
+class Served(NamedTuple):
+    """What requests are answered with. ``work`` runs what would hold up the event loop, one thing at a time."""
+
+    model: ServedModel
+    codec: Codec
+    service: EngineService
+    work: Executor
+    max_queue: int
+
+
+class Usage(NamedTuple):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Part(NamedTuple):
+    choice: int
+    piece: Piece
+
+
+class Completion:
+    """``async with`` submits, and returns once the engine has taken every answer; leaving it cancels those that are open.
+
+    Raises ApiError for what cannot be answered.
+    """
+
+    def __init__(self, served: Served, asked: Asked) -> None:
+        self._served, self._asked = served, asked
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._ids: dict[int, int] = {}
+        """Choice -> id of its request, while it is open."""
+        self._answers: list[Answer] = []
+        self._prompt_tokens = 0
+        self._early: list[tuple[int, Event]] = []
+        self.has_begun_at: float | None = None
+        """Of the first of its answers, on the loop's clock."""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._submit()
+        except BaseException:
+            self._cancel_open()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cancel_open()
+
+    @property
+    def usage(self) -> Usage:
+        """A prompt counts once, however many answers it gets."""
+        return Usage(self._prompt_tokens, sum(answer.num_tokens for answer in self._answers))
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """Pieces of the answers as they become final, until all have ended."""
+        while self._ids:
+            choice, event = self._early.pop(0) if self._early else await self._events.get()
+            if choice not in self._ids:
+                continue
+            if isinstance(event, Failed | Refused):  # refused by an engine that was started again
+                raise engine_failed(event.sentence)
+            if isinstance(event, Admitted):
+                self._note_begin()
+            if not isinstance(event, Tokens | Finished):
+                continue
+            answer = self._answers[choice]
+            piece = answer.add(event.token_ids, is_last=isinstance(event, Finished))
+            if isinstance(event, Finished):
+                del self._ids[choice]
+            elif answer.finish_reason is not None:
+                self._served.service.cancel(self._ids.pop(choice))
+            if piece.text or piece.token_ids or piece.finish_reason is not None:
+                yield Part(choice, piece)
+
+    # -- submission ----------------------------------------------------------------------------------------
+
+    async def _submit(self) -> None:
+        served, asked = self._served, self._asked
+        generations = self._generations()
+        left = asked.num_choices
+        if left > served.max_queue:
+            raise refused(
+                f"n={asked.n} for {max(1, len(asked.prompts))} prompts makes {left} answers, and the queue holds "
+                f"max_queue={served.max_queue}: send fewer at once",
+                "n",
+            )
+        try:
+            # Before anything is tokenized: what cannot be queued must not cost much.
+            served.service.reserve(left)
+        except Overloaded:
+            raise queue_full(served.max_queue) from None
+        except Unavailable as error:
+            raise unavailable(str(error)) from None
+        try:
+            prompts = await self._encode(generations[0])
+            self._prompt_tokens = sum(map(len, prompts))
+            wants_tokens = asked.stream or bool(asked.stop)
+            for prompt_ids in prompts:
+                for generation in generations:
+                    choice = len(self._answers)
+                    self._answers.append(Answer(served.codec, asked.stop, ignores_eos=asked.ignores_eos))
+                    self._ids[choice] = served.service.submit(
+                        prompt_ids, generation, partial(self._hear, choice), wants_tokens=wants_tokens
+                    )
+                    left -= 1
+        finally:
+            served.service.give_back(left)
+        await self._wait_until_taken()
+
+    def _generations(self) -> list[object]:
+        """Settings of the ``n`` answers to a prompt, which differ in their seed."""
+        given = dict(self._asked.generation)
+        seed = given.pop("seed", None)
+        # Drawn anew for every request, as OpenAI's is, where none was asked for.
+        first = secrets.randbelow(MOST_SEED // 2) if seed is None else seed
+        if not 0 <= first < MOST_SEED - self._asked.n:
+            raise refused(f"seed={first} must not be negative, and below 2^63", "seed")
+        return _users(
+            lambda: [self._served.model.generation({**given, "seed": first + i}) for i in range(self._asked.n)]
+        )
+
+    async def _encode(self, generation: object) -> list[tuple[int, ...]]:
+        """Ids of the prompts, checked."""
+        codec, model, asked = self._served.codec, self._served.model, self._asked
+
+        def encode() -> list[tuple[int, ...]]:
+            if asked.is_chat:
+                found = [codec.encode_chat(asked.messages)]
+            else:
+                found = [_ids_of(codec, prompt) for prompt in asked.prompts]
+            for prompt_ids in found:
+                model.check_prompt(prompt_ids, generation)
+            return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._served.work, partial(_users, encode))
+
+    def _hear(self, choice: int, event: Event) -> None:
+        self._events.put_nowait((choice, event))
+
+    async def _wait_until_taken(self) -> None:
+        """What comes between is kept for ``parts``."""
+        missing = set(self._ids)
+        while missing:
+            choice, event = await self._events.get()
+            if isinstance(event, Refused):
+                del self._ids[choice]
+                raise refused(event.sentence)
+            if isinstance(event, Accepted | Failed):
+                missing.discard(choice)
+            if not isinstance(event, Accepted):
+                self._early.append((choice, event))
+
+    def _note_begin(self) -> None:
+        if self.has_begun_at is None:
+            self.has_begun_at = asyncio.get_running_loop().time()
+
+    def _cancel_open(self) -> None:
+        for request_id in self._ids.values():
+            self._served.service.cancel(request_id)
+        self._ids.clear()
+
+
+def _ids_of(codec: Codec, prompt: Prompt) -> tuple[int, ...]:
+    return codec.encode(prompt) if isinstance(prompt, str) else prompt
+
+
+def _users(make: Callable[[], T]) -> T:
+    """A UserError is the client's."""
+    try:
+        return make()
+    except UserError as error:
+        raise refused(str(error)) from None

@@ -1,0 +1,1 @@
+"""The diffusion-LLM engine behind the server's protocol."""

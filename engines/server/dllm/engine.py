@@ -1,0 +1,153 @@
+"""``ServedEngine`` over the packed engine: cancels, and tells a block's ids once the block is complete.
+
+The engine's own code is left as it is: what it lacks is added around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from engines.dllm.engine import Engine
+from engines.dllm.plan import Executor, ExecutorError, PlanItem
+from engines.dllm.record import StepRecord
+from engines.dllm.request import Request
+from engines.dllm.scheduling.scheduler import Scheduler, plan_item
+from engines.server.dllm.cancel import cancelling
+from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
+
+if TYPE_CHECKING:
+    from engines.dllm.executor.state import RequestState
+
+FORGET_EVERY = 256
+"""Steps after which the device's times of steps are read and let go, which waits for the device."""
+
+
+class _Unkept(list[int]):
+    """The engine's list of executed steps, which ``Engine.settled`` reads: a server never settles, and never ends."""
+
+    def append(self, _: int) -> None:
+        return
+
+
+class _ServingEngine(Engine):
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        super().__init__(scheduler, executor)
+        self._executed = _Unkept()
+
+
+class ServedDllm:
+    """``engine`` has no requests yet; its scheduler is replaced by one like it, its executor is used."""
+
+    def __init__(self, engine: Engine) -> None:
+        scheduler, self._cancelling = cancelling(engine.scheduler)
+        self._engine = _ServingEngine(scheduler, engine.executor)
+        self._told: dict[int, int] = {}
+        """Ids told so far of the requests that want them as they become final."""
+        self._last: StepRecord | None = None
+        self._forward_passes = self._committed_tokens = 0
+        self._busy_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return self._engine.has_work
+
+    def submit(self, submission: Submission) -> None:
+        request_id, prompt_ids, generation, wants_tokens = submission
+        request = Request(
+            request_id=request_id, prompt_len=len(prompt_ids), prompt_ids=prompt_ids, generation=generation
+        )
+        self._engine.submit(request)
+        if wants_tokens:
+            self._told[request_id] = 0
+
+    def cancel(self, request_id: int) -> None:
+        self._told.pop(request_id, None)
+        if self._cancelling.cancel(request_id):
+            with suppress(ExecutorError):  # nobody reads the ids
+                self._engine.executor.release(request_id)
+
+    def step(self) -> list[Event]:
+        engine = self._engine
+        record = self._last = engine.step()
+        assert record is not None, "a request that was taken can be run"
+        self._forward_passes += record.plan.num_refresh + record.plan.num_reuse > 0
+        self._committed_tokens += record.outcome.committed_tokens
+        self._busy_s += record.duration_s
+        if engine.num_steps % FORGET_EVERY == 0:
+            engine.executor.times()
+        events: list[Event] = [Admitted(request_id) for request_id in record.plan.admitted]
+        events += self._complete_blocks()
+        for request_id in record.done.finished:
+            token_ids = engine.take_output(request_id)
+            assert token_ids is not None, "only a simulation has no ids"
+            events.append(Finished(request_id, token_ids[self._told.pop(request_id, 0) :]))
+        for request_id, reason in record.done.failed:
+            self._told.pop(request_id, None)
+            events.append(Failed(request_id, reason))
+        return events
+
+    def _complete_blocks(self) -> list[Event]:
+        """Ids of blocks that are complete and not yet told, of requests that go on; one read of the device for all."""
+        spans: list[tuple[PlanItem, int, int]] = []
+        for request_id, told in self._told.items():
+            sequence = self._cancelling.find(request_id)
+            if sequence is None or sequence.kv_start < 0:
+                continue
+            prompt_len = sequence.request.prompt_len
+            if sequence.block_start > prompt_len + told:
+                spans.append((plan_item(sequence), prompt_len + told, sequence.block_start))
+        if not spans:
+            return []
+        ids = _read(_state_of(self._engine.executor), spans)
+        events: list[Event] = []
+        for item, start, end in spans:
+            events.append(Tokens(item.request_id, tuple(ids[: end - start])))
+            del ids[: end - start]
+            self._told[item.request_id] += end - start
+        return events
+
+    def give_up(self, sentence: str) -> Sequence[Event]:
+        lost = [sequence.request.request_id for sequence in self._engine.scheduler.running]
+        for request_id in lost:
+            self.cancel(request_id)
+        return [Failed(request_id, sentence) for request_id in lost]
+
+    def status(self) -> EngineStatus:
+        engine, last = self._engine, self._last
+        pool = engine.scheduler.pool
+        is_idle = last is None or engine.num_running == 0
+        return EngineStatus(
+            waiting=engine.num_waiting,
+            running=engine.num_running,
+            phases={
+                "refresh": 0 if is_idle or last is None else last.plan.num_refresh,
+                "reuse": 0 if is_idle or last is None else last.plan.num_reuse,
+            },
+            budget_used=0 if is_idle or last is None else last.plan.scheduled_tokens,
+            budget=engine.scheduler.config.max_num_batched_tokens,
+            pool_used=pool.used_rows,
+            pool=pool.num_rows,
+            forward_passes=self._forward_passes,
+            committed_tokens=self._committed_tokens,
+            busy_s=self._busy_s,
+        )
+
+
+def _state_of(executor: Any) -> RequestState:
+    """The torch executor's, whatever is around it."""
+    while not hasattr(executor, "state"):
+        executor = executor.executor
+    state: RequestState = executor.state
+    return state
+
+
+def _read(state: RequestState, spans: Sequence[tuple[PlanItem, int, int]]) -> list[int]:
+    """The ids at these positions, one span behind the other."""
+    import torch
+
+    slots = state.slots([item for item, _, _ in spans])
+    parts = [state.tokens[slot, start:end] for slot, (_, start, end) in zip(slots, spans, strict=True)]
+    ids: list[int] = torch.cat(parts).tolist()
+    return ids

@@ -1,0 +1,105 @@
+"""What ``/metrics`` says, in Prometheus' text format, and the status page in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engines.server.protocol import EngineService
+
+PREFIX = "repro_"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Metrics:
+    """Counts of requests by what became of them, and the engine's own figures as it last told them."""
+
+    def __init__(self, service: EngineService) -> None:
+        self._service = service
+        registry = self._registry = CollectorRegistry()
+        registry.register(_OfTheEngine(service))
+        self.answered = Counter(f"{PREFIX}requests", "Requests answered to their end.", registry=registry)
+        self.rejections = Counter(
+            f"{PREFIX}rejections", "Requests refused, by HTTP status.", ["status"], registry=registry
+        )
+        self.failures = Counter(
+            f"{PREFIX}failures", "Requests that failed after they were taken, by code.", ["code"], registry=registry
+        )
+        self.disconnects = Counter(f"{PREFIX}disconnects", "Requests whose client left first.", registry=registry)
+        self.tokens = Counter(f"{PREFIX}tokens", "Tokens of prompts and of answers.", ["kind"], registry=registry)
+        self.queue_s = self._histogram("queue_seconds", "From arrival until work on a request began.")
+        self.ttft_s = self._histogram("time_to_first_block_seconds", "From arrival to the first piece of a stream.")
+        self.e2el_s = self._histogram("request_seconds", "From arrival to the end of the answer.")
+        for kind in ("prompt", "completion"):
+            self.tokens.labels(kind)
+
+    def _histogram(self, name: str, what: str) -> Histogram:
+        return Histogram(f"{PREFIX}{name}", what, buckets=_SECONDS, registry=self._registry)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def page(self) -> dict[str, Any]:
+        """What the status page draws."""
+        service, status = self._service, self._service.status
+        return {
+            "ready": service.is_ready,
+            "restarts": service.num_restarts,
+            "open": service.num_open,
+            "waiting": service.num_waiting,
+            "running": status.running,
+            "phases": dict(status.phases),
+            "budget": {"used": status.budget_used, "total": status.budget},
+            "pool": {"used": status.pool_used, "total": status.pool},
+            "forward_passes": status.forward_passes,
+            "committed_tokens": status.committed_tokens,
+            "busy_s": status.busy_s,
+            "answered": _value(self.answered),
+            "disconnects": _value(self.disconnects),
+            "rejections": {
+                sample.labels["status"]: sample.value
+                for metric in self.rejections.collect()
+                for sample in metric.samples
+                if sample.name.endswith("_total")
+            },
+        }
+
+
+def _value(counter: Counter) -> float:
+    return next(s.value for metric in counter.collect() for s in metric.samples if s.name.endswith("_total"))
+
+
+class _OfTheEngine(Collector):
+    """Read when it is asked for."""
+
+    def __init__(self, service: EngineService) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        service, status = self._service, self._service.status
+        for name, what, value in (
+            ("ready", "1 when the engine takes requests.", float(service.is_ready)),
+            ("requests_open", "Requests taken and not ended.", service.num_open),
+            ("requests_waiting", "Requests that work has not begun on, places reserved included.", service.num_waiting),
+            ("requests_running", "Requests admitted by the engine.", status.running),
+            ("budget_tokens", "Most query tokens of a step.", status.budget),
+            ("budget_tokens_used", "Query tokens charged to the last step.", status.budget_used),
+            ("pool_rows", "Rows of the KV pool.", status.pool),
+            ("pool_rows_used", "Rows of the KV pool in use.", status.pool_used),
+        ):
+            yield GaugeMetricFamily(f"{PREFIX}{name}", what, value=value)
+        phases = GaugeMetricFamily(f"{PREFIX}step_requests", "Requests of the last step by phase.", labels=["phase"])
+        for phase, num in status.phases.items():
+            phases.add_metric([phase], num)
+        yield phases
+        for name, what, total in (
+            ("forward_passes", "Steps of the engine that ran a forward pass.", status.forward_passes),
+            ("committed_tokens", "Tokens committed by the engine, of answers given up too.", status.committed_tokens),
+            ("engine_busy_seconds", "Time inside steps.", status.busy_s),
+            ("engine_restarts", "Times that the engine's process was started again.", service.num_restarts),
+        ):
+            yield CounterMetricFamily(f"{PREFIX}{name}", what, value=total)

@@ -1,0 +1,127 @@
+"""The engine's process: takes requests between steps, steps while there is work, tells what became of them.
+
+It ends with its parent, however that ends: a thread reads the socket, and its end is the process's.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from engines.errors import RunError, UserError
+from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel
+from engines.server.wire import Cancel, Channel, Ready, Report, Stop, Submit, Unable
+
+STATUS_EVERY_S = 0.05
+"""Between two reports of a status in which nothing happened to a request."""
+MOST_FAILURES = 3
+"""Steps in a row that may raise; the process then ends, to be started afresh."""
+
+GAVE_UP, PARENT_GONE = 3, 4
+"""Exit codes."""
+
+
+class Inbox:
+    """Commands in the order they came. The end of the stream ends the process, in whatever step it is."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._channel = channel
+        threading.Thread(target=self._listen, name="inbox", daemon=True).start()
+
+    def _listen(self) -> None:
+        while (command := self._channel.receive()) is not None:
+            self._commands.put(command)
+        # An orderly end would wait for a device or for the step.
+        os._exit(PARENT_GONE)
+
+    def take(self, *, wait: bool) -> list[Any]:
+        """All there are; ``wait`` for one where there is none."""
+        found = [self._commands.get()] if wait else []
+        try:
+            while True:
+                found.append(self._commands.get_nowait())
+        except queue.Empty:
+            return found
+
+
+def serve(engine: ServedEngine, take: Callable[..., list[Any]], send: Callable[[Any], None]) -> None:
+    """Until told to stop. A step that raises costs the requests it ran; ``MOST_FAILURES`` in a row raise RunError."""
+    told_s = 0.0
+    failures = 0
+    while True:
+        events: list[Event] = []
+        for command in take(wait=not engine.has_work):
+            if isinstance(command, Stop):
+                return
+            if isinstance(command, Cancel):
+                engine.cancel(command.request_id)
+            else:
+                assert isinstance(command, Submit)
+                events.append(_submit(engine, command))
+        if events:
+            # Before the step: a refusal need not wait for it.
+            send(Report(events, engine.status()))
+        events = []
+        if engine.has_work:
+            try:
+                events += engine.step()
+                failures = 0
+            except Exception as error:
+                traceback.print_exc()
+                failures += 1
+                events += engine.give_up(f"the engine failed in a step of this request ({type(error).__name__})")
+        now = time.monotonic()
+        if events or now - told_s >= STATUS_EVERY_S or not engine.has_work:
+            send(Report(events, engine.status()))
+            told_s = now
+        if failures >= MOST_FAILURES:
+            raise RunError(f"{failures} steps in a row failed")
+
+
+def _submit(engine: ServedEngine, command: Submit) -> Accepted | Refused | Failed:
+    request_id = command.submission.request_id
+    try:
+        engine.submit(command.submission)
+    except UserError as error:
+        return Refused(request_id, str(error))
+    except Exception as error:
+        traceback.print_exc()
+        return Failed(request_id, f"the engine failed to take this request ({type(error).__name__})")
+    return Accepted(request_id)
+
+
+def main(descriptor: int) -> int:
+    """Serve the model that comes first through the socket."""
+    # Ctrl-C, and a SIGTERM to the group, reach every process of the terminal; the server decides what they mean.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    model: ServedModel | None = channel.receive()
+    if model is None:
+        return PARENT_GONE
+    inbox = Inbox(channel)
+    try:
+        with model.serving() as engine:
+            channel.send(Ready(engine.status()))
+            serve(engine, inbox.take, channel.send)
+    except (UserError, RunError) as error:
+        channel.send(Unable(str(error), isinstance(error, UserError)))
+        return GAVE_UP
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(int(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # The inbox's thread still waits for the parent.
+    os._exit(code)

@@ -1,0 +1,196 @@
+"""What the server asks of an engine, whatever it generates with.
+
+A ``ServedModel`` is made where the server runs and pickled to the engine's process, which makes a ``ServedEngine`` of
+it. ``Submission`` goes there, ``Event`` comes back. The server talks to an ``EngineService`` and never to an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+Kind = type[int] | type[float] | type[str]
+
+
+class Submission(NamedTuple):
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    generation: Any
+    """The engine's own settings, made by ``ServedModel.generation``."""
+    wants_tokens: bool
+    """Whether ``Tokens`` are told as they become final, and not at the end alone."""
+
+
+class Accepted(NamedTuple):
+    """The engine has the request and will end it with one of Finished and Failed, unless it is cancelled."""
+
+    request_id: int
+
+
+class Refused(NamedTuple):
+    """The engine cannot run the request; ``sentence`` names the field, the value and the fix."""
+
+    request_id: int
+    sentence: str
+
+
+class Admitted(NamedTuple):
+    """Work on the request has begun."""
+
+    request_id: int
+
+
+class Tokens(NamedTuple):
+    """The next ids of the answer, in its order; none of them changes any more."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+
+
+class Finished(NamedTuple):
+    """The ids behind those that ``Tokens`` told, all of them where it told none."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+
+
+class Failed(NamedTuple):
+    request_id: int
+    sentence: str
+
+
+Event = Accepted | Refused | Admitted | Tokens | Finished | Failed
+ENDS = (Refused, Finished, Failed)
+"""No event of a request follows one of these."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatus:
+    """``phases`` and ``budget_used`` are the last step's; ``forward_passes``, ``committed_tokens`` and ``busy_s`` are
+    totals since the engine started."""
+
+    waiting: int = 0
+    running: int = 0
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """Requests of the step by what was computed of them."""
+    budget_used: int = 0
+    budget: int = 0
+    """Query tokens of a step: charged, and the most that may be."""
+    pool_used: int = 0
+    pool: int = 0
+    """Rows of K/V."""
+    forward_passes: int = 0
+    committed_tokens: int = 0
+    busy_s: float = 0.0
+
+
+class ServedEngine(Protocol):
+    """One engine, stepped by one thread."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, submission: Submission) -> None:
+        """Raise UserError for what it cannot run."""
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """Forget the request and free what it holds; nothing happens where it has ended already."""
+        ...
+
+    def step(self) -> Sequence[Event]:
+        """Run one iteration."""
+        ...
+
+    def give_up(self, sentence: str) -> Sequence[Event]:
+        """Fail the requests that work had begun on, after a step that raised; the others stay."""
+        ...
+
+    def status(self) -> EngineStatus: ...
+
+
+class ServedModel(Protocol):
+    """A model and how it is run, checked; light, and it pickles."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def options(self) -> Mapping[str, Kind]:
+        """Fields of a request that OpenAI's API lacks and this engine heeds."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its answer together."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What ``/v1/models`` says of it besides."""
+        ...
+
+    def generation(self, asked: Mapping[str, Any]) -> Any:
+        """The engine's settings of a request from ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``,
+        ``ignore_eos`` and ``options``, each only where it was asked for. Raise UserError for what it cannot be."""
+        ...
+
+    def check_prompt(self, prompt_ids: Sequence[int], generation: Any) -> None:
+        """Raise UserError for a prompt that cannot be run, as far as that is known without the engine."""
+        ...
+
+    def serving(self) -> AbstractContextManager[ServedEngine]:
+        """Load the model; called in the engine's process."""
+        ...
+
+
+class Overloaded(Exception):
+    """The queue has no place for a request now."""
+
+
+class Unavailable(Exception):
+    """No engine can take a request; ``str`` says why in a sentence."""
+
+
+Sink = Callable[[Event], None]
+
+
+class EngineService(Protocol):
+    """The engine as the event loop sees it: nothing here waits but ``start`` and ``stop``."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def num_open(self) -> int:
+        """Requests that were submitted and have not ended."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Of those, and of places reserved, the ones that work has not begun on."""
+        ...
+
+    @property
+    def num_restarts(self) -> int: ...
+
+    @property
+    def status(self) -> EngineStatus:
+        """As last told; its totals do not fall when an engine is started again."""
+        ...
+
+    def reserve(self, num: int) -> None:
+        """Take places in the queue, each to be used by ``submit`` or given back. Raise Overloaded or Unavailable."""
+        ...
+
+    def give_back(self, num: int) -> None: ...
+
+    def submit(self, prompt_ids: tuple[int, ...], generation: Any, sink: Sink, *, wants_tokens: bool) -> int:
+        """Use a reserved place; ``sink`` is called with every event of the request. Its id."""
+        ...
+
+    def cancel(self, request_id: int) -> None:
+        """``sink`` hears nothing more."""
+        ...

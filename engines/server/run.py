@@ -1,0 +1,133 @@
+"""Runs a server from its socket to its end: the engine beside it, SIGTERM and Ctrl-C as a request to finish."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+
+import uvicorn
+
+from engines.errors import RunError, UserError
+from engines.server.app import Server
+from engines.server.codec import Codec
+from engines.server.completion import Served
+from engines.server.protocol import ServedModel
+from engines.server.service import EngineProcess
+from engines.server.settings import ServerSettings
+
+POLL_S = 0.02
+KEEP_ALIVE_S = 75
+FLUSH_S = 5
+"""For a client to read the end of what was written to it."""
+
+
+def run(model: ServedModel, codec: Codec, settings: ServerSettings, say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what was taken. A second signal ends at once.
+
+    ``say`` hears a line when the socket is open, when requests are taken, and when the end begins. Raises UserError
+    where the address or the model cannot be had, RunError where the engine is lost for good, or requests at the end.
+    """
+    with closing(_listen(settings)) as listener:
+        asyncio.run(_serve(model, codec, settings, listener, say))
+
+
+async def _serve(
+    model: ServedModel, codec: Codec, settings: ServerSettings, listener: socket.socket, say: Callable[[str], None]
+) -> None:
+    service = EngineProcess(model, max_waiting=settings.max_queue)
+    host, port = listener.getsockname()[:2]
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="text") as work:
+        served = Served(model=model, codec=codec, service=service, work=work, max_queue=settings.max_queue)
+        server = Server(served, settings)
+        config = uvicorn.Config(
+            server.app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=FLUSH_S,
+        )
+        http = _Http(config)
+        signals = _Signals()
+        service.start()
+        serving = asyncio.create_task(http.serve(sockets=[listener]))
+        say(f"listening on {address}, loading {model.name}")
+        try:
+            lost = await _until_over(service, server, signals, settings, say, address)
+        finally:
+            signals.close()
+            http.should_exit = True
+            http.force_exit = signals.count > 1
+            with suppress(asyncio.CancelledError):
+                await serving
+            await service.stop()
+    if lost:
+        raise RunError(f"{lost} requests were given up at the end: allow them more with --drain-timeout")
+
+
+async def _until_over(
+    service: EngineProcess,
+    server: Server,
+    signals: _Signals,
+    settings: ServerSettings,
+    say: Callable[[str], None],
+    address: str,
+) -> int:
+    """Requests that were given up. Raises what ended the engine for good."""
+    assert service.ended is not None
+    is_said = False
+    while not signals.count:
+        if service.ended.done():
+            raise service.ended.result()
+        if service.is_ready and not is_said:
+            say(f"ready: {address}/v1, status page at {address}/")
+            is_said = True
+        await asyncio.sleep(POLL_S)
+    say(f"ending: {server.num_answering} requests to finish")
+    server.drain()
+    loop = asyncio.get_running_loop()
+    until = loop.time() + settings.drain_timeout_s
+    while server.num_answering and not service.ended.done() and signals.count == 1 and loop.time() < until:
+        await asyncio.sleep(POLL_S)
+    return service.fail_open("the server has ended before this request: send it again")
+
+
+class _Http(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are dealt with here, not there."""
+        yield
+
+
+class _Signals:
+    """Counts SIGTERM and Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._receive)
+
+    def _receive(self) -> None:
+        self.count += 1
+
+    def close(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.remove_signal_handler(number)
+
+
+def _listen(settings: ServerSettings) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise UserError(
+            f"host={settings.host!r}, port={settings.port} cannot be listened on ({error.strerror or error}): give another "
+            f"--port or --host"
+        ) from error

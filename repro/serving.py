@@ -1,0 +1,180 @@
+"""A diffusion-LLM system as a model to serve: the checked settings behind ``repro serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from baselines.dllm.published import PublishedMethod
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError, require
+from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
+from engines.server.codec import Codec, IdsAlone, TextCodec
+from engines.server.protocol import Kind, ServedEngine
+from repro.runs.cell import Cell
+from repro.runs.system import SYSTEMS
+from repro.systems.dllm.settings import Settings, options_of
+from repro.systems.dllm.system import DllmSystem
+
+_OF_A_REQUEST: Mapping[str, Kind] = MappingProxyType(
+    {
+        "steps": int,
+        "block_length": int,
+        "threshold": float,
+        "factor": float,
+        "alg_temp": float,
+        "remasking": str,
+        "cfg_scale": float,
+    }
+)
+"""Settings of a generation that a request may ask for, beside those of OpenAI's API."""
+_EVERY_METHODS = ("steps",)
+
+MOST_SETTINGS = 256
+"""Distinct settings of requests that are kept checked."""
+
+
+@dataclass(frozen=True)
+class DllmModel:
+    """A ``ServedModel``. ``cell`` names the system, its platform and its knobs; ``name`` is what requests call it."""
+
+    cell: Cell
+    name: str
+
+    @classmethod
+    def of(cls, *, system: str, platform: str, knobs: Mapping[str, Any], name: str | None) -> DllmModel:
+        """Raise UserError for what cannot be served."""
+        chosen = SYSTEMS.get(system)
+        if not isinstance(chosen, DllmSystem):
+            raise UserError(f"system={system!r} is no diffusion-LLM system: use another")
+        own = {"num_prompts": 1, **knobs}
+        if isinstance(chosen.method, PublishedMethod):
+            # The only reading whose steps take new requests.
+            own.setdefault("reading", "policy")
+        cell = Cell(
+            system=system,
+            dataset="requests",
+            platform=platform,
+            executor="torch",
+            rate=None,
+            seed=0,
+            knobs=tuple(own.items()),
+        )
+        settings = chosen.settings(cell)
+        if chosen.method.has_blocks(settings.family, settings.options) and settings.generation.num_blocks > 1:
+            # The engine then knows the checkpoint's stop tokens; requests say whether they end at one.
+            cell = replace(cell, knobs=(*cell.knobs, ("stop_at_eos", True)))
+        model = cls(cell, name or settings.model)
+        chosen.deployment(model.settings, [model.max_model_len])
+        return model
+
+    @property
+    def _system(self) -> DllmSystem:
+        system = SYSTEMS.get(self.cell.system)
+        assert isinstance(system, DllmSystem)
+        return system
+
+    @cached_property
+    def settings(self) -> Settings:
+        return self._system.settings(self.cell)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        settings = self.settings
+        return {"system": self.cell.system, "root": settings.model, "fingerprint": settings.checkpoint_digest}
+
+    @property
+    def max_model_len(self) -> int:
+        engine = self.settings.engine
+        return min(
+            engine.max_model_len, engine.max_num_batched_tokens, config_of(self.settings.model).max_sequence_length
+        )
+
+    def codec(self) -> Codec:
+        """Ids alone where the weights are random, and belong to no tokenizer."""
+        model = self.settings.model
+        if model in PUBLISHED_CONFIGS:
+            return IdsAlone()
+        return TextCodec.of(checkpoint_dir(model, weights=False), config_of(model))
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Mapping[str, Kind]:
+        own = self._system.method.options[self.settings.family]
+        return {name: kind for name, kind in _OF_A_REQUEST.items() if name in own or name in _EVERY_METHODS}
+
+    def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
+        """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
+        after."""
+        given = dict(asked)
+        seed, ignores_eos = given.pop("seed", 0), given.pop("ignore_eos", False)
+        if "max_tokens" in given:
+            given["gen_length"] = given.pop("max_tokens")
+        return replace(_checked(self, tuple(sorted(given.items())), ignores_eos=ignores_eos), seed=seed)
+
+    def without_seed(self, given: Mapping[str, Any], *, ignores_eos: bool) -> GenerationConfig:
+        base = self.settings.generation
+        knobs = {name: value for name, value in self.cell.knobs if name != "stop_at_eos"}
+        length = given.get("gen_length", base.gen_length)
+        most = self.max_model_len - 1
+        require(
+            length <= most,
+            f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
+        )
+        knobs |= given
+        if "gen_length" in given and "steps" not in given:
+            blocks = -(-length // given.get("block_length", base.block_length))
+            knobs["steps"] = max(blocks, round(base.steps * length / base.gen_length))
+        settings = self._system.settings(replace(self.cell, knobs=tuple(knobs.items())))
+        self._check_sampler(settings, given)
+        generation = settings.generation
+        has_blocks = self._system.method.has_blocks(settings.family, settings.options)
+        return replace(generation, stop_at_eos=has_blocks and not ignores_eos and generation.num_blocks > 1)
+
+    def _check_sampler(self, settings: Settings, given: Mapping[str, Any]) -> None:
+        """Refuse an option that would change more than the one request."""
+        method, family = self._system.method, settings.family
+        if method.sampler(family, settings.options) != method.sampler(family, self.settings.options):
+            name = next(iter(options_of(given)))
+            raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
+
+    def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:
+        config, most, length = config_of(self.settings.model), self.max_model_len, generation.gen_length
+        require(len(prompt_ids) > 0, "prompt has no token: give some text")
+        require(
+            len(prompt_ids) + length <= most,
+            f"prompt of {len(prompt_ids)} tokens and max_tokens={length} make more than max_model_len={most}: shorten "
+            f"the prompt or ask for fewer tokens",
+        )
+        wrong = next((i for i in prompt_ids if not 0 <= i < config.vocab_size), None)
+        require(
+            wrong is None,
+            f"prompt has the id {wrong} and the vocabulary {config.vocab_size}: use this model's tokenizer",
+        )
+        require(
+            config.mask_token_id not in prompt_ids,
+            f"prompt has the mask token (id {config.mask_token_id}): take it out",
+        )
+
+    # -- the engine ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def serving(self) -> Iterator[ServedEngine]:
+        from engines.server.dllm.engine import ServedDllm
+
+        settings = self.settings
+        deployment = self._system.deployment(settings, [self.max_model_len])
+        deployment.check_machine()
+        with deployment.serving() as (engine, _):
+            yield ServedDllm(engine)
+
+
+@lru_cache(maxsize=MOST_SETTINGS)
+def _checked(model: DllmModel, given: tuple[tuple[str, Any], ...], *, ignores_eos: bool) -> GenerationConfig:
+    """Requests of one kind are checked once."""
+    return model.without_seed(dict(given), ignores_eos=ignores_eos)
