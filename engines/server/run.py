@@ -53,7 +53,7 @@ async def _serve(
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=FLUSH_S,
         )
-        http = _Http(config)
+        http = HttpServer(config)
         signals = _Signals()
         service.start()
         serving = asyncio.create_task(http.serve(sockets=[listener]))
@@ -98,7 +98,7 @@ async def _until_over(
     return service.fail_open("the server has ended before this request: send it again")
 
 
-class _Http(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are dealt with here, not there."""

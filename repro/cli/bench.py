@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from repro.runs.family import Shown
     from repro.runs.store import StoredRun
 
+ENDPOINT = "repro.systems.http.platforms:ENDPOINT"
+"""Where a system behind --url runs."""
+
 
 @spread
 def bench(
@@ -98,6 +101,13 @@ def bench(
     weights: opt.Weights = None,
     dtype: opt.Dtype = None,
     device: opt.Device = None,
+    url: Annotated[
+        str | None, typer.Option(help="Base URL of an OpenAI-compatible server to drive in place of a system here.")
+    ] = None,
+    max_concurrency: Annotated[int | None, typer.Option(help="With --url, requests under way at once.")] = None,
+    goodput: Annotated[
+        str | None, typer.Option(help="With --url, limits in ms of a good request, like 'ttft:200 tpot:50 e2el:5000'.")
+    ] = None,
     decoding: Decoding,
     seed: opt.Seed = 0,
     result_dir: opt.ResultDir = None,
@@ -148,6 +158,9 @@ def bench(
     from repro.systems.laps.part import part_of
     from repro.systems.platforms import platform as platform_of
 
+    if url is not None:
+        system = system or ["openai-http"]
+        platform = ENDPOINT if platform == "cpu-tiny" else platform
     where = platform_of(platform)
     check_most("num_prompts", num_prompts)
     if plot is not None:
@@ -181,14 +194,21 @@ def bench(
         batch_rule=batch_rule,
         memory_limit=opt.parse_memory_limit(memory_limit),
         logit_rows=logit_rows,
+        url=url,
+        max_concurrency=max_concurrency,
+        goodput=goodput,
         model=model,
         weights=weights,
         dtype=dtype,
         device=device,
         **decoding.given(),
     )
+    if url is not None:
+        # One token a step is the default of systems here; what another server does is its own affair.
+        if decoding.steps is None:
+            knobs.pop("steps", None)
     knobs |= opt.parse_knobs(knob or (), knobs)
-    if input_len is not None:
+    if input_len is not None and url is None:
         knobs["length_scale"] = 1.0
     if dataset_path is not None and dataset_source is None:
         knobs["dataset_source"] = "local"

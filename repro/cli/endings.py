@@ -33,6 +33,7 @@ EXTRAS = {
     "starlette": "server",
     "uvicorn": "server",
     "prometheus_client": "server",
+    "aiohttp": "http",
 }
 """Package -> the extra of this project that brings it."""
 

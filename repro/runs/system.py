@@ -97,6 +97,7 @@ SYSTEMS: Registry[System] = Registry(
         "sglang-pd": f"{_LAPS}:SGLANG_PD",
         "sglang-pd-router": f"{_LAPS}:SGLANG_PD_ROUTER",
         "vllm-pd": f"{_LAPS}:VLLM_PD",
+        "openai-http": "repro.systems.http.system:OPENAI_HTTP",
     },
     having=("name", "title", "summary", "family", "prepare"),
 )

@@ -1,0 +1,209 @@
+"""Drives an endpoint over HTTP, open loop: requests are sent when due, whatever became of those before.
+
+A conversation's next turn is due ``delay_s`` after the answer to the one before: a user, or a tool, needs that answer.
+Nothing here knows HTTP: what sends a request is given, and time is the event loop's, real or virtual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engines.errors import UserError
+from repro.runs.drivers.steps import DriveProgress, OnProgress
+
+Clock = Callable[[], float]
+"""Seconds since the run began."""
+
+
+@dataclass(kw_only=True)
+class Reply:
+    """One answer, filled in while it arrives; stamps are on the driver's clock."""
+
+    chunks_s: list[float] = field(default_factory=list)
+    """When each piece with content arrived."""
+    text: str = ""
+    token_ids: list[int] | None = None
+    """None where the endpoint tells none."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Of the prompt, taken from a cache; None where the endpoint does not say."""
+    finish_reason: str | None = None
+    error: str | None = None
+    """One sentence; None where the answer is whole."""
+
+
+Send = Callable[[Mapping[str, Any], Clock], Awaitable[Reply]]
+"""Sends a body and waits for the end of its answer. Raises nothing a server can cause."""
+
+
+class Ask(Protocol):
+    """What a turn sends."""
+
+    @property
+    def body(self) -> Mapping[str, Any]: ...
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt, as far as the client can tell."""
+        ...
+
+    @property
+    def asked_tokens(self) -> int: ...
+
+
+class Conversation(Protocol):
+    """Turns, one after the other; a request by itself is a conversation of one."""
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def arrival_s(self) -> float: ...
+
+    @property
+    def delays_s(self) -> Sequence[float]:
+        """After each turn; their number is that of the turns."""
+        ...
+
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
+        """The next turn, after these answers."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A turn and its answer. None of the times of one that was never sent."""
+
+    session_id: int
+    turn: int
+    due_s: float
+    queued_s: float | None = None
+    """When it was due by this process's own clockwork; then it waits for a place under ``max_concurrency``."""
+    sent_s: float | None = None
+    ended_s: float | None = None
+    ask: Ask | None = None
+    reply: Reply | None = None
+    error: str | None = None
+
+
+async def drive_http(
+    conversations: Sequence[Conversation],
+    send: Send,
+    *,
+    max_concurrency: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> list[Exchange]:
+    """Every turn of every conversation, in the order in which they were due.
+
+    ``max_concurrency`` holds back requests beyond it, which closes the loop: their wait is in their latency, and told
+    apart. The turns behind one that failed are not sent.
+    """
+    ordered = sorted(conversations, key=lambda conversation: conversation.arrival_s)
+    _check(ordered, max_concurrency)
+    driver = _Driver(ordered, send, max_concurrency, on_progress)
+    tasks = set()
+    try:
+        for conversation in ordered:
+            await driver.sleep_until(conversation.arrival_s)
+            tasks.add(asyncio.create_task(driver.hold(conversation)))
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    return sorted(driver.exchanges, key=lambda exchange: (exchange.due_s, exchange.session_id, exchange.turn))
+
+
+class _Driver:
+    def __init__(
+        self,
+        conversations: Sequence[Conversation],
+        send: Send,
+        max_concurrency: int | None,
+        on_progress: OnProgress | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._time, self._zero = loop.time, loop.time()
+        self._send, self._on_progress = send, on_progress
+        self._places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
+        self._num_total = sum(len(conversation.delays_s) for conversation in conversations)
+        self._num_sent = 0
+        self.exchanges: list[Exchange] = []
+
+    def now(self) -> float:
+        return self._time() - self._zero
+
+    async def sleep_until(self, time_s: float) -> None:
+        while (left := time_s - self.now()) > 0:
+            await asyncio.sleep(left)
+
+    async def hold(self, conversation: Conversation) -> None:
+        """All turns of one conversation."""
+        due_s = conversation.arrival_s
+        replies: list[Reply] = []
+        for turn, delay_s in enumerate(conversation.delays_s):
+            await self.sleep_until(due_s)
+            exchange = await self._exchange(conversation, turn, due_s, replies)
+            self._close(exchange)
+            assert exchange.reply is not None
+            assert exchange.ended_s is not None
+            if exchange.error is not None:
+                for later in range(turn + 1, len(conversation.delays_s)):
+                    reason = f"not sent: turn {turn} of its conversation failed"
+                    self._close(
+                        Exchange(session_id=conversation.session_id, turn=later, due_s=exchange.ended_s, error=reason)
+                    )
+                return
+            replies.append(exchange.reply)
+            due_s = exchange.ended_s + delay_s
+
+    async def _exchange(
+        self, conversation: Conversation, turn: int, due_s: float, replies: Sequence[Reply]
+    ) -> Exchange:
+        ask = conversation.ask(turn, replies)
+        queued_s = self.now()
+        if self._places is not None:
+            await self._places.acquire()
+        try:
+            sent_s = self.now()
+            self._num_sent += 1
+            reply = await self._send(ask.body, self.now)
+        finally:
+            if self._places is not None:
+                self._places.release()
+        return Exchange(
+            session_id=conversation.session_id,
+            turn=turn,
+            due_s=due_s,
+            queued_s=queued_s,
+            sent_s=sent_s,
+            # The last piece of the answer, not what the endpoint says behind it.
+            ended_s=reply.chunks_s[-1] if reply.error is None and reply.chunks_s else self.now(),
+            ask=ask,
+            reply=reply,
+            error=reply.error,
+        )
+
+    def _close(self, exchange: Exchange) -> None:
+        self.exchanges.append(exchange)
+        if self._on_progress is not None:
+            num_closed = len(self.exchanges)
+            self._on_progress(
+                DriveProgress(
+                    now_s=self.now(),
+                    num_total=self._num_total,
+                    num_submitted=max(self._num_sent, num_closed),
+                    num_closed=num_closed,
+                )
+            )
+
+
+def _check(conversations: Sequence[Conversation], max_concurrency: int | None) -> None:
+    if max_concurrency is not None and max_concurrency < 1:
+        raise UserError(f"max_concurrency={max_concurrency} must be at least 1")
+    ids = [conversation.session_id for conversation in conversations]
+    if len(set(ids)) < len(ids):
+        raise UserError("session_id appears twice in the workload: make ids unique")

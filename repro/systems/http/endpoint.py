@@ -1,0 +1,171 @@
+"""One OpenAI-compatible endpoint: what it says of itself, and how a request is sent to it and timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+from engines.errors import UserError, require
+from repro.runs.drivers.http import Clock, Reply, Send
+
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
+Api = Literal["completions", "chat"]
+KEY_VARIABLE = "OPENAI_API_KEY"
+"""Sent as the bearer token, and never stored."""
+ASK_S = 10.0
+"""For an endpoint to say what it serves."""
+LONGEST_LINE = 1 << 20
+"""Bytes of an event."""
+_PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
+"""What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """``url`` is the base, with or without ``/v1`` at its end."""
+
+    url: str
+    api: Api = "completions"
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        require(
+            parts.scheme in ("http", "https") and bool(parts.netloc),
+            f"url={self.url!r} is no address of a server: write it like http://127.0.0.1:8000",
+        )
+        require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
+        require(not parts.query and not parts.fragment, f"url={self.url!r} has more than a path: leave the rest out")
+        require(self.api in _PATHS, f"api={self.api!r} is unknown: use one of {', '.join(_PATHS)}")
+        require(0 < self.timeout_s < 1e6, f"timeout_s={self.timeout_s:g} must be above 0 seconds")
+
+    @property
+    def base(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        key = os.environ.get(KEY_VARIABLE)
+        return {"Content-Type": "application/json", **({} if key is None else {"Authorization": f"Bearer {key}"})}
+
+    def models(self) -> list[Mapping[str, Any]]:
+        """Cards of what it serves. Raise UserError where it does not answer."""
+        request = urllib.request.Request(f"{self.base}/v1/models", headers=dict(self.headers))
+        try:
+            with urllib.request.urlopen(request, timeout=ASK_S) as response:
+                cards = json.loads(response.read())["data"]
+                return [card for card in cards if isinstance(card["id"], str)]
+        except urllib.error.HTTPError as error:
+            fix = f"set {KEY_VARIABLE} to its key" if error.code == 401 else "check the url"
+            raise UserError(f"url={self.url!r} answers /v1/models with status {error.code}: {fix}") from None
+        except (OSError, urllib.error.URLError) as error:
+            reason = getattr(error, "reason", error)
+            raise UserError(
+                f"url={self.url!r} does not answer ({reason}): start the server, or check the url"
+            ) from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"url={self.url!r} does not answer /v1/models as OpenAI's API does: check the url"
+            ) from None
+
+    def card(self, model: str | None) -> Mapping[str, Any]:
+        """What of the model's card is lasting; of the only one where none is named."""
+        cards = {str(card["id"]): card for card in self.models()}
+        if model is None:
+            require(len(cards) == 1, f"model: url={self.url!r} serves {', '.join(cards) or 'none'}: name one of them")
+            (model,) = cards
+        require(model in cards, f"model={model!r} is not served at {self.url!r}: use {', '.join(cards)}")
+        return {name: cards[model][name] for name in _LASTING if name in cards[model]}
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[Send]:
+        """What sends requests, over connections that are kept."""
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(
+            timeout=timeout, connector=connector, headers=dict(self.headers), read_bufsize=LONGEST_LINE
+        ) as session:
+
+            async def send(body: Mapping[str, Any], clock: Clock) -> Reply:
+                return await self._send(session, body, clock)
+
+            yield send
+
+    async def _send(self, session: ClientSession, body: Mapping[str, Any], clock: Clock) -> Reply:
+        import aiohttp
+
+        reply = Reply()
+        content = json.dumps(body).encode()
+        try:
+            async with session.post(f"{self.base}{_PATHS[self.api]}", data=content) as response:
+                if response.status != 200:
+                    said = _sentence((await response.content.read(4096)).decode(errors="replace"))
+                    reply.error = f"status {response.status}: {said}"
+                else:
+                    await _read(response, reply, clock, is_chat=self.api == "chat")
+        except TimeoutError:
+            reply.error = f"no whole answer within timeout_s={self.timeout_s:g}"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            reply.error = f"{type(error).__name__}: {_sentence(str(error))}"
+        return reply
+
+
+async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat: bool) -> None:
+    is_done = False
+    async for line in response.content:
+        if not line.startswith(b"data:"):
+            continue
+        arrived_s = clock()
+        content = line[5:].strip()
+        if content == b"[DONE]":
+            is_done = True
+            continue
+        said = json.loads(content)
+        if said.get("error") is not None:
+            reply.error = f"in the stream: {_sentence(json.dumps(said['error']))}"
+            return
+        _take(said, reply, arrived_s, is_chat=is_chat)
+    if not is_done:
+        reply.error = "the stream broke off before its end"
+    elif reply.completion_tokens is None:
+        reply.error = "the endpoint does not say how many tokens the answer has (usage)"
+    elif not reply.chunks_s:
+        reply.error = "the answer is empty"
+
+
+def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, *, is_chat: bool) -> None:
+    for choice in said.get("choices") or ():
+        text = (choice.get("delta") or {}).get("content") if is_chat else choice.get("text")
+        ids = choice.get("token_ids")
+        if text or ids:
+            reply.chunks_s.append(arrived_s)
+            reply.text += text or ""
+        if ids:
+            reply.token_ids = [*(reply.token_ids or ()), *ids]
+        reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+    usage = said.get("usage")
+    if usage:
+        reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+def _sentence(text: str) -> str:
+    """The message of an error in OpenAI's form, else the beginning of what was said."""
+    try:
+        found = json.loads(text)
+        text = found.get("error", found)["message"]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return " ".join(str(text).split())[:300]

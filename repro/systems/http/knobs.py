@@ -1,0 +1,110 @@
+"""The knobs of a cell on an endpoint, resolved."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from engines.bounds import check_fields
+from engines.errors import UserError, require
+from repro.runs.cell import Cell
+from repro.systems.http.endpoint import Endpoint
+
+GOODPUT_TIMES = ("ttft", "tpot", "e2el")
+_NOTES = ("basis",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpKnobs:
+    """Lengths are tokens, and of sessions scale every round. None takes the data set's own."""
+
+    url: str
+    model: str | None = None
+    """As the endpoint calls it; None where it serves one alone."""
+    api: str = "completions"
+    """completions sends token ids, which makes lengths exact; chat sends text."""
+    tokenizer: str = "tiny"
+    """Checkpoint whose tokenizer makes the prompts; ids of the embedded one are valid in any larger vocabulary."""
+    num_prompts: int = 100
+    input_len: int | None = None
+    gen_length: int = 64
+    length_scale: float = 1.0
+    max_prompt_len: int = 4096
+    arrivals: str | None = None
+    burstiness: float = 1.0
+    dataset_source: str = "auto"
+    dataset_path: str | None = None
+    delay_mean_s: float | None = None
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    max_concurrency: int | None = None
+    num_warmups: int = 1
+    unique_prefix: bool = True
+    goodput: str | None = None
+    timeout_s: float = 600.0
+    extra: str | None = None
+    """A JSON object of further fields for every request."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("num_prompts", "gen_length", "max_prompt_len"):
+            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        require(self.num_warmups >= 0, f"num_warmups={self.num_warmups} must not be negative")
+        require(
+            self.max_concurrency is None or self.max_concurrency >= 1,
+            f"max_concurrency={self.max_concurrency} must be at least 1",
+        )
+        require(
+            self.input_len is None or 1 <= self.input_len <= self.max_prompt_len,
+            f"input_len={self.input_len} must be between 1 and max_prompt_len={self.max_prompt_len}",
+        )
+        require(
+            self.input_len is None or self.length_scale == 1,
+            f"length_scale={self.length_scale} has no effect with input_len={self.input_len}: leave one out",
+        )
+        _ = self.endpoint, self.limits, self.extra_fields
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(url=self.url, api=self.api, timeout_s=self.timeout_s)  # type: ignore[arg-type]
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """Seconds by name of the time; empty without ``goodput``."""
+        found: dict[str, float] = {}
+        for word in (self.goodput or "").split():
+            match = re.fullmatch(r"([a-z0-9]+):(\d+(?:\.\d+)?)", word)
+            if match is None or match[1] not in GOODPUT_TIMES or float(match[2]) <= 0 or match[1] in found:
+                raise UserError(
+                    f"goodput={self.goodput!r} is no list of limits: write each of {', '.join(GOODPUT_TIMES)} once, in ms, "
+                    f"like 'ttft:200 tpot:50'"
+                )
+            found[match[1]] = float(match[2]) / 1e3
+        return found
+
+    @property
+    def extra_fields(self) -> Mapping[str, Any]:
+        if self.extra is None:
+            return {}
+        try:
+            found = json.loads(self.extra)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise UserError(f"extra={self.extra!r} is no JSON object: write it like '{{\"steps\": 8}}'")
+        return found
+
+
+def knobs_of(cell: Cell) -> HttpKnobs:
+    known = [field.name for field in fields(HttpKnobs)]
+    given = {name: value for name, value in cell.knob_values.items() if name not in _NOTES and value is not None}
+    for name, value in given.items():
+        require(
+            name in known,
+            f"{name}={value!r} has no effect with system={cell.system!r}: leave it out, or use one of {', '.join(known)}",
+        )
+    require("url" in given, "url is missing: give the endpoint's, like --url http://127.0.0.1:8000")
+    return HttpKnobs(**given)  # type: ignore[arg-type]

@@ -1,0 +1,162 @@
+"""What a client can see of an endpoint. Times count from the due time unless they say otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from repro.runs.metrics import Floats, Metric, distribution, floats, is_ok, per_second, window_s
+from repro.runs.record import RunRecord
+from repro.systems.http.columns import CHUNKS
+
+
+def sent_s(record: RunRecord) -> Floats:
+    """[requests] when each was sent; NaN where it was not."""
+    return floats(record.requests["arrival_s"]) + floats(record.requests["submit_lag_s"])
+
+
+def schedule_delay_s(record: RunRecord) -> Floats:
+    """[requests] how late the client itself was, the wait for a place left out."""
+    return floats(record.requests["submit_lag_s"]) - floats(record.requests["client_queue_s"])
+
+
+def ttft_sent_s(record: RunRecord) -> Floats:
+    return floats(record.requests["first_output_s"]) - sent_s(record)
+
+
+def tpot_s(record: RunRecord) -> Floats:
+    """[requests] (E2EL - TTFT) / (n_out - 1); NaN for one token, or an answer in one piece."""
+    table = record.requests
+    tokens, pieces = floats(table["output_len"]), np.asarray(table["num_chunks"])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = (floats(table["finished_s"]) - floats(table["first_output_s"])) / (tokens - 1)
+    times[~((tokens > 1) & (pieces > 1) & is_ok(record))] = np.nan
+    return times
+
+
+def icl_s(record: RunRecord) -> Floats:
+    """Every gap between two pieces of one answer, of ok requests."""
+    return _gaps(record, is_ok(record))
+
+
+def itl_s(record: RunRecord) -> Floats:
+    """The same of answers whose pieces are single tokens."""
+    single = np.asarray(record.requests["num_chunks"]) == floats(record.requests["output_len"])
+    return _gaps(record, is_ok(record) & single)
+
+
+def _gaps(record: RunRecord, of: np.ndarray) -> Floats:
+    owner = np.asarray(record.tables[CHUNKS]["request_id"], dtype=np.int64)
+    arrived = floats(record.tables[CHUNKS]["arrived_s"])
+    # Requests are numbered by their rows, and pieces are in their order.
+    together = (owner[1:] == owner[:-1]) & of[owner[1:]] if owner.size else np.zeros(0, dtype=bool)
+    return np.diff(arrived)[together] if owner.size else arrived
+
+
+def requested_rate(record: RunRecord) -> float | None:
+    rate: float | None = record.facts.get("requested_rate")
+    return rate
+
+
+def due_rate(record: RunRecord) -> float | None:
+    """Of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
+    return _rate(floats(record.requests["arrival_s"])[_first_turns(record)])
+
+
+def achieved_rate(record: RunRecord) -> float | None:
+    return _rate(sent_s(record)[_first_turns(record)])
+
+
+def _first_turns(record: RunRecord) -> np.ndarray:
+    return np.asarray(record.requests["turn"]) == 0
+
+
+def _rate(times: Floats) -> float | None:
+    times = times[~np.isnan(times)]
+    span = float(times.max() - times.min()) if times.size > 1 else 0.0
+    return (times.size - 1) / span if span > 0 else None
+
+
+def peak_concurrency(record: RunRecord) -> int:
+    """Most requests that were under way at once."""
+    begun, ended = sent_s(record), floats(record.requests["finished_s"])
+    known = ~np.isnan(begun) & ~np.isnan(ended)
+    events = sorted([(t, 1) for t in begun[known].tolist()] + [(t, -1) for t in ended[known].tolist()])
+    return int(np.cumsum([step for _, step in events]).max()) if events else 0
+
+
+def goodput(record: RunRecord) -> dict[str, Any]:
+    """Good requests are ok and keep every limit of ``goodput``; the others count against attainment."""
+    limits: dict[str, float] = record.facts.get("goodput", {})
+    if not limits:
+        return {}
+    table = record.requests
+    arrival = floats(table["arrival_s"])
+    times = {
+        "ttft": floats(table["first_output_s"]) - arrival,
+        "e2el": floats(table["finished_s"]) - arrival,
+        "tpot": tpot_s(record),
+    }
+    good = is_ok(record)
+    for name, limit in limits.items():
+        # An answer in one piece has no time per token, and breaks no limit of it.
+        good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name == "tpot" else False))
+    num_good, n = int(good.sum()), record.num_requests
+    return {
+        "limits_s": limits,
+        "num_good": num_good,
+        "requests_s": per_second(num_good, window_s(record)),
+        "attainment": num_good / n if n else None,
+    }
+
+
+def _known(times: Floats) -> dict[str, Any]:
+    return distribution(times[~np.isnan(times)])
+
+
+def _prompt_tokens(record: RunRecord) -> int:
+    return int(sum(n for n, ok in zip(record.requests["prompt_len"], is_ok(record), strict=True) if ok))
+
+
+_NONE_SENT = "per entry: none sent; std below 2, pQ below 100 / (100 - Q) of them"
+_FEW = "fewer than two first turns sent, or all at one moment"
+
+HTTP_METRICS: tuple[Metric, ...] = (
+    Metric("ttft_sent_s", "s", "distribution of first piece - sent", _NONE_SENT, lambda r: _known(ttft_sent_s(r))),
+    Metric(
+        "tpot_s",
+        "s",
+        "distribution over requests of (last piece - first piece) / (output_len - 1)",
+        "one token, or an answer in one piece",
+        lambda r: _known(tpot_s(r)),
+    ),
+    Metric(
+        "itl_s",
+        "s",
+        "distribution of gaps between tokens",
+        "answers in pieces of several tokens",
+        lambda r: _known(itl_s(r)),
+    ),
+    Metric("icl_s", "s", "distribution of gaps between pieces", "answers in one piece", lambda r: _known(icl_s(r))),
+    Metric(
+        "schedule_delay_s",
+        "s",
+        "distribution of sent - due - client_queue_s",
+        _NONE_SENT,
+        lambda r: _known(schedule_delay_s(r)),
+    ),
+    Metric(
+        "client_queue_s",
+        "s",
+        "distribution of the wait under max_concurrency",
+        _NONE_SENT,
+        lambda r: _known(floats(r.requests["client_queue_s"])),
+    ),
+    Metric("requested_rate", "requests/s", "as asked; of sessions, where they are", "all at once", requested_rate),
+    Metric("due_rate", "requests/s", "(first turns - 1) / span of their due times", _FEW, due_rate),
+    Metric("achieved_rate", "requests/s", "(first turns - 1) / span of their sending", _FEW, achieved_rate),
+    Metric("peak_concurrency", "requests", "most under way at once", "never", peak_concurrency),
+    Metric("prompt_tokens", "tokens", "sum of prompt_len over ok requests", "never", _prompt_tokens),
+    Metric("goodput_http", "requests/s, share", "within the limits of goodput / window_s; / all", "no limits", goodput),
+)

@@ -1,0 +1,146 @@
+"""``openai-http``: any OpenAI-compatible endpoint as a system, driven over HTTP and measured at the client."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from secrets import token_hex
+from typing import Any, ClassVar
+
+from engines.errors import RunError, UserError, require
+from repro.runs.cell import Cell
+from repro.runs.drivers.http import Exchange, drive_http
+from repro.runs.drivers.steps import OnProgress
+from repro.runs.family import Family
+from repro.runs.record import Obtained, RunRecord
+from repro.systems.http.family import HTTP
+from repro.systems.http.knobs import HttpKnobs, knobs_of
+from repro.systems.http.log import tables_of
+from repro.systems.http.workload import HttpWorkload, workload_of
+
+EXECUTOR = "http"
+PROGRESS_EVERY_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpDeployment:
+    knobs: HttpKnobs
+    card: Mapping[str, Any]
+    """What the endpoint says of the model."""
+    rate: float | None
+    obtained: ClassVar[Obtained] = "measured"
+    modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.http.platforms")
+
+    @property
+    def basis(self) -> str:
+        """Of the endpoint's own description; what else is behind it, nobody outside can tell."""
+        return hashlib.sha256(json.dumps(self.card, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        knobs = self.knobs
+        return {
+            "endpoint": {"url": knobs.endpoint.base, "api": knobs.api, **self.card},
+            "requested_rate": self.rate,
+            "ignore_eos": knobs.ignore_eos,
+            "goodput": dict(knobs.limits),
+        }
+
+    def check_machine(self) -> None:
+        if find_spec("aiohttp") is None:
+            raise UserError(
+                "system='openai-http' needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'"
+            )
+
+    def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        nonce = token_hex(8) if self.knobs.unique_prefix else None
+        sent = workload if nonce is None else workload.with_prefixes(nonce)
+        with _without_collection():
+            exchanges = asyncio.run(self._drive(sent, _seldom(on_progress)))
+        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges)}
+        return RunRecord(
+            tables=tables_of(exchanges),
+            manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
+        )
+
+    async def _drive(self, workload: HttpWorkload, on_progress: OnProgress | None) -> list[Exchange]:
+        async with self.knobs.endpoint.sending() as send:
+            # Its own prompt again would warm a cache: the last one's, whose prefix no other has.
+            longest = max(workload.conversations, key=lambda each: len(each.turns[0].new_ids))
+            for number in range(self.knobs.num_warmups):
+                first = longest.turns[0]
+                warming = replace(longest, turns=(replace(first, new_ids=tuple(reversed(first.new_ids))),))
+                reply = await send(warming.ask(0, ()).body, time.perf_counter)
+                if reply.error is not None:
+                    raise RunError(f"warm-up request {number} failed: {reply.error}")
+            return await drive_http(
+                workload.conversations, send, max_concurrency=self.knobs.max_concurrency, on_progress=on_progress
+            )
+
+
+def _history(exchanges: Sequence[Exchange]) -> str | None:
+    """What later turns repeat of the answers before them; None where there are no later turns."""
+    replies = [each.reply for each in exchanges if each.reply is not None and each.error is None]
+    if all(each.turn == 0 for each in exchanges):
+        return None
+    return "token ids as answered" if all(r.token_ids is not None for r in replies) else "text as answered"
+
+
+def _seldom(on_progress: OnProgress | None) -> OnProgress | None:
+    """A bar that is drawn for every answer would be in the way of the next."""
+    if on_progress is None:
+        return None
+    last = 0.0
+
+    def tell(progress: Any) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last >= PROGRESS_EVERY_S or progress.num_closed == progress.num_total:
+            last = now
+            on_progress(progress)
+
+    return tell
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A collection of garbage stops the clockwork for tens of milliseconds."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class HttpSystem:
+    name = "openai-http"
+    title = "OpenAI-compatible endpoint"
+    summary = "any server at --url, driven over HTTP and measured at the client"
+
+    @property
+    def family(self) -> Family:
+        return HTTP
+
+    def prepare(self, cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
+        """Asks the endpoint what it serves."""
+        require(
+            cell.executor == EXECUTOR,
+            f"executor={cell.executor!r} has no effect with system={self.name!r}: leave it out",
+        )
+        knobs = knobs_of(cell)
+        card = knobs.endpoint.card(knobs.model)
+        workload = workload_of(cell, knobs, str(card["id"]))
+        return HttpDeployment(knobs=knobs, card=card, rate=cell.rate), workload
+
+
+OPENAI_HTTP = HttpSystem()

@@ -1,0 +1,82 @@
+"""When the numbers of a run against an endpoint may not be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from repro.runs.metrics import floats, is_ok
+from repro.runs.record import RunRecord
+from repro.runs.validity import late_submissions
+from repro.systems.http.metrics import achieved_rate, due_rate
+
+MIN_REQUESTS = 10
+"""Below it there is no p90 and no verdict."""
+MIN_RATE_SHARE = 0.95
+"""Of the rate at which requests fell due, that they have to be sent at."""
+MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
+"""A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
+longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
+
+
+def enough_requests(record: RunRecord) -> Iterator[str]:
+    if 0 < record.num_requests < MIN_REQUESTS:
+        yield f"{record.num_requests} requests are too few: send at least {MIN_REQUESTS}"
+
+
+def submissions(record: RunRecord) -> Iterator[str]:
+    """The wait for a place is shown apart, and is not the harness's."""
+    queue = np.nan_to_num(floats(record.requests["client_queue_s"]))
+    yield from late_submissions(record, floats(record.requests["arrival_s"]) + queue)
+
+
+def rate_was_kept(record: RunRecord) -> Iterator[str]:
+    due, achieved = due_rate(record), achieved_rate(record)
+    if due is not None and achieved is not None and achieved < MIN_RATE_SHARE * due:
+        held = " (max_concurrency held requests back)" if max(_queue(record), default=0.0) > 0.001 else ""
+        yield f"requests were sent at {achieved:.3g} per second and fell due at {due:.3g}{held}"
+
+
+def _queue(record: RunRecord) -> list[float]:
+    return [value for value in record.requests["client_queue_s"] if value is not None]
+
+
+def output_lengths(record: RunRecord) -> Iterator[str]:
+    """Exactly as long as asked for where ends of text are ignored, else at most."""
+    table, is_exact = record.requests, record.facts.get("ignore_eos", False)
+    rows = zip(table["asked_tokens"], table["output_len"], is_ok(record), strict=True)
+    wrong = sum((got != asked if is_exact else got > asked) for asked, got, ok in rows if ok)
+    if wrong:
+        rule = "exactly" if is_exact else "at most"
+        yield f"{wrong} answers have not {rule} the tokens that were asked for"
+
+
+def cold_cache(record: RunRecord) -> Iterator[str]:
+    """A first turn has seen nothing of its prompt before; later ones may find their own history."""
+    rows = zip(record.requests["turn"], record.requests["cached_tokens"], strict=True)
+    if warm := sum(turn == 0 and bool(cached) for turn, cached in rows):
+        yield (
+            f"{warm} first turns found a part of their prompt in a cache: start the endpoint again, or without prefix "
+            f"caching"
+        )
+
+
+def no_drift(record: RunRecord) -> Iterator[str]:
+    """Of runs with a rate: what comes all at once waits as long as it must."""
+    if record.facts.get("requested_rate") is None:
+        return
+    ttft = floats(record.requests["first_output_s"]) - floats(record.requests["arrival_s"])
+    ttft = ttft[~np.isnan(ttft)]
+    quarter = ttft.size // 4
+    if quarter < MIN_REQUESTS // 2:
+        return
+    first, last = float(np.median(ttft[:quarter])), float(np.median(ttft[-quarter:]))
+    if last > MAX_DRIFT * first and last - first > MIN_DRIFT_S:
+        yield (
+            f"the wait for the first output grew from {first:.3g} s to {last:.3g} s (medians of the first and the last "
+            f"quarter): the rate is above what the endpoint serves"
+        )
+
+
+HTTP_CHECKS = (enough_requests, submissions, rate_was_kept, output_lengths, cold_cache, no_drift)

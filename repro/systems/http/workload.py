@@ -1,0 +1,240 @@
+"""Requests and sessions as bodies of an OpenAI-compatible API, each with a prefix that no cache has seen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from engines.ar.session import Session
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError, require
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from repro.runs.cell import Cell
+from repro.runs.drivers.http import Reply
+from repro.systems.http.knobs import HttpKnobs
+from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.seed import derive_seed
+from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
+from repro.workloads.text import more_text
+from repro.workloads.workload import WorkloadConfig, build_workload
+
+PREFIX_TOKENS = 16
+"""At the front of a conversation, drawn anew in every run: a block of the caches that keep whole blocks."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    new_ids: Ids
+    """What it adds to the history."""
+    asked_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    body: Mapping[str, Any]
+    prompt_len: int
+    asked_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpConversation:
+    """A ``Conversation``. ``fields`` are in every body."""
+
+    session_id: int
+    arrival_s: float
+    turns: tuple[Turn, ...]
+    delays_s: tuple[float, ...]
+    is_chat: bool
+    seed: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    decode: Callable[[Sequence[int]], str]
+    encode: Callable[[str], list[int]]
+
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
+        asked = self.turns[turn].asked_tokens
+        own = {**self.fields, "seed": self.seed, "max_tokens": asked}
+        if self.is_chat:
+            messages = []
+            for past, reply in zip(self.turns, replies, strict=False):
+                messages.append({"role": "user", "content": self.decode(past.new_ids)})
+                messages.append({"role": "assistant", "content": reply.text})
+            messages.append({"role": "user", "content": self.decode(self.turns[turn].new_ids)})
+            length = sum(len(each.new_ids) for each in self.turns[: turn + 1])
+            return Ask(body={**own, "messages": messages}, prompt_len=length, asked_tokens=asked)
+        ids: list[int] = []
+        for past, reply in zip(self.turns, replies, strict=False):
+            ids += past.new_ids
+            ids += self._answer_ids(reply)
+        ids += self.turns[turn].new_ids
+        return Ask(body={**own, "prompt": ids}, prompt_len=len(ids), asked_tokens=asked)
+
+    def _answer_ids(self, reply: Reply) -> list[int]:
+        """The answer's own ids where the endpoint tells them, else as many of its text."""
+        if reply.token_ids is not None:
+            return reply.token_ids
+        wanted = reply.completion_tokens or 0
+        ids = self.encode(reply.text) or list(self.turns[0].new_ids)
+        return (ids * (wanted // len(ids) + 1))[:wanted]
+
+    def with_prefix(self, prefix: Ids) -> HttpConversation:
+        first = self.turns[0]
+        ids = prefix[: len(first.new_ids)]
+        return replace(self, turns=(replace(first, new_ids=ids + first.new_ids[len(ids) :]), *self.turns[1:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpWorkload:
+    conversations: tuple[HttpConversation, ...]
+    provenance: Any
+
+    @property
+    def num_turns(self) -> int:
+        return sum(len(each.turns) for each in self.conversations)
+
+    def with_prefixes(self, nonce: str) -> HttpWorkload:
+        """Every conversation's prompt begins with ids of its own, drawn from those that the prompts hold."""
+        known = sorted({i for each in self.conversations for i in each.turns[0].new_ids})
+        made = []
+        for each in self.conversations:
+            rng = random.Random(f"{nonce}/{each.session_id}")
+            made.append(each.with_prefix(tuple(rng.choice(known) for _ in range(PREFIX_TOKENS))))
+        return replace(self, conversations=tuple(made))
+
+
+@lru_cache(maxsize=2)
+def tokenizer_of(name: str) -> TextTokenizer:
+    return load_tokenizer(TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False))
+
+
+def workload_of(cell: Cell, knobs: HttpKnobs, model: str) -> HttpWorkload:
+    """Of a data set's requests, or a session trace's sessions."""
+    tokenizer = tokenizer_of(knobs.tokenizer)
+    fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    fields |= {"temperature": knobs.temperature, **knobs.extra_fields}
+    if knobs.ignore_eos:
+        fields["ignore_eos"] = True
+    build = _sessions if cell.dataset.lower() in known_session_cards() else _requests
+    return build(cell, knobs, tokenizer, fields)
+
+
+def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
+    kind = knobs.arrivals or ("burst" if cell.rate is None else "poisson" if knobs.burstiness == 1 else "gamma")
+    return ArrivalConfig(kind=kind, rate=cell.rate, burstiness=knobs.burstiness)  # type: ignore[arg-type]
+
+
+def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Mapping[str, Any]) -> HttpWorkload:
+    require(
+        knobs.delay_mean_s is None,
+        f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
+    )
+    length = knobs.gen_length
+    workload = build_workload(
+        WorkloadConfig(
+            dataset=cell.dataset,
+            num_requests=knobs.num_prompts,
+            seed=cell.seed,
+            arrivals=_arrivals(cell, knobs),
+            max_prompt_len=knobs.max_prompt_len,
+            min_prompt_len=1,
+            source=knobs.dataset_source,  # type: ignore[arg-type]
+            dataset_path=knobs.dataset_path,
+            length_scale=knobs.length_scale,
+            fixed_prompt_len=knobs.input_len,
+        ),
+        GenerationConfig(gen_length=length, block_length=length, steps=length),
+        encode=tokenizer.encode,
+    )
+    conversations = []
+    for request in workload.requests:
+        assert request.prompt_ids is not None
+        turn = Turn(new_ids=request.prompt_ids, asked_tokens=request.generation.gen_length)
+        conversations.append(
+            _conversation(
+                knobs,
+                tokenizer,
+                fields,
+                request.request_id,
+                request.arrival_s,
+                (turn,),
+                (0.0,),
+                request.generation.seed,
+            )
+        )
+    return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
+
+
+def _sessions(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Mapping[str, Any]) -> HttpWorkload:
+    require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
+    source = "embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local"
+    workload = build_sessions(
+        SessionWorkloadConfig(
+            trace=cell.dataset,
+            num_sessions=knobs.num_prompts,
+            seed=cell.seed,
+            arrivals=_arrivals(cell, knobs),
+            source=source,  # type: ignore[arg-type]
+            trace_path=knobs.dataset_path,
+            delay_mean_s=knobs.delay_mean_s,
+        )
+    )
+    conversations = []
+    for session in workload.sessions:
+        turns = _turns(session, knobs, tokenizer, derive_seed(cell.seed, "text", session.session_id))
+        seed = derive_seed(cell.seed, "generation", session.session_id)
+        delays = tuple(entry.delay_s for entry in session.rounds)
+        conversations.append(
+            _conversation(knobs, tokenizer, fields, session.session_id, session.arrival_s, turns, delays, seed)
+        )
+    return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
+
+
+def _turns(session: Session, knobs: HttpKnobs, tokenizer: TextTokenizer, seed: int) -> tuple[Turn, ...]:
+    rng, turns, total = random.Random(seed), [], 0
+    for entry in session.rounds:
+        added, asked = (max(1, round(knobs.length_scale * n)) for n in (entry.prefill_tokens, entry.decode_tokens))
+        total += added
+        if total > knobs.max_prompt_len:
+            raise UserError(
+                f"session {session.session_id} has a prompt of {total} tokens, more than max_prompt_len="
+                f"{knobs.max_prompt_len}: lower length_scale={knobs.length_scale:g}, or raise max_prompt_len"
+            )
+        turns.append(Turn(new_ids=_ids(tokenizer, rng, added), asked_tokens=asked))
+        total += asked
+    return tuple(turns)
+
+
+def _ids(tokenizer: TextTokenizer, rng: random.Random, num: int) -> Ids:
+    """Ids of generated text."""
+    ids: list[int] = []
+    while len(ids) < num:
+        ids += tokenizer.encode(f" {more_text('chat', rng, num - len(ids))}")
+    return tuple(ids[:num])
+
+
+def _conversation(
+    knobs: HttpKnobs,
+    tokenizer: TextTokenizer,
+    fields: Mapping[str, Any],
+    session_id: int,
+    arrival_s: float,
+    turns: tuple[Turn, ...],
+    delays_s: tuple[float, ...],
+    seed: int,
+) -> HttpConversation:
+    return HttpConversation(
+        session_id=session_id,
+        arrival_s=arrival_s,
+        turns=turns,
+        delays_s=delays_s,
+        is_chat=knobs.api == "chat",
+        seed=seed,
+        fields=fields,
+        decode=tokenizer.decode,
+        encode=tokenizer.encode,
+    )

@@ -1,0 +1,89 @@
+"""Texts of answers that arrive in pieces: the pieces together are the whole, cut where it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+from support.served_echo import ByteCodec
+
+from engines.models.checkpoint import TINY_DIR, config_of
+from engines.server.answer import Answer, Piece
+from engines.server.codec import TextCodec
+from repro.prompt import answer_of
+
+BYTES = ByteCodec()
+TINY = TextCodec.of(TINY_DIR, config_of("tiny"))
+
+
+def pieces_of(answer: Answer, ids: Sequence[int], cuts: Sequence[int]) -> list[Piece]:
+    bounds = sorted({min(cut, len(ids)) for cut in cuts} | {0, len(ids)})
+    found = []
+    for start, end in zip(bounds[:-1] or [0], bounds[1:] or [0], strict=True):
+        if answer.finish_reason is None:
+            found.append(answer.add(ids[start:end], is_last=end == len(ids)))
+    return found
+
+
+def joined(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+CUTS = st.lists(st.integers(0, 40), max_size=6)
+
+
+@given(ids=st.lists(st.integers(3, 552), min_size=1, max_size=40), cuts=CUTS, end=st.integers(0, 60))
+def test_pieces_are_the_text_that_generate_prints(ids: list[int], cuts: list[int], end: int) -> None:
+    """Of any ids of the embedded model's vocabulary, broken characters among them, with an end of text or without."""
+    ids[end:end] = [0] if end < len(ids) else []
+    answer = Answer(TINY)
+    pieces = pieces_of(answer, ids, cuts)
+    wanted = answer_of(ids, "tiny", TINY.tokenizer)
+    assert (joined(pieces), answer.finish_reason) == (wanted.text, wanted.finish_reason)
+    assert answer.num_tokens == (end + 1 if 0 in ids else len(ids))
+    assert [i for piece in pieces for i in piece.token_ids] == ids[:end]
+
+
+@given(text=st.text(alphabet="abé€😀", min_size=1, max_size=20), cuts=CUTS)
+def test_no_piece_has_half_a_character(text: str, cuts: list[int]) -> None:
+    pieces = pieces_of(Answer(BYTES), list(text.encode()), cuts)
+    assert joined(pieces) == text
+    assert "�" not in joined(pieces)
+
+
+@given(
+    text=st.text(alphabet="ab€", min_size=1, max_size=30),
+    stop=st.lists(st.text(alphabet="ab€", min_size=1, max_size=4), min_size=1, max_size=3),
+    cuts=CUTS,
+)
+def test_the_first_stop_text_ends_the_answer(text: str, stop: list[str], cuts: list[int]) -> None:
+    ids = list(text.encode())
+    answer = Answer(BYTES, stop)
+    pieces = pieces_of(answer, ids, cuts)
+    found = [at for each in stop if (at := text.find(each)) >= 0]
+    if not found:
+        assert (joined(pieces), answer.finish_reason, answer.num_tokens) == (text, "length", len(ids))
+        return
+    assert (joined(pieces), answer.finish_reason) == (text[: min(found)], "stop")
+    # The fewest tokens that hold a stop text there, however they arrived.
+    least = min(len((text[: min(found)] + each).encode()) for each in stop if text.startswith(each, min(found)))
+    assert least <= answer.num_tokens <= len(ids)
+    if not cuts:
+        assert answer.num_tokens == least
+
+
+def test_an_end_that_is_ignored_is_a_token_like_others() -> None:
+    answer = Answer(TINY, ignores_eos=True)
+    pieces = pieces_of(answer, [534, 0, 270, 0], [2])
+    assert (answer.finish_reason, answer.num_tokens) == ("length", 4)
+    assert joined(pieces) == TINY.decode([534, 270])
+
+
+def test_a_stop_text_may_begin_in_one_piece_and_end_in_the_next() -> None:
+    answer = Answer(BYTES, ["xyz"])
+    first, second = answer.add(b"abx", is_last=False), answer.add(b"yzq", is_last=False)
+    assert (first.text, second.text, second.finish_reason, answer.num_tokens) == ("ab", "", "stop", 5)
+    answer = Answer(BYTES, ["xyz"])
+    first, second = answer.add(b"abx", is_last=False), answer.add(b"yq", is_last=True)
+    assert (first.text, second.text, second.finish_reason) == ("ab", "xyq", "length")

@@ -1,0 +1,365 @@
+"""The routes over a real socket, in front of an engine's process that answers by arithmetic."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra server: fastapi is not installed")
+pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
+
+from support.http_client import ask, leave, streaming
+from support.http_server import Running, running_server
+from support.served_echo import DIE, DIE_AT_ONCE, RAISE, REFUSE, ByteCodec, EchoModel, answer_of
+
+from engines.server.settings import ServerSettings
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def text_of(prompt: str, length: int = 16, seed: int = 0) -> str:
+    return bytes(answer_of(prompt.encode(), length, seed)).decode()
+
+
+def body(prompt: Any = "hello", **fields: Any) -> dict[str, Any]:
+    return {"model": "echo", "prompt": prompt, "seed": 0, **fields}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(max_body_bytes=5000)) as found:
+        yield found
+
+
+def test_a_completion_is_the_engine_s_answer(server: Running) -> None:
+    said = ask(server.port, COMPLETIONS, body(return_token_ids=True))
+    assert said.status == 200
+    (choice,) = said.body["choices"]
+    assert choice["text"] == text_of("hello")
+    assert tuple(choice["token_ids"]) == answer_of(b"hello", 16)
+    assert choice["finish_reason"] == "length"
+    assert said.body["usage"] == {"prompt_tokens": 5, "completion_tokens": 16, "total_tokens": 21}
+    assert (said.body["object"], said.body["model"]) == ("text_completion", "echo")
+
+
+def test_an_end_of_text_ends_the_answer_and_counts(server: Running) -> None:
+    said = ask(server.port, COMPLETIONS, body([5, 0]))
+    (choice,) = said.body["choices"]
+    assert choice["text"] == bytes(answer_of([5, 0], 16)[:8]).decode()
+    assert (choice["finish_reason"], said.body["usage"]["completion_tokens"]) == ("stop", 9)
+    said = ask(server.port, COMPLETIONS, body([5, 0], ignore_eos=True))
+    assert (said.body["choices"][0]["finish_reason"], said.body["usage"]["completion_tokens"]) == ("length", 16)
+
+
+def test_several_prompts_get_n_answers_each_by_their_seeds(server: Running) -> None:
+    said = ask(server.port, COMPLETIONS, body(["ab", [99, 100]], n=2, seed=3))
+    wanted = [text_of(prompt, seed=seed) for prompt in ("ab", "cd") for seed in (3, 4)]
+    assert [choice["text"] for choice in said.body["choices"]] == wanted
+    assert [choice["index"] for choice in said.body["choices"]] == [0, 1, 2, 3]
+    assert said.body["usage"]["prompt_tokens"] == 4
+
+
+def test_a_stream_is_the_whole_answer_in_block_order(server: Running) -> None:
+    with streaming(server.port, COMPLETIONS, body(stream=True, stream_options={"include_usage": True})) as events:
+        *chunks, last, done = events
+    assert done == "[DONE]"
+    assert [len(chunk["choices"][0]["text"]) for chunk in chunks] == [4, 4, 4, 4]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text_of("hello")
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, None, "length"]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 16)
+    assert len({chunk["id"] for chunk in (*chunks, last)}) == 1
+
+
+def test_a_conversation_is_answered_whole_and_streamed(server: Running) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]
+    asked = {"model": "echo", "messages": messages, "seed": 0, "max_completion_tokens": 8}
+    said = ask(server.port, CHAT, asked).body
+    wanted = text_of("user:hi\n", 8)
+    assert said["choices"][0]["message"] == {"role": "assistant", "content": wanted}
+    assert said["object"] == "chat.completion"
+    with streaming(server.port, CHAT, {**asked, "stream": True}) as events:
+        opening, *chunks, done = events
+    assert opening["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == wanted
+    assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_text_ends_the_answer_before_it(server: Running, stream: bool) -> None:
+    whole = text_of("hello", 40)
+    stop = whole[10:13]
+    asked = body(stop=[stop, "nowhere"], stream=stream, max_tokens=40)
+    if stream:
+        with streaming(server.port, COMPLETIONS, asked) as events:
+            choices = [event["choices"][0] for event in events if event != "[DONE]"]
+    else:
+        choices = ask(server.port, COMPLETIONS, asked).body["choices"]
+    assert "".join(choice["text"] for choice in choices) == whole[: whole.index(stop)]
+    assert choices[-1]["finish_reason"] == "stop"
+    server.wait_until_idle()
+
+
+REFUSALS = [
+    (b"{", 400, "the body is not JSON"),
+    (b"\xff", 400, "the body is not UTF-8"),
+    (b"[1]", 400, "the body is a list"),
+    (b"[" * 4000, 400, "nested too deeply"),
+    (b'{"model": "echo", "prompt": "a", "temperature": NaN}', 400, "NaN is no JSON"),
+    ({"prompt": "a"}, 400, "model is missing"),
+    ({"model": "gpt", "prompt": "a"}, 404, "model='gpt' is not served here: use 'echo'"),
+    ({"model": "echo"}, 400, "prompt is missing"),
+    (body(""), 400, "prompt is empty"),
+    (body([]), 400, "prompt is an empty list"),
+    (body({"a": 1}), 400, "prompt is an object"),
+    (body([[1], "a", 2]), 400, "prompt holds a number"),
+    (body([True]), 400, "prompt holds true or false"),
+    (body(max_tokens=0), 400, "max_tokens=0 must be at least 1"),
+    (body(max_tokens=1.5), 400, "max_tokens=1.5 must be a whole number"),
+    (body(max_tokens=True), 400, "max_tokens=True must be a whole number"),
+    (body(max_tokens=600), 400, "max_tokens=600 make more than max_model_len=512"),
+    (body("a" * 600), 400, "prompt of 600 tokens"),
+    (body(temperature=-1), 400, "temperature=-1.0 must be at least 0"),
+    (body(n=0), 400, "n=0 must be at least 1"),
+    (body(n=129), 400, "n=129 for 1 prompts makes 129 answers"),
+    (body(seed=-1), 400, "seed=-1 must not be negative"),
+    (body(seed=2**63), 400, "must not be negative, and below 2^63"),
+    (body(stop=[""]), 400, "stop has a text of 0 characters"),
+    (body(stop=3), 400, "stop is a number"),
+    (body(stop=["a"] * 5), 400, "stop has 5 texts"),
+    (body(stream_options={"include_usage": True}), 400, "stream_options has no effect without stream"),
+    (body(stream=True, stream_options={"x": 1}), 400, "x=1 is unknown"),
+    (body(logprobs=1), 400, "logprobs=1 is not supported"),
+    (body(echo=True), 400, "echo=True is not supported"),
+    (body(presence_penalty=0.5), 400, "presence_penalty=0.5 is not supported"),
+    (body(temprature=1), 400, "temprature=1 is unknown"),
+    (body(steps=2), 400, "steps=2 must be 1"),
+    (body(steps="2"), 400, "steps='2' must be a whole number"),
+    (body(timeout=0), 400, "timeout=0 must be above 0"),
+    (body([REFUSE, 1]), 400, "prompt_ids begin with 252"),
+    (b"x" * 6000, 413, "the body has more than 5000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("given", "status", "sentence"), REFUSALS)
+def test_refusals_are_one_sentence_in_openai_s_form(server: Running, given: Any, status: int, sentence: str) -> None:
+    said = ask(server.port, COMPLETIONS, given)
+    assert said.status == status
+    error = said.body["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert sentence in error["message"]
+    assert "\n" not in error["message"]
+    assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        (None, "messages is missing"),
+        ([], "messages is empty"),
+        ("hi", "messages is a text"),
+        ([{"role": "user"}], "messages[0] has no content"),
+        ([{"role": "user", "content": 3}], "messages[0] has a content that is no text"),
+        ([{"role": "user", "content": "a", "name": "b"}], "name='b' has no effect here"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part of type 'image_url'"),
+    ],
+)
+def test_refusals_of_conversations(server: Running, messages: Any, sentence: str) -> None:
+    said = ask(server.port, CHAT, {"model": "echo", "messages": messages})
+    assert (said.status, said.body["error"]["type"]) == (400, "invalid_request_error")
+    assert sentence in said.body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/v2", "GET", 404), (COMPLETIONS, "GET", 405), ("/v1/models/other", "GET", 404), ("/health", "POST", 405)],
+)
+def test_what_is_not_there_is_refused_in_the_same_form(server: Running, path: str, method: str, status: int) -> None:
+    said = ask(server.port, path, method=method)
+    assert (said.status, list(said.body)) == (status, ["error"])
+
+
+def test_neutral_fields_of_other_clients_are_taken(server: Running) -> None:
+    neutral = {
+        "best_of": 1,
+        "logprobs": None,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0,
+        "top_k": -1,
+        "user": "u",
+    }
+    assert ask(server.port, COMPLETIONS, body(**neutral)).status == 200
+
+
+def test_models_health_page_and_metrics(server: Running) -> None:
+    ask(server.port, COMPLETIONS, body())
+    assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
+    assert ask(server.port, "/v1/models/echo").body["max_model_len"] == 512
+    assert ask(server.port, "/health").status == ask(server.port, "/ready").status == 200
+    assert "<canvas" in ask(server.port, "/").body
+    text = ask(server.port, "/metrics").body
+    values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
+    status = ask(server.port, "/status").body
+    assert values["repro_requests_total"] == status["answered"] > 0
+    assert values["repro_forward_passes_total"] == status["forward_passes"] > 0
+    assert values["repro_pool_rows"] == 40
+    assert values["repro_budget_tokens"] == 16
+    assert {'repro_step_requests{phase="refresh"}', 'repro_step_requests{phase="reuse"}'} <= values.keys()
+    assert values["repro_committed_tokens_total"] >= 16
+    assert values["repro_requests_waiting"] == values["repro_requests_running"] == 0
+
+
+def test_a_step_that_raises_costs_its_batch_alone(server: Running) -> None:
+    failed = ask(server.port, COMPLETIONS, body([RAISE, 1]))
+    assert (failed.status, failed.body["error"]["code"]) == (500, "engine_failed")
+    assert ask(server.port, COMPLETIONS, body()).status == 200
+    assert server.call(lambda: server.service.num_restarts) == 0
+    with streaming(server.port, COMPLETIONS, body([RAISE, 1], stream=True)) as events:
+        *_, error, done = events
+    assert (error["error"]["code"], done) == ("engine_failed", "[DONE]")
+    server.wait_until_idle()
+
+
+def test_a_client_that_leaves_frees_its_rows() -> None:
+    with running_server(EchoModel(max_running=2, step_s=0.02), ByteCodec()) as server:
+        long = body(max_tokens=400)
+        ends = [leave(server.port, COMPLETIONS, long | {"stream": stream}) for stream in (False, True, False)]
+        server.wait_until(lambda: server.service.status.pool_used == 20 and server.service.num_open == 3)
+        for end in ends:
+            end.close()
+        server.wait_until_idle()
+        assert server.call(lambda: server.service.status.pool_used) == 0
+        assert ask(server.port, "/status").body["disconnects"] == 3
+        assert ask(server.port, COMPLETIONS, body()).status == 200
+
+
+def test_a_full_queue_refuses_and_keeps_its_word_to_the_others() -> None:
+    settings = ServerSettings(max_queue=2)
+    with running_server(EchoModel(max_running=1, step_s=0.02), ByteCodec(), settings) as server:
+        ends = [leave(server.port, COMPLETIONS, body(max_tokens=400)) for _ in range(1)]
+        server.wait_until(lambda: server.service.status.running == 1)
+        with ThreadPoolExecutor(2) as pool:
+            others = [pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=4)) for _ in range(2)]
+            server.wait_until(lambda: server.service.num_waiting == 2)
+            refused = ask(server.port, COMPLETIONS, body())
+            assert (refused.status, refused.body["error"]["code"]) == (429, "queue_full")
+            assert refused.headers["retry-after"] == "1"
+            assert ask(server.port, COMPLETIONS, body(n=3)).status == 400, "never fits"
+            ends[0].close()
+            assert [other.result().status for other in others] == [200, 200]
+        assert 'repro_rejections_total{status="429"} 1.0' in ask(server.port, "/metrics").body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_ends_a_request_that_waits_or_runs(stream: bool) -> None:
+    with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
+        end = leave(server.port, COMPLETIONS, body(max_tokens=400))
+        server.wait_until(lambda: server.service.status.running == 1)
+        asked = body(timeout=0.2, stream=stream)
+        if stream:
+            with streaming(server.port, COMPLETIONS, asked) as events:
+                error, done = events
+            assert done == "[DONE]"
+        else:
+            said = ask(server.port, COMPLETIONS, asked)
+            assert said.status == 504
+            error = said.body
+        assert error["error"]["code"] == "deadline_exceeded"
+        assert "timeout=0.2 s" in error["error"]["message"]
+        server.wait_until(lambda: server.service.num_open == 1)
+        end.close()
+        server.wait_until_idle()
+
+
+def test_an_engine_that_dies_costs_what_it_had_begun() -> None:
+    with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
+        first = server.service.pid
+        with ThreadPoolExecutor(4) as pool:
+            begun = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=400))
+            server.wait_until(lambda: server.service.status.running == 1)
+            waiting = [pool.submit(ask, server.port, COMPLETIONS, body(f"w{i}", max_tokens=4)) for i in range(2)]
+            server.wait_until(lambda: server.service.num_waiting == 2)
+            server.call(lambda: server.service._process.kill())
+            assert begun.result().status == 500
+            assert "lost in the middle" in begun.result().body["error"]["message"]
+            assert [each.result().body["choices"][0]["text"] for each in waiting] == [
+                text_of(f"w{i}", 4) for i in range(2)
+            ]
+        assert server.service.pid != first
+        assert server.call(lambda: server.service.num_restarts) == 1
+        passes = server.call(lambda: server.service.status.forward_passes)
+        assert passes >= 2, "totals go on"
+
+
+@pytest.mark.parametrize("poison", [DIE, DIE_AT_ONCE])
+def test_a_request_that_kills_every_engine_is_given_up(poison: int) -> None:
+    with running_server(EchoModel(), ByteCodec()) as server:
+        said = ask(server.port, COMPLETIONS, body([poison, 1]))
+        assert (said.status, said.body["error"]["code"]) == (500, "engine_failed")
+        assert ask(server.port, COMPLETIONS, body()).status == 200
+        assert server.call(lambda: server.service.num_restarts) <= 2
+
+
+def test_a_key_is_asked_for_under_v1_alone() -> None:
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(api_key="sesame")) as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sesame"}):
+            said = ask(server.port, COMPLETIONS, body(), headers=headers)
+            assert (said.status, said.body["error"]["code"]) == (401, "invalid_api_key")
+        assert ask(server.port, "/v1/models").status == 401
+        assert ask(server.port, COMPLETIONS, body(), headers={"Authorization": "Bearer sesame"}).status == 200
+        assert ask(server.port, "/health").status == ask(server.port, "/metrics").status == 200
+        assert "sesame" not in json.dumps(ask(server.port, "/status").body)
+
+
+def test_before_the_model_is_loaded_requests_are_asked_to_come_again() -> None:
+    with running_server(EchoModel(load_s=0.5), ByteCodec(), is_ready=False) as server:
+        assert ask(server.port, "/health").status == 200
+        said = ask(server.port, COMPLETIONS, body())
+        if said.status == 503:  # it loads in half a second, by the machine's clock
+            assert said.body["error"]["code"] == "unavailable"
+            assert said.headers["retry-after"] == "1"
+        server.wait_until(lambda: server.service.is_ready)
+        assert ask(server.port, "/ready").body == {"status": "ready"}
+        assert ask(server.port, COMPLETIONS, body()).status == 200
+
+
+def test_a_draining_server_ends_what_it_has_and_takes_nothing_more() -> None:
+    with running_server(EchoModel(step_s=0.02), ByteCodec()) as server, ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(ask, server.port, COMPLETIONS, body(max_tokens=100))
+        server.wait_until(lambda: server.service.status.running == 1)
+        server.call(server.server.drain)
+        refused = ask(server.port, COMPLETIONS, body())
+        assert (refused.status, refused.headers["connection"]) == (503, "close")
+        assert ask(server.port, "/ready").status == 503
+        assert taken.result().body["usage"]["completion_tokens"] == 100
+
+
+def test_many_clients_that_come_and_go_leave_nothing_behind() -> None:
+    """Answers are right, whoever else left in the middle; afterwards nothing is held."""
+    with running_server(EchoModel(max_running=8), ByteCodec()) as server, ThreadPoolExecutor(16) as pool:
+
+        def one(i: int) -> None:
+            prompt = f"request {i}"
+            asked = body(prompt, max_tokens=8 + i % 40, stream=i % 3 == 0)
+            if i % 5 == 0:
+                end = leave(server.port, COMPLETIONS, asked)
+                time.sleep(0.001 * (i % 7))
+                end.close()
+            elif i % 7 == 0:
+                assert ask(server.port, COMPLETIONS, body("a" * 600)).status == 400
+            elif asked["stream"]:
+                with streaming(server.port, COMPLETIONS, asked) as events:
+                    text = "".join(event["choices"][0]["text"] for event in events if event != "[DONE]")
+                assert text == text_of(prompt, 8 + i % 40)
+            else:
+                assert ask(server.port, COMPLETIONS, asked).body["choices"][0]["text"] == text_of(prompt, 8 + i % 40)
+
+        list(pool.map(one, range(160)))
+        server.wait_until_idle()
+        assert server.call(lambda: server.service.num_waiting) == 0
+        assert server.call(lambda: server.service.status.pool_used) == 0

@@ -1,0 +1,299 @@
+"""An endpoint as a system: what is sent, what is read off the stamps, and when a run does not count."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mock_openai import MockOpenAI, mock_server
+
+from engines.errors import UserError
+from repro.cli.main import main
+from repro.runs.cell import Cell
+from repro.runs.drivers.http import Exchange, Reply
+from repro.runs.experiment import prepare
+from repro.runs.record import RunRecord
+from repro.systems.http.endpoint import Endpoint
+from repro.systems.http.family import HTTP
+from repro.systems.http.knobs import HttpKnobs
+from repro.systems.http.log import tables_of
+from repro.systems.http.platforms import ENDPOINT
+from repro.systems.http.workload import Ask, HttpWorkload
+
+PLATFORM = "repro.systems.http.platforms:ENDPOINT"
+
+
+# -- stamps to numbers ------------------------------------------------------------------------------------------
+
+
+def exchange(
+    due_s: float, chunks_s: Sequence[float], tokens: int, *, queued_s: float | None = None, **fields: Any
+) -> Exchange:
+    reply = Reply(chunks_s=list(chunks_s), prompt_tokens=8, completion_tokens=tokens, **fields.pop("reply", {}))
+    values: dict[str, Any] = {
+        "session_id": fields.pop("session_id", 0),
+        "turn": 0,
+        "due_s": due_s,
+        "queued_s": due_s if queued_s is None else queued_s,
+        "sent_s": due_s if queued_s is None else queued_s,
+        "ended_s": chunks_s[-1] if chunks_s else due_s,
+        "ask": Ask(body={}, prompt_len=8, asked_tokens=tokens),
+        "reply": reply,
+    }
+    return Exchange(**values | fields)
+
+
+def record_of(exchanges: Sequence[Exchange], **facts: Any) -> RunRecord:
+    facts = {"requested_rate": None, "ignore_eos": True, "goodput": {}} | facts
+    record = RunRecord(tables=tables_of(exchanges), manifest={"obtained": "measured", "facts": facts})
+    HTTP.check_tables(record)
+    return record
+
+
+def steady(num: int = 12, gap_s: float = 1.0) -> list[Exchange]:
+    """Ten tokens each, the first after 0.25 s, the others 0.125 s apart."""
+    return [
+        exchange(i * gap_s, [i * gap_s + 0.25 + 0.125 * k for k in range(10)], 10, session_id=i) for i in range(num)
+    ]
+
+
+def test_golden_times() -> None:
+    summary = HTTP.summarize(record_of(steady(), requested_rate=1.0, goodput={"ttft": 0.25, "tpot": 0.1}))
+    assert summary["ttft_s"]["mean"] == summary["ttft_sent_s"]["p90"] == 0.25
+    assert summary["tpot_s"]["max"] == summary["itl_s"]["mean"] == summary["icl_s"]["min"] == 0.125
+    assert summary["icl_s"]["n"] == 12 * 9
+    assert summary["e2el_s"]["mean"] == 1.375
+    assert summary["achieved_rate"] == summary["due_rate"] == 1.0
+    assert summary["peak_concurrency"] == 2
+    assert summary["throughput_tok_s"] == 120 / 12.375
+    assert (summary["goodput_http"]["num_good"], summary["goodput_http"]["attainment"]) == (0, 0.0)
+    good = HTTP.summarize(record_of(steady(), goodput={"ttft": 0.25, "tpot": 0.125, "e2el": 1.375}))["goodput_http"]
+    assert (good["num_good"], good["requests_s"]) == (12, 12 / 12.375)
+
+
+@pytest.mark.parametrize(
+    ("chunks_s", "tokens", "tpot", "itl_n", "icl_n"),
+    [([0.5], 8, None, 0, 0), ([0.5], 1, None, 0, 0), ([0.5, 1.5], 9, 0.125, 0, 1), ([0.5, 0.75, 1.0], 3, 0.25, 2, 2)],
+    ids=["all in one piece", "one token", "blocks", "tokens"],
+)
+def test_times_of_odd_answers(chunks_s: list[float], tokens: int, tpot: float | None, itl_n: int, icl_n: int) -> None:
+    summary = HTTP.summarize(record_of([exchange(0.0, chunks_s, tokens)], goodput={"tpot": 0.3}))
+    assert (summary["tpot_s"]["mean"], summary["itl_s"]["n"], summary["icl_s"]["n"]) == (tpot, itl_n, icl_n)
+    assert summary["goodput_http"]["num_good"] == 1, "what has no time per token breaks no limit of it"
+
+
+def test_gaps_are_within_an_answer_and_of_whole_ones() -> None:
+    broken = exchange(0.0, [1.0, 9.0], 2, session_id=1, error="broke off")
+    summary = HTTP.summarize(
+        record_of([exchange(0.0, [1.0, 2.0], 2), broken, exchange(0.0, [5.0, 6.0], 2, session_id=2)])
+    )
+    assert (summary["icl_s"]["n"], summary["icl_s"]["max"]) == (2, 1.0)
+    assert summary["num_requests"] == {"ok": 2, "failed": 1, "unfinished": 0}
+
+
+def test_the_wait_for_a_place_is_told_apart() -> None:
+    held = [replace(e, sent_s=e.due_s + 2.0) for e in steady()]
+    held = [
+        replace(e, queued_s=e.due_s + 0.5, reply=replace(e.reply, chunks_s=[e.due_s + 3.0 + k for k in range(10)]))
+        for e in held
+        if e.reply
+    ]
+    held = [replace(e, ended_s=e.due_s + 12.0) for e in held]
+    summary = HTTP.summarize(record_of(held))
+    assert (summary["client_queue_s"]["mean"], summary["schedule_delay_s"]["mean"]) == (1.5, 0.5)
+    assert (summary["ttft_s"]["mean"], summary["ttft_sent_s"]["mean"]) == (3.0, 1.0)
+
+
+# -- when a run does not count ----------------------------------------------------------------------------------
+
+
+def reasons(exchanges: Sequence[Exchange], **facts: Any) -> str:
+    return "; ".join(HTTP.assess(record_of(exchanges, **facts)).reasons)
+
+
+def test_a_good_run_is_valid() -> None:
+    assert reasons(steady(40), requested_rate=1.0) == ""
+
+
+def test_reasons_not_to_use_a_run() -> None:
+    late = [replace(e, queued_s=e.due_s + 0.1, sent_s=e.due_s + 0.1) for e in steady()]
+    assert "submitted more than" in reasons(late)
+    assert "too few" in reasons(steady(9))
+    failed = [*steady(), exchange(0.0, [], 1, session_id=99, error="status 500: no")]
+    assert "1 of 13 requests failed, the first with: status 500: no" in reasons(failed)
+    slow = [
+        replace(
+            e,
+            queued_s=e.due_s,
+            sent_s=1.5 * e.due_s,
+            ended_s=1.5 * e.due_s + 1,
+            reply=replace(e.reply, chunks_s=[1.5 * e.due_s + 1]),
+        )
+        for e in steady()
+        if e.reply
+    ]
+    assert "sent at 0.667 per second and fell due at 1 (max_concurrency held requests back)" in reasons(slow)
+    short = [replace(e, reply=replace(e.reply, completion_tokens=9)) for e in steady() if e.reply]
+    assert "12 answers have not exactly the tokens" in reasons(short)
+    assert reasons(short, ignore_eos=False) == ""
+    warm = [replace(e, reply=replace(e.reply, cached_tokens=16)) for e in steady() if e.reply]
+    assert "12 first turns found a part of their prompt in a cache" in reasons(warm)
+    later = [*steady(), replace(warm[0], turn=1, session_id=99)]
+    assert "cache" not in reasons(later), "its own history may be cached"
+
+
+def test_a_rate_that_is_not_served_is_seen_in_the_waits() -> None:
+    waits = [exchange(float(i), [i + 0.2 + 0.1 * i] * 2, 2, session_id=i) for i in range(40)]
+    assert "the wait for the first output grew" in reasons(waits, requested_rate=1.0)
+    assert reasons(waits) == "", "all at once, they wait as long as they must"
+
+
+# -- what is sent -----------------------------------------------------------------------------------------------
+
+
+def cell(url: str, dataset: str = "osc", rate: float | None = None, **knobs: Any) -> Cell:
+    own = {"url": url, "num_prompts": 12, "gen_length": 4, "max_prompt_len": 64, **knobs}
+    return Cell(
+        system="openai-http",
+        dataset=dataset,
+        platform=PLATFORM,
+        executor="http",
+        rate=rate,
+        seed=0,
+        knobs=tuple(own.items()),
+    )
+
+
+def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes() -> None:
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    mock = MockOpenAI(has_ids=False)
+    with mock_server(mock) as url:
+        experiment = prepare(cell(url))
+        workload = experiment.workload
+        assert isinstance(workload, HttpWorkload)
+        first, second = experiment.run(), experiment.run()
+    lengths = [len(each.turns[0].new_ids) for each in workload.conversations]
+    bodies = [mock.bodies[1:13], mock.bodies[14:]]  # a warm-up in front of each
+    assert [len(body["prompt"]) for body in bodies[0]] == lengths == first.requests["prompt_len"]
+    for own, other in zip(*bodies, strict=True):
+        assert own["prompt"][:16] != other["prompt"][:16], "another run, another prefix"
+        assert own["prompt"][16:] == other["prompt"][16:]
+        assert (own["max_tokens"], own["ignore_eos"], own["model"], own["stream"]) == (4, True, "mock", True)
+    prefixes = {tuple(body["prompt"][:16]) for body in mock.bodies if len(body["prompt"]) >= 16}
+    assert len(prefixes) == sum(len(body["prompt"]) >= 16 for body in mock.bodies)
+    assert first.requests["output_len"] == [4] * 12
+    assert HTTP.assess(first).reasons == HTTP.assess(second).reasons == () or "late" in str(HTTP.assess(first).reasons)
+    assert first.facts["prefix_nonce"] != second.facts["prefix_nonce"]
+
+
+@pytest.mark.parametrize(("api", "has_ids"), [("completions", True), ("completions", False), ("chat", True)])
+def test_sessions_repeat_their_history(api: str, has_ids: bool) -> None:
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    mock = MockOpenAI(has_ids=has_ids)
+    with mock_server(mock) as url:
+        asked = cell(
+            url,
+            "hotpotqa",
+            num_prompts=2,
+            length_scale=0.01,
+            max_prompt_len=4000,
+            delay_mean_s=0.0,
+            api=api,
+            num_warmups=0,
+            gen_length=64,
+        )
+        experiment = prepare(asked)
+        record = experiment.run()
+    turns = {each.session_id: each.turns for each in experiment.workload.conversations}
+    assert record.num_requests == sum(map(len, turns.values()))
+    assert set(record.requests["status"]) == {"ok"}
+    if api == "chat":
+        for body in mock.bodies:
+            assert [m["role"] for m in body["messages"]] == (["user", "assistant"] * len(body["messages"]))[
+                : len(body["messages"])
+            ]
+        return
+    for session, turn, prompt_len in zip(
+        *(record.requests[name] for name in ("session_id", "turn", "prompt_len")), strict=True
+    ):
+        before = turns[session][:turn]
+        wanted = sum(len(t.new_ids) + t.asked_tokens for t in before) + len(turns[session][turn].new_ids)
+        assert prompt_len == wanted
+    assert record.facts["history"] == ("token ids as answered" if has_ids else "text as answered")
+
+
+def test_failures_are_told_and_make_the_run_invalid() -> None:
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    with mock_server(MockOpenAI(fails_every=4)) as url:
+        record = prepare(cell(url, num_warmups=0)).run()
+    errors = {error for error in record.requests["error"] if error is not None}
+    assert "status 400: refused by the mock" in errors
+    assert any("broke off" in error or "Payload" in error for error in errors)
+    assert not HTTP.assess(record).valid
+    with mock_server(MockOpenAI(has_usage=False)) as url:
+        record = prepare(cell(url, num_warmups=0)).run()
+    assert set(record.requests["error"]) == {"the endpoint does not say how many tokens the answer has (usage)"}
+
+
+def test_bench_drives_an_url(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    monkeypatch.chdir(tmp_path)
+    with mock_server(MockOpenAI(ttft_s=0.002)) as url:
+        words = f"repro bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir runs --json"
+        monkeypatch.setattr(sys, "argv", [*words.split(), "--goodput", "ttft:60000"])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    said = capsys.readouterr()
+    assert stop.value.code in (0, 1), said.err  # 1: a busy machine may send late
+    (run,) = json.loads(said.out)["runs"]
+    assert (run["obtained"], run["cell"]["system"], run["facts"]["endpoint"]["id"]) == (
+        "measured",
+        "openai-http",
+        "mock",
+    )
+    assert run["summary"]["goodput_http"]["num_good"] == 12
+    assert run["summary"]["num_requests"]["ok"] == 12
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"url": "ftp://x"}, "url='ftp://x' is no address of a server"),
+        ({"url": "http://a:b@x"}, "url holds a password: set OPENAI_API_KEY"),
+        ({"api": "embeddings"}, "api='embeddings' is unknown"),
+        ({"goodput": "ttft:0"}, "goodput='ttft:0' is no list of limits"),
+        ({"goodput": "ttft:1 ttft:2"}, "is no list of limits"),
+        ({"extra": "[1]"}, "is no JSON object"),
+        ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
+        ({"input_len": 5000}, "input_len=5000 must be between 1 and max_prompt_len=4096"),
+        ({"num_prompts": "many"}, "num_prompts='many' must be a whole number"),
+    ],
+)
+def test_knobs_are_refused_in_a_sentence(knobs: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence.replace("[", r"\[")):
+        HttpKnobs(**{"url": "http://127.0.0.1:1", **knobs})
+
+
+def test_an_endpoint_that_does_not_answer_is_refused_before_anything_runs() -> None:
+    with pytest.raises(UserError, match="does not answer .*start the server"):
+        prepare(cell("http://127.0.0.1:9"))
+    with mock_server(MockOpenAI()) as url:
+        with pytest.raises(UserError, match="model='gpt' is not served at .*: use mock"):
+            prepare(cell(url, model="gpt"))
+        with pytest.raises(UserError, match="threshold=0.5 has no effect with system='openai-http'"):
+            prepare(cell(url, threshold=0.5))
+        with pytest.raises(UserError, match="executor='torch' has no effect"):
+            prepare(replace(cell(url), executor="torch"))
+        assert prepare(cell(url)).cell.key == prepare(cell(url)).cell.key, "a time in a card is no other server"
+        assert Endpoint(url=f"{url}/v1/").base == url
+    assert ENDPOINT.executor == "http"

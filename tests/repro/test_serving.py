@@ -1,0 +1,168 @@
+"""What ``repro serve`` answers is what ``repro generate`` prints, for every system, alone and in company."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.text_checkpoints import write_dream, write_llada
+
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError
+from engines.server.dllm.engine import ServedDllm
+from engines.server.protocol import Finished, Submission
+from repro.generation import GenerateOptions, generate
+from repro.serving import DllmModel
+from repro.systems.dllm.settings import GENERATION, options_of
+
+PROMPTS = ("hello", "what is it?", "a")
+SHORT = {"gen_length": 16, "block_length": 8, "steps": 16}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("models")
+    return {"llada": str(write_llada(root / "llada")), "dream": str(write_dream(root / "dream"))}
+
+
+@contextmanager
+def serving(model: str, system: str = "dllm-serve", **knobs: Any) -> Iterator[tuple[DllmModel, ServedDllm]]:
+    made = DllmModel.of(system=system, platform="cpu-tiny", knobs={"model": model, **SHORT, **knobs}, name=None)
+    with made.serving() as engine:
+        assert isinstance(engine, ServedDllm)
+        yield made, engine
+
+
+def generated(
+    model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int = 0
+) -> tuple[int, ...]:
+    own = {name: knobs[name] for name in GENERATION if name in knobs}
+    options = GenerateOptions(
+        system=system,
+        model=model,
+        generation=GenerationConfig(seed=seed, **own),
+        knobs=options_of(knobs),
+        tie_policy="stable",
+    )
+    return generate(options, ids).token_ids
+
+
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("dllm-serve", "llada", {}),
+    ("dllm-serve", "llada", {"temperature": 0.8, "top_p": 0.9, "top_k": 20}),
+    ("dllm-serve", "llada", {"threshold": 0.3}),
+    ("dllm-serve", "dream", {}),
+    ("fast-dllm", "llada", {}),
+    ("sparse-dllm", "llada", {}),
+    ("llada", "llada", {"remasking": "random"}),
+]
+
+
+@pytest.mark.parametrize(("system", "family", "asked"), CASES)
+def test_requests_in_company_get_the_tokens_of_generate(
+    folders: dict[str, str], system: str, family: str, asked: dict[str, Any]
+) -> None:
+    """What a request asks for itself, over a server with other defaults, and another's default length beside it."""
+    folder = folders[family]
+    with serving(folder, system, tie_policy="stable") as (model, engine):
+        codec = model.codec()
+        prompts = [codec.encode(prompt) for prompt in PROMPTS]
+        lengths = [16, 8, 32]
+        for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+            generation = model.generation({**asked, "max_tokens": length, "seed": 7 + i, "ignore_eos": True})
+            model.check_prompt(prompt, generation)
+            engine.submit(Submission(i, prompt, generation, False))
+        found = {}
+        while engine.has_work:
+            found |= {event.request_id: event.token_ids for event in engine.step() if isinstance(event, Finished)}
+    for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
+        knobs = {"block_length": 8, **asked, "gen_length": length, "steps": length}
+        assert found[i] == generated(folder, system, prompt, knobs, seed=7 + i), PROMPTS[i]
+
+
+def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(folders: dict[str, str]) -> None:
+    model = DllmModel.of(
+        system="dllm-serve",
+        platform="cpu-tiny",
+        knobs={"model": folders["llada"], "gen_length": 32, "block_length": 8, "steps": 16},
+        name="mine",
+    )
+    assert model.name == "mine"
+    assert model.generation({}).steps == 16
+    assert model.generation({"max_tokens": 64}).steps == 32
+    assert model.generation({"max_tokens": 64, "steps": 64}).steps == 64
+    assert model.generation({"max_tokens": 2}).steps == 1
+    assert model.generation({}).stop_at_eos
+    assert not model.generation({"ignore_eos": True}).stop_at_eos
+    assert not model.generation({"max_tokens": 8}).stop_at_eos, "a single block has nothing behind it"
+    assert model.generation({"seed": 5}).seed == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"max_tokens": 10**9}, "max_tokens=1000000000 is more than 255"),
+        ({"steps": 1}, "steps=1 is fewer than the 2 blocks"),
+        ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
+        ({"temperature": 1e9}, "temperature=1000000000.0 is more than"),
+        ({"threshold": 2.0}, r"threshold=2.0 must be in \(0, 1\]"),
+        ({"block_length": 0}, "block_length=0 must be at least 1"),
+        ({"remasking": "best"}, "remasking='best' is unknown"),
+        ({"alg_temp": 0.1}, "alg_temp=0.1 has no effect with system='dllm-serve'"),
+    ],
+)
+def test_what_a_request_may_not_ask_is_said_in_a_sentence(
+    folders: dict[str, str], asked: dict[str, Any], sentence: str
+) -> None:
+    model = DllmModel.of(
+        system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT}, name=None
+    )
+    with pytest.raises(UserError, match=sentence):
+        model.generation(asked)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ((), "prompt has no token"),
+        ((1,) * 250, "prompt of 250 tokens and max_tokens=16 make more than max_model_len=256"),
+        ((1, 262), "prompt has the id 262 and the vocabulary 262"),
+        ((-1,), "prompt has the id -1"),
+        ((1, 258), r"prompt has the mask token \(id 258\)"),
+    ],
+)
+def test_prompts_that_cannot_run_are_refused(folders: dict[str, str], ids: tuple[int, ...], sentence: str) -> None:
+    model = DllmModel.of(
+        system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT}, name=None
+    )
+    with pytest.raises(UserError, match=sentence):
+        model.check_prompt(ids, model.generation({}))
+
+
+@pytest.mark.parametrize(
+    ("system", "knobs", "sentence"),
+    [
+        ("ampd", {}, "system='ampd' is no diffusion-LLM system"),
+        ("dllm-cache", {}, "reading='policy' of system='dllm-cache' can only be simulated"),
+        ("dllm-serve", {"model": "nowhere"}, "model='nowhere' is not a directory"),
+        ("dllm-serve", {"model": "llada-8b"}, "is a shape without weights"),
+        ("dllm-serve", {"memory_limit": 1000}, "budget too small for one request"),
+        ("dllm-serve", {"gen_length": 4, "block_length": 8, "steps": 0}, "steps=0 is fewer"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
+    system: str, knobs: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        DllmModel.of(system=system, platform="cpu-tiny", knobs=knobs, name=None)
+
+
+def test_the_model_and_its_settings_pickle(folders: dict[str, str], tmp_path: Path) -> None:
+    import pickle
+
+    model = DllmModel.of(system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"]}, name=None)
+    model.generation({})
+    assert pickle.loads(pickle.dumps(model)) == model
