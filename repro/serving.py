@@ -69,6 +69,11 @@ class DllmModel:
             # The engine then knows the checkpoint's stop tokens; requests say whether they end at one.
             cell = replace(cell, knobs=(*cell.knobs, ("stop_at_eos", True)))
         model = cls(cell, name or settings.model)
+        length = settings.generation.gen_length
+        require(
+            length < model.max_model_len,
+            f"gen_length={length} leaves no token for a prompt in max_model_len={model.max_model_len}: lower it",
+        )
         chosen.deployment(model.settings, [model.max_model_len])
         return model
 

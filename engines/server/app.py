@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 LARGE_BODY = 1 << 16
 """Bytes from which a body is parsed beside the event loop."""
-_PAGE_POLICY = "default-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 class Server:

@@ -203,10 +203,9 @@ def bench(
         device=device,
         **decoding.given(),
     )
-    if url is not None:
+    if url is not None and decoding.steps is None:
         # One token a step is the default of systems here; what another server does is its own affair.
-        if decoding.steps is None:
-            knobs.pop("steps", None)
+        knobs.pop("steps", None)
     knobs |= opt.parse_knobs(knob or (), knobs)
     if input_len is not None and url is None:
         knobs["length_scale"] = 1.0

@@ -21,6 +21,7 @@ from repro.runs.metrics import METRICS
 from repro.runs.system import SYSTEMS
 from repro.systems.ar.metrics import AR_METRICS
 from repro.systems.dllm.metrics import DLLM_METRICS
+from repro.systems.http.metrics import HTTP_METRICS
 from repro.systems.laps.metrics import PREFILL_METRICS
 
 PAGES = sorted(
@@ -207,7 +208,7 @@ def test_metrics_are_those_of_the_code() -> None:
     )
     assert rows == [
         (metric.name, metric.unit, metric.formula, metric.undefined)
-        for metric in METRICS + DLLM_METRICS + AR_METRICS + PREFILL_METRICS
+        for metric in METRICS + DLLM_METRICS + AR_METRICS + PREFILL_METRICS + HTTP_METRICS
     ]
 
 

@@ -31,9 +31,9 @@ def ask(
 
 
 @contextmanager
-def streaming(port: int, path: str, body: Any) -> Iterator[Iterator[Any]]:
+def streaming(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Iterator[Iterator[Any]]:
     """The events of a stream, parsed; leaving before its end closes the connection."""
-    with _sent(port, path, body, None, None) as response:
+    with _sent(port, path, body, None, headers) as response:
         assert response.status == 200, response.read()
         yield _events(response)
 

@@ -138,7 +138,8 @@ async def _program(ttft_s: float, gap_s: float) -> None:
     server = await asyncio.start_server(mock.handle, "127.0.0.1", 0, backlog=1024)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    print(json.dumps({"received_s": mock.received_s, "sent_s": mock.sent_s}), flush=True)
+    said = {"seed": [body.get("seed") for body in mock.bodies], "received_s": mock.received_s, "sent_s": mock.sent_s}
+    print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,8 @@ class _Driver:
                     )
                 return
             replies.append(exchange.reply)
-            due_s = exchange.ended_s + delay_s
+            # Not before the stream has ended: until then nobody knows that the answer is whole.
+            due_s = max(exchange.ended_s + delay_s, self.now())
 
     async def _exchange(
         self, conversation: Conversation, turn: int, due_s: float, replies: Sequence[Reply]

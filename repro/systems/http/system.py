@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any, ClassVar
@@ -72,11 +72,8 @@ class HttpDeployment:
 
     async def _drive(self, workload: HttpWorkload, on_progress: OnProgress | None) -> list[Exchange]:
         async with self.knobs.endpoint.sending() as send:
-            # Its own prompt again would warm a cache: the last one's, whose prefix no other has.
-            longest = max(workload.conversations, key=lambda each: len(each.turns[0].new_ids))
             for number in range(self.knobs.num_warmups):
-                first = longest.turns[0]
-                warming = replace(longest, turns=(replace(first, new_ids=tuple(reversed(first.new_ids))),))
+                warming = workload.warm_up(f"{token_hex(8)}/warm-up")
                 reply = await send(warming.ask(0, ()).body, time.perf_counter)
                 if reply.error is not None:
                     raise RunError(f"warm-up request {number} failed: {reply.error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from engines.ar.session import Session
@@ -98,13 +98,23 @@ class HttpWorkload:
         return sum(len(each.turns) for each in self.conversations)
 
     def with_prefixes(self, nonce: str) -> HttpWorkload:
-        """Every conversation's prompt begins with ids of its own, drawn from those that the prompts hold."""
-        known = sorted({i for each in self.conversations for i in each.turns[0].new_ids})
-        made = []
-        for each in self.conversations:
-            rng = random.Random(f"{nonce}/{each.session_id}")
-            made.append(each.with_prefix(tuple(rng.choice(known) for _ in range(PREFIX_TOKENS))))
+        """Every conversation's prompt begins with ids of its own."""
+        made = [each.with_prefix(self._prefix(f"{nonce}/{each.session_id}")) for each in self.conversations]
         return replace(self, conversations=tuple(made))
+
+    def warm_up(self, name: str) -> HttpConversation:
+        """One of the longest first turn, with a prefix that no other has."""
+        longest = max(self.conversations, key=lambda each: len(each.turns[0].new_ids))
+        return longest.with_prefix(self._prefix(name))
+
+    def _prefix(self, name: str) -> Ids:
+        """Drawn from the ids that the prompts hold: valid where they are."""
+        rng = random.Random(name)
+        return tuple(rng.choice(self._known) for _ in range(PREFIX_TOKENS))
+
+    @cached_property
+    def _known(self) -> list[int]:
+        return sorted({i for each in self.conversations for i in each.turns[0].new_ids})
 
 
 @lru_cache(maxsize=2)

@@ -1,0 +1,130 @@
+"""How truly a client measures: a server of known truth, driven as 'repro bench --url' does: python benchmarks/http_client.py --help
+
+    error   measured minus true: of the time to the first piece, from sending, and of every gap between two pieces. True is
+            what the server says of its own clock reading, in a process of its own.
+    late    how long after its due time a request was sent
+
+Needs the extra http.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from repro.paths import REPO
+from repro.runs.drivers.http import Exchange, Reply, drive_http
+from repro.systems.http.endpoint import Endpoint
+from repro.workloads.arrivals import ArrivalConfig, arrival_times
+
+
+@dataclass(frozen=True)
+class One:
+    """One request; its seed tells it apart."""
+
+    session_id: int
+    arrival_s: float
+    num_tokens: int
+    delays_s: tuple[float, ...] = (0.0,)
+
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Any:
+        body = {
+            "model": "mock",
+            "prompt": [1, 2, 3],
+            "max_tokens": self.num_tokens,
+            "seed": self.session_id,
+            "stream": True,
+        }
+        return Asked(body, 3, self.num_tokens)
+
+
+@dataclass(frozen=True)
+class Asked:
+    body: Mapping[str, Any]
+    prompt_len: int
+    asked_tokens: int
+
+
+@dataclass
+class Errors:
+    rate: float
+    num_requests: int
+    ttft_ms: dict[str, float]
+    gap_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+    late_ms: dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=float, default=100.0, help="requests/s")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--tokens", type=int, default=20)
+    parser.add_argument("--ttft-ms", type=float, default=50.0)
+    parser.add_argument("--gap-ms", type=float, default=10.0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    command = [
+        sys.executable,
+        str(REPO / "tests/support/mock_openai.py"),
+        str(options.ttft_ms / 1e3),
+        str(options.gap_ms / 1e3),
+    ]
+    mock = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert mock.stdout is not None
+    url = mock.stdout.readline().strip()
+    num = round(options.rate * options.seconds)
+    times = arrival_times(ArrivalConfig(kind="poisson", rate=options.rate), num, 0)
+    exchanges = asyncio.run(drive(url, [One(i, float(t), options.tokens) for i, t in enumerate(times)]))
+    said, _ = mock.communicate()
+    found = errors_of(exchanges, json.loads(said), options.rate)
+    print(json.dumps(asdict(found), indent=2))
+    if options.json is not None:
+        options.json.write_text(json.dumps(asdict(found), indent=2) + "\n")
+
+
+async def drive(url: str, requests: Sequence[One]) -> list[Exchange]:
+    async with Endpoint(url=url).sending() as send:
+        for _ in range(3):
+            reply = await send(One(-1, 0.0, 2).ask(0, ()).body, asyncio.get_running_loop().time)
+            assert reply.chunks_s, reply.error
+        return await drive_http(requests, send)
+
+
+def errors_of(exchanges: Sequence[Exchange], truth: Mapping[str, Any], rate: float) -> Errors:
+    """The mock gives no usage, so the driver calls its answers failed; their stamps are whole."""
+    true = {
+        seed: (begun, sent)
+        for seed, begun, sent in zip(truth["seed"], truth["received_s"], truth["sent_s"], strict=True)
+    }
+    ttft, gaps, tpot, late = [], [], [], []
+    for exchange in exchanges:
+        assert exchange.reply is not None
+        assert exchange.sent_s is not None
+        received, sent = true[exchange.session_id]
+        stamps = np.array(exchange.reply.chunks_s)
+        assert len(stamps) == len(sent), exchange.error
+        ttft.append(stamps[0] - exchange.sent_s - (sent[0] - received))
+        gaps += (np.diff(stamps) - np.diff(sent)).tolist()
+        tpot.append((stamps[-1] - stamps[0] - (sent[-1] - sent[0])) / (len(sent) - 1))
+        late.append(exchange.sent_s - exchange.due_s)
+    return Errors(rate, len(exchanges), *map(_said, (ttft, gaps, tpot, late)))
+
+
+def _said(values: Sequence[float]) -> dict[str, float]:
+    ms = 1e3 * np.array(values)
+    found = {"mean": ms.mean(), "p50": np.percentile(ms, 50), "p99": np.percentile(ms, 99), "most": np.abs(ms).max()}
+    return {name: round(float(value), 3) for name, value in found.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""What serving over HTTP costs, and what a server survives: python benchmarks/serving.py --help
+
+    overhead   the same requests through the engine in this process and through 'repro serve': tokens/s, and processor
+               seconds of the engine, which a busy machine does not change. The engine has one core, server and client
+               the other.
+    attack     64 clients: whole answers, streams, clients that leave, prompts that do not fit, bodies that are no JSON.
+               Every answer is compared with the one that the same prompt got alone; then the server must hold nothing.
+               Then the same again with SIGTERM in the middle: what was taken is answered.
+
+On the CPU, with the embedded model. Needs the extras server and http.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+SETTINGS = ("--gen-length", "32", "--block-length", "16", "--steps", "32")
+TICK = os.sysconf("SC_CLK_TCK")
+PROMPTS = tuple(f"Story: The sky was green. Ben has {i} coins. Ida has {i + 2} keys.\nAnswer:" for i in range(1, 13))
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    url: str
+    engine_pid: int
+
+    def status(self) -> dict[str, Any]:
+        import urllib.request
+
+        with urllib.request.urlopen(f"{self.url}/status", timeout=60) as response:
+            found: dict[str, Any] = json.loads(response.read())
+        return found
+
+
+@contextmanager
+def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Server]:
+    """``cores`` are those of the engine and of the server."""
+    log_r, log_w = os.pipe()
+    command = [sys.executable, "-m", "repro", "serve", "--port", "0", *SETTINGS, *options]
+    process = subprocess.Popen(command, stderr=log_w, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    os.close(log_w)
+    try:
+        with os.fdopen(log_r) as log:
+            line = next(line for line in log if line.startswith("ready: "))
+            url = line.split()[1].removesuffix("/v1,")
+            (engine_pid,) = children(process.pid)
+            if cores is not None:
+                os.sched_setaffinity(engine_pid, {cores[0]})
+                os.sched_setaffinity(process.pid, {cores[1]})
+            yield Server(process, url, engine_pid)
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        process.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or [
+        int(child)
+        for thread in Path(f"/proc/{pid}/task").iterdir()
+        for child in (thread / "children").read_text().split()
+    ]
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def rss_mb(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+# -- overhead ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Cost:
+    where: str
+    tokens_per_s: float
+    engine_cpu_s: float
+    forward_passes: int
+    seconds: float
+
+
+def asked(num: int) -> list[str]:
+    return [PROMPTS[i % len(PROMPTS)] for i in range(num)]
+
+
+def in_process(num: int) -> Cost:
+    """In a process of its own, on core 0."""
+    code = (
+        "import json, os, sys, time\n"
+        "os.sched_setaffinity(0, {0})\n"
+        "from engines.dllm.request import Request\n"
+        "from repro.serving import DllmModel\n"
+        "num, prompts = json.load(sys.stdin)\n"
+        "model = DllmModel.of(system='dllm-serve', platform='cpu-tiny', "
+        "knobs={'gen_length': 32, 'block_length': 16, 'steps': 32}, name=None)\n"
+        "codec, generation = model.codec(), model.generation({'ignore_eos': True})\n"
+        "deployment = model._system.deployment(model.settings, [model.max_model_len])\n"
+        "with deployment.serving() as (engine, _):\n"
+        "    for timed in (False, True):\n"
+        "        steps, cpu, wall = engine.num_steps, time.process_time(), time.perf_counter()\n"
+        "        for i, prompt in enumerate(prompts if timed else prompts[:8]):\n"
+        "            ids = codec.encode(prompt)\n"
+        "            engine.submit(Request(request_id=i, prompt_len=len(ids), prompt_ids=ids, generation=generation))\n"
+        "        while (record := engine.step()) is not None:\n"
+        "            for done in record.done.finished: engine.take_output(done)\n"
+        "print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu, engine.num_steps - steps]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps([num, asked(num)]).encode(),
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    seconds, cpu, steps = json.loads(done.stdout)
+    return Cost("in process", 32 * num / seconds, cpu, steps, seconds)
+
+
+def over_http(num: int) -> Cost:
+    os.sched_setaffinity(0, {1})
+    with serving("--max-queue", str(2 * num), cores=(0, 1)) as server:
+
+        async def load(prompts: Sequence[str]) -> float:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+                started = time.perf_counter()
+
+                async def one(prompt: str) -> None:
+                    body = {"model": "tiny", "prompt": prompt, "ignore_eos": True, "seed": 0}
+                    async with session.post(f"{server.url}/v1/completions", json=body) as response:
+                        said = await response.json()
+                        assert said["usage"]["completion_tokens"] == 32, said
+
+                await asyncio.gather(*map(one, prompts))
+                return time.perf_counter() - started
+
+        asyncio.run(load(asked(8)))
+        passes, cpu = server.status()["forward_passes"], cpu_s(server.engine_pid)
+        seconds = asyncio.run(load(asked(num)))
+        time.sleep(0.2)
+        cpu = cpu_s(server.engine_pid) - cpu
+        passes = server.status()["forward_passes"] - passes
+    os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
+    return Cost("over HTTP", 32 * num / seconds, cpu, passes, seconds)
+
+
+# -- attack -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Survival:
+    phase: str
+    outcomes: dict[str, int]
+    wrong: int
+    """Answers that differ from those the same prompts got alone, or are no proper refusal."""
+    lost: int
+    """Requests that were taken, whose client stayed, and that were not answered."""
+    rows_left: int | None = None
+    open_left: int | None = None
+    engine_mb: list[float] = field(default_factory=list)
+    server_mb: list[float] = field(default_factory=list)
+    exit_code: int | None = None
+    seconds: float = 0.0
+
+
+class Attack:
+    def __init__(self, server: Server, num_clients: int, seed: int) -> None:
+        self._server, self._num_clients = server, num_clients
+        self._random = random.Random(seed)
+        self._expected: dict[str, str] = {}
+        self.outcomes: Counter[str] = Counter()
+        self.wrong = self.lost = 0
+        self.num_ended = 0
+
+    async def learn(self, session: aiohttp.ClientSession) -> None:
+        """What every prompt gets alone."""
+        for prompt in PROMPTS:
+            async with session.post(self._url, json=self._body(prompt)) as response:
+                self._expected[prompt] = (await response.json())["choices"][0]["text"]
+
+    @property
+    def _url(self) -> str:
+        return f"{self._server.url}/v1/completions"
+
+    def _body(self, prompt: str, **more: Any) -> dict[str, Any]:
+        return {"model": "tiny", "prompt": prompt, "seed": 0, **more}
+
+    async def run(self, session: aiohttp.ClientSession, num: int) -> None:
+        kinds = self._random.choices(
+            ("whole", "stream", "stop", "leave", "oversize", "malformed"), (50, 20, 5, 15, 5, 5), k=num
+        )
+        left = iter(kinds)
+
+        async def client() -> None:
+            for kind in left:
+                try:
+                    await self._one(session, kind)
+                except aiohttp.ClientConnectorError:
+                    self.outcomes["not connected"] += 1
+                except (aiohttp.ServerDisconnectedError, ConnectionResetError):
+                    # Closed before a status came: the request was not taken.
+                    self.outcomes["closed before a status"] += 1
+                self.num_ended += 1
+
+        await asyncio.gather(*(client() for _ in range(self._num_clients)))
+
+    async def _one(self, session: aiohttp.ClientSession, kind: str) -> None:
+        prompt = self._random.choice(PROMPTS)
+        if kind == "leave":
+            request = session.post(self._url, json=self._body(prompt, stream=self._random.random() < 0.5))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._random.uniform(0, 0.5)), request as response:
+                    await response.read()
+            self.outcomes["left"] += 1
+            return
+        if kind == "oversize":
+            content = json.dumps(self._body("coins " * self._random.randint(2000, 20000))).encode()
+        elif kind == "malformed":
+            content = self._random.choice(
+                (b"{", b"[]", b'{"model": "tiny"}', b"\xff\xfe", b'{"model": "tiny", "prompt": 3}')
+            )
+        elif kind == "stop":
+            content = json.dumps(self._body(prompt, stop=["3", "#"])).encode()
+        else:
+            content = json.dumps(self._body(prompt, stream=kind == "stream")).encode()
+        async with session.post(self._url, data=content) as response:
+            try:
+                text = (await response.read()).decode()
+            except aiohttp.ClientPayloadError:
+                self.lost += 1
+                return
+            self._judge(kind, prompt, response.status, text)
+
+    def _judge(self, kind: str, prompt: str, status: int, text: str) -> None:
+        self.outcomes[f"{kind}: {status}"] += 1
+        if status != 200:
+            message = json.loads(text)["error"]["message"]
+            refusal = (400, 413) if kind in ("oversize", "malformed") else ()
+            self.wrong += status not in (*refusal, 429, 503) or not message or "\n" in message
+            return
+        if kind == "stream":
+            events = [line.removeprefix("data: ") for line in text.splitlines() if line]
+            self.lost += events[-1] != "[DONE]"
+            said = "".join(json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]")
+        else:
+            said = json.loads(text)["choices"][0]["text"]
+        wanted = self._expected[prompt]
+        if kind == "stop":
+            wanted = min((wanted.partition(stop)[0] for stop in ("3", "#")), key=len)
+        self.wrong += said != wanted or kind in ("oversize", "malformed")
+
+
+async def attack(server: Server, num: int, num_clients: int, *, is_ended: bool, seed: int) -> Survival:
+    made = Attack(server, num_clients, seed)
+    engine_mb, server_mb = [], []
+
+    async def watch() -> None:
+        """Memory at every quarter; the signal at two thirds."""
+        quarter, is_told = num / 8, False
+        while True:
+            if made.num_ended >= quarter * (len(engine_mb) + 1) and not is_told:
+                engine_mb.append(round(rss_mb(server.engine_pid), 1))
+                server_mb.append(round(rss_mb(server.process.pid), 1))
+            if is_ended and not is_told and made.num_ended >= num * 2 // 3:
+                server.process.send_signal(signal.SIGTERM)
+                is_told = True
+            await asyncio.sleep(0.01)
+
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        await made.learn(session)
+        watching = asyncio.create_task(watch())
+        started = time.perf_counter()
+        await made.run(session, num)
+        seconds = time.perf_counter() - started
+        watching.cancel()
+    rows_left = open_left = exit_code = None
+    if is_ended:
+        exit_code = server.process.wait(120)
+    else:
+        for _ in range(200):
+            status = server.status()
+            rows_left, open_left = status["pool"]["used"], status["open"] + status["waiting"]
+            if not rows_left and not open_left:
+                break
+            await asyncio.sleep(0.05)
+    return Survival(
+        phase="SIGTERM in the middle" if is_ended else "whole",
+        outcomes=dict(sorted(made.outcomes.items())),
+        wrong=made.wrong,
+        lost=made.lost,
+        rows_left=rows_left,
+        open_left=open_left,
+        engine_mb=engine_mb,
+        server_mb=server_mb,
+        exit_code=exit_code,
+        seconds=round(seconds, 1),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("overhead", "attack"))
+    parser.add_argument("--requests", type=int, help="[default: 512 of overhead, 2000 of attack]")
+    parser.add_argument("--repeats", type=int, default=3, help="of overhead")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[Any] = []
+    if options.what == "overhead":
+        num = options.requests or 512
+        for _ in range(options.repeats):
+            for measure in (in_process, over_http):
+                rows.append(measure(num))
+                print(rows[-1], flush=True)
+    else:
+        num = options.requests or 2000
+        for is_ended in (False, True):
+            with serving() as server:
+                rows.append(
+                    asyncio.run(attack(server, num, options.clients, is_ended=is_ended, seed=options.seed + is_ended))
+                )
+                print(rows[-1], flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
