@@ -40,10 +40,13 @@ POLICIES = (
     "engines.dllm.cache.kv_pool",
     "engines.dllm.executor.roofline",
     "engines.hardware.roofline",
+    "engines.server",
     "baselines.dllm.registry",
     "baselines.dllm.static.scheduler",
     "repro.systems.dllm.system",
     "repro.systems.dllm.on_roofline",
+    "repro.systems.http",
+    "repro.serving",
     "repro.workloads",
 )
 """Plain Python over plain data: none of it, nor what it imports, loads torch."""

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server of known truth: the first piece of every answer after ``ttft_s``, the others ``gap_s`` apart.
 
-It says when it received each request and sent each piece, on the machine's monotonic clock, which a client in another
+A timer is late now and then: it says when it received each request and sent each piece, on the machine's monotonic clock, which a client in another
 process shares. Run as a program it listens until its standard input ends, and then writes what it said as JSON.
 """
 
@@ -15,9 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
-
-SPIN_S = 0.0015
-"""Before a piece is due the server stops sleeping: a timer of the event loop is late by up to a millisecond."""
 
 
 @dataclass
@@ -65,7 +62,8 @@ class MockOpenAI:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         asked = body["max_tokens"]
         for k, start in enumerate(range(0, asked, self.tokens_per_piece)):
-            await _wait_until(received_s + self.ttft_s + k * self.gap_s)
+            if (left := received_s + self.ttft_s + k * self.gap_s - time.monotonic()) > 0:
+                await asyncio.sleep(left)
             num = min(self.tokens_per_piece, asked - start)
             said: dict[str, Any] = {"delta": {"content": "x " * num}} if is_chat else {"text": "x " * num}
             if self.has_ids:
@@ -91,13 +89,6 @@ class MockOpenAI:
         )
         writer.write(content)
         await writer.drain()
-
-
-async def _wait_until(time_s: float) -> None:
-    if (left := time_s - time.monotonic()) > SPIN_S:
-        await asyncio.sleep(left - SPIN_S)
-    while time.monotonic() < time_s:
-        await asyncio.sleep(0)
 
 
 def _write(writer: asyncio.StreamWriter, said: Any) -> None:

@@ -18,6 +18,7 @@ from support.http_client import ask, leave, streaming
 from support.http_server import Running, running_server
 from support.served_echo import DIE, DIE_AT_ONCE, RAISE, REFUSE, ByteCodec, EchoModel, answer_of
 
+from engines.errors import UserError
 from engines.server.settings import ServerSettings
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -326,6 +327,17 @@ def test_before_the_model_is_loaded_requests_are_asked_to_come_again() -> None:
         server.wait_until(lambda: server.service.is_ready)
         assert ask(server.port, "/ready").body == {"status": "ready"}
         assert ask(server.port, COMPLETIONS, body()).status == 200
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_service_with_its_sentence() -> None:
+    with running_server(
+        EchoModel(refusal="dtype='float8' is unknown: use another"), ByteCodec(), is_ready=False
+    ) as server:
+        server.wait_until(lambda: server.service.ended.done())
+        error = server.service.ended.result()
+        assert isinstance(error, UserError)
+        assert str(error) == "dtype='float8' is unknown: use another"
+        assert ask(server.port, COMPLETIONS, body()).body["error"]["message"].startswith("the engine has ended")
 
 
 def test_a_draining_server_ends_what_it_has_and_takes_nothing_more() -> None:

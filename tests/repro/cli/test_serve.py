@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
 
-from support.http_client import ask, streaming
+from support.http_client import ask
 from support.text_checkpoints import write_llada
 from support.tokenizers import LLADA_JINJA
 
@@ -68,9 +66,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         *("--gen-length", "16", "--block-length", "8", "--steps", "16"),
     )
     yield Served(folder=str(folder), port=port, process=process)
-    if process.poll() is None:
-        process.kill()
-    process.wait()
+    process.terminate()
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (0, "ending: 0 requests to finish\n")
 
 
 def generated(served: Served, ids: list[int], **changes: Any) -> tuple[tuple[int, ...], str, str]:
@@ -148,32 +146,6 @@ def test_the_official_client_completes_chats_and_streams(served: Served) -> None
         client.completions.create(model="gpt-4", prompt="hello")
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="wrong").completions.create(model="mine", prompt="hello")
-
-
-def test_sigterm_ends_what_was_taken_and_then_the_server(served: Served, tmp_path: Path) -> None:
-    """Of a server of its own, in front of a model without a template."""
-    folder = write_llada(tmp_path / "llada")
-    process, port = start("--model", str(folder), "--gen-length", "64", "--block-length", "8", "--steps", "64")
-    model = ask(port, "/v1/models", headers=HEADERS).body["data"][0]["id"]
-    asked = {"model": model, "prompt": "a story", "ignore_eos": True, "max_tokens": 200, "seed": 0}
-    whole: list[Any] = []
-    other = threading.Thread(target=lambda: whole.append(ask(port, "/v1/completions", asked, headers=HEADERS)))
-    with streaming(port, "/v1/completions", {**asked, "stream": True}, headers=HEADERS) as events:
-        first = next(events)
-        other.start()
-        while ask(port, "/status").body["open"] < 2:
-            pass
-        process.send_signal(signal.SIGTERM)
-        rest = list(events)
-    other.join()
-    assert rest[-1] == "[DONE]"
-    text = "".join(event["choices"][0]["text"] for event in (first, *rest[:-1]))
-    assert whole[0].status == 200
-    assert whole[0].body["choices"][0]["text"] == text
-    assert whole[0].body["usage"]["completion_tokens"] == 200
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    assert "ending: 2 requests to finish" in said
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_runs import engine_for, run_together
 from support.tiny_models import GQA, prompt_of
@@ -60,6 +60,7 @@ Moves = st.lists(
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
+@settings(max_examples=25)
 @given(moves=Moves)
 def test_no_row_and_no_demand_is_left(name: str, moves: list[tuple[str, int]]) -> None:
     made, canceller = cancelling(scheduler_of(name))
@@ -86,6 +87,7 @@ def test_no_row_and_no_demand_is_left(name: str, moves: list[tuple[str, int]]) -
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
+@settings(max_examples=15)
 @given(cancelled_at=st.integers(0, 12), order=st.permutations(range(5)))
 def test_requests_before_it_run_as_if_it_had_never_been(name: str, cancelled_at: int, order: list[int]) -> None:
     """First come, first served: who came before never depends on who came after."""
