@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -186,9 +187,11 @@ def test_the_status_page_draws_in_a_browser(served: Served) -> None:
         page.goto(f"http://127.0.0.1:{served.port}/")
         page.wait_for_selector('#state[data-state="ready"]')
         ask(served.port, "/v1/completions", body("hello"), headers=HEADERS)
-        page.wait_for_function("Number(document.querySelector('#totals tr td:nth-child(2)').textContent) >= 1")
-        assert page.text_content("#model") == "mine"
-        assert "rows" in str(page.text_content("#pool-of"))
-        assert page.evaluate("[...document.querySelectorAll('canvas')].every(c => c.width > 0)")
+        answered = page.locator("#totals tr", has_text="answered").locator("td").nth(1)
+        playwright.expect(answered).not_to_have_text("0", timeout=60_000)
+        playwright.expect(page.locator("#model")).to_have_text("mine")
+        playwright.expect(page.locator("#pool-of")).to_have_text(re.compile(r"of [\d,]+ rows"))
+        drawn = [page.locator(f"#{name}-plot").screenshot() for name in ("rate", "budget")]
+        assert drawn[0] != drawn[1], "one has a line that rose, the other's is flat again"
         assert faults == []
         browser.close()
