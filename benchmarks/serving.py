@@ -99,6 +99,8 @@ class Cost:
     engine_cpu_s: float
     forward_passes: int
     seconds: float
+    outside_steps: float
+    """Share of the time in which the engine was in no step."""
 
 
 def asked(num: int) -> list[str]:
@@ -119,13 +121,15 @@ def in_process(num: int) -> Cost:
         "deployment = model._system.deployment(model.settings, [model.max_model_len])\n"
         "with deployment.serving() as (engine, _):\n"
         "    for timed in (False, True):\n"
-        "        steps, cpu, wall = engine.num_steps, time.process_time(), time.perf_counter()\n"
+        "        steps, cpu, wall, busy = engine.num_steps, time.process_time(), time.perf_counter(), 0.0\n"
         "        for i, prompt in enumerate(prompts if timed else prompts[:8]):\n"
         "            ids = codec.encode(prompt)\n"
         "            engine.submit(Request(request_id=i, prompt_len=len(ids), prompt_ids=ids, generation=generation))\n"
         "        while (record := engine.step()) is not None:\n"
+        "            busy += record.duration_s\n"
         "            for done in record.done.finished: engine.take_output(done)\n"
-        "print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu, engine.num_steps - steps]))\n"
+        "        wall = time.perf_counter() - wall\n"
+        "print(json.dumps([wall, time.process_time() - cpu, engine.num_steps - steps, busy]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -134,8 +138,8 @@ def in_process(num: int) -> Cost:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
     )
-    seconds, cpu, steps = json.loads(done.stdout)
-    return Cost("in process", 32 * num / seconds, cpu, steps, seconds)
+    seconds, cpu, steps, busy = json.loads(done.stdout)
+    return Cost("in process", 32 * num / seconds, cpu, steps, seconds, 1 - busy / seconds)
 
 
 def over_http(num: int) -> Cost:
@@ -156,13 +160,13 @@ def over_http(num: int) -> Cost:
                 return time.perf_counter() - started
 
         asyncio.run(load(asked(8)))
-        passes, cpu = server.status()["forward_passes"], cpu_s(server.engine_pid)
+        before, cpu = server.status(), cpu_s(server.engine_pid)
         seconds = asyncio.run(load(asked(num)))
-        time.sleep(0.2)
         cpu = cpu_s(server.engine_pid) - cpu
-        passes = server.status()["forward_passes"] - passes
+        after = server.status()
     os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
-    return Cost("over HTTP", 32 * num / seconds, cpu, passes, seconds)
+    passes, busy = (after[name] - before[name] for name in ("forward_passes", "busy_s"))
+    return Cost("over HTTP", 32 * num / seconds, cpu, passes, seconds, 1 - busy / seconds)
 
 
 # -- attack -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.served_echo import ByteCodec
 
@@ -33,6 +33,7 @@ def joined(pieces: Sequence[Piece]) -> str:
 CUTS = st.lists(st.integers(0, 40), max_size=6)
 
 
+@settings(max_examples=25)
 @given(ids=st.lists(st.integers(3, 552), min_size=1, max_size=40), cuts=CUTS, end=st.integers(0, 60))
 def test_pieces_are_the_text_that_generate_prints(ids: list[int], cuts: list[int], end: int) -> None:
     """Of any ids of the embedded model's vocabulary, broken characters among them, with an end of text or without."""
@@ -45,6 +46,7 @@ def test_pieces_are_the_text_that_generate_prints(ids: list[int], cuts: list[int
     assert [i for piece in pieces for i in piece.token_ids] == ids[:end]
 
 
+@settings(max_examples=25)
 @given(text=st.text(alphabet="abé€😀", min_size=1, max_size=20), cuts=CUTS)
 def test_no_piece_has_half_a_character(text: str, cuts: list[int]) -> None:
     pieces = pieces_of(Answer(BYTES), list(text.encode()), cuts)
@@ -52,6 +54,7 @@ def test_no_piece_has_half_a_character(text: str, cuts: list[int]) -> None:
     assert "�" not in joined(pieces)
 
 
+@settings(max_examples=25)
 @given(
     text=st.text(alphabet="ab€", min_size=1, max_size=30),
     stop=st.lists(st.text(alphabet="ab€", min_size=1, max_size=4), min_size=1, max_size=3),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.virtual_time import run_virtually
 
@@ -133,6 +133,7 @@ def test_an_error_of_the_client_ends_the_run_and_its_tasks() -> None:
         run_virtually(drive_http([Talk(0, 0.0), Talk(1, 0.0)], send))
 
 
+@settings(max_examples=25)
 @given(
     arrivals=st.lists(st.integers(0, 40), min_size=1, max_size=12),
     turns=st.integers(1, 3),
