@@ -27,6 +27,8 @@ class MockOpenAI:
     """Every n-th request is refused (0: none); the n + 1st stream breaks off."""
     has_ids: bool = True
     has_usage: bool = True
+    word: str = "x "
+    """Text of a token."""
     received_s: list[float] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -65,7 +67,7 @@ class MockOpenAI:
             if (left := received_s + self.ttft_s + k * self.gap_s - time.monotonic()) > 0:
                 await asyncio.sleep(left)
             num = min(self.tokens_per_piece, asked - start)
-            said: dict[str, Any] = {"delta": {"content": "x " * num}} if is_chat else {"text": "x " * num}
+            said: dict[str, Any] = {"delta": {"content": self.word * num}} if is_chat else {"text": self.word * num}
             if self.has_ids:
                 said["token_ids"] = [100 + start + i for i in range(num)]
             stamps.append(time.monotonic())

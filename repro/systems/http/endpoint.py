@@ -124,6 +124,7 @@ class Endpoint:
 
 async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat: bool) -> None:
     is_done = False
+    silent_s: list[float] = []
     async for line in response.content:
         if not line.startswith(b"data:"):
             continue
@@ -136,7 +137,9 @@ async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat
         if said.get("error") is not None:
             reply.error = f"in the stream: {_sentence(json.dumps(said['error']))}"
             return
-        _take(said, reply, arrived_s, is_chat=is_chat)
+        _take(said, reply, arrived_s, silent_s, is_chat=is_chat)
+    # Ends of text that are ignored are tokens without text: an answer of nothing else came when they did.
+    reply.chunks_s = reply.chunks_s or silent_s
     if not is_done:
         reply.error = "the stream broke off before its end"
     elif reply.completion_tokens is None:
@@ -145,13 +148,16 @@ async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat
         reply.error = "the answer is empty"
 
 
-def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, *, is_chat: bool) -> None:
+def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: list[float], *, is_chat: bool) -> None:
+    """``silent_s`` are the stamps of pieces without content, but for the one that opens a turn."""
     for choice in said.get("choices") or ():
         text = (choice.get("delta") or {}).get("content") if is_chat else choice.get("text")
         ids = choice.get("token_ids")
         if text or ids:
             reply.chunks_s.append(arrived_s)
             reply.text += text or ""
+        elif not (choice.get("delta") or {}).get("role"):
+            silent_s.append(arrived_s)
         if ids:
             reply.token_ids = [*(reply.token_ids or ()), *ids]
         reply.finish_reason = choice.get("finish_reason") or reply.finish_reason

@@ -241,6 +241,15 @@ def test_failures_are_told_and_make_the_run_invalid() -> None:
     assert set(record.requests["error"]) == {"the endpoint does not say how many tokens the answer has (usage)"}
 
 
+def test_an_answer_of_tokens_without_text_is_one() -> None:
+    """As of ends of text that are ignored."""
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    with mock_server(MockOpenAI(word="", has_ids=False)) as url:
+        record = prepare(cell(url, num_warmups=0)).run()
+    assert set(record.requests["status"]) == {"ok"}
+    assert record.requests["num_chunks"] == [4] * 12
+
+
 def test_bench_drives_an_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
