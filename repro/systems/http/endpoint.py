@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -39,7 +40,10 @@ class Endpoint:
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        try:
+            parts = urlsplit(self.url)
+        except ValueError as error:  # half an IPv6 address
+            raise UserError(f"url={self.url!r} is no address of a server ({error}): correct it") from None
         require(
             parts.scheme in ("http", "https") and bool(parts.netloc),
             f"url={self.url!r} is no address of a server: write it like http://127.0.0.1:8000",
@@ -68,7 +72,7 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             fix = f"set {KEY_VARIABLE} to its key" if error.code == 401 else "check the url"
             raise UserError(f"url={self.url!r} answers /v1/models with status {error.code}: {fix}") from None
-        except (OSError, urllib.error.URLError) as error:
+        except (OSError, urllib.error.URLError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise UserError(
                 f"url={self.url!r} does not answer ({reason}): start the server, or check the url"

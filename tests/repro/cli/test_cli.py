@@ -112,7 +112,7 @@ NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 OPTIONS = {
     "": "--verbose --version",
     "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
-    "--top-k --top-p --transfer-ratio "
+    "--top-k --top-p --transfer-ratio --goodput --max-concurrency --url "
     "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
     "--dataset-source --device --dry-run --dtype --executor --force --gen-length --input-len --json --logit-rows "
@@ -142,6 +142,12 @@ OPTIONS = {
     "reproduce": "--accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
+    "serve": "--alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
+    "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
+    "--max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue --memory-limit --model --platform --pool-kernel "
+    "--port --prompt-interval --refresh-delay --remasking --request-timeout --retention-ratio --scheduler --selection "
+    "--served-model-name --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p "
+    "--transfer-ratio --weights",
     "gpu-suite": "--budget --dry-run --export --first --json --platform --result-dir --stage",
     "verify-baselines": "--device --golden --json",
 }
@@ -168,7 +174,7 @@ def test_list_names_everything(repro: Repro) -> None:
     }
     assert names["system"] == {
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
-        *("ampd", "dynamo-sim", "vllm-sim", "continuum-sim"),
+        *("ampd", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
         *(
             "laps",
             "laps-graphs-only",
