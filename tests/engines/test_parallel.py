@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from support.forks import forks
 from support.graph_recorders import CountingRecorder
 from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
 from torch import Tensor
@@ -43,6 +44,7 @@ from engines.models.llada_config import LLADA_8B
 from engines.models.loader import load_model
 from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer
+from engines.parallel import launch
 from engines.parallel.division import check_division, rank_shape, span
 from engines.parallel.group import TensorParallel, from_environment, rank_device
 from engines.parallel.launch import RankFailed, local_ranks
@@ -419,6 +421,13 @@ def wait_for_ever(group: TensorParallel) -> None:
 # ---- tests ------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks on the CPU begin with everything imported. ``test_ranks_die_with_rank_0`` spawns them, as users do."""
+    monkeypatch.setattr(launch, "get_context", lambda method: forks())
+
+
+@pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_do_what_one_process_does(size: int, tmp_path: Path) -> None:
     write_checkpoints(tmp_path)
@@ -484,12 +493,14 @@ def test_one_rank_is_the_model_itself() -> None:
         assert group.all_reduce(x) is group.all_gather(x) is group.gather_columns(x, 3) is x
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_followers_error_is_reported() -> None:
     with pytest.raises(RankFailed, match=r"(?s)rank 1 failed: .*the follower's own words"):
         wait_for_the_others()
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.usefixtures("_forked")
 def test_rank_0s_error_ends_the_others() -> None:
     with pytest.raises(ZeroDivisionError), local_ranks(2, "cpu", wait_for_ever):
         raise ZeroDivisionError

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import sys
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 from support.fake_system import NAME, deployed, fake_cell
+from support.forks import forks
 from support.suite_cases import NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
 
 from engines.errors import UserError
@@ -312,12 +309,8 @@ def interrupt(root: Path, at: int, place: str) -> None:
 
 
 def kill(root: Path, at: int, place: str) -> None:
-    # Forked from a server that has imported everything once; a fork of this process might hold its threads' locks.
-    processes = get_context("forkserver")
-    processes.set_forkserver_preload(["support.suite_cases"])
-    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
-        killed = processes.Process(target=run_killed, args=(root, at, place))
-        killed.start()
+    killed = forks().Process(target=run_killed, args=(root, at, place))
+    killed.start()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
 

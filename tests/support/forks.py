@@ -1,0 +1,33 @@
+"""Processes forked from a server that has imported once what they need. A fork of the test's own process might hold the
+locks of its threads; one that is spawned imports torch anew, which takes longer than most tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from multiprocessing import forkserver, get_context
+from multiprocessing.context import ForkServerContext
+from unittest import mock
+
+IMPORTED = (
+    "pytest",
+    "support.suite_cases",
+    "support.graph_recorders",
+    "support.tiny_models",
+    "torch.distributed",
+    "engines.dllm.executor.packed",
+    "engines.dllm.executor.ranks",
+    "engines.models.loader",
+    "engines.models.tokenizer",
+    "engines.parallel.launch",
+    "engines.parallel.shard",
+)
+
+
+def forks() -> ForkServerContext:
+    """One server for each worker, since there is one in a process."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(list(IMPORTED))
+    with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
+        forkserver.ensure_running()
+    return context
