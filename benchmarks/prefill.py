@@ -87,19 +87,21 @@ def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argpars
             step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories),
             repeats=repeats,
         ),
-        "kappa": lambda: penalties(steps, _mixes(setting, corners_only=options.mixes == "corners"), rounds=repeats),
+        "kappa": lambda: penalties(steps, _mixes(setting, options.mixes), rounds=repeats),
         "graphs": lambda: captures(steps, setting, repeats),
         "host": lambda: host_times(steps, repeats),
     }
     return kinds[part]()
 
 
-def _mixes(setting: Setting, *, corners_only: bool) -> tuple[Mix, ...]:
-    """Each long prompt with each number of each short one; the corners are the extremes of all three."""
+def _mixes(setting: Setting, which: str) -> tuple[Mix, ...]:
+    """Each long prompt with each number of each short one; the corners are the extremes of all three, the least one the
+    smallest of all three."""
     longs = (setting.longs[0], round((setting.longs[0] * setting.longs[1]) ** 0.5), setting.longs[1])
     numbers = (8, 16, 32) if setting.model == "tiny" else (8, 32, 64)
-    step = 2 if corners_only else 1
-    return mixes(longs[::step], (setting.shorts[0] * 2, setting.shorts[1]), numbers[::step])
+    step = 1 if which == "all" else 2
+    found = mixes(longs[::step], (setting.shorts[0] * 2, setting.shorts[1]), numbers[::step])
+    return found[:1] if which == "least" else found
 
 
 def captures(steps: MeasuredSteps, setting: Setting, repeats: int) -> Iterator[Capture]:
@@ -136,7 +138,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--mixes", default="all", choices=("corners", "all"), help="of kappa: 8 or 18 of them")
+    parser.add_argument("--mixes", default="all", choices=("least", "corners", "all"), help="of kappa: 1, 8 or 18")
     parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
     parser.add_argument(
         "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"

@@ -36,6 +36,7 @@ def main() -> None:
         setting,
         device=options.device,
         dtype=options.dtype or ("bfloat16" if is_cuda else "float32"),
+        repeats=options.repeats,
         timer=CPU_TIME if options.clock == "cpu" else perf_counter,
     )
     grid = LoopGrid(
@@ -74,6 +75,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--concurrency", nargs="+", type=int)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--duration", type=float, default=2.0, help="seconds of measured steps in a cell")
+    parser.add_argument("--repeats", type=int, default=5, help="of each step of the profile that policies rest on")
     parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
     parser.add_argument(
         "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"

@@ -237,9 +237,11 @@ def _constants(card: Gpu, share: float, overhead_s: float, bandwidth: float) -> 
 
 
 class Calibrating:
-    """The calibration of a suite's runs, as far as there are any. What was simulated is kept from one call to the next."""
+    """The calibration of a suite's runs, as far as there are any. What was fitted and simulated is kept from one call to
+    the next."""
 
     def __init__(self) -> None:
+        self._fits: dict[object, Calibration | UserError] = {}
         self._simulated: dict[tuple[str, str], float | None] = {}
 
     def __call__(self, suite: Suite) -> Fitted | str:
@@ -257,7 +259,7 @@ class Calibrating:
     def _fitted(self, suite: Suite, run: StoredRun) -> Fitted:
         rows, card = timed_steps(run), card_of(suite, run)
         chosen = fitted_rows(rows)
-        calibration = fit(chosen, card, copied=measured_card(suite))
+        calibration = self._fit(chosen, card, measured_card(suite))
         comparisons = [
             Comparison(
                 name=row.name,
@@ -278,6 +280,18 @@ class Calibrating:
             commit=origin["git"]["commit"],
             finished_utc=origin["finished_utc"],
         )
+
+    def _fit(self, rows: Sequence[TimedSteps], card: Gpu, copied: Gpu | None) -> Calibration:
+        asked = (*rows, card, copied)
+        if asked not in self._fits:
+            try:
+                self._fits[asked] = fit(rows, card, copied=copied)
+            except UserError as error:
+                self._fits[asked] = error
+        found = self._fits[asked]
+        if isinstance(found, UserError):
+            raise found
+        return found
 
     def _served(self, suite: Suite, calibration: Calibration) -> list[Comparison]:
         found = []

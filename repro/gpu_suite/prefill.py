@@ -43,12 +43,12 @@ SCRIPTS = (
     Script(PREFILL, "prefill", "--model qwen2.5-7b --parts times --repeats 8", 60.0),
 )
 SMALL_SCRIPTS = (
-    Script(MIXING, "prefill", "--parts kappa --mixes corners --repeats 2 --threads 1", 10.0),
+    Script(MIXING, "prefill", "--parts kappa --mixes least --repeats 2 --threads 1", 5.0),
     Script(PREFILL, "prefill", "--parts times graphs host --repeats 2 --threads 1", 20.0),
     Script(
         PREFILL,
         "prefill_loops",
-        "--figures fig6 --systems sglang laps --concurrency 2 --seeds 1 --duration 0.2 --threads 1",
+        "--figures fig6 --systems sglang laps --concurrency 2 --seeds 1 --duration 0.2 --repeats 1 --threads 1",
         20.0,
     ),
 )

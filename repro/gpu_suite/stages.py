@@ -156,7 +156,7 @@ def _tiny(where: Platform) -> Scale:
         benchmarks={"logits": "--rows 64 --max-num-logits 64 --repeats 1"},
         step_benchmarks={
             "peaks": "",
-            "step": "--batch 1 4 --length 96 --block 8 --repeats 2 --warmup 1",
+            "step": "--batch 1 4 --length 64 --block 8 --repeats 1 --warmup 1",
             "host": "--requests 64 --blocks 1",
         },
         figures={"table4": ((8.0,), 2)},
