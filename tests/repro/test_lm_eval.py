@@ -35,6 +35,12 @@ needs_data = pytest.mark.skipif("REPRO_DATA_DIR" not in os.environ, reason="REPR
 needs_isolation = pytest.mark.skipif(not sandbox_support().is_isolated, reason="generated code is not isolated here")
 
 
+@pytest.fixture(autouse=True)
+def _no_list_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness describes its machine beside its results, and asks pip for every package: a third of these tests' time."""
+    monkeypatch.setattr("torch.utils.collect_env.get_pretty_env_info", lambda: "")
+
+
 def test_without_lm_eval_one_sentence_names_the_extra() -> None:
     program = (
         "import sys; sys.modules['lm_eval'] = None\nfrom repro.lm_eval.run import evaluate\nevaluate('mini-gsm', {})"
