@@ -117,8 +117,19 @@ def test_a_benchmark_leaves_its_rows() -> None:
     assert found["failed"] is None
 
 
-def test_a_benchmark_that_fails_says_why() -> None:
-    found = looked(Benchmark(device="cpu", script="peaks", options="--colour red"))
+def test_a_benchmark_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that imports no torch: what is looked at is how it ends."""
+    script = tmp_path / "benchmarks" / "strict.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import argparse\n"
+        "parser = argparse.ArgumentParser()\n"
+        "for name in ('--device', '--json'):\n"
+        "    parser.add_argument(name)\n"
+        "parser.parse_args()\n"
+    )
+    monkeypatch.setattr(checks, "REPO", tmp_path)
+    found = looked(Benchmark(device="cpu", script="strict", options="--colour red"))
     assert found["returncode"] == 2
     assert "unrecognized arguments: --colour red" in found["failed"]
     assert found["rows"] is None
