@@ -170,6 +170,8 @@ def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
 
 def _experiments(stamp: Mapping[str, Any], today: Today) -> list[Experiment]:
     """What the figure would be drawn from."""
+    if stamp["executor"] not in ("torch", "roofline"):
+        raise ValueError(f"executor={stamp['executor']!r}")
     where = replace(platform(stamp["platform"]), executor=stamp["executor"])
     view = View(
         platform=where,

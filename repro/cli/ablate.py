@@ -30,14 +30,19 @@ def ablate(
             "Of LAPS: graphs, disaggregation, awd or reserve."
         ),
     ],
-    dataset: Annotated[list[str] | None, typer.Option(help="Several times [default: livebench, burst, osc].")] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Several times [default: livebench, burst, osc; dureader, gaia of AMPD, lmsys-chat-1m of LAPS]."
+        ),
+    ] = None,
     platform: Annotated[
         str | None,
         typer.Option(help="Where ('repro list' shows platforms) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."),
     ] = None,
     reading: Annotated[str | None, typer.Option(help="Of Sparse-dLLM: published, efficient or policy.")] = None,
     request_rate: Annotated[
-        str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest].")
+        str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest; 2 of AMPD, 60 of LAPS].")
     ] = None,
     num_runs: Annotated[
         int | None,

@@ -14,7 +14,6 @@ from repro.cli.option_groups import Decoding, spread
 from repro.cli.output import number, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from repro.runs.experiment import Experiment
     from repro.runs.family import Shown
     from repro.runs.store import StoredRun
 
@@ -26,7 +25,8 @@ ENDPOINT = "repro.systems.http.platforms:ENDPOINT"
 def bench(
     *,
     system: Annotated[
-        list[str] | None, typer.Option(help="'repro list', or module:NAME; several times [default: dllm-serve].")
+        list[str] | None,
+        typer.Option(help="'repro list', or module:NAME; several times [default: dllm-serve, or ampd on clusters]."),
     ] = None,
     dataset_name: Annotated[
         list[str] | None,
@@ -130,7 +130,7 @@ def bench(
     accept_other_code: opt.OtherCode = False,
     knob: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=VALUE of a system of your own, which no option is for; several times."),
+        typer.Option(help="NAME=VALUE of AMPD, LAPS or a system of your own, which no option is for; several times."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, list the runs and why each would run.")
@@ -144,7 +144,7 @@ def bench(
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     from engines.bounds import check_most
     from engines.errors import require
-    from repro.cli.data_file import readable
+    from repro.cli.data_file import check_own_times, data_of, readable
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.profile import print_profile
     from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
@@ -226,6 +226,7 @@ def bench(
     default_dataset = next((part.trace for part in where.parts if isinstance(part, ArPart)), "osc")
     if {SYSTEMS.get(name).family.name for name in systems} == {"prefill"}:
         default_dataset = part_of(where).dataset
+    datasets = dataset_name or [default_dataset]
     cells = [
         Cell(
             system=name,
@@ -236,14 +237,17 @@ def bench(
             seed=seed,
             knobs=tuple(of_system[name].items()),
         )
-        for dataset in dataset_name or [default_dataset]
+        for dataset in datasets
         for rate in request_rate or ["inf"]
         for name in systems
     ]
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
     if is_cluster:
         opt.check_ranges(knobs)
-    with readable("dataset_path", dataset_path), opt.plugged_in("router", knobs.get("router")):
+        if dataset_path is not None and arrivals == "trace":
+            for dataset in datasets:
+                check_own_times(dataset_path, dataset, num_prompts or where.part(ArPart).num_sessions)
+    with readable("dataset_path", dataset_path, datasets), opt.plugged_in("router", knobs.get("router")):
         sweep = sweep_of(cells, store, force=force)
     if dry_run:
         for experiment in sweep.experiments:
@@ -254,9 +258,8 @@ def bench(
         else:
             print_table("What would run, or be reused", ("run", "why"), reasons)
         return
-    for line in dict.fromkeys(_data_of(e) for e in sweep.experiments):
-        if line is not None:
-            say(line, file=sys.stderr)
+    for line in data_of(sweep.experiments):
+        say(line, file=sys.stderr)
     outcomes = run_sweep(sweep, continue_on_error=continue_on_error)
     runs = sweep.runs
     if json:
@@ -289,13 +292,6 @@ def bench(
         raise typer.Exit(1)
 
 
-def _data_of(experiment: Experiment) -> str | None:
-    """What was made of a data set's own rows, some of which are cut, clipped or repeated; None of generated ones."""
-    provenance = experiment.workload.provenance
-    description: str | None = getattr(provenance, "description", None)
-    return None if getattr(provenance, "source", None) == "embedded" else description
-
-
 def _print_runs(runs: Sequence[StoredRun]) -> None:
     """One table a family: each shows what only its runs have."""
     for family in dict.fromkeys(run.family.name for run in runs):
@@ -308,9 +304,9 @@ def _print_runs(runs: Sequence[StoredRun]) -> None:
 
 def _as_plotted(run: StoredRun) -> dict[str, Any]:
     cell, summary = run.cell, run.summary
-    rate = "all at once" if cell.rate is None else f"{cell.rate:g} req/s"
+    rate = _rate(run) if cell.rate is None else f"{cell.rate:g} req/s"
     return {
-        "label": f"{run.title}, {cell.dataset}, {rate}",
+        "label": f"{run.title}, {cell.dataset}, {'all at once' if rate == 'inf' else rate}",
         "throughput_tok_s": summary["throughput_tok_s"],
         "mean_latency_s": summary["e2el_s"]["mean"],
         "p50_latency_s": summary["e2el_s"]["p50"],
@@ -321,6 +317,15 @@ def _as_plotted(run: StoredRun) -> dict[str, Any]:
     }
 
 
+def _rate(run: StoredRun) -> str:
+    cell = run.cell
+    if cell.rate is not None:
+        return f"{cell.rate:g}"
+    if cell.knob_values.get("arrivals") == "trace":
+        return "the trace's"
+    return "closed loop" if run.family.name == "prefill" else "inf"
+
+
 def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
     summary, cell = run.summary, run.cell
     latency = summary["e2el_s"]
@@ -328,7 +333,7 @@ def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
         run.title,
         cell.dataset,
         cell.platform,
-        "inf" if cell.rate is None else f"{cell.rate:g}",
+        _rate(run),
         number(summary["throughput_tok_s"]),
         number(latency["mean"], 2),
         number(latency["p50"], 2),

@@ -1,20 +1,28 @@
-"""Data files that a user names: whether one can be read at all is settled before any work starts."""
+"""Data files that a user names: whether one can be read at all is settled before any work starts, and what a run makes of
+one is said."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.errors import UserError
+
+if TYPE_CHECKING:
+    from repro.runs.experiment import Experiment
+    from repro.workloads.recorded import Held
 
 _MALFORMED = (AttributeError, EOFError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 """What reading a file of another shape than expected raises."""
 
 
 @contextmanager
-def readable(option: str, path: Path | None) -> Iterator[None]:
-    """The body reads the file, if there is one: what its content makes fail is refused with the file's name."""
+def readable(option: str, path: Path | None, datasets: Iterable[str]) -> Iterator[None]:
+    """The body works with the file, if there is one. Where it fails and reading the file alone fails too, that is said of the
+    file; any other failure is the program's."""
     if path is None:
         yield
         return
@@ -23,7 +31,23 @@ def readable(option: str, path: Path | None) -> Iterator[None]:
         yield
     except UserError:
         raise
+    except _MALFORMED:
+        for dataset in datasets:
+            read(option, path, dataset)
+        raise
+
+
+def read(option: str, path: Path, dataset: str) -> Held | None:
+    """The file alone: what its content makes fail is refused with its name."""
+    from repro.workloads.recorded import held_by
+
+    check_regular(option, path)
+    try:
+        return held_by(path, dataset)
+    except UserError:
+        raise
     except _MALFORMED as error:
+        logging.getLogger(__name__).info("where it happened:", exc_info=error)
         raise UserError(
             f"{option}={str(path)!r} has not the format that its name or its card says ({type(error).__name__}: {error}): "
             f"check that it is the whole file, and of that kind"
@@ -38,3 +62,48 @@ def check_regular(option: str, path: Path) -> None:
         raise UserError(f"{option}={str(path)!r} cannot be read ({error.strerror}): check the path") from error
     if is_special:
         raise UserError(f"{option}={str(path)!r} is a device or a pipe: write what it holds into a file, and give that")
+
+
+def check_own_times(path: Path, dataset: str, asked: int) -> None:
+    """Refuse more sessions than a file has: at times of their own they come once."""
+    held = read("dataset_path", path, dataset)
+    if held is not None and held.unit == "session" and asked > held.count:
+        raise UserError(
+            f"num_prompts={asked} is more than the sessions of {path.name}, which come once at arrivals='trace': use "
+            f"--num-prompts {held.count}, or other arrivals"
+        )
+
+
+def data_of(experiments: Iterable[Experiment]) -> Iterator[str]:
+    """What was made of data sets' own rows, some of which are cut, clipped or repeated; nothing of generated ones."""
+    by_workload = {id(each.workload): each for each in experiments}
+    said = []
+    for experiment in by_workload.values():
+        provenance = experiment.workload.provenance
+        description: str | None = getattr(provenance, "description", None)
+        if description is not None and getattr(provenance, "source", None) != "embedded":
+            said.append("; ".join([description, *_repeated(experiment)]))
+    yield from dict.fromkeys(said)
+
+
+def _repeated(experiment: Experiment) -> Iterator[str]:
+    """Of workloads whose own description does not say it."""
+    from repro.systems.laps.workload import PrefillWorkload
+    from repro.workloads.recorded import held_by
+    from repro.workloads.sessions import SessionWorkload
+
+    workload, path = experiment.workload, experiment.cell.knob_values.get("dataset_path")
+    if path is None:
+        return
+    if isinstance(workload, SessionWorkload):
+        yield from repeats(held_by(Path(str(path)), workload.name), len(workload.sessions))
+    elif isinstance(workload, PrefillWorkload):
+        for stream, drawn in zip(workload.config.streams, workload.streams, strict=True):
+            held = held_by(Path(str(path)), drawn.name, low=stream.low, high=stream.high)
+            yield from repeats(held, drawn.num_turns)
+
+
+def repeats(held: Held | None, asked: int) -> Iterator[str]:
+    """In the words of data sets of single requests."""
+    if held is not None and asked > held.count:
+        yield f"{asked - held.count} of {asked} {held.unit}s repeat one of the file's {held.count}"

@@ -81,7 +81,7 @@ def evaluate(
         knobs=tuple(knobs.items()),
     )
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
-    with readable("dataset_path", dataset_path):
+    with readable("dataset_path", dataset_path, [task]):
         sweep = sweep_of([cell], store, force=force)
     deployment = sweep.experiments[0].deployment
     assert isinstance(deployment, Deployment)

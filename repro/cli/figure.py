@@ -36,7 +36,8 @@ class FigureOptions:
     num_runs: Annotated[
         int | None,
         typer.Option(
-            help="Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else 1]."
+            help="Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what "
+            "the figure's claims take, 1 to 10]."
         ),
     ] = None
     executor: Annotated[
@@ -120,13 +121,19 @@ def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
     """Refuse rates that are asked for where a figure has its own, or none."""
-    from engines.errors import UserError
-
     asked = {rate for view in views for rate in view.rates}
     used = {cell.rate for cell in cells if cell.rate is not None}
     if asked and not (used and used <= asked):
         own = f"its own rates ({', '.join(f'{rate:g}' for rate in sorted(used))})" if used else "no axis of rates"
         raise UserError(f"request_rate has no effect on {name}, which has {own}: leave it out")
+
+
+def check_knobs(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
+    """Refuse settings that are asked for where every run of a figure has its own, or there is none."""
+    for option, value in {knob for view in views for knob in view.knobs}:
+        if all(cell.knob_values[option] != value for cell in cells):
+            own = "has its own" if cells else "has no runs behind it"
+            raise UserError(f"{option}={value!r} has no effect on {name}, which {own}: leave it out")
 
 
 def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only: bool) -> None:
@@ -146,11 +153,9 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     grids = [[view.applied(cell) for cell in module.cells(view)] for view in views]
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
-    if not cells:
-        for option, value in opt.given(
-            num_prompts=asked.num_prompts, num_runs=asked.num_runs, weights=asked.weights
-        ).items():
-            raise UserError(f"{option}={value!r} has no effect on {name}, which has no runs behind it: leave it out")
+    check_knobs(name, views, cells)
+    if not cells and asked.num_runs is not None:
+        raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")
     if draw_only:
         require_folders(cells, store, name)
     sweep = sweep_of(cells, store, force=force, will_run=not draw_only)

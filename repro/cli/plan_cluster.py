@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def plan_cluster(
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
-    from repro.cli.data_file import readable
+    from repro.cli.data_file import read, readable, repeats
     from repro.systems.ar.part import PAPER_OBJECTIVES
     from repro.systems.ar.planning import MOST_PLANS
     from repro.systems.ar.settings import (
@@ -107,8 +108,11 @@ def plan_cluster(
         trace_path=None if trace_path is None else str(trace_path),
         meets_totals=trace_path is None,
     )
-    with readable("trace-path", trace_path):
+    with readable("trace-path", trace_path, [card.name]):
         sessions = sessions_of(asked).sessions
+    if trace_path is not None:
+        for line in repeats(read("trace-path", trace_path, card.name), num):
+            say(f"{trace_path.name}: {line}", file=sys.stderr)
     ground = hardware_of(shape.name, gpu_name, constants)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in sessions))
     require(

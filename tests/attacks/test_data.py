@@ -109,6 +109,63 @@ def test_what_is_no_file(command: tuple[object, ...], tmp_path: Path) -> None:
         refused(repro(*command, option, path, *where), says)
 
 
+TURNS = ("bench", "--platform", "h200", "--system", "laps", "--request-rate", 5)
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "says"),
+    [
+        (SESSIONS[:3], 5, "3 of 5 sessions repeat one of the file's 2"),
+        (TURNS, 40, "36 of 40 turns repeat one of the file's 4"),
+        ((*TURNS, "--knob", "max_tokens=60"), 40, "38 of 40 turns repeat one of the file's 2"),
+        (("bench", "--platform", "rtx4090"), 5, "3 of 5 requests repeat a row"),
+    ],
+    ids=["sessions", "turns", "turns of a band", "requests"],
+)
+def test_a_file_that_comes_round_again_is_said_to(
+    command: tuple[object, ...], asked: int, says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"prompt": "one two three"}\n' * 2 if "rtx4090" in command else rows("[50, 9]", "[70, 8]") * 2)
+    result = repro(*command, "--dataset-path", path, "--num-prompts", asked, "--result-dir", tmp_path / "r", "--json")
+    assert says in result.err
+    held = repro(*command, "--dataset-path", path, "--num-prompts", 2, "--result-dir", tmp_path / "r", "--json")
+    assert "repeat" not in held.err
+
+
+def test_times_of_a_file_come_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(rows("[50, 9]", arrival_s=str(at)) for at in range(3)))
+    asked = ("--dataset-path", path, "--arrivals", "trace", "--result-dir", tmp_path / "r")
+    refused(repro(*SESSIONS[:3], *asked, "--num-prompts", 4), "num_prompts=4 is more than", "use --num-prompts 3")
+    refused(repro(*SESSIONS[:3], *asked), "use --num-prompts 3")
+    assert repro(*SESSIONS[:3], *asked, "--num-prompts", 3).code == 0
+
+
+def test_a_fault_of_the_program_is_not_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same failure is the file's where reading it alone fails too."""
+    from repro.systems.ar import system
+    from repro.workloads.sessions import traces, workload
+
+    path = tmp_path / "mine.jsonl"
+    path.write_text(rows("[50, 9]") * 2)
+    command = (*SESSIONS, "--dataset-path", path, "--result-dir", tmp_path / "r")
+
+    def fail(*_: object) -> None:
+        raise TypeError("of our own")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system, "_check_lengths", fail)
+        result = repro(*command)
+    assert result.code == 1
+    assert "TypeError: of our own: a fault of this program" in result.err
+    with monkeypatch.context() as patch:
+        for module in (traces, workload):
+            patch.setattr(module, "read_sessions", fail)
+        patch.setattr("repro.workloads.recorded.read_sessions", fail)
+        refused(repro(*command), "mine.jsonl' has not the format", "TypeError: of our own")
+
+
 BOUNDS = [
     (("--top", 10**6), "top=1000000 must be between 1 and 100"),
     (("--top", 10**30), "must be between 1 and 100"),
@@ -138,6 +195,8 @@ IGNORED = [
     (("ablate", "--component", "routing", "--plot", ""), "--plot='' is empty"),
     (("reproduce", "ampd/table1", "--num-prompts", 3), "num_prompts=3 has no effect on ampd/table1"),
     (("reproduce", "ampd/table1", "--num-runs", 3), "num_runs=3 has no effect on ampd/table1"),
+    (("reproduce", "ampd/fig7", "--num-prompts", 3), "num_prompts=3 has no effect on ampd/fig7, which has its own"),
+    (("figure", "laps/fig2", "--weights", "random"), "weights='random' has no effect on laps/fig2, which has no runs"),
     (("reproduce", "ampd/fig5", "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
     ((*SESSIONS[:3], "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
     ((*SESSIONS, "--knob", "delay_mean_s=1e300"), "delay_mean_s=1e+300 must be between 0 and 1e+06"),
@@ -177,6 +236,7 @@ STAMPS: dict[str, dict[str, Any]] = {
     "runs are words": {"num_runs": "x"},
     "endless runs": {"num_runs": 10**12},
     "rates are a number": {"rates": 5},
+    "executor is a number": {"executor": 5},
     "knobs are a number": {"knobs": 5},
     "notes are a number": {"notes": 5},
     "another schema": {"schema_version": 99},
