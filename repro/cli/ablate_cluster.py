@@ -39,7 +39,7 @@ def ablate_cluster(
     shown = Shown(
         title=platform_of(platform).title,
         dataset="trace",
-        rate="all at once" if rate is None else f"{rate:g} sessions/s",
+        rate="all at once" if rate is None else f"{rate:g} session{'' if rate == 1 else 's'}/s",
         columns=("attainment", "added, points", "TTFT initial s", "incremental s", "ITL ms", "local"),
         row=_row,
         as_text=_as_text,

@@ -39,7 +39,7 @@ def ablate_prefill(
     shown = Shown(
         title=part.title,
         dataset="dataset",
-        rate=f"{part.clients} clients" if rate is None else f"{rate:g} turns/s",
+        rate=f"{part.clients} clients" if rate is None else f"{rate:g} turn{'' if rate == 1 else 's'}/s",
         columns=("late %", "added, points", "turns/s", "mean ms", "P90 short", "P90 long", "longest s", "graphs %"),
         row=_row,
         as_text=_as_text,

@@ -224,7 +224,8 @@ def bench(
         for name in {*systems} - {*heeding}:
             del of_system[name]["reading"]
     default_dataset = next((part.trace for part in where.parts if isinstance(part, ArPart)), "osc")
-    if {SYSTEMS.get(name).family.name for name in systems} == {"prefill"}:
+    families = {SYSTEMS.get(name).family.name for name in systems}
+    if families == {"prefill"}:
         default_dataset = part_of(where).dataset
     datasets = dataset_name or [default_dataset]
     cells = [
@@ -242,11 +243,11 @@ def bench(
         for name in systems
     ]
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
-    if is_cluster:
+    if families <= {"ar", "prefill"}:
         opt.check_ranges(knobs)
-        if dataset_path is not None and arrivals == "trace":
-            for dataset in datasets:
-                check_own_times(dataset_path, dataset, num_prompts or where.part(ArPart).num_sessions)
+    if is_cluster and dataset_path is not None and arrivals == "trace":
+        for dataset in datasets:
+            check_own_times(dataset_path, dataset, num_prompts or where.part(ArPart).num_sessions)
     with readable("dataset_path", dataset_path, datasets), opt.plugged_in("router", knobs.get("router")):
         sweep = sweep_of(cells, store, force=force)
     if dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -89,7 +90,11 @@ def _print(paper: str, judged: Sequence[Judged]) -> None:
             "The paper's own inconsistencies",
             ("claim", "what does not agree", "recomputed"),
             [
-                (each.claim.id, each.claim.statement, each.claim.recomputed.verdict if each.claim.recomputed else "-")
+                (
+                    each.claim.id,
+                    each.claim.statement,
+                    _words(each.claim.recomputed.verdict if each.claim.recomputed else "-"),
+                )
                 for each in own
             ],
         )
@@ -97,6 +102,11 @@ def _print(paper: str, judged: Sequence[Judged]) -> None:
         say(f"{role}: {', '.join(f'{number} {verdict}' for verdict, number in counts.items())}")
     others = {v: n for v, n in count(judged).items() if v in ("not testable here", "not run", "paper's inconsistency")}
     say("; ".join(f"{verdict}: {number}" for verdict, number in others.items()))
+
+
+def _words(verdict: str) -> str:
+    """``cannot_check`` and the like, as files name it."""
+    return re.sub(r"(?<=[a-z])_(?=[a-z])", " ", verdict)
 
 
 def _ours(each: Judged) -> str:

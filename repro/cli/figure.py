@@ -136,12 +136,23 @@ def check_knobs(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None
             raise UserError(f"{option}={value!r} has no effect on {name}, which {own}: leave it out")
 
 
+def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> None:
+    """Refuse readings where no run of a figure is of a baseline that has any."""
+    from repro.runs.system import SYSTEMS
+
+    families = {SYSTEMS.get(system).family.name for system in {cell.system for cell in cells}}
+    if asked.reading and "dllm" not in families:
+        raise UserError(
+            f"reading={asked.reading[0]!r} has no effect on {name}, which has no runs of such baselines: leave it out"
+        )
+
+
 def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only: bool) -> None:
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
+    from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
     from repro.reports.figures import place_of
-    from repro.reports.stamp import write_stamp
 
     entry = figure_of(name)
     module, views = entry.load(), asked.views(name)
@@ -154,6 +165,7 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
     check_knobs(name, views, cells)
+    check_baselines(name, asked, cells)
     if not cells and asked.num_runs is not None:
         raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")
     if draw_only:
@@ -166,8 +178,7 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):
         assert runs is not None
         require_alike(runs, name)
-        rendered = module.render(runs, view, out)
-        write_stamp(entry, view, runs, rendered)
+        rendered = draw(entry, view, runs, out)
         drawn.append((view, rendered))
         if not json:
             print_table(f"{module.TITLE} - {place_of(module, view.platform)}", rendered.columns, rendered.rows)

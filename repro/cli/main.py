@@ -114,8 +114,8 @@ def main() -> None:
             sys.stdout.flush()
         except BaseException as error:
             ending = ending_of(error, is_terminated=bool(terminated))
-        _say(ending)
-    sys.exit(ending.code)
+        code = _say(ending)
+    sys.exit(code)
 
 
 def _settle_environment() -> None:
@@ -195,12 +195,15 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _say(ending: Ending) -> None:
+def _say(ending: Ending) -> int:
+    """The code to end with: a help that nobody gets is no success."""
     try:
         if ending.help is not None:
             print(ending.help)
         sys.stdout.flush()
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if ending.help is not None:
+            ending = ending_of(error)
         # Nobody reads it: what is still buffered must not fail again when Python ends.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -209,3 +212,4 @@ def _say(ending: Ending) -> None:
             # One line in a log, whole words on a terminal.
             (say if sys.stderr.isatty() else print)(ending.line, file=sys.stderr)
             sys.stderr.flush()
+    return ending.code

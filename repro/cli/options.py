@@ -112,17 +112,26 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any
     return knobs
 
 
-CLUSTER_RANGES = {
+RANGES = {
     "delay_mean_s": (0.0, 1e6),
     "planning_rate": (1e-6, 1e6),
     "slo_ttft_s": (1e-6, 1e6),
     "slo_itl_s": (1e-6, 1e6),
+    "think_s": (0.0, 1e6),
+    "kappa": (0.0, 1e3),
+    "layer_launch_s": (0.0, 1.0),
+    "min_window_s": (0.0, 1e6),
+    "max_window_s": (0.0, 1e6),
+    "max_long_wait_s": (0.0, 1e6),
+    "longest_wait_s": (0.0, 1e6),
+    "aging": (0.0, 1e6),
+    "graph_budget_gb": (0.0, 1e6),
 }
-"""Least and largest number of knobs of sessions on a cluster; a planner's program loses its digits beyond."""
+"""Least and largest number of knobs of simulated families; a planner's program, and sums of times, lose their digits beyond."""
 
 
 def check_ranges(knobs: Mapping[str, Any]) -> None:
-    for name, (least, most) in CLUSTER_RANGES.items():
+    for name, (least, most) in RANGES.items():
         value = knobs.get(name)
         if isinstance(value, int | float) and not least <= value <= most:
             raise UserError(f"{name}={value} must be between {least:g} and {most:g}")

@@ -13,19 +13,20 @@ from typing import Any, TextIO
 NOT_A_TERMINAL = 160
 """Columns where nothing says how many there are."""
 NARROW = 14
-"""A column no wider is never broken into lines."""
+"""A cell with a number in it that is no wider is never broken into lines."""
 MOST_COLUMNS = 1000
 """Of a terminal that one would believe."""
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """No wider than the terminal: columns that say the same in every row become a line above, a column of words is
-    broken between them, and where that is not enough each row is written downwards."""
+    """No wider than the terminal: columns that say the same in every row become a line above (numbers only where the rest
+    still does not fit), words of a cell come one below the other, and where that is not enough each row is written
+    downwards."""
     held = [tuple(row) for row in rows]
     width = _room(sys.stdout) or NOT_A_TERMINAL
     say(title)
     if _taken(_lengths(columns, held, by_word=False)) > width and len(held) > 1:
-        columns, held = _without_constants(columns, held)
+        columns, held = _without_constants(columns, held, width)
     if _taken(_lengths(columns, held, by_word=True)) > width:
         _print_downwards(columns, held, width)
     else:
@@ -61,13 +62,16 @@ def _broken(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: bool) -> list[int]:
-    """Of each column the longest cell, or the longest word of its cells."""
+    """Of each column the longest cell, or the longest word of its head and cells; a number and its unit stay together."""
 
-    def length(cell: str) -> int:
-        parts = cell.split() if by_word and len(cell) > NARROW else cell.splitlines()
-        return max(map(len, parts), default=0)
+    def length(cell: str, *, is_head: bool = False) -> int:
+        may_break = is_head or len(cell) > NARROW or not any(map(str.isdigit, cell))
+        return max(map(len, cell.split() if by_word and may_break else cell.splitlines()), default=0)
 
-    return [max(length(str(cell)) for cell in (name, *cells)) for name, *cells in zip(columns, *rows, strict=True)]
+    return [
+        max(length(name, is_head=True), *(length(str(cell)) for cell in cells), 0)
+        for name, *cells in zip(columns, *rows, strict=True)
+    ]
 
 
 def _taken(lengths: Sequence[int]) -> int:
@@ -76,11 +80,16 @@ def _taken(lengths: Sequence[int]) -> int:
 
 
 def _without_constants(
-    columns: Sequence[str], rows: Sequence[tuple[str, ...]]
+    columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     same = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
-    kept = [i for i in range(len(columns)) if i not in same] or [0]
-    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept):
+    for asked in ([i for i in same if not any(map(str.isdigit, rows[0][i]))], same):
+        kept = [i for i in range(len(columns)) if i not in asked] or [0]
+        rest = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
+        if _taken(_lengths(*rest, by_word=True)) <= width:
+            break
+    same = [i for i in same if i not in kept]
+    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same):
         say(said)
     return [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
 

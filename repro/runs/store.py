@@ -37,6 +37,8 @@ except ImportError:  # Windows
 
 SUMMARY, CELL = "summary.json", "cell.json"
 MANIFEST, PROVENANCE = "manifest.json", "provenance.json"
+_RESERVE = 1 << 20
+"""Bytes that are given back where memory runs out while a run is written: enough to remove what is half written."""
 
 
 class StoreError(RunError):
@@ -206,6 +208,7 @@ class Store:
         for leftover in self.root.glob(f".{cell.folder_name}.*-*"):
             if not _is_running(leftover.name.rpartition("-")[2]):
                 shutil.rmtree(leftover, ignore_errors=True)
+        reserve = bytearray(_RESERVE)
         try:
             partial.mkdir(parents=True)
             manifest = _write(partial, experiment, record, provenance)
@@ -221,6 +224,7 @@ class Store:
                 ) from error
             raise
         finally:
+            del reserve
             shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
         return StoredRun(cell=cell, folder=folder, manifest=manifest, provenance=provenance)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
-from repro.files import replace_text, replacing
+from repro.files import replace_bytes, replace_text
 from repro.runs.workers import begin_worker, ending_with_its_workers
 from repro.tasks.generators import GENERATORS
 from repro.training.card import render_card
@@ -38,8 +38,7 @@ def _write_json(path: Path, content: Any) -> None:
 def save_model(model: LLaDAModelLM, config: TrainConfig, directory: Path) -> None:
     """``config.json``, ``generation_config.json`` and float16 weights."""
     halved = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
-    with replacing(directory / WEIGHTS_FILE) as temporary:
-        save_file(halved, temporary, metadata={"format": "pt"})
+    replace_bytes(directory / WEIGHTS_FILE, save(halved, metadata={"format": "pt"}))
     _write_json(directory / "config.json", model.config.to_dict() | {"torch_dtype": "float16"})
     generation = {
         "gen_length": config.gen_length,

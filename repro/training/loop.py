@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 import pickle
@@ -19,7 +20,7 @@ from engines.errors import UserError
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
-from repro.files import replacing, writable_folder
+from repro.files import replace_bytes, writable_folder
 from repro.tasks.generators import GENERATORS
 from repro.training.attention import batched_attention
 from repro.training.config import TrainConfig
@@ -106,8 +107,10 @@ class Trainer:
             "wall_s": self.wall_s,
             "history": self.history,
         }
-        with replacing(path) as temporary:
-            torch.save(state, temporary)
+        # Written by torch itself, a full disk would be a RuntimeError that names no file.
+        content = io.BytesIO()
+        torch.save(state, content)
+        replace_bytes(path, content.getvalue())
 
     def restore(self, path: Path) -> None:
         try:

@@ -197,12 +197,17 @@ IGNORED = [
     (("reproduce", "ampd/table1", "--num-runs", 3), "num_runs=3 has no effect on ampd/table1"),
     (("reproduce", "ampd/fig7", "--num-prompts", 3), "num_prompts=3 has no effect on ampd/fig7, which has its own"),
     (("figure", "laps/fig2", "--weights", "random"), "weights='random' has no effect on laps/fig2, which has no runs"),
+    (("figure", "laps/fig2", "--reading", "policy"), "reading='policy' has no effect on laps/fig2"),
+    (("figure", "laps/fig7", "--reading", "policy"), "reading='policy' has no effect on laps/fig7"),
     (("reproduce", "ampd/fig5", "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
     ((*SESSIONS[:3], "--num-prompts", 10**6), "num_prompts=1000000 is more than 100000"),
     ((*SESSIONS, "--knob", "delay_mean_s=1e300"), "delay_mean_s=1e+300 must be between 0 and 1e+06"),
     ((*SESSIONS, "--knob", "slo_itl_s=1e-320"), "must be between 1e-06 and 1e+06"),
     ((*SESSIONS, "--knob", "planning_rate=1e-9"), "planning_rate=1e-09 must be between 1e-06 and 1e+06"),
     ((*SESSIONS, "--knob", "router=os:system"), "router='os:system' fails when called"),
+    ((*TURNS, "--knob", "layer_launch_s=1e300"), "layer_launch_s=1e+300 must be between 0 and 1"),
+    ((*TURNS, "--knob", "max_window_s=1e300"), "max_window_s=1e+300 must be between 0 and 1e+06"),
+    ((*TURNS, "--knob", "slo_ttft_s=1e-320"), "must be between 1e-06 and 1e+06"),
     (("gpu-suite", "--platform", "cpu-tiny", "--budget", "nan"), "budget=nan must be a positive number"),
 ]
 

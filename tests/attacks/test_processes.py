@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 
+from repro.cli.endings import Ending
+from repro.cli.main import _say
 from repro.files import replace_text, replacing
 from repro.paths import REPO
 from repro.runs import store as store_module
@@ -121,6 +123,16 @@ def test_streams() -> None:
     _, said = process.communicate(timeout=60)
     assert (process.returncode, said.count("\n")) == (1, 1), said
     assert "closed it before all was written" in said
+
+
+def test_a_help_that_nobody_gets_is_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert _say(Ending(code=0, help="x" * 10_000)) == 1
+        monkeypatch.undo()
+    assert "No space left on device" in capsys.readouterr().err
 
 
 def test_an_ascii_locale() -> None:

@@ -46,6 +46,22 @@ def test_a_table_fits_and_breaks_no_word(table: tuple[list[str], list[list[str]]
     assert asked - {""} <= shown
 
 
+def test_a_table_keeps_its_numbers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that are the same in every row go above first; numbers stay, with their units, while there is room."""
+    monkeypatch.setenv("COLUMNS", "58")
+    columns = ("trace", "variant of the scheduler", "served in time", "verdict of the run")
+    print_table("title", columns, [("toolbench", each, "100.0 %", "VALID") for each in ("first come", "late first")])
+    said, *table = capsys.readouterr().out.splitlines()[1:]
+    assert said == "trace: toolbench; verdict of the run: VALID"
+    assert [line for line in table if "first come" in line and "100.0 %" in line]
+    monkeypatch.setenv("COLUMNS", "40")
+    print_table(
+        "title", ("a", "rank in all", "where it is"), [("x y", "1", "not stated anywhere")] * 2 + [("z", "2", "-")]
+    )
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("---")]
+
+
 def test_a_paragraph_is_one_line_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
