@@ -115,6 +115,9 @@ def main() -> None:
         except BaseException as error:
             ending = ending_of(error, is_terminated=bool(terminated))
         code = _say(ending)
+    # An interrupt that passed through an exec of text (dataclasses are made by one) makes ``python -m`` end as SIGINT does,
+    # whatever its code; until the next exec.
+    exec("")
     sys.exit(code)
 
 

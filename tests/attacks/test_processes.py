@@ -110,6 +110,20 @@ def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(
+        "import sys, repro.cli\n"
+        "cli = sys.modules['repro.cli.main']\n"
+        "def command(_):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "cli._command = command\n"
+        "cli.main()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{tmp_path}"}
+    done = subprocess.run([sys.executable, "-m", "made"], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.partition(":")[0]) == (130, "interrupted")
+
+
 def test_streams() -> None:
     with open("/dev/full", "w") as full:
         process = call("list", stdout=full)
