@@ -119,6 +119,6 @@ steps without delay, not throughput."""
 
 def component(name: str) -> Component:
     if name not in COMPONENTS:
-        known = (*COMPONENTS, *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
+        known = (*COMPONENTS, "ladder", *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
         raise UserError(f"component={name!r} is unknown: use one of {', '.join(known)}")
     return COMPONENTS[name]

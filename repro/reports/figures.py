@@ -297,5 +297,4 @@ def figure(name: str) -> FigureEntry:
     if name.endswith(":"):
         module = name.removesuffix(":")
         return FigureEntry(name=module, title=module, module=module)
-    known = ", ".join(entry.partition("/")[2] for entry in FIGURES)
-    raise UserError(f"figure={name!r} is unknown: use one of {known}, or a module of your own and a colon")
+    raise UserError(f"figure={name!r} is unknown: use one of {', '.join(FIGURES)}, or a module of your own and a colon")

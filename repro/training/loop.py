@@ -191,9 +191,12 @@ def train_tiny(
     _train(trainer, last, state_path)
     if trainer.step < config.steps:
         return {"step": trainer.step, "history": trainer.history}
-    return export_checkpoint(
-        trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
-    )
+    with _progress() as bar:
+        if bar:
+            bar.add_task("evaluating on held-out problems", total=None)
+        return export_checkpoint(
+            trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
+        )
 
 
 def _train(trainer: Trainer, last: int, state_path: Path) -> None:
@@ -213,8 +216,12 @@ def _train(trainer: Trainer, last: int, state_path: Path) -> None:
                 entry: dict[str, Any] = {"step": step, "loss": sum(losses) / len(losses), "wall_s": trainer.wall_s}
                 losses.clear()
                 if config.quick_problems and (step % config.evaluate_every == 0 or step == config.steps):
+                    if bar and task is not None:
+                        bar.update(task, description="training: a quick evaluation")
                     entry |= {"quick_accuracy": trainer.quick_accuracy()}
                     trainer.wall_s = before + time.perf_counter() - began
+                    if bar and task is not None:
+                        bar.update(task, description="training")
                 trainer.history.append(entry)
                 log.info("%s", "  ".join(f"{key} {_short(value)}" for key, value in entry.items()))
             if step % config.save_every == 0 or at_end:
@@ -222,13 +229,13 @@ def _train(trainer: Trainer, last: int, state_path: Path) -> None:
 
 
 def _progress() -> AbstractContextManager[Any]:
-    """A bar on a terminal, nothing otherwise: the log carries the same facts."""
+    """A bar on a terminal, of which nothing stays; nothing otherwise: the log carries the same facts."""
     if not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console
     from rich.progress import Progress
 
-    return Progress(console=Console(stderr=True))
+    return Progress(console=Console(stderr=True), transient=True)
 
 
 def _short(value: Any) -> str:

@@ -642,7 +642,7 @@ def test_one_bad_cell_stops_the_whole_sweep_before_it_starts(repro: Repro, tmp_p
 @pytest.mark.parametrize("command", ["reproduce", "figure"])
 def test_unknown_figures_and_platforms(repro: Repro, tmp_path: Path, command: str) -> None:
     out = ("--result-dir", tmp_path / "r", "--out-dir", tmp_path / "o")
-    refusal(repro(command, "nosuch", *out), "figure='nosuch' is unknown: use one of fig2, fig3")
+    refusal(repro(command, "nosuch", *out), "figure='nosuch' is unknown: use one of dllm-serve/fig2, dllm-serve/fig3")
     refusal(repro(command, "fig3", "--platform", "nosuch", *out), "platform='nosuch' is unknown")
     assert list(tmp_path.iterdir()) == []
 

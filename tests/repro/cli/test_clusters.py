@@ -129,7 +129,10 @@ def test_ablate_pairs_variants_by_seed(tmp_path: Path) -> None:
             "platform='cpu-tiny' has no settings for this kind of system",
         ),
         (("--component", "routing", "--num-runs", "0"), "num_runs=0 must be at least 1"),
-        (("--component", "planner"), "use one of engine, scheduler, budgeting, sparsity, refresh, routing, reordering"),
+        (
+            ("--component", "planner"),
+            "use one of engine, scheduler, budgeting, sparsity, refresh, ladder, routing, reordering",
+        ),
     ],
 )
 def test_ablations_that_make_no_sense_are_refused(options: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
