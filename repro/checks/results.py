@@ -4,7 +4,7 @@ the same?"""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -42,14 +42,16 @@ class Checked:
 
 
 class Today:
-    """What cells would be run as today. Each is prepared once, whoever asks."""
+    """What cells would be run as today. Each is prepared once, whoever asks; ``advance`` is called after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, advance: Callable[[], None] = lambda: None) -> None:
         self._experiments: dict[str, Experiment] = {}
+        self._advance = advance
 
     def experiment(self, cell: Cell) -> Experiment:
         if cell.key not in self._experiments:
             self._experiments[cell.key] = prepare(cell)
+            self._advance()
         return self._experiments[cell.key]
 
     def codes(self, paper: str, platforms: Sequence[str] | None = None) -> dict[str, str]:

@@ -9,7 +9,7 @@ import typer
 
 from engines.errors import UserError
 from repro.cli import options as opt
-from repro.cli.output import counted, print_json, print_table, say
+from repro.cli.output import counted, counting, print_json, print_table, say
 
 
 def check_results(
@@ -28,10 +28,11 @@ def check_results(
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
-    today = Today()
-    found = [*check_figures(root, today), *check_claims(root, today)]
-    if root == RESULTS:
-        found += check_reports(today)
+    with counting("comparing, runs:") as advance:
+        today = Today(advance)
+        found = [*check_figures(root, today), *check_claims(root, today)]
+        if root == RESULTS:
+            found += check_reports(today)
     if json:
         print_json(
             {

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.workloads.card import known_datasets, load_card
 from repro.workloads.conversations import known_conversation_cards
 from repro.workloads.conversations.chats import read_chats
@@ -28,7 +28,10 @@ def held_by(path: Path, dataset: str, *, low: int | None = None, high: int | Non
     counted, those with prompts of ``low`` to ``high`` tokens alone."""
     name = dataset.lower()
     if name in known_session_cards():
-        return Held(count=len(read_sessions(path, _format_of(name, path))), unit="session")
+        sessions = read_sessions(path, _format_of(name, path))
+        for number, session in enumerate(sessions, start=1):
+            require(bool(session.rounds), f"{path.name}: session {number} has no round: take it out")
+        return Held(count=len(sessions), unit="session")
     if name in known_conversation_cards():
         return Held(count=_turns(path, low or 1, math.inf if high is None else high), unit="turn")
     if name in known_datasets():

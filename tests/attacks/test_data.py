@@ -67,6 +67,7 @@ PUBLISHED: dict[str, tuple[str, Any]] = {
     "dureader of numbers": ("dureader", {"question": "q", "documents": [5]}),
     "dureader without a list": ("dureader", {"question": "q", "documents": [{"paragraphs": 5}]}),
     "toolbench of numbers": ("toolbench", {"answer_generation": {"valid_data": 1, "train_messages": [5]}}),
+    "toolbench without rounds": ("toolbench", {"answer_generation": {"valid_data": 1, "train_messages": [[]]}}),
     "toolbench of texts": ("toolbench", {"answer_generation": {"valid_data": 1, "train_messages": [["x"]]}}),
 }
 
