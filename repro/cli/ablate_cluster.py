@@ -90,7 +90,7 @@ def _as_text(row: Row) -> tuple[str, ...]:
     def pm(value: float | None, half: float | None, scale: float = 1.0) -> str:
         if value is None:
             return "-"
-        return f"{scale * value:.1f}" + ("" if half is None else f" ± {scale * half:.1f}")
+        return f"{scale * value:z.1f}" + ("" if half is None else f" ± {scale * half:.1f}")
 
     return (
         f"{pm(row['slo_attainment'], row['half_width'], 100)} %",

@@ -161,7 +161,7 @@ def percent(share: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    return "-" if value is None else f"{value:z,.{digits}f}"
 
 
 def counted(count: int, name: str) -> str:

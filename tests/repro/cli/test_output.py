@@ -18,7 +18,7 @@ from support.command import repro
 from typer.main import get_command
 
 from repro.cli.main import COMMANDS, PATHS, app
-from repro.cli.output import counted, print_table, say
+from repro.cli.output import counted, number, print_table, say
 
 BOXES = re.compile("[\u2500-\u257f]")
 words = st.text("abcxyz-_:/.0123456789", min_size=1, max_size=30)
@@ -81,7 +81,8 @@ def test_a_paragraph_is_one_line_where_there_is_no_terminal(
 
 
 def test_counts() -> None:
-    assert [counted(number, "run") for number in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
+    assert [number(value) for value in (None, -0.04, -0.06, 1234.5)] == ["-", "0.0", "-0.1", "1,234.5"]
+    assert [counted(count, "run") for count in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
