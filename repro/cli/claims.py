@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from repro.cli import options as opt
-from repro.cli.output import print_json, print_table, say
+from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
@@ -47,7 +47,9 @@ def claims(
     root = readable_folder("result_dir", result_dir or LOCAL)
     out = writable_folder("out_dir", out_dir or LOCAL_FIGURES)
     store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
-    judged = judge_all(stated, stored_answers(chosen.entries, store))
+    with counting("looking at stored runs, figures:") as advance:
+        answers = stored_answers(chosen.entries, store, advance)
+    judged = judge_all(stated, answers)
     path = save(out / f"claims-{chosen.name}.csv", judged)
     if json:
         by_role = count_by_role(judged)

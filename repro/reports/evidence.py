@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from repro.reports.claims import Answer
@@ -59,19 +59,20 @@ def sweep_over(chosen: Sequence[Source], store: Store) -> Sweep:
     return Sweep([prepared.get(cell.key) or prepared.setdefault(cell.key, prepare(cell)) for cell in cells], store)
 
 
-def stored_answers(entries: Sequence[FigureEntry], store: Store) -> list[Answer]:
-    """Answers of every figure whose runs are all stored."""
+def stored_answers(
+    entries: Sequence[FigureEntry], store: Store, on_figure: Callable[[], None] = lambda: None
+) -> list[Answer]:
+    """Answers of every figure whose runs are all stored; ``on_figure`` is called after each."""
     # Preparing a cell costs more than seeing that nothing like it is stored, whatever the basis of its numbers.
     chosen = [source for source in sources(entries) if not store.surely_missing(source.cells)]
-    return answers_of(chosen, sweep_over(chosen, store))
+    return answers_of(chosen, sweep_over(chosen, store), on_figure)
 
 
-def answers_of(chosen: Sequence[Source], sweep: Sweep) -> list[Answer]:
+def answers_of(chosen: Sequence[Source], sweep: Sweep, on_figure: Callable[[], None] = lambda: None) -> list[Answer]:
     """``sweep`` is over their cells."""
-    grids = sweep.by_grid([source.cells for source in chosen])
-    return [
-        answer
-        for source, runs in zip(chosen, grids, strict=True)
-        if runs is not None
-        for answer in source.answers(runs)
-    ]
+    answered: list[Answer] = []
+    for source, runs in zip(chosen, sweep.by_grid([source.cells for source in chosen]), strict=True):
+        if runs is not None:
+            answered += source.answers(runs)
+        on_figure()
+    return answered

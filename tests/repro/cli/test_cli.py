@@ -780,7 +780,7 @@ def test_as_a_process(tmp_path: Path) -> None:
     """The console script's entry point, exit codes and streams of a real process."""
     call = [sys.executable, "-c", "from repro.cli import main; main()"]
     bad = subprocess.run([*call, "reproduce", "nosuch"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    known = ", ".join(name.partition("/")[2] for name in FIGURES)
+    known = ", ".join(FIGURES)
     assert (bad.returncode, bad.stdout, bad.stderr) == (
         2,
         "",
