@@ -200,6 +200,7 @@ def workplace(folder: Path) -> Iterator[None]:
     import repro.reports.sensitivity
     import repro.runs.sweep
     import repro.systems.ar.settings
+    import repro.systems.dllm.on_torch  # takes the loader by name: not the one that is put in its place below
     import repro.training.loop
     from engines.models import loader
 
