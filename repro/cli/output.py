@@ -104,7 +104,8 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
         table.add_column(name, overflow="fold", width=given)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console(width=width).print(table)
+    # Without a height too, rich takes a dumb terminal for one of 80 columns.
+    Console(width=width, height=len(rows)).print(table)
 
 
 def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:

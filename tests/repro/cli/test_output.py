@@ -32,12 +32,13 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
     return columns, draw(st.lists(row, max_size=4))
 
 
-@given(tables(), st.integers(40, 130))
-def test_a_table_fits_and_breaks_no_word(table: tuple[list[str], list[list[str]]], width: int) -> None:
+@given(tables(), st.integers(40, 130), st.sampled_from(["xterm-256color", "dumb"]))
+def test_a_table_fits_and_breaks_no_word(table: tuple[list[str], list[list[str]]], width: int, kind: str) -> None:
     columns, rows = table
     out = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out):
         patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", kind)
         print_table("a title", columns, rows)
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= width
@@ -131,3 +132,11 @@ def test_stdout_is_what_a_table_is_measured_by(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stdout", out)
     print_table("title", ("a", "b"), [("one two " * 6, "x")])
     assert max(map(len, out.getvalue().splitlines())) == 44
+
+
+def test_a_dumb_terminal_has_its_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_table("title", ("kind", "what it is"), [("system", "x " * 50)])
+    assert max(map(len, capsys.readouterr().out.splitlines())) > 100
