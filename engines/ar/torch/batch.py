@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.ar.session import Session
+from engines.ar.task import PrefillTask
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.rows import StepWork
+from engines.ar.torch.sampling import GREEDY, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +20,7 @@ class Sequence:
     session: Session
     order: int
     """Rank by arrival; the lower is the older."""
+    sampling: SamplingParams = GREEDY
     slot: int = -1
     """-1 until its first prefill begins."""
     round_index: int = 0
@@ -30,7 +33,9 @@ class Sequence:
     row: int = -1
     """Of the current round in the record."""
     num_written: int = 0
-    """Tokens that are in its slot."""
+    """Tokens that were written to its slot; those it got there itself count from the end of their round on."""
+    task: PrefillTask | None = None
+    """Its prefill, while that waits or goes on."""
     answers: list[list[int]] = field(default_factory=list)
     """Generated ids of the rounds that are over."""
 
