@@ -34,6 +34,8 @@ class Sequence:
     """Of the current round in the record."""
     num_written: int = 0
     """Tokens that were written to its slot; those it got there itself count from the end of their round on."""
+    saved: list[int] | None = None
+    """Its tokens, while a preemption has taken its slot."""
     task: PrefillTask | None = None
     """Its prefill, while that waits or goes on."""
     answers: list[list[int]] = field(default_factory=list)
@@ -72,6 +74,10 @@ class DecodeColumns:
         """The newest token of each, for the next."""
         size = self.size
         return StepWork(self._slot, self._context - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
+
+    def end(self, which: np.ndarray) -> None:
+        """Have the next token of these members be their last."""
+        self._left = np.where(which, 1, self._left)
 
     def advance(self) -> list[Sequence]:
         """Every member has a token more; those that have all of theirs leave, the oldest first."""

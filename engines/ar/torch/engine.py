@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -203,13 +203,16 @@ class _Run:
 
     # ---- what the worker asks and tells ----------------------------------------------------------------------
 
+    hears_tokens: ClassVar[bool] = False
+
+    def hear(self, sequence: Sequence, token: int) -> bool:
+        raise NotImplementedError("answers are read when they are whole")
+
     def ids(self, sequence: Sequence, start: int) -> Ints:
         """Of the current prompt where ``start`` is its first; else of all prompts so far, and the answers between them."""
         prompt = self.prompts(sequence.session, sequence.round_index)
         if start == sequence.context:
             return prompt
-        if start:
-            return prompt[:0]  # it was preempted: its slot has them all
         parts = [prompt]
         for index in reversed(range(sequence.round_index)):
             answer = np.array(sequence.answers[index], dtype=np.int64)

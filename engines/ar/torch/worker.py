@@ -24,6 +24,7 @@ from engines.ar.task import PrefillTask, TaskKind
 from engines.ar.torch.batch import DecodeColumns, Sequence
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import Ran, TorchExecutor
+from engines.ar.torch.kept import KeptSequences
 from engines.ar.torch.memory import SessionMemory
 from engines.ar.torch.rows import StepWork
 from engines.ar.torch.sampling import GREEDY, SamplingParams
@@ -32,6 +33,15 @@ from engines.errors import require
 
 class Driver(Protocol):
     """What the worker asks and tells."""
+
+    @property
+    def hears_tokens(self) -> bool:
+        """Whether ``hear`` is told; else the ids stay on the device until they are read."""
+        ...
+
+    def hear(self, sequence: Sequence, token: int) -> bool:
+        """The sequence's next token; True ends its round there."""
+        ...
 
     def ids(self, sequence: Sequence, start: int) -> Ints:
         """The ids of the sequence from ``start`` up to the end of its round's prompt."""
@@ -60,6 +70,8 @@ class Step(NamedTuple):
     context: int
     """Tokens of these."""
     ran: Ran
+    tokens: list[int]
+    """Of those that finished their prefill, then of those that decoded; empty where nobody hears them."""
 
 
 class Worker:
@@ -74,6 +86,7 @@ class Worker:
         """``estimate_s`` is what (history, tokens) take, for policies that read ``PrefillTask.estimate_s``."""
         self.executor, self.queue = executor, queue
         self.memory = SessionMemory(executor.tables)
+        self.kept = KeptSequences(executor, self.memory)
         self.decode = DecodeColumns()
         self.begun: list[PrefillTask] = []
         self.sequences: dict[int, Sequence] = {}
@@ -113,12 +126,50 @@ class Worker:
             task.estimate_s = self._estimate_s(history, tokens)
         self.queue.push(task)
 
+    def adopt(self, sequence: Sequence, prompt: Ints) -> None:
+        """Have a sequence of this prompt, which is not enqueued yet, go on from kept K/V where there is some."""
+        found = self.kept.adopt(sequence.order, prompt, sequence.sampling)
+        if found is not None:
+            sequence.slot = found.slot
+            sequence.context = sequence.computed = found.tokens
+
+    def keep(self, sequence: Sequence, ids: Ints) -> None:
+        """Let go of a sequence that is done; ``ids`` are all of its tokens."""
+        del self.sequences[sequence.order]
+        self.kept.keep(sequence.order, sequence.slot, ids[: sequence.computed])
+
+    def drop(self, sequence: Sequence) -> None:
+        """Let go of a sequence between two steps, whatever it does, and of its K/V."""
+        task = sequence.task
+        if task is None:
+            if any(member is sequence for member in self.decode.members):
+                self.decode.leave(sequence)
+        elif any(begun is task for begun in self.begun):
+            self.begun = [begun for begun in self.begun if begun is not task]
+        else:
+            _withdraw(self.queue, task)
+        self._forget(sequence)
+
+    def abandon(self) -> list[Sequence]:
+        """Let go of all that do not wait, after a step that raised: nothing is known of their K/V."""
+        waiting = {task.order for task in self.queue}
+        lost = [sequence for order, sequence in self.sequences.items() if order not in waiting]
+        self.decode, self.begun = DecodeColumns(), []
+        for sequence in lost:
+            self._forget(sequence)
+        return lost
+
     def close(self) -> None:
-        """Give back the slots of all sequences."""
-        for sequence in self.sequences.values():
-            if sequence.slot >= 0:
-                self.executor.close_slot(sequence.slot)
-        self.sequences.clear()
+        """Give back all slots."""
+        for sequence in list(self.sequences.values()):
+            self._forget(sequence)
+        self.kept.close()
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self.sequences[sequence.order]
+        self.memory.drop(sequence.order)
+        if sequence.slot >= 0:
+            self.executor.close_slot(sequence.slot)
 
     # ---- between two steps --------------------------------------------------------------------------------
 
@@ -162,17 +213,23 @@ class Worker:
             work = StepWork(*(np.concatenate(columns) for columns in zip(work, joined, strict=True)))
         self.begun = [task for task in self.begun if task.left]
         ran = self.executor.run(work, plan.mode)
+        heard: list[int] = ran.tokens.tolist() if self._driver.hears_tokens else []
         self.executor.wait()
-        return Step(shares, chunks, decoding, context, ran)
+        return Step(shares, chunks, decoding, context, ran, heard)
 
     def settle(self, step: Step, now: float) -> None:
         """Give the sequences their tokens; the driver hears which rounds are done."""
+        hears, first = self._driver.hears_tokens, len(step.tokens) - step.decoding
         if step.decoding:
+            if hears:
+                pairs = zip(self.decode.members, step.tokens[first:], strict=True)
+                self.decode.end(np.array([self._driver.hear(sequence, token) for sequence, token in pairs]))
             for sequence in self.decode.advance():
                 self._driver.done(sequence, now)
-        for task, _ in step.shares:
-            if task.left == 0:
-                self._prefilled(task, now)
+        whole = [task for task, _ in step.shares if task.left == 0]
+        for index, task in enumerate(whole):
+            sequence = self.sequences[task.order]
+            self._prefilled(sequence, task, now, is_over=hears and self._driver.hear(sequence, step.tokens[index]))
 
     def _admitted(self, share: Share, now: float) -> Share:
         """Take the K/V of a task that begins; what was evicted of its history is prefilled again."""
@@ -195,30 +252,40 @@ class Worker:
         """Give the sequence a slot, and write the ids that are not in it."""
         if sequence.slot < 0:
             if not self.executor.tables.num_free_slots:
+                self.kept.sweep()
+            if not self.executor.tables.num_free_slots:
                 self._free_slot()
             sequence.slot = self.executor.open(sequence.sampling)
+        if sequence.saved is not None:
+            self.executor.write(sequence.slot, 0, sequence.saved)
+            sequence.saved = None
+            return
         ids = self._driver.ids(sequence, sequence.num_written)
-        if len(ids):
-            self.executor.write(sequence.slot, sequence.num_written, ids)
-            sequence.num_written += len(ids)
+        self.executor.write(sequence.slot, sequence.num_written, ids)
+        sequence.num_written += len(ids)
 
     def _free_slot(self) -> None:
-        """Take the slot of the session that has been idle longest."""
-        order = self.memory.oldest_idle()
+        """Take the slot of the sequence that has been idle longest, of one without K/V first."""
+        held = self.executor.tables.held
+        order = next((i for i, each in self.sequences.items() if each.slot >= 0 and not held[each.slot]), None)
+        if order is None:
+            order = self.memory.oldest_idle()
         require(
             order is not None, f"all {self.executor.tables.num_slots} slots run: raise num_slots, or lower max_num_seqs"
         )
         assert order is not None
+        if order in self.kept:
+            self.kept.drop(order)
+            return
         self.memory.drop(order)
         sequence = self.sequences[order]
         self.executor.close_slot(sequence.slot)
         sequence.slot, sequence.computed, sequence.num_written = -1, 0, 0
 
-    def _prefilled(self, task: PrefillTask, now: float) -> None:
-        sequence = self.sequences[task.order]
+    def _prefilled(self, sequence: Sequence, task: PrefillTask, now: float, *, is_over: bool) -> None:
         sequence.task = None
         sequence.context = task.history + task.tokens + 1
-        sequence.left -= 1
+        sequence.left = 0 if is_over else sequence.left - 1
         self._driver.prefilled(sequence, task, now)
         if sequence.left:
             self.decode.join(sequence)
@@ -240,6 +307,14 @@ class Worker:
         """Recompute later (vLLM's preemption): its K/V is dropped, its tokens stay."""
         self.num_preemptions += 1
         self.decode.leave(sequence)
-        self.executor.tables.trim(sequence.slot, 0)
-        sequence.computed = 0
+        sequence.saved = self.executor.read(sequence.slot, 0, sequence.context)
+        self.executor.close_slot(sequence.slot)
+        sequence.slot, sequence.computed = -1, 0
         self.enqueue(sequence, "recompute", 0, sequence.context, now)
+
+
+def _withdraw(queue: PrefillQueue, task: PrefillTask) -> None:
+    pull = getattr(queue, "pull", None)
+    require(pull is not None, f"queue={type(queue).__name__} lets no waiting task go: give an OpenQueue")
+    assert pull is not None
+    pull(task)
