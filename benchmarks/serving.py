@@ -2,7 +2,7 @@
 
     overhead   the same requests through the engine in this process and through 'repro serve': tokens/s, and processor
                seconds of the engine, which a busy machine does not change. The engine has one core, server and client
-               the other.
+               the other. With --system ar the autoregressive engine and a random tiny model.
     attack     64 clients: whole answers, streams, clients that leave, prompts that do not fit, bodies that are no JSON.
                Every answer is compared with the one that the same prompt got alone; then the server must hold nothing.
                Then the same again with SIGTERM in the middle: what was taken is answered.
@@ -30,7 +30,9 @@ from typing import Any
 
 import aiohttp
 
+LENGTH = 32
 SETTINGS = ("--gen-length", "32", "--block-length", "16", "--steps", "32")
+CAUSAL = ("--model", "tiny-qwen2", "--weights", "random", "--gen-length", "32", "--kv-tokens", "65536", "--no-keep-kv")
 TICK = os.sysconf("SC_CLK_TCK")
 PROMPTS = tuple(f"Story: The sky was green. Ben has {i} coins. Ida has {i + 2} keys.\nAnswer:" for i in range(1, 13))
 
@@ -53,7 +55,7 @@ class Server:
 def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Server]:
     """``cores`` are those of the engine and of the server."""
     log_r, log_w = os.pipe()
-    command = [sys.executable, "-m", "repro", "serve", "--port", "0", *SETTINGS, *options]
+    command = [sys.executable, "-m", "repro", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, stderr=log_w, env={**os.environ, "OMP_NUM_THREADS": "1"})
     os.close(log_w)
     try:
@@ -107,54 +109,84 @@ def asked(num: int) -> list[str]:
     return [PROMPTS[i % len(PROMPTS)] for i in range(num)]
 
 
-def in_process(num: int) -> Cost:
-    """In a process of its own, on core 0."""
-    code = (
-        "import json, os, sys, time\n"
-        "os.sched_setaffinity(0, {0})\n"
-        "from engines.dllm.request import Request\n"
-        "from repro.serving import DllmModel\n"
-        "num, prompts = json.load(sys.stdin)\n"
-        "model = DllmModel.of(system='dllm-serve', platform='cpu-tiny', "
-        "knobs={'gen_length': 32, 'block_length': 16, 'steps': 32}, name=None)\n"
-        "codec, generation = model.codec(), model.generation({'ignore_eos': True})\n"
-        "deployment = model._system.deployment(model.settings, [model.max_model_len])\n"
-        "with deployment.serving() as (engine, _):\n"
-        "    for timed in (False, True):\n"
-        "        steps, cpu, wall, busy = engine.num_steps, time.process_time(), time.perf_counter(), 0.0\n"
-        "        for i, prompt in enumerate(prompts if timed else prompts[:8]):\n"
-        "            ids = codec.encode(prompt)\n"
-        "            engine.submit(Request(request_id=i, prompt_len=len(ids), prompt_ids=ids, generation=generation))\n"
-        "        while (record := engine.step()) is not None:\n"
-        "            busy += record.duration_s\n"
-        "            for done in record.done.finished: engine.take_output(done)\n"
-        "        wall = time.perf_counter() - wall\n"
-        "print(json.dumps([wall, time.process_time() - cpu, engine.num_steps - steps, busy]))\n"
-    )
+_DIFFUSION = """
+from engines.dllm.request import Request
+from repro.serving import DllmModel
+model = DllmModel.of(system='dllm-serve', platform='cpu-tiny',
+                     knobs={'gen_length': 32, 'block_length': 16, 'steps': 32}, name=None)
+codec, generation = model.codec(), model.generation({'ignore_eos': True})
+deployment = model._system.deployment(model.settings, [model.max_model_len])
+with deployment.serving() as (engine, _):
+    def run(prompts):
+        busy = steps = 0
+        for i, prompt in enumerate(prompts):
+            ids = codec.encode(prompt)
+            engine.submit(Request(request_id=i, prompt_len=len(ids), prompt_ids=ids, generation=generation))
+        while (record := engine.step()) is not None:
+            busy, steps = busy + record.duration_s, steps + 1
+            for done in record.done.finished: engine.take_output(done)
+        return steps, busy
+    measure(run)
+"""
+_CAUSAL = """
+import numpy as np
+from time import perf_counter
+from engines.ar.cluster.batching import Chunked
+from engines.ar.session import OpenLoop, Round, Session
+from engines.ar.torch.engine import Engine
+from repro.serving_ar import ArModel, ArSettings
+model = ArModel.of(ArSettings(model='tiny-qwen2', weights='random', kv_tokens=65536, gen_length=32), None)
+with model.serving() as served:
+    executor = served._worker.executor
+    def run(prompts):
+        ids = [np.frombuffer(prompt.encode(), dtype=np.uint8).astype(np.int64) for prompt in prompts]
+        sessions = [Session(i, 0.0, (Round(len(each), 32),)) for i, each in enumerate(ids)]
+        engine = Engine(executor=executor, batching=Chunked(), prompts=lambda session, _: ids[session.session_id])
+        steps = engine.run(OpenLoop(sessions=sessions)).steps
+        return len(steps['run_s']), sum(steps['run_s'])
+    measure(run)
+"""
+_MEASURE = """
+import json, os, sys, time
+os.sched_setaffinity(0, {0})
+prompts = json.load(sys.stdin)
+def measure(run):
+    run(prompts[:8])
+    cpu, wall = time.process_time(), time.perf_counter()
+    steps, busy = run(prompts)
+    print(json.dumps([time.perf_counter() - wall, time.process_time() - cpu, steps, busy]))
+"""
+
+
+def in_process(num: int, system: str) -> Cost:
+    """In a process of its own, on core 0; a causal model by the engine's own run to the end."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=json.dumps([num, asked(num)]).encode(),
+        [sys.executable, "-c", _MEASURE + (_CAUSAL if system == "ar" else _DIFFUSION)],
+        input=json.dumps(asked(num)).encode(),
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
     )
     seconds, cpu, steps, busy = json.loads(done.stdout)
-    return Cost("in process", 32 * num / seconds, cpu, steps, seconds, 1 - busy / seconds)
+    return Cost("in process", LENGTH * num / seconds, cpu, steps, seconds, 1 - busy / seconds)
 
 
-def over_http(num: int) -> Cost:
+def over_http(num: int, system: str) -> Cost:
     os.sched_setaffinity(0, {1})
-    with serving("--max-queue", str(2 * num), cores=(0, 1)) as server:
+    options, model = (CAUSAL, "tiny-qwen2") if system == "ar" else (SETTINGS, "tiny")
+    with serving(*options, "--max-queue", str(2 * num), cores=(0, 1)) as server:
 
         async def load(prompts: Sequence[str]) -> float:
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
                 started = time.perf_counter()
 
                 async def one(prompt: str) -> None:
-                    body = {"model": "tiny", "prompt": prompt, "ignore_eos": True, "seed": 0}
+                    # The random model has no tokenizer.
+                    ids = list(prompt.encode()) if system == "ar" else prompt
+                    body = {"model": model, "prompt": ids, "ignore_eos": True, "seed": 0}
                     async with session.post(f"{server.url}/v1/completions", json=body) as response:
                         said = await response.json()
-                        assert said["usage"]["completion_tokens"] == 32, said
+                        assert said["usage"]["completion_tokens"] == LENGTH, said
 
                 await asyncio.gather(*map(one, prompts))
                 return time.perf_counter() - started
@@ -166,7 +198,7 @@ def over_http(num: int) -> Cost:
         after = server.status()
     os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
     passes, busy = (after[name] - before[name] for name in ("forward_passes", "busy_s"))
-    return Cost("over HTTP", 32 * num / seconds, cpu, passes, seconds, 1 - busy / seconds)
+    return Cost("over HTTP", LENGTH * num / seconds, cpu, passes, seconds, 1 - busy / seconds)
 
 
 # -- attack -----------------------------------------------------------------------------------------------------
@@ -326,6 +358,7 @@ async def attack(server: Server, num: int, num_clients: int, *, is_ended: bool, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("overhead", "attack"))
+    parser.add_argument("--system", choices=("dllm-serve", "ar"), default="dllm-serve", help="of overhead")
     parser.add_argument("--requests", type=int, help="[default: 512 of overhead, 2000 of attack]")
     parser.add_argument("--repeats", type=int, default=3, help="of overhead")
     parser.add_argument("--clients", type=int, default=64)
@@ -337,12 +370,12 @@ def main() -> None:
         num = options.requests or 512
         for _ in range(options.repeats):
             for measure in (in_process, over_http):
-                rows.append(measure(num))
+                rows.append(measure(num, options.system))
                 print(rows[-1], flush=True)
     else:
         num = options.requests or 2000
         for is_ended in (False, True):
-            with serving() as server:
+            with serving(*SETTINGS) as server:
                 rows.append(
                     asyncio.run(attack(server, num, options.clients, is_ended=is_ended, seed=options.seed + is_ended))
                 )

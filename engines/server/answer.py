@@ -10,6 +10,8 @@ from engines.server.codec import Codec
 FinishReason = Literal["stop", "length"]
 _INCOMPLETE = "�"
 """What bytes that are no whole character decode to."""
+WINDOW = 64
+"""Tokens that are decoded together, at least."""
 
 
 class Piece(NamedTuple):
@@ -31,6 +33,7 @@ class Answer:
         self._stop = tuple(stop)
         self._ends = frozenset() if ignores_eos else codec.end_ids
         self._ids: list[int] = []
+        self._text = _GrowingText(codec)
         self._num_told = 0
         """Characters."""
         self.num_tokens = 0
@@ -47,7 +50,7 @@ class Answer:
             self.finish_reason = "stop"
         elif is_last:
             self.finish_reason = "length"
-        text = self._codec.decode(self._ids)
+        text = self._codec.decode(self._ids) if self.finish_reason is not None else self._text.of(self._ids)
         # A stop text may have begun in what was held back, not in what was told.
         found = [at for each in self._stop if (at := text.find(each, self._num_told)) >= 0]
         if found:
@@ -81,3 +84,28 @@ class Answer:
                 low = middle + 1
         del self._ids[low:]
         self.num_tokens = low
+
+
+class _GrowingText:
+    """The text of ids of which there are ever more: no call decodes more than two windows of them.
+
+    What is behind a whole character is settled. The window before goes along, as a tokenizer may treat the first token
+    of a text as no other.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._settled = ""
+        """Text of the ids before ``_end``."""
+        self._start = self._end = 0
+        self._overlap = 0
+        """Characters of the ids from ``_start`` to ``_end``."""
+
+    def of(self, ids: Sequence[int]) -> str:
+        found = self._codec.decode(ids[self._start :])
+        text = self._settled + found[self._overlap :]
+        if len(ids) - self._end >= WINDOW and not text.endswith(_INCOMPLETE):
+            own = self._codec.decode(ids[self._end :])
+            if own:
+                self._settled, self._start, self._end, self._overlap = text, self._end, len(ids), len(own)
+        return text

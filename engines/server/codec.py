@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from engines.errors import UserError
 from engines.models.chat import ChatTemplate, end_token_ids, load_chat_template, parse_messages
@@ -56,4 +57,16 @@ class IdsAlone:
         return ""
 
 
-Codec = TextCodec | IdsAlone
+class Codec(Protocol):
+    """What makes ids of prompts, and text of answers."""
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end an answer: of a text or of a turn."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...

@@ -54,7 +54,7 @@ class Metrics:
             "running": status.running,
             "phases": dict(status.phases),
             "budget": {"used": status.budget_used, "total": status.budget},
-            "pool": {"used": status.pool_used, "total": status.pool},
+            "pool": {"used": status.pool_used, "idle": status.pool_idle, "total": status.pool},
             "forward_passes": status.forward_passes,
             "committed_tokens": status.committed_tokens,
             "busy_s": status.busy_s,
@@ -90,6 +90,7 @@ class _OfTheEngine(Collector):
             ("budget_tokens_used", "Query tokens charged to the last step.", status.budget_used),
             ("pool_rows", "Rows of the KV pool.", status.pool),
             ("pool_rows_used", "Rows of the KV pool in use.", status.pool_used),
+            ("pool_rows_idle", "Rows of the KV pool kept for a next turn.", status.pool_idle),
         ):
             yield GaugeMetricFamily(f"{PREFIX}{name}", what, value=value)
         phases = GaugeMetricFamily(f"{PREFIX}step_requests", "Requests of the last step by phase.", labels=["phase"])
@@ -101,5 +102,6 @@ class _OfTheEngine(Collector):
             ("committed_tokens", "Tokens committed by the engine, of answers given up too.", status.committed_tokens),
             ("engine_busy_seconds", "Time inside steps.", status.busy_s),
             ("engine_restarts", "Times that the engine's process was started again.", service.num_restarts),
+            *((name, "Counted by the engine.", num) for name, num in status.counts.items()),
         ):
             yield CounterMetricFamily(f"{PREFIX}{name}", what, value=total)

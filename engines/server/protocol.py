@@ -68,8 +68,8 @@ ENDS = (Refused, Finished, Failed)
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStatus:
-    """``phases`` and ``budget_used`` are the last step's; ``forward_passes``, ``committed_tokens`` and ``busy_s`` are
-    totals since the engine started."""
+    """``phases`` and ``budget_used`` are the last step's; ``forward_passes``, ``committed_tokens``, ``busy_s`` and
+    ``counts`` are totals since the engine started."""
 
     waiting: int = 0
     running: int = 0
@@ -81,9 +81,13 @@ class EngineStatus:
     pool_used: int = 0
     pool: int = 0
     """Rows of K/V."""
+    pool_idle: int = 0
+    """Rows no request holds, kept in case one goes on from them; given up when room is needed."""
     forward_passes: int = 0
     committed_tokens: int = 0
     busy_s: float = 0.0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What this kind of engine counts besides."""
 
 
 class ServedEngine(Protocol):

@@ -149,7 +149,7 @@ class EngineProcess:
                 raise UserError(said.sentence)
             raise RunError(f"the engine's process did not start ({said.sentence if said else _how(code)})")
         self._base = self._status
-        self._status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0)
+        self._status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0, pool_idle=0)
         reason = said.sentence if said is not None else f"its process ended: {_how(code)}"
         lost = [i for i, open_ in self._open.items() if open_.has_begun or open_.tries >= MOST_TRIES]
         for request_id in lost:
@@ -239,7 +239,9 @@ class EngineProcess:
         return open_
 
     def _tell(self, status: EngineStatus) -> None:
-        self._status = replace(status, **{name: getattr(status, name) + getattr(self._base, name) for name in _TOTALS})
+        totals = {name: getattr(status, name) + getattr(self._base, name) for name in _TOTALS}
+        counts = {name: num + self._base.counts.get(name, 0) for name, num in status.counts.items()}
+        self._status = replace(status, **totals, counts=counts)
 
 
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:

@@ -47,6 +47,7 @@ POLICIES = (
     "repro.systems.dllm.on_roofline",
     "repro.systems.http",
     "repro.serving",
+    "repro.serving_ar",
     "repro.workloads",
 )
 """Plain Python over plain data: none of it, nor what it imports, loads torch."""

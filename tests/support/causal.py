@@ -13,13 +13,13 @@ from engines.models.qwen2_config import CausalConfig, tiny_causal
 VOCAB = 97
 
 
-def small_config(n_layers: int = 2) -> CausalConfig:
-    return tiny_causal(d_model=32, n_layers=n_layers, n_heads=4, n_kv_heads=2, vocab_size=VOCAB)
+def small_config(n_layers: int = 2, vocab_size: int = VOCAB) -> CausalConfig:
+    return tiny_causal(d_model=32, n_layers=n_layers, n_heads=4, n_kv_heads=2, vocab_size=vocab_size)
 
 
-def small_model(seed: int = 0, scale: float = 8.0) -> CausalModel:
+def small_model(seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB) -> CausalModel:
     """Random weights, large enough that the likeliest token is not always the same."""
-    model = random_causal(small_config(), torch.float32, "cpu", seed)
+    model = random_causal(small_config(vocab_size=vocab_size), torch.float32, "cpu", seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.ar.session import Session
+from engines.ar.task import PrefillTask
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.rows import StepWork
+from engines.ar.torch.sampling import GREEDY, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -18,6 +20,7 @@ class Sequence:
     session: Session
     order: int
     """Rank by arrival; the lower is the older."""
+    sampling: SamplingParams = GREEDY
     slot: int = -1
     """-1 until its first prefill begins."""
     round_index: int = 0
@@ -30,7 +33,11 @@ class Sequence:
     row: int = -1
     """Of the current round in the record."""
     num_written: int = 0
-    """Tokens that are in its slot."""
+    """Tokens that were written to its slot; those it got there itself count from the end of their round on."""
+    saved: list[int] | None = None
+    """Its tokens, while a preemption has taken its slot."""
+    task: PrefillTask | None = None
+    """Its prefill, while that waits or goes on."""
     answers: list[list[int]] = field(default_factory=list)
     """Generated ids of the rounds that are over."""
 
@@ -67,6 +74,10 @@ class DecodeColumns:
         """The newest token of each, for the next."""
         size = self.size
         return StepWork(self._slot, self._context - 1, np.ones(size, dtype=np.int64), np.ones(size, dtype=bool))
+
+    def end(self, which: np.ndarray) -> None:
+        """Have the next token of these members be their last."""
+        self._left = np.where(which, 1, self._left)
 
     def advance(self) -> list[Sequence]:
         """Every member has a token more; those that have all of theirs leave, the oldest first."""

@@ -32,7 +32,7 @@ class SessionMemory:
 
     @property
     def idle_blocks(self) -> int:
-        return sum(int(self._tables.held[entry.slot]) for entry in self._idle.values())
+        return int(self._tables.held[[entry.slot for entry in self._idle.values()]].sum()) if self._idle else 0
 
     @property
     def room(self) -> int:

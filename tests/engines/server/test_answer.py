@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.served_echo import ByteCodec
 
 from engines.models.checkpoint import TINY_DIR, config_of
-from engines.server.answer import Answer, Piece
+from engines.server.answer import WINDOW, Answer, Piece
 from engines.server.codec import TextCodec
 from repro.prompt import answer_of
 
@@ -28,6 +28,41 @@ def pieces_of(answer: Answer, ids: Sequence[int], cuts: Sequence[int]) -> list[P
 
 def joined(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
+
+
+class Counting(ByteCodec):
+    def __init__(self) -> None:
+        self.num_decoded = 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.num_decoded += len(ids)
+        return super().decode(ids)
+
+
+class Words:
+    """As tokenizers of SentencePiece: every token has a blank in front of it, but for the first of a text."""
+
+    end_ids: frozenset[int] = frozenset()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(f" w{i}" for i in ids if i).removeprefix(" ")
+
+
+@settings(max_examples=10)
+@given(ids=st.lists(st.sampled_from([*"abé€😀".encode(), 0xFF]), min_size=1, max_size=500), size=st.integers(1, 5))
+def test_a_long_answer_told_token_by_token_is_its_text(ids: list[int], size: int) -> None:
+    """Whole characters, halves, and bytes that are none."""
+    pieces = pieces_of(Answer(BYTES), ids, range(0, len(ids), size))
+    assert joined(pieces) == BYTES.decode(ids)
+    words = pieces_of(Answer(Words()), ids, range(0, len(ids), size))
+    assert joined(words) == Words().decode(ids)
+
+
+def test_an_answer_costs_its_length_and_not_the_square_of_it() -> None:
+    codec = Counting()
+    ids = list("é€ab".encode()) * 500
+    pieces_of(Answer(codec), ids, range(len(ids)))
+    assert codec.num_decoded < 3 * WINDOW * len(ids)
 
 
 CUTS = st.lists(st.integers(0, 40), max_size=6)

@@ -144,9 +144,9 @@ OPTIONS = {
     "train-tiny": "--out --resume --seed --steps",
     "serve": "--alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
     "--cuda-graphs --device --drain-timeout --dtype --factor --fused-kernels --gen-interval --gen-length --host "
-    "--max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue --memory-limit --model --platform --pool-kernel "
-    "--port --prompt-interval --refresh-delay --remasking --request-timeout --retention-ratio --scheduler --selection "
-    "--served-model-name --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p "
+    "--keep-kv --kv-tokens --max-model-len --max-num-batched-tokens --max-num-logits --max-num-seqs --max-queue "
+    "--memory-limit --model --platform --pool-kernel --port --prompt-interval --refresh-delay --remasking "
+    "--request-timeout --retention-ratio --scheduler --selection --served-model-name --steps --stop-at-eos --system --temperature --threshold --tie-policy --top-k --top-p "
     "--transfer-ratio --weights",
     "gpu-suite": "--budget --dry-run --export --first --json --platform --result-dir --stage",
     "verify-baselines": "--device --golden --json",

@@ -160,6 +160,14 @@ def test_the_official_client_completes_chats_and_streams(served: Served) -> None
         (("--model", "nowhere"), "model='nowhere' is not a directory"),
         (("--gen-length", "4000"), "gen_length=4000 leaves no token for a prompt in max_model_len=768"),
         (("--host", "256.0.0.1", "--port", "0"), "cannot be listened on"),
+        (("--system", "ar"), "model is missing with system='ar'"),
+        (("--system", "laps"), "system='laps' is no diffusion-LLM system"),
+        (("--kv-tokens", "100"), "kv_tokens=100 has no effect with system='dllm-serve'"),
+        (("--model", "tiny-qwen2"), "model='tiny-qwen2' is a shape without weights"),
+        (("--model", "tiny-qwen2", "--weights", "random", "--steps", "4"), "steps=4 has no effect with system='ar'"),
+        (("--model", "tiny-qwen2", "--platform", "h200"), "platform='h200' has no effect with system='ar'"),
+        (("--model", "tiny-qwen2", "--scheduler", "phase"), "scheduler='phase' is unknown with system='ar'"),
+        (("--model", "tiny", "--system", "ar"), "config.json has model_type="),
     ],
 )
 def test_refusals(

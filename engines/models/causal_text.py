@@ -1,0 +1,96 @@
+"""Texts and conversations of a causal checkpoint: its tokenizer, its chat template, and the ids that end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from engines.errors import UserError, require
+from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
+from engines.models.checkpoint import read_json, read_text
+from engines.models.tokenizer import token_content
+
+_ANY_FAMILY = "dream"
+"""``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalText:
+    """Prompts are encoded as transformers and vLLM do: a raw text gets the special tokens that its tokenizer adds, a
+    rendered conversation, which spells its own, none."""
+
+    backend: Tokenizer
+    template: ChatTemplate | None
+    end_ids: frozenset[int]
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        _check(text)
+        return tuple(self.backend.encode(text).ids)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """May take seconds: a template runs in a process of its own."""
+        if self.template is None:
+            raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
+        text = self.template.render(parse_messages(messages))
+        _check(text)
+        return tuple(self.backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
+
+def load_causal_text(directory: Path) -> CausalText | None:
+    """None where the folder has no ``tokenizer.json``."""
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        return None
+    backend = _backend(path)
+    template = load_chat_template(directory, _ANY_FAMILY)
+    return CausalText(
+        backend=backend,
+        template=None if template.source is None else template,
+        end_ids=frozenset(_end_ids(directory, backend)),
+    )
+
+
+def _backend(path: Path) -> Tokenizer:
+    text = read_text(path)
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # a bare Exception for bad files, and what its Rust code panics with
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
+
+
+def _end_ids(directory: Path, backend: Tokenizer) -> Iterator[int]:
+    """As in vLLM: the tokenizer's end of text, and what the checkpoint generates up to."""
+    for name in ("generation_config.json", "config.json"):
+        found: Any = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        require(
+            all(type(each) is int and each >= 0 for each in ids),
+            f"{directory / name} has eos_token_id={found!r}: give an id, or a list of ids",
+        )
+        yield from ids
+        if ids:
+            break
+    config = directory / "tokenizer_config.json"
+    content = token_content(read_json(config).get("eos_token")) if config.is_file() else None
+    end = None if content is None else backend.token_to_id(content)
+    if end is not None:
+        yield end
+
+
+def _check(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        at = error.start
+        raise UserError(
+            f"text {text[max(0, at - 10) : at + 10]!r} holds half a character (a lone surrogate, at {at}): take it out"
+        ) from None

@@ -1,0 +1,1 @@
+"""The autoregressive engine behind the server's protocol."""

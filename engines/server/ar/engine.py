@@ -1,0 +1,249 @@
+"""``ServedEngine`` over the torch worker: a request is a session of one round, told token by token.
+
+The worker's steps are those of ``engines.ar.torch.engine``; who drives it here takes requests as they come, ends them at
+their end token, and lets go of them when they are cancelled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.ar.cluster.batching import Batching, Situation, StepPlan
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.session import Round, Session
+from engines.ar.task import PrefillTask
+from engines.bounds import check_fields
+from engines.errors import RunError, require
+from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
+
+if TYPE_CHECKING:
+    from engines.ar.torch import batch
+    from engines.ar.torch.executor import TorchExecutor
+    from engines.ar.torch.worker import Step
+
+Ints = NDArray[np.int64]
+
+LONGEST_WAIT_S = 0.001
+"""For a policy that waits for company: commands are looked at in between."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArGeneration:
+    """``max_tokens`` of a request that names none are ``default_tokens``, or what the model's positions leave of them."""
+
+    max_tokens: int | None = None
+    default_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    ignores_eos: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, f"temperature={self.temperature} must be 0 (greedy) or more")
+        require(
+            self.temperature > 0 or self.top_p == 1,
+            f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",
+        )
+        require(0 < self.top_p <= 1, f"top_p={self.top_p} must be above 0 and at most 1")
+        check_fields(self)
+
+    def length(self, prompt_tokens: int, max_model_len: int) -> int:
+        if self.max_tokens is not None:
+            return self.max_tokens
+        return max(1, min(self.default_tokens, max_model_len - prompt_tokens))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AtMost:
+    """Bounds the running sequences of a policy that does not, by the room it is told of: each takes its place's share."""
+
+    batching: Batching
+    max_num_seqs: int
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        places = self.max_num_seqs - at.decoding - len(at.begun)
+        if places <= 0:
+            return self.batching.next_step(at._replace(room=0), now)
+        share = -(-at.room // places)
+
+        def need_of(task: PrefillTask) -> int:
+            return max(at.need_of(task), share)
+
+        return self.batching.next_step(at._replace(need_of=need_of), now)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    request_id: int
+    prompt: Ints
+    end_ids: frozenset[int]
+    wants_tokens: bool
+    sequence: batch.Sequence
+    length: int
+    """Most tokens of its answer."""
+    token_ids: list[int] = field(default_factory=list)
+    num_told: int = 0
+    has_begun: bool = False
+
+
+class ServedAr:
+    """``queue`` lets a waiting task go (``OpenQueue``). ``end_ids`` end an answer; ``budget`` is what the policy packs into
+    a step, in tokens. ``keeps`` keeps the K/V of answers for the prompts that go on from them."""
+
+    hears_tokens: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        executor: TorchExecutor,
+        batching: Batching,
+        queue: PrefillQueue,
+        *,
+        end_ids: frozenset[int],
+        budget: int,
+        keeps: bool = True,
+        estimate_s: Callable[[int, int], float] | None = None,
+    ) -> None:
+        from engines.ar.torch.sampling import SamplingParams
+        from engines.ar.torch.worker import Worker
+
+        self._make_sampling = SamplingParams
+        self._worker = Worker(executor, batching, queue, self, estimate_s)
+        self._end_ids, self._budget, self._keeps = end_ids, budget, keeps
+        self._requests: dict[int, _Request] = {}
+        self._by_order: dict[int, _Request] = {}
+        self._events: list[Event] = []
+        self._began_s = time.perf_counter()
+        self._last: Step | None = None
+        self._forward_passes = self._committed_tokens = 0
+        self._counts = {"prefilled_tokens": 0, "reused_tokens": 0}
+        self._busy_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    def submit(self, submission: Submission) -> None:
+        request_id, prompt_ids, generation, wants_tokens = submission
+        assert isinstance(generation, ArGeneration)
+        worker, tables = self._worker, self._worker.executor.tables
+        prompt, room = np.array(prompt_ids, dtype=np.int64), tables.num_blocks * tables.block_size
+        length = generation.length(len(prompt), tables.max_len)
+        require(
+            len(prompt) + length <= room,
+            f"prompt of {len(prompt)} tokens and max_tokens={length} make more than the {room} tokens of K/V there is room "
+            f"for: shorten the prompt, ask for fewer tokens, or start the server with more --kv-tokens",
+        )
+        now = self._now()
+        sampling = self._make_sampling(temperature=generation.temperature, top_p=generation.top_p, seed=generation.seed)
+        sequence = worker.add(Session(request_id, now, (Round(len(prompt), length),)), sampling)
+        sequence.left = length
+        ends: frozenset[int] = frozenset() if generation.ignores_eos else self._end_ids
+        request = _Request(request_id, prompt, ends, wants_tokens, sequence, length)
+        self._requests[request_id] = self._by_order[sequence.order] = request
+        if self._keeps:
+            worker.adopt(sequence, prompt)
+        history = sequence.context
+        worker.enqueue(sequence, "incremental" if history else "initial", history, len(prompt) - history, now)
+
+    def cancel(self, request_id: int) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._forget(request)
+            self._worker.drop(request.sequence)
+
+    def step(self) -> Sequence[Event]:
+        worker, began = self._worker, time.perf_counter()
+        self._events = []
+        now, decodes = self._now(), worker.decode.size > 0
+        plan = worker.next_plan(now)
+        if worker.can_run(plan, now):
+            step = self._last = worker.compute(plan, now)
+            self._forward_passes += 1
+            self._counts["prefilled_tokens"] += sum(share.tokens for share in step.shares)
+            worker.settle(step, self._now())
+            self._busy_s += time.perf_counter() - began
+        elif not decodes:  # else all were preempted, and the policy is asked again
+            self._wait(plan, now)
+        return self._events
+
+    def give_up(self, sentence: str) -> Sequence[Event]:
+        lost = [self._by_order[sequence.order] for sequence in self._worker.abandon()]
+        for request in lost:
+            self._forget(request)
+        return [Failed(request.request_id, sentence) for request in lost]
+
+    def status(self) -> EngineStatus:
+        worker, last = self._worker, self._last
+        tables, waiting = worker.executor.tables, len(worker.queue)
+        running = len(worker.sequences) - waiting
+        prefill, decode = (0, 0) if last is None or not running else (len(last.shares), last.decoding)
+        tokens = 0 if last is None or not running else sum(share.tokens for share in last.shares) + decode
+        idle = worker.memory.idle_blocks
+        return EngineStatus(
+            waiting=waiting,
+            running=running,
+            phases={"prefill": prefill, "decode": decode},
+            budget_used=tokens,
+            budget=self._budget,
+            pool_used=(tables.num_blocks - tables.num_free - idle) * tables.block_size,
+            pool_idle=idle * tables.block_size,
+            pool=tables.num_blocks * tables.block_size,
+            forward_passes=self._forward_passes,
+            committed_tokens=self._committed_tokens,
+            busy_s=self._busy_s,
+            counts={**self._counts, "preemptions": worker.num_preemptions},
+        )
+
+    # ---- what the worker asks and tells -------------------------------------------------------------------
+
+    def ids(self, sequence: batch.Sequence, start: int) -> Ints:
+        return self._by_order[sequence.order].prompt[start:]
+
+    def hear(self, sequence: batch.Sequence, token: int) -> bool:
+        request = self._by_order[sequence.order]
+        request.token_ids.append(token)
+        self._committed_tokens += 1
+        is_over = token in request.end_ids
+        if request.wants_tokens and not is_over and len(request.token_ids) < request.length:
+            self._events.append(Tokens(request.request_id, (token,)))
+            request.num_told += 1
+        return is_over
+
+    def began(self, sequence: batch.Sequence, now: float) -> None:
+        request = self._by_order[sequence.order]
+        if not request.has_begun:
+            request.has_begun = True
+            self._events.append(Admitted(request.request_id))
+
+    def prefilled(self, sequence: batch.Sequence, task: PrefillTask, now: float) -> None:
+        self._counts["reused_tokens"] += task.history
+
+    def done(self, sequence: batch.Sequence, now: float) -> None:
+        request = self._by_order[sequence.order]
+        self._events.append(Finished(request.request_id, tuple(request.token_ids[request.num_told :])))
+        self._forget(request)
+        if self._keeps:
+            self._worker.keep(sequence, np.concatenate([request.prompt, request.token_ids]).astype(np.int64))
+        else:
+            self._worker.drop(sequence)
+
+    # ---- in between -----------------------------------------------------------------------------------------
+
+    def _forget(self, request: _Request) -> None:
+        del self._requests[request.request_id]
+        del self._by_order[request.sequence.order]
+
+    def _wait(self, plan: StepPlan, now: float) -> None:
+        """Nothing runs: the policy waits for company, and says until when."""
+        if plan.wake_s is None:
+            raise RunError("the scheduler leaves waiting prompts where they are, though nothing runs")
+        time.sleep(min(max(plan.wake_s - now, 0.0), LONGEST_WAIT_S))
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._began_s

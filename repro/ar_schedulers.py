@@ -1,0 +1,160 @@
+"""The step schedulers of a served causal model, by name, and the sizes of the executor they run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from baselines.ar.sglang import TokenBudget
+from engines.ar.cluster.batching import Batching, Chunked, PrefillFirst
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket
+from engines.ar.torch.executor import TorchExecutor, grid
+from engines.ar.torch.measured import MeasuredSteps
+from engines.errors import RunError, UserError, require
+from engines.laps.queue import OpenQueue
+from engines.laps.reserve import ReserveConfig, share_for
+from engines.laps.step_model import StepModel
+from engines.laps.system import reserve
+from engines.models.qwen2 import CausalModel
+from engines.named import load_named
+from engines.server.ar.engine import AtMost
+from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
+from repro.prefill.loops import PAPER_SLO_S, systems
+
+LONGEST_BUCKET = max(CARD.lengths)
+PROFILE_REPEATS = 3
+LEAST_PROFILE = 256
+"""Tokens of a sequence, for steps of different lengths to be told apart."""
+
+
+class Scheduled(NamedTuple):
+    batching: Batching
+    queue: PrefillQueue
+    """It lets a waiting task go."""
+    estimate_s: Callable[[int, int], float] | None = None
+
+
+def scheduled(name: str, executor: TorchExecutor, max_num_batched_tokens: int, max_num_seqs: int) -> Scheduled:
+    """``laps`` and ``reserve`` first time the steps of this device, which their step model is fitted to. ``module:NAME`` is
+    called with the two sizes, and keeps to the second."""
+    if ":" in name:
+        make = load_named("scheduler", name, having=("next_step",))
+        return Scheduled(make(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs), OpenQueue())
+    if name == "chunked":
+        return Scheduled(Chunked(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs), OpenQueue())
+    if name == "prefill-first":
+        batching = PrefillFirst(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs)
+        return Scheduled(batching, OpenQueue())
+    if name == "sglang":
+        # Its limit counts the prefills of a step.
+        budget = TokenBudget(chunked_prefill_size=max_num_batched_tokens, max_running_requests=max_num_seqs)
+        return Scheduled(AtMost(batching=budget, max_num_seqs=max_num_seqs), OpenQueue())
+    instance = _profiled(executor)
+    if name == "laps":
+        # Without captured graphs a bucket would be padding alone.
+        system = systems(instance)["laps" if instance.captured else "disaggregation-only"]()
+    else:
+        system = reserve(instance.step_model, _reserve_config(instance, max_num_seqs), graphs="none")
+    queue = system.make_queue()
+    assert isinstance(queue, OpenQueue)
+    return Scheduled(AtMost(batching=system.make_batching(), max_num_seqs=max_num_seqs), queue, system.work_s)
+
+
+def _reserve_config(instance: MeasuredInstance, max_num_seqs: int) -> ReserveConfig:
+    """Its times, which are stated for a TTFT objective of 0.4 s, at this device's."""
+    config, scale = ReserveConfig(max_num_seqs=max_num_seqs), instance.slo_s / PAPER_SLO_S
+    config = replace(
+        config, slo_s=instance.slo_s, min_step_s=config.min_step_s * scale, max_step_s=config.max_step_s * scale
+    )
+    try:
+        share_for(config, instance.step_model)
+    except UserError:
+        # Where a step costs more than its work no share keeps the longest wait: late requests get all they can.
+        return replace(config, share=1.0)
+    return config
+
+
+def _profiled(executor: TorchExecutor) -> MeasuredInstance:
+    tables = executor.tables
+    most, room = tables.max_len, tables.num_blocks * tables.block_size
+    require(
+        most >= LEAST_PROFILE,
+        f"max_model_len={most} is too short to time steps of several lengths: give at least {LEAST_PROFILE}",
+    )
+    base = TINY if executor.device.type == "cpu" else CARD
+    setting: Setting = replace(
+        base,
+        max_len=most,
+        num_tokens=room,
+        num_slots=tables.num_slots,
+        profile_lengths=tuple(length for length in base.profile_lengths if 2 * length <= most),
+        profile_histories=tuple(history for history in base.profile_histories if 2 * history <= most),
+        profile_batches=tuple(
+            (batch, length)
+            for batch, length in base.profile_batches
+            if 2 * batch * length <= room and batch <= tables.num_slots
+        ),
+    )
+    shapes = () if executor.graphs is None else grid(setting.lengths, setting.batches)
+    executor.capture(shapes)
+    steps = MeasuredSteps(executor, repeats=PROFILE_REPEATS, warmup=1)
+    step_model = StepModel.profile(
+        steps,
+        shapes,
+        lengths=setting.profile_lengths,
+        histories=setting.profile_histories,
+        batches=setting.profile_batches,
+    )
+    if not step_model.token_s > 0:
+        raise RunError("the times of steps do not grow with their tokens: start again when the machine is less busy")
+    return MeasuredInstance(
+        setting=setting,
+        executor=executor,
+        cost=steps,
+        step_model=step_model,
+        floor_s=steps.step_s([Chunk(0, 1)], 0, 0),
+        captured=shapes,
+    )
+
+
+# -- sizes -----------------------------------------------------------------------------------------------------
+
+
+def decode_sizes(max_num_seqs: int) -> list[Bucket]:
+    """Graphs of decode steps: every power of two."""
+    widths = [1 << i for i in range(max_num_seqs.bit_length())]
+    return [Bucket(1, width) for width in dict.fromkeys([*widths, max_num_seqs])]
+
+
+def card_kv_tokens(
+    model: CausalModel, *, bytes_per_token: int, limit: int | None, share: float, step_tokens: int, max_num_seqs: int
+) -> int:
+    """Tokens of K/V that fit a card beside the weights and the largest step, which is run once and measured."""
+    device, longest = model.device, model.config.max_sequence_length
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.reset_peak_memory_stats(device)
+    num, rest = divmod(step_tokens, longest)
+    trial = TorchExecutor(
+        model, num_slots=num + 1 + max_num_seqs, max_len=longest, num_tokens=2 * (step_tokens + 16 * max_num_seqs)
+    )
+    try:
+        chunks = [(0, longest)] * num + [(0, rest)] * (rest > 0)
+        MeasuredSteps(trial).timed(chunks)
+        MeasuredSteps(trial).timed([(0, 1)] * max_num_seqs)
+    finally:
+        trial.close()
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.empty_cache()
+    room = (int(total * share) if limit is None else limit) - peak
+    tokens = room // bytes_per_token
+    require(
+        tokens >= 2,
+        f"memory_limit={limit if limit is not None else int(total * share)} leaves no K/V beside the {peak} bytes of "
+        f"weights and a step of {step_tokens} tokens: raise it, or lower --max-num-batched-tokens",
+    )
+    return tokens

@@ -1,0 +1,304 @@
+"""A causal language model to serve with the autoregressive engine: the checked settings behind ``repro serve``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from engines.bounds import check_most
+from engines.errors import UserError, require
+from engines.models.causal_text import CausalText, load_causal_text
+from engines.models.checkpoint import checkpoint_dir, read_json, weight_files
+from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
+from engines.named import load_named
+from engines.server.ar.engine import ArGeneration
+from engines.server.codec import Codec, IdsAlone
+from engines.server.protocol import Kind, ServedEngine
+
+if TYPE_CHECKING:
+    from engines.ar.torch.executor import TorchExecutor
+    from engines.models.qwen2 import CausalModel
+
+SYSTEM = "ar"
+SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve")
+
+SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAPES}
+"""Served with random weights: the full-size ones, and one for a CPU."""
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+CPU_KV_BYTES = 1 << 30
+"""K/V on a CPU, where nothing else is said."""
+CUDA_SHARE = 0.9
+"""Of a card's memory, where no limit is given."""
+
+
+def is_causal(model: str) -> bool:
+    """Whether the model is one of those that generate from left to right; where it is none at all, it is not."""
+    if model.lower() in SHAPES:
+        return True
+    try:
+        path = checkpoint_dir(model, weights=False) / "config.json"
+        return path.is_file() and read_json(path).get("model_type") in CAUSAL_TYPES
+    except UserError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArSettings:
+    """How the engine is run. None is for the device, or the checkpoint, to say."""
+
+    model: str
+    weights: str = "checkpoint"
+    dtype: str | None = None
+    device: str = "cpu"
+    scheduler: str = "chunked"
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    max_model_len: int | None = None
+    kv_tokens: int | None = None
+    """Tokens of K/V in the pool."""
+    memory_limit: int | None = None
+    """Bytes of the device, weights included."""
+    keep_kv: bool = True
+    """Keep the K/V of answers for the prompts that go on from them."""
+    gen_length: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if ":" in self.scheduler:
+            load_named("scheduler", self.scheduler, having=("next_step",))
+        else:
+            known = ", ".join(SCHEDULERS)
+            require(
+                self.scheduler in SCHEDULERS,
+                f"scheduler={self.scheduler!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME",
+            )
+        require(
+            self.dtype is None or self.dtype in DTYPE_BYTES,
+            f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPE_BYTES)}",
+        )
+        require(
+            self.weights in ("checkpoint", "random"), f"weights={self.weights!r} is unknown: use checkpoint or random"
+        )
+        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "memory_limit", "gen_length"):
+            value = getattr(self, name)
+            if value is not None:
+                require(value >= 1, f"{name}={value} must be at least 1")
+                check_most(name, value)
+        require(
+            self.kv_tokens is None or self.kv_tokens >= 2,
+            f"kv_tokens={self.kv_tokens} holds no prompt and its answer: raise it",
+        )
+        require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"max_model_len={self.max_model_len} leaves no token for an answer: raise it",
+        )
+        ArGeneration(temperature=self.temperature, top_p=self.top_p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArModel:
+    """A ``ServedModel``; ``name`` is what requests call it."""
+
+    settings: ArSettings
+    name: str
+
+    @classmethod
+    def of(cls, settings: ArSettings, name: str | None) -> ArModel:
+        """Raise UserError for what cannot be served."""
+        own = settings.model
+        is_shape = own.lower() in SHAPES
+        require(
+            not is_shape or settings.weights == "random",
+            f"model={own!r} is a shape without weights: add --weights random, or give a checkpoint",
+        )
+        model = cls(settings=settings, name=name or own)
+        positions = model.config.max_sequence_length
+        require(
+            settings.max_model_len is None or settings.max_model_len <= positions,
+            f"max_model_len={settings.max_model_len} exceeds the model's {positions} positions: lower it",
+        )
+        require(
+            settings.memory_limit is None or settings.memory_limit > model._weight_bytes,
+            f"memory_limit={settings.memory_limit} is less than the {model._weight_bytes} bytes of the model's weights: "
+            f"raise it",
+        )
+        require(
+            model.max_model_len >= 2,
+            f"the K/V of {model.max_model_len} tokens is all there is room for: raise --memory-limit",
+        )
+        _ = model.fingerprint
+        return model
+
+    @cached_property
+    def config(self) -> CausalConfig:
+        return SHAPES.get(self.settings.model.lower()) or causal_config(self.settings.model)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the checkpoint's files; of the shape alone where weights are random."""
+        model = self.settings.model
+        if self.settings.weights == "random":
+            return hashlib.sha256(repr(self.config).encode()).hexdigest()[:12]
+        folder = checkpoint_dir(model)
+        names = {*weight_files(folder), *(path.name for kind in ("*.json", "*.jinja") for path in folder.glob(kind))}
+        whole = hashlib.sha256()
+        for name in sorted(names):
+            with (folder / name).open("rb") as file:
+                whole.update(name.encode() + hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()[:12]
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        settings = self.settings
+        return {
+            "system": SYSTEM,
+            "root": settings.model,
+            "scheduler": settings.scheduler,
+            "fingerprint": self.fingerprint,
+        }
+
+    @property
+    def max_model_len(self) -> int:
+        """A card's pool may turn out to hold less than the model's positions; the engine refuses what it cannot hold."""
+        settings = self.settings
+        most = [self.config.max_sequence_length, settings.max_model_len, settings.kv_tokens]
+        if settings.kv_tokens is None and settings.device == "cpu":
+            most.append(self._cpu_kv_tokens)
+        return min(each for each in most if each is not None)
+
+    def codec(self) -> Codec:
+        """Ids alone where there is no tokenizer."""
+        return self._text or IdsAlone()
+
+    @cached_property
+    def _text(self) -> CausalText | None:
+        model = self.settings.model
+        return None if model.lower() in SHAPES else load_causal_text(checkpoint_dir(model, weights=False))
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    @property
+    def options(self) -> Mapping[str, Kind]:
+        return {}
+
+    def generation(self, asked: Mapping[str, Any]) -> ArGeneration:
+        most = self.max_model_len - 1
+        length, top_k = asked.get("max_tokens"), asked.get("top_k")
+        require(
+            length is None or length <= most,
+            f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
+        )
+        require(top_k is None, f"top_k={top_k} has no effect with system='{SYSTEM}': use top_p, or leave it out")
+        temperature = asked.get("temperature", self.settings.temperature)
+        return ArGeneration(
+            max_tokens=length,
+            default_tokens=self.settings.gen_length,
+            temperature=temperature,
+            top_p=asked.get("top_p", self.settings.top_p if temperature else 1.0),
+            seed=asked.get("seed", 0),
+            ignores_eos=bool(asked.get("ignore_eos")),
+        )
+
+    def check_prompt(self, prompt_ids: Sequence[int], generation: ArGeneration) -> None:
+        most, vocabulary = self.max_model_len, self.config.vocab_size
+        require(len(prompt_ids) > 0, "prompt has no token: give some text")
+        length = generation.length(len(prompt_ids), most)
+        require(
+            len(prompt_ids) + length <= most,
+            f"prompt of {len(prompt_ids)} tokens and max_tokens={length} make more than max_model_len={most}: shorten "
+            f"the prompt or ask for fewer tokens",
+        )
+        wrong = next((i for i in prompt_ids if not 0 <= i < vocabulary), None)
+        require(wrong is None, f"prompt has the id {wrong} and the vocabulary {vocabulary}: use this model's tokenizer")
+
+    # -- the engine ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def serving(self) -> Iterator[ServedEngine]:
+        from engines.models.loader import parse_dtype
+        from engines.models.qwen2 import load_causal
+        from engines.server.ar.engine import ServedAr
+        from repro.ar_schedulers import scheduled
+        from repro.prefill.allocator import keep_freed_memory
+
+        settings = self.settings
+        if settings.device == "cpu":
+            keep_freed_memory()
+        model = load_causal(
+            self.config if settings.weights == "random" else settings.model,
+            dtype=parse_dtype(self._dtype),
+            device=settings.device,
+            weights="random" if settings.weights == "random" else "checkpoint",
+        )
+        executor = self._executor(model)
+        try:
+            by = scheduled(settings.scheduler, executor, settings.max_num_batched_tokens, settings.max_num_seqs)
+            yield ServedAr(
+                executor,
+                by.batching,
+                by.queue,
+                end_ids=self._text.end_ids if self._text is not None else frozenset(),
+                budget=settings.max_num_batched_tokens,
+                keeps=settings.keep_kv,
+                estimate_s=by.estimate_s,
+            )
+        finally:
+            executor.close()
+
+    def _executor(self, model: CausalModel) -> TorchExecutor:
+        from engines.ar.torch.executor import TorchExecutor
+        from repro.ar_schedulers import LONGEST_BUCKET, card_kv_tokens, decode_sizes
+
+        settings = self.settings
+        kv_tokens = settings.kv_tokens
+        if kv_tokens is None and settings.device == "cpu":
+            # More than all places can fill is of no use.
+            kv_tokens = min(self._cpu_kv_tokens, settings.max_num_seqs * self.max_model_len)
+        elif kv_tokens is None:
+            kv_tokens = card_kv_tokens(
+                model,
+                bytes_per_token=self._token_bytes,
+                limit=settings.memory_limit,
+                share=CUDA_SHARE,
+                step_tokens=settings.max_num_batched_tokens,
+                max_num_seqs=settings.max_num_seqs,
+            )
+        executor = TorchExecutor(
+            model,
+            # Kept K/V lies in slots of its own, and as much may be waiting to be gone on from.
+            num_slots=settings.max_num_seqs * (2 if settings.keep_kv else 1),
+            max_len=min(self.max_model_len, kv_tokens),
+            num_tokens=kv_tokens,
+            longest_bucket=LONGEST_BUCKET,
+        )
+        executor.capture(decode_sizes(settings.max_num_seqs))
+        return executor
+
+    @property
+    def _dtype(self) -> str:
+        return self.settings.dtype or ("float32" if self.settings.device == "cpu" else "bfloat16")
+
+    @property
+    def _token_bytes(self) -> int:
+        """K/V of a token."""
+        config = self.config
+        return 2 * config.n_layers * config.n_kv_heads * config.head_dim * DTYPE_BYTES[self._dtype]
+
+    @cached_property
+    def _weight_bytes(self) -> int:
+        config = self.config
+        heads = (2 * config.n_heads + 2 * config.n_kv_heads) * config.head_dim
+        layer = config.d_model * (heads + 3 * config.mlp_hidden_size)
+        tables = config.vocab_size * config.d_model * (1 if config.weight_tying else 2)
+        return (config.n_layers * layer + tables) * DTYPE_BYTES[self._dtype]
+
+    @property
+    def _cpu_kv_tokens(self) -> int:
+        limit = self.settings.memory_limit
+        return (CPU_KV_BYTES if limit is None else limit - self._weight_bytes) // self._token_bytes

