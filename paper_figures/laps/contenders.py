@@ -54,7 +54,10 @@ class Contender:
         *,
         rate: float | None = None,
         seed: int = 0,
+        together: str | None = None,
     ) -> Cell:
+        """``together`` names the comparison that a measured cell is made in."""
+        compared = {} if together is None else dict(view.together(together))
         return Cell(
             figure=figure,
             system=self.system,
@@ -63,7 +66,7 @@ class Contender:
             executor=view.platform.executor,
             rate=rate,
             seed=seed,
-            knobs=tuple({**dict(self.knobs), **knobs}.items()),
+            knobs=tuple({**dict(self.knobs), **knobs, **compared}.items()),
         )
 
 

@@ -11,10 +11,10 @@ from paper_figures.common import style
 from paper_figures.common.caption import invalid_notes
 from paper_figures.laps.compare import MEAN, Pairs, late, number, said
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, MODELS, PAIRED_SEEDS, seeded
+from paper_figures.laps.graphs import GRAPHS, draw_choices
 from paper_figures.laps.layout import (
     CSV_COLUMNS,
     csv_rows,
-    draw_line,
     finding,
     obtained_sentence,
     place_of,
@@ -35,8 +35,6 @@ place = place_of
 NUM_RUNS = PAIRED_SEEDS
 BUDGETS_GB = (0.0, 0.5, 1.0, 2.5, 5.0, 11.0)
 LOADS = (0.1, 0.5)
-GRAPHS = ("nearest", "cheapest")
-_COLORS = {"nearest": "#D55E00", "cheapest": "#0072B2"}
 
 
 def cell(view: View, graphs: str, budget_gb: float, load: float, figure: str | None = None) -> Cell:
@@ -73,25 +71,14 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     measures = (("steps by a graph (%)", graph_share), ("mean TTFT (ms)", MEAN))
     with style.drawing():
         figure, axes = style.grid_of_panels([f"load {load:g}" for _ in measures for load in LOADS], columns=len(LOADS))
-        places = range(len(BUDGETS_GB))
-        for row, (label, of) in enumerate(measures):
-            for column, load in enumerate(LOADS):
-                panel = axes[row * len(LOADS) + column]
-                for graphs in GRAPHS:
-                    asked = [cell(view, graphs, budget, load) for budget in BUDGETS_GB]
-                    draw_line(
-                        panel,
-                        pairs,
-                        CONTENDERS["laps"],
-                        places,
-                        asked,
-                        of,
-                        color=_COLORS[graphs],
-                        label=f"graphs: {graphs}",
-                    )
-                panel.set_xticks(places, [f"{budget:g}\n({graphs_in(budget)})" for budget in BUDGETS_GB], fontsize=7)
-                panel.set_ylim(bottom=0)
-            axes[row * len(LOADS)].set_ylabel(label)
+        draw_choices(
+            axes,
+            pairs,
+            measures,
+            LOADS,
+            lambda load, graphs: [cell(view, graphs, budget, load) for budget in BUDGETS_GB],
+            [f"{budget:g}\n({graphs_in(budget)})" for budget in BUDGETS_GB],
+        )
         files = style.publish(
             figure,
             axes,

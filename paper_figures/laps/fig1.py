@@ -8,20 +8,10 @@ from pathlib import Path
 from paper_figures.common import style
 from paper_figures.common.caption import invalid_notes
 from paper_figures.laps.compare import Pairs, is_above, is_below, number, said, ttft
-from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS
-from paper_figures.laps.interference import KAPPAS, LONGS, SHORTS, cell, shades
+from paper_figures.laps.contenders import PAIRED_SEEDS
+from paper_figures.laps.interference import cell, draw, mixtures, model_sentence, panels
 from paper_figures.laps.interference import cells as interference_cells
-from paper_figures.laps.layout import (
-    CSV_COLUMNS,
-    csv_rows,
-    draw_line,
-    finding,
-    log_axis,
-    obtained_sentence,
-    place_of,
-    seeds_sentence,
-    title_of,
-)
+from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, finding, how_obtained, place_of, seeds_sentence, title_of
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -42,49 +32,32 @@ def cells(view: View) -> list[Cell]:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    pairs = Pairs(runs, view)
+    pairs, asked = Pairs(runs, view), mixtures(view)
     rows = [
         (
-            f"{kappa:g}",
+            title,
             f"{longs}",
-            said(pairs.at(cell(view, "sglang", longs, 0, kappa), P90_LONG), digits=0),
-            *(said(_rise(pairs, view, longs, shorts, kappa), "%") for shorts in SHORTS),
+            said(pairs.at(cell(view, longs, 0, kappa), P90_LONG), digits=0),
+            *(said(_rise(pairs, view, longs, shorts, kappa), "%") for shorts in asked.shorts),
         )
-        for kappa in KAPPAS
-        for longs in LONGS
+        for title, kappa in zip(panels(view), asked.kappas, strict=True)
+        for longs in asked.longs
     ]
     stem = f"{NAME}-{view.stem}"
     with style.drawing():
-        figure, axes = style.row_of_panels([f"kappa = {kappa:g}" for kappa in KAPPAS])
-        for panel, kappa in zip(axes, KAPPAS, strict=True):
-            for shorts, color in zip(SHORTS, shades(len(SHORTS)), strict=True):
-                mixed = [cell(view, "sglang", longs, shorts, kappa) for longs in LONGS]
-                draw_line(
-                    panel,
-                    pairs,
-                    CONTENDERS["sglang"],
-                    LONGS,
-                    mixed,
-                    P90_LONG,
-                    color=color,
-                    label=f"{shorts} clients with short prompts",
-                )
-            alone = [cell(view, "sglang", longs, 0, kappa) for longs in LONGS]
-            draw_line(
-                panel,
-                pairs,
-                CONTENDERS["sglang"],
-                LONGS,
-                alone,
-                P90_LONG,
-                color=style.GUIDE_COLOR,
-                linestyle="--",
-                label="long prompts only",
-            )
-            log_axis(panel, LONGS)
-            panel.set_xlabel("clients with long prompts")
-            style.log_scale(panel)
+        figure, axes = style.row_of_panels(panels(view))
+        draw(
+            axes,
+            pairs,
+            view,
+            P90_LONG,
+            along=asked.longs,
+            each=asked.shorts,
+            pair_of=lambda longs, shorts: (longs, shorts),
+            words=("clients with long prompts", "short prompts", "long prompts only"),
+        )
         axes[0].set_ylabel("P90 TTFT, long (ms)")
+        about = "" if asked.model is None else " kappa: how much longer a mixed step takes than its parts."
         files = style.publish(
             figure,
             axes,
@@ -93,16 +66,15 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             title=title_of(TITLE, view),
             caption=[
                 _conclusion(pairs, view),
-                obtained_sentence(),
-                "Qwen2.5-32B, SGLang PD on one instance; long: above 1,000 tokens, short: below 64, both of LMSYS-Chat-1M's first "
-                "turns; closed loop without think time. kappa: how much longer a mixed step takes than its parts.",
+                *how_obtained(runs, view),
+                f"{model_sentence(view)}{about}",
                 seeds_sentence(view),
             ],
             width_inches=style.WIDE_INCHES + 1.6,
         )
     return Rendered(
         files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows(runs))),
-        columns=("kappa", "long clients", "alone, ms", *(f"+ {shorts} short" for shorts in SHORTS)),
+        columns=("panel", "long clients", "alone, ms", *(f"+ {shorts} short" for shorts in asked.shorts)),
         rows=tuple(rows),
         notes=(_conclusion(pairs, view), *invalid_notes(runs)),
     )
@@ -110,7 +82,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     pairs = Pairs(runs, view)
-    rise = {(longs, shorts): _rise(pairs, view, longs, shorts, 0.0) for longs in LONGS for shorts in SHORTS}
+    rise = {pair: _rise(pairs, view, *pair, 0.0) for pair in mixtures(view).mixed}
     rises = sum(is_above(each) for each in rise.values())
     falls = sum(is_below(each) for each in rise.values())
     return [
@@ -125,15 +97,15 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 
 def _rise(pairs: Pairs, view: View, longs: int, shorts: int, kappa: float) -> Interval:
-    mixed, alone = cell(view, "sglang", longs, shorts, kappa), cell(view, "sglang", longs, 0, kappa)
-    return pairs.versus(mixed, alone, P90_LONG)
+    return pairs.versus(cell(view, longs, shorts, kappa), cell(view, longs, 0, kappa), P90_LONG)
 
 
 def _conclusion(pairs: Pairs, view: View) -> str:
-    first, last = LONGS[0], LONGS[-1]
+    asked = mixtures(view)
+    first, last, shorts = asked.longs[0], asked.longs[-1], asked.shorts[-1]
     texts = [
-        f"by {said(_rise(pairs, view, first, SHORTS[-1], kappa), '%', 0)} beside {first} long client and "
-        f"{said(_rise(pairs, view, last, SHORTS[-1], kappa), '%', 0)} beside {last} at kappa {kappa:g}"
-        for kappa in KAPPAS
+        f"by {said(_rise(pairs, view, first, shorts, kappa), '%', 0)} beside {first} long client and "
+        f"{said(_rise(pairs, view, last, shorts, kappa), '%', 0)} beside {last}{'' if asked.model is None else f' at kappa {kappa:g}'}"
+        for kappa in asked.kappas
     ]
-    return f"{SHORTS[-1]} clients with short prompts raise the P90 TTFT of long ones {'; '.join(texts)}."
+    return f"{shorts} clients with short prompts change the P90 TTFT of long ones {'; '.join(texts)}."

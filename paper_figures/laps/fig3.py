@@ -8,20 +8,10 @@ from pathlib import Path
 from paper_figures.common import style
 from paper_figures.common.caption import invalid_notes
 from paper_figures.laps.compare import Pairs, is_above, number, said, ttft
-from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS
-from paper_figures.laps.interference import KAPPAS, LONGS, SHORTS, cell, shades
+from paper_figures.laps.contenders import PAIRED_SEEDS
+from paper_figures.laps.interference import cell, draw, mixtures, model_sentence, panels
 from paper_figures.laps.interference import cells as interference_cells
-from paper_figures.laps.layout import (
-    CSV_COLUMNS,
-    csv_rows,
-    draw_line,
-    finding,
-    log_axis,
-    obtained_sentence,
-    place_of,
-    seeds_sentence,
-    title_of,
-)
+from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, finding, how_obtained, place_of, seeds_sentence, title_of
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell
@@ -42,40 +32,30 @@ def cells(view: View) -> list[Cell]:
 
 
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    pairs = Pairs(runs, view)
+    pairs, asked = Pairs(runs, view), mixtures(view)
     rows = [
         (
-            f"{kappa:g}",
+            title,
             f"{shorts}",
-            said(pairs.at(cell(view, "sglang", 0, shorts, kappa), P90_SHORT), digits=0),
-            *(said(pairs.at(cell(view, "sglang", longs, shorts, kappa), P90_SHORT), digits=0) for longs in LONGS),
+            said(pairs.at(cell(view, 0, shorts, kappa), P90_SHORT), digits=0),
+            *(said(pairs.at(cell(view, longs, shorts, kappa), P90_SHORT), digits=0) for longs in asked.longs),
         )
-        for kappa in KAPPAS
-        for shorts in SHORTS
+        for title, kappa in zip(panels(view), asked.kappas, strict=True)
+        for shorts in asked.shorts
     ]
     stem = f"{NAME}-{view.stem}"
     with style.drawing():
-        figure, axes = style.row_of_panels([f"kappa = {kappa:g}" for kappa in KAPPAS])
-        for panel, kappa in zip(axes, KAPPAS, strict=True):
-            for longs, color in zip(LONGS, shades(len(LONGS)), strict=True):
-                mixed = [cell(view, "sglang", longs, shorts, kappa) for shorts in SHORTS]
-                label = f"{longs} client{'s' if longs > 1 else ''} with long prompts"
-                draw_line(panel, pairs, CONTENDERS["sglang"], SHORTS, mixed, P90_SHORT, color=color, label=label)
-            alone = [cell(view, "sglang", 0, shorts, kappa) for shorts in SHORTS]
-            draw_line(
-                panel,
-                pairs,
-                CONTENDERS["sglang"],
-                SHORTS,
-                alone,
-                P90_SHORT,
-                color=style.GUIDE_COLOR,
-                linestyle="--",
-                label="short prompts only",
-            )
-            log_axis(panel, SHORTS)
-            panel.set_xlabel("clients with short prompts")
-            style.log_scale(panel)
+        figure, axes = style.row_of_panels(panels(view))
+        draw(
+            axes,
+            pairs,
+            view,
+            P90_SHORT,
+            along=asked.shorts,
+            each=asked.longs,
+            pair_of=lambda shorts, longs: (longs, shorts),
+            words=("clients with short prompts", "long prompts", "short prompts only"),
+        )
         axes[0].set_ylabel("P90 TTFT, short (ms)")
         files = style.publish(
             figure,
@@ -85,15 +65,15 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             title=title_of(TITLE, view),
             caption=[
                 _conclusion(pairs, view),
-                obtained_sentence(),
-                "Qwen2.5-32B, SGLang PD on one instance; runs of Figure 1. Logarithmic.",
+                *how_obtained(runs, view),
+                f"{model_sentence(view)} Runs of Figure 1. Logarithmic.",
                 seeds_sentence(view),
             ],
             width_inches=style.WIDE_INCHES + 1.6,
         )
     return Rendered(
         files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows(runs))),
-        columns=("kappa", "short clients", "alone, ms", *(f"+ {longs} long, ms" for longs in LONGS)),
+        columns=("panel", "short clients", "alone, ms", *(f"+ {longs} long, ms" for longs in asked.longs)),
         rows=tuple(rows),
         notes=(_conclusion(pairs, view), *invalid_notes(runs)),
     )
@@ -101,11 +81,11 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
 
 def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     pairs = Pairs(runs, view)
-    mixtures = [(longs, shorts) for longs in LONGS for shorts in SHORTS]
-    rises = {pair: _rise(pairs, view, *pair) for pair in mixtures}
+    mixed = mixtures(view).mixed
+    rises = {pair: _rise(pairs, view, *pair) for pair in mixed}
     more = [
         number(rises[pair]) > number(pairs.versus(*_mixed_and_alone(view, *pair, of_long=True), P90_LONG))
-        for pair in mixtures
+        for pair in mixed
     ]
     up = sum(map(is_above, rises.values()))
     low, high = (pick(rises.values(), key=number) for pick in (min, max))
@@ -114,13 +94,13 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
         finding(
             "laps-fig3-interference",
             number(high),
-            f"{slower}; rises outside noise in {up} of {len(mixtures)} mixtures, relatively more than for long ones in {sum(more)}; kappa 0",
-            holds=up == len(mixtures) and all(more),
+            f"{slower}; rises outside noise in {up} of {len(mixed)} mixtures, relatively more than for long ones in {sum(more)}; kappa 0",
+            holds=up == len(mixed) and all(more),
         ),
         finding(
             "laps-convoy",
             float(sum(more)),
-            f"P90 TTFT over that alone is larger for short prompts in {sum(more)} of {len(mixtures)} mixtures; kappa 0",
+            f"P90 TTFT over that alone is larger for short prompts in {sum(more)} of {len(mixed)} mixtures; kappa 0",
             holds=all(more),
         ),
     ]
@@ -128,7 +108,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 def _mixed_and_alone(view: View, longs: int, shorts: int, *, of_long: bool = False) -> tuple[Cell, Cell]:
     alone = (longs, 0) if of_long else (0, shorts)
-    return cell(view, "sglang", longs, shorts, 0.0), cell(view, "sglang", *alone, 0.0)
+    return cell(view, longs, shorts, 0.0), cell(view, *alone, 0.0)
 
 
 def _rise(pairs: Pairs, view: View, longs: int, shorts: int) -> Interval:
@@ -136,10 +116,12 @@ def _rise(pairs: Pairs, view: View, longs: int, shorts: int) -> Interval:
 
 
 def _conclusion(pairs: Pairs, view: View) -> str:
-    shorts = SHORTS[0]
-    alone = pairs.at(cell(view, "sglang", 0, shorts, 0.0), P90_SHORT)
-    one, many = (pairs.at(cell(view, "sglang", longs, shorts, 0.0), P90_SHORT) for longs in (LONGS[0], LONGS[-1]))
+    asked = mixtures(view)
+    shorts, first, last = asked.shorts[0], asked.longs[0], asked.longs[-1]
+    alone = pairs.at(cell(view, 0, shorts, 0.0), P90_SHORT)
+    one, many = (pairs.at(cell(view, longs, shorts, 0.0), P90_SHORT) for longs in (first, last))
+    where = "P90" if asked.model is None else "P90, kappa 0"
     return (
-        f"Short prompts of {shorts} clients wait {said(alone, 'ms', 0)} alone, {said(one, 'ms', 0)} beside {LONGS[0]} client with long prompts "
-        f"and {said(many, 'ms', 0)} beside {LONGS[-1]} (P90, kappa 0)."
+        f"Short prompts of {shorts} clients wait {said(alone, 'ms', 0)} alone, {said(one, 'ms', 0)} beside {first} client with long prompts "
+        f"and {said(many, 'ms', 0)} beside {last} ({where})."
     )

@@ -6,6 +6,7 @@ Drawn as ratios to SGLang PD, which the paper's claims are about; values are in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,8 @@ from paper_figures.laps.layout import (
     CSV_COLUMNS,
     csv_rows,
     finding,
+    how_obtained,
     log_axis,
-    obtained_sentence,
     place_of,
     seeds_sentence,
     title_of,
@@ -38,6 +39,7 @@ from repro.reports.figures import Rendered, View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
+from repro.systems.laps.part import part_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,9 +50,36 @@ SOURCE = "LAPS, Figure 6, §4.1"
 PLATFORMS = ("h200",)
 place = place_of
 NUM_RUNS = PAIRED_SEEDS
-INSTANCES: Mapping[int, tuple[str, ...]] = {1: SINGLE, 8: EIGHT}
-CLIENTS: Mapping[int, tuple[int, ...]] = {1: CONCURRENCY, 8: (1, 8, 16, 32, 64)}
-"""Of all instances together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    models: tuple[str, ...]
+    instances: Mapping[int, tuple[str, ...]]
+    """Contenders by number of instances."""
+    clients: Mapping[int, tuple[int, ...]]
+    """Of all instances together."""
+    knobs: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def places(self) -> list[tuple[str, int, int]]:
+        """Model, instances, clients."""
+        return [
+            (model, instances, clients)
+            for instances in self.instances
+            for model in self.models
+            for clients in self.clients[instances]
+        ]
+
+
+SIMULATED = Grid(models=MODELS, instances={1: SINGLE, 8: EIGHT}, clients={1: CONCURRENCY, 8: (1, 8, 16, 32, 64)})
+MEASURED = Grid(models=("tiny",), instances={1: SINGLE}, clients={1: (1, 4, 16)}, knobs=(("num_prompts", 300),))
+
+
+def grid(view: View) -> Grid:
+    return SIMULATED if view.obtained == "simulated" else MEASURED
+
+
 MEASURES: tuple[tuple[str, Of, bool], ...] = (
     ("turns/s", rps, True),
     ("mean TTFT", MEAN, False),
@@ -64,22 +93,21 @@ PRINTED = {1: 20.0, 8: 33.0}
 def cell(
     view: View, name: str, model: str, instances: int, clients: int, figure: str | None = None, kappa: float = 0.0
 ) -> Cell:
-    knobs: dict[str, Scalar] = {"model": model, "num_instances": instances, "clients": clients}
+    knobs: dict[str, Scalar] = {
+        **dict(grid(view).knobs),
+        "model": model,
+        "num_instances": instances,
+        "clients": clients,
+    }
     if kappa:
         knobs["kappa"] = kappa
-    return CONTENDERS[name].cell(figure, view, SHAREGPT, knobs)
+    return CONTENDERS[name].cell(figure, view, SHAREGPT, knobs, together="laps-throughput")
 
 
 def cells(view: View) -> list[Cell]:
+    asked = grid(view)
     return seeded(
-        [
-            cell(view, name, model, instances, clients, NAME)
-            for instances, names in INSTANCES.items()
-            for model in MODELS
-            for clients in CLIENTS[instances]
-            for name in names
-        ],
-        view,
+        [cell(view, name, *place, NAME) for place in asked.places for name in asked.instances[place[1]]], view
     )
 
 
@@ -93,7 +121,7 @@ def versus(pairs: Pairs, view: View, name: str, model: str, instances: int, clie
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     pairs = Pairs(runs, view)
     stem = f"{NAME}-{view.stem}"
-    files = _draw(pairs, view, out, stem)
+    files = _draw(runs, pairs, view, out, stem)
     rows = [
         (
             f"{instances}",
@@ -103,9 +131,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             *(said(versus(pairs, view, "laps", model, instances, clients, of), "%") for _, of, _ in MEASURES),
             *(said(versus(pairs, view, "reserve", model, instances, clients, of), "%") for _, of, _ in MEASURES),
         )
-        for instances in INSTANCES
-        for model in MODELS
-        for clients in CLIENTS[instances]
+        for model, instances, clients in grid(view).places
     ]
     return Rendered(
         files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows(runs))),
@@ -123,7 +149,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
 
 def conclusions(pairs: Pairs, view: View) -> list[str]:
     found = []
-    for instances in INSTANCES:
+    for instances in grid(view).instances:
         top, where = best(pairs, view, "laps", instances, rps)
         low, there = best(pairs, view, "laps", instances, rps, least=True)
         own, here = best(pairs, view, "reserve", instances, rps)
@@ -134,14 +160,12 @@ def conclusions(pairs: Pairs, view: View) -> list[str]:
     return found
 
 
-def best(
-    pairs: Pairs, view: View, name: str, instances: int, of: Of, *, least: bool = False, models: Sequence[str] = MODELS
-) -> tuple[Interval, str]:
+def best(pairs: Pairs, view: View, name: str, instances: int, of: Of, *, least: bool = False) -> tuple[Interval, str]:
     """Over models and concurrency; where."""
     found = [
         (versus(pairs, view, name, model, instances, clients, of), f"{model}, {clients} clients")
-        for model in models
-        for clients in CLIENTS[instances]
+        for model in grid(view).models
+        for clients in grid(view).clients[instances]
     ]
     pick = min if least else max
     return pick(found, key=lambda each: number(each[0]))
@@ -152,7 +176,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
     found = []
     for claim, instances in (("laps-rps-single", 1), ("laps-rps-8", 8)):
         top, where = best(pairs, view, "laps", instances, rps)
-        most = CLIENTS[instances][-1]
+        most = SIMULATED.clients[instances][-1]
         ends = [said(versus(pairs, view, "laps", model, instances, most, rps), "%") for model in MODELS]
         router = ""
         if instances > 1:
@@ -181,7 +205,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
             f"largest fall of mean TTFT, {where if number(low) < number(one) else there}; kappa 0",
         )
     )
-    most = CLIENTS[8][-1]
+    most = SIMULATED.clients[8][-1]
     high = versus(pairs, view, "laps", LARGE, 8, most, rps)
     one = versus(pairs, view, "laps", LARGE, 1, most, rps)
     found.append(
@@ -195,9 +219,7 @@ def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
 
 
 def _rankings(pairs: Pairs, view: View) -> list[Finding]:
-    places = [
-        (model, instances, clients) for instances in INSTANCES for model in MODELS for clients in CLIENTS[instances]
-    ]
+    places = SIMULATED.places
     best_in = {label: 0 for label, _, _ in MEASURES}
     for label, of, is_more_better in MEASURES:
         for place in places:
@@ -213,19 +235,20 @@ def _rankings(pairs: Pairs, view: View) -> list[Finding]:
     rank = 1 + (total - sum(best_in.values())) / total
     gains = {
         (model, instances): [
-            number(versus(pairs, view, "laps", model, instances, clients, rps)) for clients in CLIENTS[instances]
+            number(versus(pairs, view, "laps", model, instances, clients, rps))
+            for clients in SIMULATED.clients[instances]
         ]
         for model in MODELS
-        for instances in INSTANCES
+        for instances in SIMULATED.instances
     }
     grows = sum(values == sorted(values) for values in gains.values())
     ends = {
         instances: [
-            number(versus(pairs, view, "laps", model, instances, CLIENTS[instances][-1], rps))
-            - number(versus(pairs, view, "laps", model, instances, CLIENTS[instances][0], rps))
+            number(versus(pairs, view, "laps", model, instances, SIMULATED.clients[instances][-1], rps))
+            - number(versus(pairs, view, "laps", model, instances, SIMULATED.clients[instances][0], rps))
             for model in MODELS
         ]
-        for instances in INSTANCES
+        for instances in SIMULATED.instances
     }
     graphs = [versus(pairs, view, "graphs", model, instances, clients, rps) for model, instances, clients in places]
     mean = sum(map(number, graphs)) / len(graphs)
@@ -251,25 +274,27 @@ def _rankings(pairs: Pairs, view: View) -> list[Finding]:
     ]
 
 
-def _draw(pairs: Pairs, view: View, out: Path, stem: str) -> tuple[Path, ...]:
+def _draw(runs: Sequence[StoredRun], pairs: Pairs, view: View, out: Path, stem: str) -> tuple[Path, ...]:
+    asked = grid(view)
+    columns = len(asked.models) if len(asked.models) > 1 else len(MEASURES)
     titles = [
         f"{model}, {instances} instance{'s' if instances > 1 else ''}"
-        for instances in INSTANCES
+        for instances in asked.instances
         for _ in MEASURES
-        for model in MODELS
+        for model in asked.models
     ]
     with style.drawing():
-        figure, axes = style.grid_of_panels(titles, columns=len(MODELS))
+        figure, axes = style.grid_of_panels(titles, columns=columns)
         panels = iter(axes)
-        for instances, names in INSTANCES.items():
+        for instances, names in asked.instances.items():
             for label, of, _ in MEASURES:
-                for column, model in enumerate(MODELS):
+                for column, model in enumerate(asked.models):
                     panel = next(panels)
                     _panel(panel, pairs, view, names[1:], model, instances, of)
-                    if of is rps:
+                    if of is rps and view.obtained == "simulated":
                         style.paper_marker(
                             panel,
-                            CLIENTS[instances][-1],
+                            asked.clients[instances][-1],
                             1 + PRINTED[instances] / 100,
                             color="#0072B2",
                             marker="o",
@@ -282,20 +307,20 @@ def _draw(pairs: Pairs, view: View, out: Path, stem: str) -> tuple[Path, ...]:
             axes,
             out,
             stem,
-            num_rows=len(INSTANCES) * len(MEASURES),
+            num_rows=len(titles) // columns,
             title=f"{title_of(TITLE, view)}; x: clients",
             caption=[
                 *conclusions(pairs, view),
-                obtained_sentence(),
+                *how_obtained(runs, view),
                 "Closed loop without think time, ShareGPT's turns. LAPS mended: several long prompts a step, graphs only where predicted faster, "
-                "window of at most 5 ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
+                f"window of at most {5 * part_of(view.platform).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
                 seeds_sentence(view),
             ],
         )
 
 
 def _panel(panel: Axes, pairs: Pairs, view: View, names: Sequence[str], model: str, instances: int, of: Of) -> None:
-    places = CLIENTS[instances]
+    places = grid(view).clients[instances]
     panel.axhline(1, linestyle="-", linewidth=1, color=CONTENDERS["sglang"].color, label="SGLang PD")
     for name in names:
         at = [versus(pairs, view, name, model, instances, clients, of) for clients in places]

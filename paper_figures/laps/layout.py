@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from paper_figures.common.caption import contended_note, device_text
 from paper_figures.laps.compare import MEAN, P90, Of, Pairs, in_bucket, late, late_of, rps, ttft
 from paper_figures.laps.contenders import CONTENDERS, Contender
 from repro.reports.claims import Finding, How
 from repro.reports.figures import View
-from repro.runs.cell import Cell
+from repro.runs.cell import COMPARISON, Cell
 from repro.runs.store import StoredRun
 from repro.systems.laps.metrics import BUCKETS
 from repro.systems.laps.part import part_of
-from repro.systems.platforms import Platform
+from repro.systems.platforms import Platform, platform
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ CSV_COLUMNS = (
     "valid",
     "run",
 )
-_SHOWN = frozenset({"model", "num_instances", "clients", "kappa", "basis"})
+_SHOWN = frozenset({"model", "num_instances", "clients", "kappa", "basis", COMPARISON})
 _VALUES: tuple[Of, ...] = (
     rps,
     MEAN,
@@ -74,7 +75,7 @@ def _csv_row(run: StoredRun) -> tuple[object, ...]:
     others = " ".join(f"{name}={value}" for name, value in sorted(knobs.items()) if name not in _SHOWN)
     name = next((each.name for each in CONTENDERS.values() if each.system == run.cell.system), run.cell.system)
     return (
-        knobs.get("model"),
+        knobs.get("model", part_of(platform(run.cell.platform)).model),
         knobs.get("num_instances", 1),
         knobs.get("clients"),
         run.cell.rate,
@@ -115,7 +116,22 @@ def place_of(where: Platform) -> str:
 
 
 def title_of(title: str, view: View) -> str:
-    return f"{title}\nsimulated, uncalibrated: {place_of(view.platform)}"
+    kind = "simulated, uncalibrated" if view.obtained == "simulated" else "measured"
+    return f"{title}\n{kind}: {place_of(view.platform)}"
+
+
+def how_obtained(runs: Sequence[StoredRun], view: View) -> list[str]:
+    """What the numbers rest on, and how many of the runs something else disturbed."""
+    if view.obtained == "simulated":
+        return [obtained_sentence()]
+    part = part_of(view.platform)
+    devices = " and ".join(dict.fromkeys(device_text(run) for run in runs))
+    return [
+        f"Measured on one core ({devices}): each step of a decoder of 12 layers of 64 with random weights is run and timed once; clients, queues and policies "
+        f"are on a clock that the steps put forward. Lengths are {part.length_scale:g} and times {part.time_scale:g} of the paper's: "
+        f"objective {1e3 * part.slo_s:g} ms.",
+        *contended_note(runs),
+    ]
 
 
 def obtained_sentence() -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
+
+import torch
 
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import Bucket, Rung
@@ -100,6 +103,20 @@ class MeasuredInstance:
     def boundary(self) -> int:
         """L_m: tokens below which the floor decides a step, within the setting's shorts and longs."""
         return min(max(round(self.step_model.knee_tokens), self.setting.shorts[1] + 1), self.setting.longs[0])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was measured of it before it served, as JSON."""
+        model = self.step_model
+        return {
+            "floor_s": self.floor_s,
+            "knee_tokens": model.knee_tokens if model.token_s else None,
+            "token_s": model.token_s,
+            "step_model_error": model.mean_error,
+            "threads": torch.get_num_threads(),
+            "buckets": len(self.captured),
+            **self.executor.paths(),
+        }
 
 
 def config_of(model: str) -> CausalConfig:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from engines.laps.cluster import PrefillCluster
+from engines.laps.graphs import StepTimes
 from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.log import Window, closing_s, tables_of, window_of
-from repro.systems.laps.settings import Settings
+from repro.systems.laps.settings import UNMEASURED, Settings
 from repro.systems.laps.workload import PrefillWorkload
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ GIVEN_UP_S = 600.0
 ends."""
 SLOWEST_TOKEN_S = 0.05
 """Of an answer, where it is decoded."""
+ON_TORCH = "repro.systems.laps.on_torch"
+"""Of measured runs: a simulation loads no torch, nor depends on its code."""
 Options = tuple[tuple[str, Any], ...]
 Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
 
@@ -35,9 +40,16 @@ class PrefillDeployment:
     build: Build
     settings: Settings
     options: Options
-    modules: tuple[str, ...]
+    policies: str
+    """The module that ``build`` is of."""
 
-    obtained: ClassVar[Obtained] = "simulated"
+    @property
+    def obtained(self) -> Obtained:
+        return "simulated" if self.settings.is_simulated else "measured"
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (self.policies, "repro.systems.laps.system", *(() if self.settings.is_simulated else (ON_TORCH,)))
 
     @property
     def basis(self) -> str:
@@ -48,14 +60,18 @@ class PrefillDeployment:
         return {"num_instances": self.settings.num_instances}
 
     def check_machine(self) -> None:
-        """Any machine will do."""
+        """Any machine will do: one without a card measures on its CPU."""
 
-    def cluster(self) -> PrefillCluster:
-        """Refuses options that cannot be."""
+    def check_options(self) -> None:
+        """Shows wrong ones before any run."""
         settings = self.settings
+        cost: StepTimes = settings.cost if settings.is_simulated else UNMEASURED
+        self._cluster(settings, cost).system.make_batching()
+
+    def _cluster(self, settings: Settings, cost: StepTimes) -> PrefillCluster:
         return PrefillCluster(
             system=self.build(settings, dict(self.options)),
-            cost=settings.cost,
+            cost=cost,
             num_instances=settings.num_instances,
             slo_s=settings.slo_s,
             boundary=settings.boundary,
@@ -63,38 +79,55 @@ class PrefillDeployment:
             reprefills_answer=settings.reprefills_answer,
         )
 
+    def serving(self) -> AbstractContextManager[Settings]:
+        """In its body there is an instance to measure on, where it is not simulated."""
+        if self.settings.is_simulated:
+            return nullcontext(self.settings)
+        serving: AbstractContextManager[Settings] = import_module(ON_TORCH).serving(self.settings)
+        return serving
+
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        settings = self.settings
-        cluster, until_s = self.cluster(), _until_s(workload, settings.decode)
+        with self.serving() as settings:
+            return self._run(settings, workload)
+
+    def _run(self, settings: Settings, workload: PrefillWorkload) -> RunRecord:
+        cluster, until_s = self._cluster(settings, settings.cost), _until_s(workload, settings.decode)
         if settings.decode == "none":
             run = cluster.simulate(workload.arrivals, until_s=until_s)
         else:
             run = simulate_with_decode(
-                cluster, settings.cost, workload, settings.decode, settings.kv_capacity, until_s=until_s
+                cluster, settings.roofline, workload, settings.decode, settings.kv_capacity, until_s=until_s
             )
         window = window_of(run.requests["arrival_s"], closing_s(run, workload.last_sessions))
-        constants = settings.constants
         return RunRecord(
             tables=tables_of(run, window),
             manifest={
                 "obtained": self.obtained,
-                "calibration": f"{settings.part.gpu}, uncalibrated: constants assumed, mixing penalty {constants.kappa:g}",
+                **self._basis_of(settings),
                 "dataset": asdict(workload.provenance),
                 "platform": settings.part.title,
                 "model": settings.model,
                 "system": self.title,
                 "slos": {"ttft": {"ttft_s": settings.slo_s}},
-                "facts": self._facts(workload, run, window),
+                "facts": self._facts(settings, workload, run, window),
             },
         )
 
-    def _facts(self, workload: PrefillWorkload, run: PrefillRun, window: Window) -> dict[str, Any]:
-        settings, config = self.settings, workload.config
-        constants = asdict(settings.constants)
+    @staticmethod
+    def _basis_of(settings: Settings) -> dict[str, Any]:
+        if settings.instance is not None:
+            return {"calibration": None, "device": "cpu", "dtype": "float32", "weights": "random"}
+        gpu, kappa = settings.part.gpu, settings.constants.kappa
+        return {"calibration": f"{gpu}, uncalibrated: constants assumed, mixing penalty {kappa:g}"}
+
+    def _facts(self, settings: Settings, workload: PrefillWorkload, run: PrefillRun, window: Window) -> dict[str, Any]:
+        config, instance = workload.config, settings.instance
+        constants = asdict(settings.constants) if settings.is_simulated else {}
         return {
             "num_instances": settings.num_instances,
             "options": dict(self.options),
             "constants": {name: value for name, value in constants.items() if not _is_infinite(value)},
+            **({} if instance is None else {"instance": instance.facts, "length_scale": config.length_scale}),
             "slo_s": settings.slo_s,
             "boundary": settings.boundary,
             "decode": settings.decode,

@@ -24,7 +24,7 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
     ("256-999", 256, 1000),
     ("1000+", 1000, np.inf),
 )
-"""Prompt tokens, from and below."""
+"""Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
 
 
 def window(record: RunRecord) -> Window:
@@ -61,6 +61,7 @@ def violations(record: RunRecord, chosen: Mask) -> float | None:
 
 def by_bucket(record: RunRecord) -> dict[str, dict[str, Any]]:
     tokens, counts = floats(record.requests["prompt_len"]), counted(record)
+    tokens = tokens / record.facts.get("length_scale", 1.0)
     found = {}
     for name, low, high in BUCKETS:
         chosen = counts & (low <= tokens) & (tokens < high)

@@ -18,10 +18,10 @@ class PrefillPart:
     """A cell's knobs override these by name."""
 
     title: str
-    gpu: str
-    """Catalogue name of the card."""
+    gpu: str | None
+    """Catalogue name of the card; None where steps are measured."""
     model: str
-    """A shape by name (engines.models.shape)."""
+    """A shape by name (engines.models.shape), or of a measured instance (repro.prefill.instance)."""
     dataset: str
     clients: int
     """Of a closed loop, where neither a rate nor a number of clients is given."""
@@ -29,6 +29,12 @@ class PrefillPart:
     slo_s: float
     """TTFT objective (LAPS §4.1)."""
     most_instances: int
+    length_scale: float = 1.0
+    """Of every prompt and answer, and of the boundary and budgets in tokens."""
+    most_tokens: int = 0
+    """Of a conversation, where steps are measured."""
+    time_scale: float = 1.0
+    """Of every time that the paper's settings state for an objective of 0.4 s."""
 
 
 PARTS: Mapping[str, PrefillPart] = MappingProxyType(
@@ -42,7 +48,22 @@ PARTS: Mapping[str, PrefillPart] = MappingProxyType(
             num_turns=3000,
             slo_s=0.4,
             most_instances=64,
-        )
+        ),
+        # A step of the tiny decoder takes some 4 ms up to about 50 tokens: a quarter of the tokens at which a card's floor ends,
+        # and a fifth of the time. Lengths and times are scaled by that, so that the workload meets both at the same place.
+        "cpu-tiny": PrefillPart(
+            title="this CPU, tiny Qwen2-like decoder",
+            gpu=None,
+            model="tiny",
+            dataset="lmsys-chat-1m",
+            clients=4,
+            num_turns=300,
+            slo_s=0.08,
+            most_instances=1,
+            length_scale=0.25,
+            most_tokens=4096,
+            time_scale=0.2,
+        ),
     }
 )
 """By name of the platform: these are other families' platforms, whose runs do not rest on what is said here."""

@@ -7,13 +7,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from engines.ar.step_mode import Bucket, Rung
 from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
+from engines.laps.buckets import GRID, graph_bytes
 from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.graphs import StepTimes
 from engines.laps.step_model import StepModel
+from engines.laps.system import Graphs, shapes_of
 from engines.models.shape import SHAPES, model_shape
 from repro.runs.cell import Cell
 from repro.systems.laps import knobs
@@ -24,6 +27,9 @@ from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import load_conversation_card
 from repro.workloads.conversations.card import LONG
 
+if TYPE_CHECKING:
+    from repro.prefill.instance import MeasuredInstance
+
 Decode = Literal["none", "apart", "mixed"]
 DIFFUSION = ("llada", "dream")
 SHORT_PROMPT = 63
@@ -32,6 +38,23 @@ MEMORY_SHARE = 0.85
 """Of a GPU's memory, for weights and K/V."""
 CONSTANTS = ("kappa", "overlap", "layer_launch_s", "boundary")
 """Knobs that are constants of the cost model."""
+SIMULATED = ("kappa", "overlap", "layer_launch_s", "decode", "graph_budget_gb")
+"""Knobs that mean nothing to a measured instance."""
+BOUNDARY = 256
+"""L_m, tokens of the data set."""
+MEASURED_SEQS = 16
+MEASURED_GRID = tuple(bucket for bucket in GRID if bucket.length <= 64 and bucket.batch <= MEASURED_SEQS)
+"""Buckets of a measured instance: up to the boundary, a quarter as long as the paper's, and as deep as its figures have clients."""
+UNMEASURED = StepModel(
+    base_s=1e-3,
+    request_s=1e-5,
+    floor_s=1e-4,
+    token_s=1e-5,
+    alpha=1e-9,
+    history_s=1e-8,
+    shapes=dict.fromkeys(MEASURED_GRID, 1e-3),
+)
+"""Stands for a measured instance's step model until there is one: options are checked before any run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +76,43 @@ class Settings:
     decode: Decode
     is_transient: bool
     workload: PrefillWorkloadConfig
+    instance: MeasuredInstance | None = None
+    """What a measured run is on, while it runs."""
 
     @property
-    def cost(self) -> PrefillCost:
+    def is_simulated(self) -> bool:
+        return self.part.gpu is not None
+
+    @property
+    def cost(self) -> StepTimes:
+        if self.is_simulated:
+            return self.roofline
+        assert self.instance is not None, "only a run has a measured instance"
+        return self.instance.cost
+
+    @property
+    def roofline(self) -> PrefillCost:
+        """Of a simulated card."""
+        assert self.part.gpu is not None
         return cost_of(self.model, self.part.gpu, self.constants)
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
         """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
-        return step_model_of(self.model, self.part.gpu, self.constants, shapes)
+        if self.part.gpu is not None:
+            return step_model_of(self.model, self.part.gpu, self.constants, shapes)
+        model = UNMEASURED if self.instance is None else self.instance.step_model
+        return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
+
+    def shapes(self, graphs: Graphs, budget_gb: float | None = None) -> tuple[Bucket | Rung, ...]:
+        """What is captured for a way to choose: on a card what fits the budget, measured the buckets up to the boundary."""
+        if not self.is_simulated:
+            require(
+                graphs != "ladder",
+                "graphs='ladder': packed sizes pay where launches cost, a CPU has none: use none, nearest or cheapest",
+            )
+            return () if graphs == "none" else MEASURED_GRID
+        size = graph_bytes(self.model, model_shape(self.model).n_layers)
+        return shapes_of(graphs, None if budget_gb is None else round(budget_gb * 1e9), size)
 
     @property
     def deadline_s(self) -> float | None:
@@ -69,15 +121,19 @@ class Settings:
 
     @property
     def kv_capacity(self) -> int:
-        """Tokens of K/V beside the weights on one GPU."""
+        """Tokens of K/V beside the weights on one GPU; measured, what the instance has positions for."""
+        if self.part.gpu is None:
+            return self.part.most_tokens
         shape = model_shape(self.model)
         return int((MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
 
     @property
     def basis(self) -> str:
-        """Digest of the constants and the objective behind the numbers."""
-        cost = self.cost
-        text = repr((cost.shape, cost.gpu, self.constants, self.slo_s, self.boundary))
+        """Digest of what is behind the numbers besides requests and code: constants and objective, or the model and the scales."""
+        if self.is_simulated:
+            text = repr((self.roofline.shape, self.roofline.gpu, self.constants, self.slo_s, self.boundary))
+        else:
+            text = repr((self.part, self.slo_s, self.boundary))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -97,18 +153,15 @@ def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind]) -> Settings:
     given = {name: value for name, value in cell.knob_values.items() if value is not None}
     where = platform(cell.platform)
     part = part_of(where)
+    wanted = "torch" if part.gpu is None else "roofline"
     require(
-        cell.executor == "roofline",
-        f"executor={cell.executor!r}: system={system!r} is simulated here, leave it out or use roofline",
+        cell.executor == wanted,
+        f"executor={cell.executor!r}: system={system!r} is {'measured' if wanted == 'torch' else 'simulated'} on "
+        f"platform={where.name!r}, leave it out or use {wanted}",
     )
     knobs.check_knobs(system, own, given)
     load_conversation_card(cell.dataset)
-    shape = model_shape(str(given.get("model", part.model)))
-    if shape.name.lower().startswith(DIFFUSION):
-        usable = ", ".join(each.name for each in SHAPES if not each.name.lower().startswith(DIFFUSION))
-        raise UserError(
-            f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
-        )
+    model = _model(system, part, given)
     num = int(given.get("num_instances", 1))
     require(
         1 <= num <= part.most_instances,
@@ -125,12 +178,12 @@ def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind]) -> Settings:
     return Settings(
         platform=where,
         part=part,
-        model=shape.name,
+        model=model,
         num_instances=num,
         constants=PrefillConstants(**{name: given[name] for name in CONSTANTS if name in given}),  # type: ignore[arg-type]
         slo_s=slo_s,
         has_deadlines=bool(given.get("deadlines", True)),
-        boundary=_boundary(given),
+        boundary=_boundary(part, given),
         cache=str(given.get("cache", "shared")),
         reprefills_answer=bool(given.get("reprefills_answer")),
         decode=decode,  # type: ignore[arg-type]
@@ -139,8 +192,26 @@ def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind]) -> Settings:
     )
 
 
-def _boundary(given: Mapping[str, Any]) -> int:
-    boundary = int(given.get("boundary", 256))
+def _model(system: str, part: PrefillPart, given: Mapping[str, Any]) -> str:
+    if part.gpu is None:
+        for name in SIMULATED:
+            require(
+                name not in given, f"{name}={given.get(name)!r} has no effect where steps are measured: leave it out"
+            )
+        asked = given.get("model", part.model)
+        require(asked == part.model, f"model={asked!r} is not measured here: leave it out, or use {part.model}")
+        return part.model
+    shape = model_shape(str(given.get("model", part.model)))
+    if shape.name.lower().startswith(DIFFUSION):
+        usable = ", ".join(each.name for each in SHAPES if not each.name.lower().startswith(DIFFUSION))
+        raise UserError(
+            f"model={shape.name!r} is a diffusion model, which system={system!r} cannot serve: use {usable}"
+        )
+    return shape.name
+
+
+def _boundary(part: PrefillPart, given: Mapping[str, Any]) -> int:
+    boundary = int(given.get("boundary", round(BOUNDARY * part.length_scale)))
     require(1 <= boundary <= 10**6, f"boundary={boundary} must be between 1 and 1,000,000 tokens")
     return boundary
 
@@ -176,6 +247,7 @@ def _workload(cell: Cell, part: PrefillPart, given: Mapping[str, Any]) -> Prefil
         answer_tokens=given.get("answer_tokens"),
         source=source,  # type: ignore[arg-type]
         path=None if path is None else str(path),
+        length_scale=part.length_scale,
     )
 
 

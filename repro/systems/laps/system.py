@@ -39,14 +39,15 @@ class PrefillSystemEntry:
             build=self.build,
             settings=settings,
             options=tuple(sorted(pick(cell.knob_values, self.own).items())),
-            modules=(self.build.__module__, "repro.systems.laps.system"),
+            policies=self.build.__module__,
         )
-        deployment.cluster().system.make_batching()  # shows wrong options before any run
+        deployment.check_options()
         workload = draw_workload(settings.workload)
         most = settings.kv_capacity
+        where = f"a GPU beside {settings.model}" if settings.is_simulated else f"model={settings.model!r}"
         require(
             workload.longest_tokens <= most,
-            f"dataset={workload.config.dataset!r} has a conversation of {workload.longest_tokens} tokens and a GPU beside "
-            f"{settings.model} holds {most}: shorten it, or use a smaller model",
+            f"dataset={workload.config.dataset!r} has a conversation of {workload.longest_tokens} tokens and {where} holds "
+            f"{most}: shorten it, or use a smaller model",
         )
         return deployment, workload

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, cast
+from dataclasses import fields, replace
+from typing import Any, TypeVar, cast
 
-from baselines.ar.sglang import SglangConfig, TokenBudget, sglang
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, SglangConfig, TokenBudget, sglang
+from baselines.ar.vllm import CHUNK_TOKENS
 from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
 from engines.errors import UserError, require
-from engines.laps.buckets import graph_bytes
 from engines.laps.controller import ControllerConfig
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import (
-    Graphs,
-    LapsConfig,
-    PrefillSystem,
-    Spatial,
-    graph_choice,
-    laps,
-    reserve,
-    shapes_of,
-    with_graphs,
-)
+from engines.laps.system import Graphs, LapsConfig, PrefillSystem, Spatial, graph_choice, laps, reserve, with_graphs
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
-from engines.models.shape import model_shape
 from repro.systems.laps import knobs
-from repro.systems.laps.settings import Settings
+from repro.systems.laps.settings import MEASURED_SEQS, Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
+Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig)
 SHORT_SHARE = 0.25
 """Of the instances, for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
 
@@ -53,16 +43,21 @@ def build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSyste
     graphs = _graphs(given, "cheapest")
     model = _model(settings, graphs, given)
     choice = graph_choice(graphs, model, tuple(model.shapes))
+    budget = TokenBudget(chunked_prefill_size=_tokens(settings, CHUNKED_PREFILL_SIZE))
     return PrefillSystem(
-        name="laps-graphs-only", make_batching=lambda: with_graphs(TokenBudget(), choice), work_s=model.work_s
+        name="laps-graphs-only", make_batching=lambda: with_graphs(budget, choice), work_s=model.work_s
     )
 
 
 def build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     given = dict(options)
-    graphs = _graphs(given, "ladder")
+    graphs = _graphs(given, "ladder" if settings.is_simulated else "none")
     model = _model(settings, graphs, given)
-    return reserve(model, ReserveConfig(slo_s=settings.deadline_s, **given), graphs=graphs)
+    config = _in_time(settings, ReserveConfig(), "min_step_s", "max_step_s")
+    if not settings.is_simulated:
+        # On a CPU attention runs request by request: a step of 256 would take longer than the objective.
+        config = replace(config, max_num_seqs=MEASURED_SEQS)
+    return reserve(model, replace(config, slo_s=settings.deadline_s, **given), graphs=graphs)
 
 
 def build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
@@ -77,12 +72,13 @@ def _sglang(settings: Settings, options: Mapping[str, Any], name: str) -> Prefil
     given = dict(options)
     if "max_num_batched_tokens" in given:
         given["chunked_prefill_size"] = given.pop("max_num_batched_tokens")
-    shapes = shapes_of("ladder") if given.get("prefill_graphs") else ()
+    given.setdefault("chunked_prefill_size", _tokens(settings, CHUNKED_PREFILL_SIZE))
+    shapes = settings.shapes("ladder") if given.get("prefill_graphs") else ()
     return sglang(SglangConfig(**given), settings.step_model(shapes), name=name)
 
 
 def build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return vllm_pd(VllmPdConfig(**options))
+    return vllm_pd(VllmPdConfig(**{"max_num_batched_tokens": _tokens(settings, CHUNK_TOKENS), **options}))
 
 
 def _graphs(given: dict[str, Any], default: Graphs) -> Graphs:
@@ -97,8 +93,18 @@ def _model(settings: Settings, graphs: Graphs, given: dict[str, Any]) -> StepMod
         f"graph_budget_gb={budget_gb} has no effect with graphs='none': leave it out",
     )
     require(budget_gb is None or 0 <= budget_gb <= 1000, f"graph_budget_gb={budget_gb} must be between 0 and 1000")
-    size = graph_bytes(settings.model, model_shape(settings.model).n_layers)
-    return settings.step_model(shapes_of(graphs, None if budget_gb is None else round(budget_gb * 1e9), size))
+    return settings.step_model(settings.shapes(graphs, budget_gb))
+
+
+def _tokens(settings: Settings, count: int) -> int:
+    """A number of tokens of the paper's, on this platform."""
+    return max(1, round(settings.part.length_scale * count))
+
+
+def _in_time(settings: Settings, config: Config, *names: str) -> Config:
+    """With these times, which are for the paper's objective, as long as this platform's."""
+    scale = settings.part.time_scale
+    return replace(config, **{name: scale * getattr(config, name) for name in names})
 
 
 def _laps_config(settings: Settings, graphs: Graphs, given: Mapping[str, Any]) -> LapsConfig:
@@ -111,12 +117,19 @@ def _laps_config(settings: Settings, graphs: Graphs, given: Mapping[str, Any]) -
         for name in ("min_window_s", "max_window_s"):
             require(name not in wait, f"{name}={wait.get(name)} has no effect with wait='off': leave it out")
     own = {field.name for field in fields(TemporalConfig)}
+    usual = _in_time(settings, WaitConfig(), "max_window_s", "slack_s", "margin_s", "max_wait_s")
+    temporal = _in_time(settings, TemporalConfig(), "max_long_wait_s")
+    temporal = replace(
+        temporal,
+        chunk_tokens=_tokens(settings, temporal.chunk_tokens),
+        short_tokens=_tokens(settings, temporal.short_tokens),
+    )
     return LapsConfig(
         boundary=settings.boundary,
         slo_s=settings.deadline_s,
         graphs=graphs,
-        wait=WaitConfig(**wait),
-        temporal=TemporalConfig(**{name: value for name, value in given.items() if name in own}),
+        wait=replace(usual, token_max=_tokens(settings, usual.token_max), **wait),
+        temporal=replace(temporal, **{name: value for name, value in given.items() if name in own}),
         spatial=_spatial(settings, given),
     )
 

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from engines.ar.session import Round, Session
 from engines.errors import require
 from engines.laps.turns import PrefillArrivals
 from repro.workloads.arrivals import ArrivalConfig
@@ -38,6 +39,8 @@ class PrefillWorkloadConfig:
     answer_tokens: int | None
     source: Source
     path: str | None
+    length_scale: float = 1.0
+    """Of prompts and answers, after they are drawn: ``low`` and ``high`` are the data set's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,8 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
             stream.clients is None or len(drawn.sessions) > stream.clients,
             f"num_prompts={stream.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
         )
+        if config.length_scale != 1:
+            drawn = _scaled(drawn, config.length_scale)
         sessions = drawn.sessions
         if first_id:
             sessions = tuple(replace(session, session_id=first_id + session.session_id) for session in sessions)
@@ -107,3 +112,27 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
         text = "; ".join(dict.fromkeys(each.provenance.description for each in streams))
         provenance = replace(provenance, checksum=checksum, description=text)
     return PrefillWorkload(config=config, streams=tuple(streams), provenance=provenance)
+
+
+def _scaled(drawn: Conversations, scale: float) -> Conversations:
+    """At least a token is left of each; the published shares, of unscaled lengths, stay."""
+
+    def tokens(count: int) -> int:
+        return max(1, round(scale * count))
+
+    sessions = tuple(
+        Session(
+            session.session_id,
+            session.arrival_s,
+            tuple(
+                Round(tokens(each.prefill_tokens), tokens(each.decode_tokens), each.delay_s) for each in session.rounds
+            ),
+        )
+        for session in drawn.sessions
+    )
+    provenance = replace(
+        drawn.provenance,
+        description=f"{drawn.provenance.description}, lengths x {scale:g}",
+        checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
+    )
+    return replace(drawn, sessions=sessions, provenance=provenance)
