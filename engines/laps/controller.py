@@ -3,6 +3,10 @@
 Printed, utilisation lowers a pressure (psi = alpha q + beta e - gamma u), so calm pools have negative pressures, and
 with P < 0 the test P_s > (1 + tau) P_l holds for both pools at once: the hysteresis inverts and an instance moves at
 every cool-down. ``mended`` adds gamma u instead, which keeps psi >= 0.
+
+Near capacity that is not enough: a pool's pressure over one interval is then mostly the noise of its queue, which takes longer
+than T_cool to pass, and every move overloads the pool that gave. So ``mended`` compares pressures averaged over ``window_s``,
+begins the average anew after a move, and makes none that would leave the pool that gave the more pressed of the two.
 """
 
 from __future__ import annotations
@@ -46,12 +50,14 @@ class ControllerConfig:
     gamma: float = 0.5
     quantile: float = 0.9
     """The aggregate over a pool: P90."""
+    window_s: float = 10.0
+    """Of the averages that ``mended`` compares; 0 compares what each interval shows."""
 
     def __post_init__(self) -> None:
         if self.form not in get_args(Form):
             raise UserError(f"form={self.form!r} is unknown: use one of {', '.join(get_args(Form))}")
         require(self.period_s > 0, f"period_s={self.period_s} must be above 0 s")
-        for name in ("cooldown_s", "tau", "alpha", "beta", "gamma"):
+        for name in ("cooldown_s", "tau", "alpha", "beta", "gamma", "window_s"):
             value = getattr(self, name)
             require(value >= 0 and math.isfinite(value), f"{name}={value} must be finite and not negative")
         require(self.n_min >= 1, f"n_min={self.n_min}: a pool keeps at least one instance")
@@ -69,27 +75,56 @@ class PressureController:
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
         self._last_s = -math.inf
+        """Of the last move."""
+        self._short, self._long = _Average(config), _Average(config)
 
     def decide(self, shorts: Sequence[Signals], longs: Sequence[Signals], now: float) -> Adjustment:
         """One pass of the loop: the signals of either pool's instances at ``now``."""
         config = self.config
-        short, long = self.pressure(shorts), self.pressure(longs)
-        if now - self._last_s < config.cooldown_s:
+        is_whole = self._short.add(self.pressure(shorts)) & self._long.add(self.pressure(longs))
+        short, long = self._short.value, self._long.value
+        if now - self._last_s < config.cooldown_s or not is_whole:
             return Adjustment(None, short, long)
         grows: LengthClass | None = None
-        if short > (1 + config.tau) * long and len(longs) > config.n_min:
+        if self._is_due(short, len(shorts), long, len(longs)):
             grows = "short"
-        elif long > (1 + config.tau) * short and len(shorts) > config.n_min:
+        elif self._is_due(long, len(longs), short, len(shorts)):
             grows = "long"
         if grows is not None:
             self._last_s = now
+            self._short, self._long = _Average(config), _Average(config)
         return Adjustment(grows, short, long)
+
+    def _is_due(self, high: float, num_high: int, low: float, num_low: int) -> bool:
+        """Whether a pool of pressure ``high`` gets an instance of the other's."""
+        config = self.config
+        if not (high > (1 + config.tau) * low and num_low > config.n_min):
+            return False
+        # As pressures are shared out over one instance more and one fewer.
+        return config.form == "printed" or high * num_high / (num_high + 1) >= low * num_low / (num_low - 1)
 
     def pressure(self, pool: Sequence[Signals]) -> float:
         config = self.config
         gamma = -config.gamma if config.form == "printed" else config.gamma
         each = [config.alpha * q + config.beta * e + gamma * u for q, e, u in pool]
         return _quantile(each, config.quantile)
+
+
+class _Average:
+    """Exponential, over ``window_s``; whole once it spans that. The mean of what there is until then."""
+
+    def __init__(self, config: ControllerConfig) -> None:
+        self.value = 0.0
+        window_s = config.window_s if config.form == "mended" else 0.0
+        self._weight = config.period_s / window_s if window_s > 0 else 1.0
+        self._count = 0
+
+    def add(self, value: float) -> bool:
+        """A period's; whether it is whole."""
+        self._count += 1
+        weight = max(1 / self._count, min(1.0, self._weight))
+        self.value += weight * (value - self.value)
+        return self._weight * self._count >= 1
 
 
 def _quantile(values: list[float], quantile: float) -> float:
