@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.record import table
 from engines.ar.session import ClosedLoop, OpenLoop, Session
 from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
 from engines.laps.controller import LengthClass, PressureController, Signals
 from engines.laps.graphs import StepTimes
 from engines.laps.instance import PrefillInstance
-from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun
+from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun, table_of
 from engines.laps.system import PrefillSystem
 from engines.laps.turns import PrefillArrivals, Turn
 
@@ -95,6 +94,8 @@ class PrefillSimulation:
         """Unfinished requests of sessions, by request id."""
         self._cached: dict[int, dict[int, int]] = {}
         """Session -> instance -> tokens of K/V, where caches are apart."""
+        self.shares_cache = cluster.cache == "shared"
+        self._boundary, self._work_s, self._slo_s = cluster.boundary, system.work_s, cluster.slo_s
         self._moves: list[tuple[Any, ...]] = []
         self._is_global = spatial is not None and spatial.pooling == "global"
         pools: dict[LengthClass, Any] = {}
@@ -199,23 +200,24 @@ class PrefillSimulation:
 
     def _send(self, task: PrefillTask) -> None:
         instance = self.instances[self._router.pick(task, self.instances, self.loop.now)]
-        missing = task.history - instance.cached_tokens(task)
-        task.history -= missing
-        task.tokens += missing
+        if not self.shares_cache:
+            missing = task.history - instance.cached_tokens(task)
+            task.history -= missing
+            task.tokens += missing
         self._describe(task)
         instance.add(task)
 
     def _describe(self, task: PrefillTask) -> None:
         row = self._requests[task.task_id]
         row[_HISTORY], row[_TOKENS] = task.history, task.tokens
-        row[_CLASS] = "short" if task.tokens < self._cluster.boundary else "long"
-        if self._cluster.system.work_s is not None:
-            task.estimate_s = self._cluster.system.work_s(task.history, task.tokens)
+        row[_CLASS] = "short" if task.tokens < self._boundary else "long"
+        if self._work_s is not None:
+            task.estimate_s = self._work_s(task.history, task.tokens)
 
     # ---- what instances tell ----------------------------------------------------------------------------------
 
     def cached_tokens(self, task: PrefillTask, instance: int) -> int:
-        if self._cluster.cache == "shared":
+        if self.shares_cache:
             return task.history
         return min(task.history, self._cached.get(task.session_id, {}).get(instance, 0))
 
@@ -230,7 +232,7 @@ class PrefillSimulation:
         row[_FINISHED] = now
         is_late = row[_DEADLINE] is not None and now > row[_DEADLINE]
         row[_VIOLATED] = is_late
-        if self._cluster.cache == "instance":
+        if not self.shares_cache:
             self._cached.setdefault(task.session_id, {})[instance] = task.history + task.tokens
         going = self._turns.pop(task.task_id, None)
         if going is not None:
@@ -241,7 +243,7 @@ class PrefillSimulation:
         entry = talk.session.rounds[talk.turn - 1]
         talk.history += tokens + entry.decode_tokens
         talk.answered = entry.decode_tokens
-        if self._cluster.cache == "instance" and not self._cluster.reprefills_answer:
+        if not self.shares_cache and not self._cluster.reprefills_answer:
             self._cached[task.session_id][instance] += entry.decode_tokens
         now = self.loop.now
         if talk.turn < len(talk.session.rounds):
@@ -319,10 +321,10 @@ class PrefillSimulation:
             **facts,
         }
         return PrefillRun(
-            requests=table(REQUEST_COLUMNS, self._requests),
-            steps=table(STEP_COLUMNS, steps),
-            moves=table(MOVE_COLUMNS, self._moves),
-            instances=table(INSTANCE_COLUMNS, instances),
+            requests=table_of(REQUEST_COLUMNS, self._requests),
+            steps=table_of(STEP_COLUMNS, steps),
+            moves=table_of(MOVE_COLUMNS, self._moves),
+            instances=table_of(INSTANCE_COLUMNS, instances),
             facts=described,
         )
 

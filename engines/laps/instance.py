@@ -90,7 +90,8 @@ class PrefillInstance:
         """Put a request into this instance's own queue."""
         self._own(task)
         self.queue.push(task)
-        self.poke()
+        if not self.is_busy:
+            self.poke()
 
     def withdraw(self, task: PrefillTask) -> None:
         """Give a queued request away."""
@@ -120,22 +121,25 @@ class PrefillInstance:
             self.poke()
 
     def _start(self, plan: StepPlan) -> None:
-        now = self._loop.now
+        now, boundary, started, worker_id = self._loop.now, self._boundary, self._host.started, self.worker_id
         chunks = []
         tokens = num_short = 0
         left = {task.task_id: task for task in self.begun}
         for task, share in plan.shares:
-            if task.computed == 0:
+            computed = task.computed
+            chunks.append(Chunk(task.history + computed, share))
+            computed += share
+            if computed == share:
                 if self._pulls:
                     self._own(task)
-                self._host.started(task, self.worker_id, now)
-                left[task.task_id] = task
-            chunks.append(Chunk(task.history + task.computed, share))
-            task.computed += share
-            tokens += share
-            num_short += task.tokens < self._boundary
-            if task.left == 0:
+                started(task, worker_id, now)
+                if computed < task.tokens:
+                    left[task.task_id] = task
+            elif computed == task.tokens:
                 del left[task.task_id]
+            task.computed = computed
+            tokens += share
+            num_short += task.tokens < boundary
         self.begun = list(left.values())
         duration_s = self._cost.step_s(chunks, 0, 0, plan.mode)
         self.is_busy = True
@@ -154,7 +158,7 @@ class PrefillInstance:
     def _finish(self, plan: StepPlan, row: tuple[Any, ...]) -> None:
         self._busy_s += row[2]
         self.is_busy = False
-        finished = [task for task, _ in plan.shares if task.left == 0]
+        finished = [task for task, _ in plan.shares if task.computed == task.tokens]
         self.steps.append((*row, len(finished), mode_label(plan.mode)))
         self.num_finished += len(finished)
         self.num_requests -= len(finished)

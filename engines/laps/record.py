@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,13 @@ class PrefillRun:
     @property
     def num_requests(self) -> int:
         return len(self.requests["request_id"])
+
+
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    """A row a tuple of ``columns``, turned."""
+    if not rows:
+        return {name: [] for name in columns}
+    return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def mode_label(mode: object) -> str:

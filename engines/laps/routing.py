@@ -63,7 +63,7 @@ class LeastTokens:
     """Least outstanding tokens, those counted that an instance would prefill again for want of the history."""
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
-        return min(instances, key=lambda each: (_tokens_after(each, task), each.worker_id)).worker_id
+        return _with_least_tokens(instances, task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,14 @@ class LeastTokensInPool:
 
     def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
         short = [each for each in instances if each.pool == "short" and _tokens_to_prefill(each, task) < self.boundary]
-        candidates = short or [each for each in instances if each.pool == "long"]
-        return min(candidates, key=lambda each: (_tokens_after(each, task), each.worker_id)).worker_id
+        return _with_least_tokens(short or [each for each in instances if each.pool == "long"], task)
+
+
+def _with_least_tokens(instances: Sequence[InstanceView], task: PrefillTask) -> int:
+    """Counting the task's own; of equal ones the lowest id."""
+    # What the task has of tokens and history is the same everywhere.
+    return min([(each.backlog_tokens - each.cached_tokens(task), each.worker_id) for each in instances])[1]
 
 
 def _tokens_to_prefill(instance: InstanceView, task: PrefillTask) -> int:
     return task.tokens + task.history - instance.cached_tokens(task)
-
-
-def _tokens_after(instance: InstanceView, task: PrefillTask) -> int:
-    return instance.backlog_tokens + _tokens_to_prefill(instance, task)

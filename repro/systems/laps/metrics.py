@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engines.ar.metrics import Floats
 from repro.runs.metrics import Metric, distribution, floats
-from repro.runs.record import RunRecord
+from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
 from repro.systems.laps.log import Window
 
@@ -27,6 +27,22 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
 """Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
 
 
+def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
+    """A column as an array, null as NaN. A record does not change: what was turned once is kept with it."""
+    kept: dict[tuple[str, str], Floats] = vars(record).setdefault("_columns", {})
+    if (table, name) not in kept:
+        kept[table, name] = floats(record.tables[table][name])
+    return kept[table, name]
+
+
+def mask(record: RunRecord, name: str, value: object = True) -> Mask:
+    """Where a column of the requests has this value."""
+    kept: dict[tuple[str, object], Mask] = vars(record).setdefault("_masks", {})
+    if (name, value) not in kept:
+        kept[name, value] = np.array([each == value for each in record.requests[name]], dtype=np.bool_)
+    return kept[name, value]
+
+
 def window(record: RunRecord) -> Window:
     return Window(*record.facts["window_s"])
 
@@ -36,31 +52,31 @@ def rps(record: RunRecord) -> float | None:
     start_s, end_s = window(record)
     if end_s <= start_s:
         return None
-    finished = floats(record.requests["finished_s"])
+    finished = column(record, "finished_s")
     return float(((start_s <= finished) & (finished < end_s)).sum()) / (end_s - start_s)
 
 
 def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
     """Of the finished ones of these."""
-    times = floats(record.requests["finished_s"]) - floats(record.requests["arrival_s"])
+    times = column(record, "finished_s") - column(record, "arrival_s")
     return times[chosen & ~np.isnan(times)]
 
 
 def counted(record: RunRecord) -> Mask:
-    return np.asarray(record.requests["counted"], dtype=np.bool_)
+    return mask(record, "counted")
 
 
 def of_class(record: RunRecord, name: str) -> Mask:
-    return counted(record) & np.asarray([each == name for each in record.requests["length_class"]], dtype=np.bool_)
+    return counted(record) & mask(record, "length_class", name)
 
 
 def violations(record: RunRecord, chosen: Mask) -> float | None:
-    late = np.asarray(record.requests["violated"], dtype=np.bool_)[chosen]
+    late = mask(record, "violated")[chosen]
     return float(late.mean()) if late.size else None
 
 
 def by_bucket(record: RunRecord) -> dict[str, dict[str, Any]]:
-    tokens, counts = floats(record.requests["prompt_len"]), counted(record)
+    tokens, counts = column(record, "prompt_len"), counted(record)
     tokens = tokens / record.facts.get("length_scale", 1.0)
     found = {}
     for name, low, high in BUCKETS:
@@ -74,7 +90,7 @@ def in_system(record: RunRecord) -> float | None:
     start_s, end_s = window(record)
     if end_s <= start_s:
         return None
-    arrival, finished = floats(record.requests["arrival_s"]), floats(record.requests["finished_s"])
+    arrival, finished = column(record, "arrival_s"), column(record, "finished_s")
     finished = np.where(np.isnan(finished), np.inf, finished)
     inside = np.minimum(finished, end_s) - np.maximum(arrival, start_s)
     return float(inside[inside > 0].sum()) / (end_s - start_s)
@@ -119,11 +135,16 @@ def busy_share(record: RunRecord) -> float | None:
     steps = record.tables[STEPS]
     if not steps["tokens"]:
         return None
-    begun = floats(steps["start_s"])
-    inside = np.minimum(begun + floats(steps["duration_s"]), end_s) - np.maximum(begun, start_s)
+    begun = column(record, "start_s", STEPS)
+    inside = np.minimum(begun + column(record, "duration_s", STEPS), end_s) - np.maximum(begun, start_s)
     busy = float(inside[inside > 0].sum())
     num = len(record.tables[INSTANCES]["instance"])
     return busy / (num * (end_s - start_s)) if end_s > start_s else None
+
+
+def busy_s(record: RunRecord) -> float | None:
+    durations = record.tables[STEPS]["duration_s"]
+    return sum(durations) if durations else None
 
 
 def moves_per_minute(record: RunRecord) -> float | None:
@@ -192,5 +213,6 @@ PREFILL_METRICS: tuple[Metric, ...] = (
     Metric("mode_shares", "share", "steps by how they ran", "per entry: no steps", mode_shares),
     Metric("padding", "share", "padded tokens / tokens - 1", "no tokens", padding),
     Metric("busy_share", "share", "time in steps / (window x instances)", _EMPTY, busy_share),
+    Metric("busy_s", "s", "time in steps, all instances", "no steps", busy_s),
     Metric("moves_per_minute", "1/min", "moves of the controller in the window", _EMPTY, moves_per_minute),
 )

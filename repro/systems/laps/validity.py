@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from repro.runs.metrics import floats
 from repro.runs.record import RunRecord
 from repro.systems.laps.columns import INSTANCES, STEPS
 from repro.systems.laps.log import Window
-from repro.systems.laps.metrics import busy_share, counted, in_system, rps, ttft_of
+from repro.systems.laps.metrics import busy_share, column, counted, in_system, rps, ttft_of
 
 BUSY, WAITED = 0.999, 0.5
 """Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
@@ -53,7 +52,7 @@ def littles_law(record: RunRecord) -> Iterator[str]:
     if mean is None or rate is None or not times.size:
         return
     length_s = end_s - start_s
-    arrival, finished = floats(record.requests["arrival_s"]), floats(record.requests["finished_s"])
+    arrival, finished = column(record, "arrival_s"), column(record, "finished_s")
     finished = np.where(np.isnan(finished), np.inf, finished)
     at_ends = ((arrival < start_s) & (finished > start_s)) | ((arrival < end_s) & (finished > end_s))
     spill = float(np.minimum(finished - arrival, length_s)[at_ends].sum()) / length_s
@@ -76,9 +75,8 @@ def keeps_up(record: RunRecord) -> Iterator[str]:
     if record.facts["closed_loops"] or record.facts["is_transient"]:
         return
     busy = busy_share(record)
-    requests = record.requests
-    order = np.argsort(floats(requests["arrival_s"]))
-    times = (floats(requests["finished_s"]) - floats(requests["arrival_s"]))[order]
+    arrival = column(record, "arrival_s")
+    times = (column(record, "finished_s") - arrival)[np.argsort(arrival)]
     quarter = len(times) // 4
     if busy is None or quarter < 10:
         return
