@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from repro.runs.drivers.steps import DriveProgress, OnProgress
 from repro.runs.experiment import Experiment
@@ -64,13 +65,22 @@ def run_here(
 
 
 def run_in_pool(
-    experiments: Sequence[Experiment], jobs: int, on_start: OnStart, on_done: OnDone, on_error: OnError
+    experiments: Sequence[Experiment],
+    jobs: int,
+    on_start: OnStart,
+    on_done: Callable[..., None],
+    on_error: OnError,
+    work: Callable[[Experiment], tuple[Any, ...]] = timed,
 ) -> None:
     """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. Repeats of a
-    cell go to one process. After an error that ends the sweep, runs under way still finish and are kept."""
+    cell go to one process. After an error that ends the sweep, runs under way still finish and are kept.
+
+    ``on_done`` gets the experiment and what ``work`` made of it in its process. Storing a run takes about as long as a short
+    simulation: done here, one after the other, the processes would wait for it.
+    """
     failures: dict[int, Exception] = {}
     turns = Turns(map(repeated, experiments), jobs)
-    index: dict[Future[tuple[RunRecord, Timing]], tuple[int, int]] = {}
+    index: dict[Future[tuple[Any, ...]], tuple[int, int]] = {}
     with ExitStack() as stack:
         pools = [stack.enter_context(ending_with_its_workers(_process())) for _ in range(jobs)]
 
@@ -79,10 +89,10 @@ def run_in_pool(
                 return
             on_start(experiments[number])
             try:
-                future = pools[worker].submit(timed, experiments[number])
+                future = pools[worker].submit(work, experiments[number])
             except BrokenProcessPool:  # the run before took its process with it, for want of memory say
                 pools[worker] = stack.enter_context(ending_with_its_workers(_process()))
-                future = pools[worker].submit(timed, experiments[number])
+                future = pools[worker].submit(work, experiments[number])
             index[future] = number, worker
 
         for worker in [*range(jobs)] * AHEAD:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,9 @@ from engines.errors import RunError, UserError
 from repro.files import writable_folder
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import Timing, collect, git_state
+from repro.runs.provenance import GitState, Timing, collect, git_state
 from repro.runs.record import RunRecord
-from repro.runs.runner import OnStep, run_here, run_in_pool
+from repro.runs.runner import OnStep, run_here, run_in_pool, timed
 from repro.runs.session import Session
 from repro.runs.store import Store, StoredRun
 from repro.runs.unit import broken, interleaved, together, units
@@ -138,20 +139,15 @@ class Sweep:
         def on_start(experiment: Experiment) -> None:
             tell("started", experiment.cell, self._reasons[experiment.cell.key])
 
-        def on_done(experiment: Experiment, record: RunRecord, timing: Timing) -> None:
-            provenance = collect(
-                obtained=record.obtained,
-                timing=timing,
-                git=git,
-                calibration=record.manifest.get("calibration"),
-                dataset=record.manifest.get("dataset"),
-                session=session.id,
-                busy_s=_busy_s(experiment, record),
-            )
-            run = self.store.save(experiment, record, provenance=provenance)
+        making = Making(store=self.store, git=git, session=session.id, argv=tuple(sys.argv))
+
+        def on_made(experiment: Experiment, run: StoredRun, elapsed_s: float) -> None:
             cell = experiment.cell
             reason = self._reasons[cell.key]
-            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=timing.elapsed_s))
+            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=elapsed_s))
+
+        def on_done(experiment: Experiment, record: RunRecord, timing: Timing) -> None:
+            on_made(experiment, making.saved(experiment, record, timing), timing.elapsed_s)
 
         def on_error(experiment: Experiment, error: Exception) -> bool:
             # An error that ends the sweep is raised: its traceback need not be in the log too.
@@ -171,7 +167,7 @@ class Sweep:
             if workers == 1:
                 run_here(self._claimed(simulated, close), on_start, on_done, on_error, on_step)
             else:
-                run_in_pool(simulated, workers, on_start, on_done, on_error)
+                run_in_pool(simulated, workers, on_start, on_made, on_error, making)
             measured = interleaved([experiment for experiment in todo if experiment.is_measured])
             run_here(self._claimed(measured, close), on_start, on_done, on_error, on_step, session)
         except KeyboardInterrupt:
@@ -240,6 +236,34 @@ class Sweep:
     def _run(self, key: str) -> StoredRun | None:
         outcome = self._outcomes.get(key)
         return None if outcome is None else outcome.run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Making:
+    """Makes a run and stores it, wherever it is called: its parts are the sweep's."""
+
+    store: Store
+    git: GitState
+    session: str
+    argv: tuple[str, ...]
+
+    def __call__(self, experiment: Experiment) -> tuple[StoredRun, float]:
+        """The run, and how long it took."""
+        record, timing = timed(experiment)
+        return self.saved(experiment, record, timing), timing.elapsed_s
+
+    def saved(self, experiment: Experiment, record: RunRecord, timing: Timing) -> StoredRun:
+        provenance = collect(
+            obtained=record.obtained,
+            timing=timing,
+            git=self.git,
+            calibration=record.manifest.get("calibration"),
+            dataset=record.manifest.get("dataset"),
+            argv=self.argv,
+            session=self.session,
+            busy_s=_busy_s(experiment, record),
+        )
+        return self.store.save(experiment, record, provenance=provenance)
 
 
 def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:

@@ -18,8 +18,10 @@ from repro.systems.laps.settings import MEASURED_GRID, Settings
 
 THREADS = 1
 """The model's products are too small to divide."""
-PROFILED = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Prompts whose steps the policies' step model is fitted to: the workload's."""
+PROFILED = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+"""Prompts whose steps the policies' step model is fitted to: one in a thousand of the workload's is longer."""
+REPEATS = 3
+"""Of each, of which the shortest counts."""
 
 
 @contextmanager
@@ -38,4 +40,4 @@ def instance(max_len: int) -> MeasuredInstance:
     lengths = tuple(sorted({bucket.length for bucket in MEASURED_GRID}))
     batches = tuple(sorted({bucket.batch for bucket in MEASURED_GRID}))
     setting = replace(TINY, max_len=max_len, lengths=lengths, batches=batches, profile_lengths=PROFILED)
-    return measured_instance(setting, captured=MEASURED_GRID)
+    return measured_instance(setting, captured=MEASURED_GRID, repeats=REPEATS)

@@ -1,0 +1,156 @@
+"""Measured instances: what a cell of this CPU becomes, with steps whose time is known, and one with the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket
+from engines.errors import UserError
+from engines.laps.step_model import StepModel
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import prepare
+from repro.runs.unit import interleaved
+from repro.systems.laps import on_torch
+from repro.systems.laps.columns import STEPS
+from repro.systems.laps.family import PREFILL
+from repro.systems.laps.part import PARTS
+from repro.systems.laps.settings import MEASURED_GRID
+
+SYSTEMS = ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd", "vllm-pd")
+PART = PARTS["cpu-tiny"]
+FLOOR_S, TOKEN_S = 3e-3, 5e-5
+
+
+@dataclass(frozen=True)
+class Exact:
+    """T = floor + token N, padding included."""
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        tokens = mode.tokens if isinstance(mode, Bucket) else sum(chunk.tokens for chunk in chunks)
+        return FLOOR_S + TOKEN_S * tokens
+
+
+STEP_MODEL = StepModel(
+    base_s=FLOOR_S,
+    request_s=0.0,
+    floor_s=0.0,
+    token_s=TOKEN_S,
+    alpha=0.0,
+    history_s=0.0,
+    shapes={bucket: FLOOR_S + TOKEN_S * bucket.tokens for bucket in MEASURED_GRID},
+)
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A measured instance without a model."""
+
+    cost: Any = Exact()
+    step_model: StepModel = STEP_MODEL
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"floor_s": FLOOR_S}
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_torch, "instance", lambda max_len: Stub())
+
+
+def cell(system: str = "laps", *, seed: int = 0, **knobs: Scalar) -> Cell:
+    return Cell(
+        system=system,
+        dataset="lmsys-chat-1m",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=None,
+        seed=seed,
+        knobs=tuple({"num_prompts": 200, **knobs}.items()),
+    )
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_runs_are_whole_valid_and_say_that_they_were_measured(system: str) -> None:
+    experiment = prepare(cell(system, clients=8))
+    record = experiment.run()
+    PREFILL.check_tables(record)
+    assert PREFILL.assess(record).reasons == ()
+    assert record.obtained == "measured"
+    assert record.manifest["calibration"] is None
+    assert (record.facts["slo_s"], record.facts["boundary"]) == (PART.slo_s, 64)
+    found, steps = PREFILL.summarize(record), record.tables[STEPS]
+    assert found["busy_s"] == pytest.approx(sum(FLOOR_S + TOKEN_S * tokens for tokens in steps["padded_tokens"]))
+    times = np.array(record.requests["finished_s"]) - np.array(record.requests["arrival_s"])
+    assert found["slo_violations"] == pytest.approx((times > PART.slo_s)[record.requests["counted"]].mean())
+
+
+def test_lengths_are_a_quarter_of_the_simulated_ones() -> None:
+    measured = prepare(cell(clients=4)).workload.streams[0].sessions
+    whole = Cell(**{**vars(cell(clients=4)), "platform": "h200", "executor": "roofline"})
+    simulated = prepare(whole).workload.streams[0].sessions
+    assert len(measured) == len(simulated)
+    for small, large in zip(measured, simulated, strict=True):
+        for ours, theirs in zip(small.rounds, large.rounds, strict=True):
+            assert ours.prefill_tokens == max(1, round(theirs.prefill_tokens / 4))
+            assert ours.decode_tokens == max(1, round(theirs.decode_tokens / 4))
+
+
+def test_measured_runs_rest_on_the_engine_and_simulated_ones_do_not() -> None:
+    measured = prepare(cell(clients=4))
+    simulated = prepare(Cell(**{**vars(cell(clients=4)), "platform": "h200", "executor": "roofline"}))
+    assert "engines.ar.torch.executor" in measured.code.modules
+    assert not any(name.startswith("engines.ar.torch") for name in simulated.code.modules)
+    assert measured.is_measured
+    assert measured.machine is not None
+    assert measured.cell.key != simulated.cell.key
+
+
+def test_systems_of_a_comparison_take_turns() -> None:
+    grid = [
+        cell(system, seed=seed, clients=clients, comparison="x")
+        for seed in (0, 1)
+        for clients in (1, 4)
+        for system in SYSTEMS[:3]
+    ]
+    order = [each.cell for each in interleaved([prepare(each) for each in grid])]
+    assert [each.seed for each in order] == [0] * 6 + [1] * 6
+    assert [each.system for each in order[:6]] == [*SYSTEMS[:3]] * 2
+    assert order[6].system == SYSTEMS[1], "another begins in every repeat"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"kappa": 0.2}, "kappa=0.2 has no effect where steps are measured"),
+        ({"model": "Qwen2.5-7B"}, "model='Qwen2.5-7B' is not measured here: leave it out, or use tiny"),
+        ({"num_instances": 2}, "num_instances=2 must be between 1 and 1"),
+        ({"decode": "mixed"}, "decode='mixed' has no effect where steps are measured"),
+        ({"graphs": "ladder"}, "graphs='ladder': packed sizes pay where launches cost"),
+    ],
+)
+def test_what_a_measured_instance_has_not_is_refused(knobs: dict[str, Scalar], sentence: str) -> None:
+    with pytest.raises(UserError) as refused:
+        prepare(cell(clients=4, **knobs))
+    assert sentence in str(refused.value)
+
+
+def test_the_model_itself_serves_a_few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take time of this machine's: nothing is said of how much."""
+    monkeypatch.setattr(on_torch, "PROFILED", (1, 8, 32, 128))
+    monkeypatch.setattr(on_torch, "REPEATS", 1)
+    on_torch.instance.cache_clear()
+    monkeypatch.setattr(on_torch, "instance", on_torch.instance.__wrapped__)
+    record = prepare(cell(clients=2, num_prompts=24, max_tokens=255)).run()
+    assert PREFILL.assess(record).reasons == ()
+    assert min(record.tables[STEPS]["duration_s"]) > 0
+    instance = record.facts["instance"]
+    assert (instance["threads"], instance["attention"]) == (1, "sdpa")
+    assert instance["buckets"] == len(MEASURED_GRID)
