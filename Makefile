@@ -18,7 +18,7 @@ TESTS ?=
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines growth
 AMPD_FIGURES := fig4 fig5 fig6 fig7 fig8 table1 table2 readings switches length
-LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve kappa
+LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve kappa pools
 
 VENV := .venv
 STAMP := $(VENV)/.stamp

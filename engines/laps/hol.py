@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from engines.errors import require
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,3 +77,16 @@ class TwoClasses:
         short_load = self.rate * self.short_share * self.short_s
         short_wait_s = residual_s / (1 - short_load)
         return short_wait_s, short_wait_s / (1 - self.load)
+
+    def drawn(self, num: int, seed: int) -> tuple[Floats, Floats]:
+        """[num] gaps between Poisson arrivals, the first before the first job, and service times."""
+        rng = np.random.default_rng(seed)
+        service_s = np.where(rng.random(num) < self.short_share, self.short_s, self.long_s)
+        return rng.exponential(1 / self.rate, num), service_s
+
+
+def waits_s(gaps_s: Floats, service_s: Floats) -> Floats:
+    """Wait of each job, first come, first served, one at a time: W' = max(0, W + S - A) (Lindley), the walk above its running
+    minimum."""
+    walk = np.concatenate([[0.0], np.cumsum(service_s[:-1] - gaps_s[1:])])
+    return walk - np.minimum.accumulate(walk)

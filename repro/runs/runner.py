@@ -75,7 +75,7 @@ def run_in_pool(
     """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. Repeats of a
     cell go to one process. After an error that ends the sweep, runs under way still finish and are kept.
 
-    ``on_done`` gets the experiment and what ``work`` made of it in its process. Storing a run takes about as long as a short
+    ``on_done`` gets the experiment and what ``work`` made of it in its process. Packing a run takes about as long as a short
     simulation: done here, one after the other, the processes would wait for it.
     """
     failures: dict[int, Exception] = {}

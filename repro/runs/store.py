@@ -27,7 +27,7 @@ from repro.runs.record import REQUESTS, SCHEMA_VERSION, Obtained, RunRecord, Tab
 from repro.runs.session import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
-from repro.runs.tables import read_table, table_file, write_table
+from repro.runs.tables import encoded_table, read_table, table_file
 from repro.runs.validity import Validity
 
 try:
@@ -126,6 +126,16 @@ class State:
         return self.run is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A run's files by name, ready to be put into a store."""
+
+    cell: Cell
+    files: Mapping[str, bytes]
+    manifest: Mapping[str, Any]
+    provenance: Mapping[str, Any]
+
+
 def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None) -> Interval:
     """Interval of a metric, or one part of it, over the valid runs that have it."""
     found = [run.summary[metric] for run in runs if run.validity.valid]
@@ -201,7 +211,11 @@ class Store:
 
     def save(self, experiment: Experiment, record: RunRecord, *, provenance: Mapping[str, Any]) -> StoredRun:
         """Replaces whatever the folder held, in one rename once everything is written."""
-        cell = experiment.cell
+        return self.put(pack(experiment, record, provenance))
+
+    def put(self, packed: Packed) -> StoredRun:
+        """As ``save``."""
+        cell = packed.cell
         folder = self.folder(cell)
         partial = self.root / f".{cell.folder_name}.partial-{os.getpid()}"
         replaced = self.root / f".{cell.folder_name}.replaced-{os.getpid()}"
@@ -211,7 +225,8 @@ class Store:
         reserve = bytearray(_RESERVE)
         try:
             partial.mkdir(parents=True)
-            manifest = _write(partial, experiment, record, provenance)
+            for name, content in packed.files.items():
+                (partial / name).write_bytes(content)
             _put(partial, folder, replaced)
         except BaseException as error:
             # An interrupt between the two renames must not lose the run that was there.
@@ -227,7 +242,7 @@ class Store:
             del reserve
             shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
-        return StoredRun(cell=cell, folder=folder, manifest=manifest, provenance=provenance)
+        return StoredRun(cell=cell, folder=folder, manifest=packed.manifest, provenance=packed.provenance)
 
     def _checked(self, experiment: Experiment, folder: Path) -> State:
         cell, code = experiment.cell, experiment.code
@@ -289,16 +304,13 @@ def _put(partial: Path, folder: Path, replaced: Path) -> None:
             return
 
 
-def _write(folder: Path, experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The files of a run; its manifest."""
+def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any]) -> Packed:
+    """Check and sum up a run, and write its files in memory: most of the work of storing it."""
     cell, family, code = experiment.cell, experiment.family, experiment.code
     family.check_tables(record)
     validity = family.assess(record)
-    _write_json(folder / CELL, cell.to_dict())
-    for name, columns in family.columns.items():
-        write_table(folder, name, record.tables[name], columns)
-    _write_json(folder / SUMMARY, family.summarize(record))
-    _write_json(folder / PROVENANCE, provenance)
+    sealed = dict(encoded_table(name, record.tables[name], columns) for name, columns in family.columns.items())
+    sealed = {CELL: _json(cell.to_dict()), **sealed, SUMMARY: _json(family.summarize(record))}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "key": cell.key,
@@ -307,11 +319,11 @@ def _write(folder: Path, experiment: Experiment, record: RunRecord, provenance: 
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
-        "files": {name: _checksum(folder / name) for name in _sealed(folder, family)},
+        "files": {name: hashlib.sha256(content).hexdigest() for name, content in sealed.items()},
         "facts": dict(record.manifest),
     }
-    _write_json(folder / MANIFEST, manifest)
-    return manifest
+    files = {**sealed, PROVENANCE: _json(provenance), MANIFEST: _json(manifest)}
+    return Packed(cell=cell, files=files, manifest=manifest, provenance=provenance)
 
 
 def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:
@@ -347,9 +359,9 @@ def _named(modules: Sequence[str]) -> str:
     return modules[0] if len(modules) == 1 else f"{modules[0]} and {len(modules) - 1} more modules"
 
 
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+def _json(value: Mapping[str, Any]) -> bytes:
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+    return f"{text}\n".encode()
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from repro.runs.provenance import GitState, Timing, collect, git_state
 from repro.runs.record import RunRecord
 from repro.runs.runner import OnStep, run_here, run_in_pool, timed
 from repro.runs.session import Session
-from repro.runs.store import Store, StoredRun
+from repro.runs.store import Packed, Store, StoredRun, pack
 from repro.runs.unit import broken, interleaved, together, units
 
 logger = logging.getLogger(__name__)
@@ -139,15 +139,16 @@ class Sweep:
         def on_start(experiment: Experiment) -> None:
             tell("started", experiment.cell, self._reasons[experiment.cell.key])
 
-        making = Making(store=self.store, git=git, session=session.id, argv=tuple(sys.argv))
+        packing = Packing(git=git, session=session.id, argv=tuple(sys.argv))
 
-        def on_made(experiment: Experiment, run: StoredRun, elapsed_s: float) -> None:
+        def on_packed(experiment: Experiment, packed: Packed, elapsed_s: float) -> None:
+            run = self.store.put(packed)
             cell = experiment.cell
             reason = self._reasons[cell.key]
             close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=elapsed_s))
 
         def on_done(experiment: Experiment, record: RunRecord, timing: Timing) -> None:
-            on_made(experiment, making.saved(experiment, record, timing), timing.elapsed_s)
+            on_packed(experiment, packing.packed(experiment, record, timing), timing.elapsed_s)
 
         def on_error(experiment: Experiment, error: Exception) -> bool:
             # An error that ends the sweep is raised: its traceback need not be in the log too.
@@ -167,7 +168,7 @@ class Sweep:
             if workers == 1:
                 run_here(self._claimed(simulated, close), on_start, on_done, on_error, on_step)
             else:
-                run_in_pool(simulated, workers, on_start, on_made, on_error, making)
+                run_in_pool(simulated, workers, on_start, on_packed, on_error, packing)
             measured = interleaved([experiment for experiment in todo if experiment.is_measured])
             run_here(self._claimed(measured, close), on_start, on_done, on_error, on_step, session)
         except KeyboardInterrupt:
@@ -239,20 +240,19 @@ class Sweep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Making:
-    """Makes a run and stores it, wherever it is called: its parts are the sweep's."""
+class Packing:
+    """Makes a run and packs it, in whatever process it is called: what it knows is the sweep's."""
 
-    store: Store
     git: GitState
     session: str
     argv: tuple[str, ...]
 
-    def __call__(self, experiment: Experiment) -> tuple[StoredRun, float]:
+    def __call__(self, experiment: Experiment) -> tuple[Packed, float]:
         """The run, and how long it took."""
         record, timing = timed(experiment)
-        return self.saved(experiment, record, timing), timing.elapsed_s
+        return self.packed(experiment, record, timing), timing.elapsed_s
 
-    def saved(self, experiment: Experiment, record: RunRecord, timing: Timing) -> StoredRun:
+    def packed(self, experiment: Experiment, record: RunRecord, timing: Timing) -> Packed:
         provenance = collect(
             obtained=record.obtained,
             timing=timing,
@@ -263,7 +263,7 @@ class Making:
             session=self.session,
             busy_s=_busy_s(experiment, record),
         )
-        return self.store.save(experiment, record, provenance=provenance)
+        return pack(experiment, record, provenance)
 
 
 def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,14 +24,14 @@ def table_file(folder: Path, name: str) -> Path:
     return gzipped if gzipped.is_file() else folder / f"{name}{PARQUET}"
 
 
-def write_table(folder: Path, name: str, table: Table, columns: Sequence[Column]) -> None:
+def encoded_table(name: str, table: Table, columns: Sequence[Column]) -> tuple[str, bytes]:
+    """The file's name, and what is in it."""
     for column in columns:
         if column.kind == "float" and not all(value is None or math.isfinite(value) for value in table[column.name]):
             raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
     if find_spec("pyarrow") is None:
-        _write_gzipped(folder / f"{name}{GZIPPED}", table, columns)
-    else:
-        _write_parquet(folder / f"{name}{PARQUET}", table, columns)
+        return f"{name}{GZIPPED}", _gzipped(table, columns)
+    return f"{name}{PARQUET}", _parquet(table, columns)
 
 
 def read_table(path: Path, columns: Sequence[Column]) -> Table:
@@ -43,16 +44,16 @@ def read_table(path: Path, columns: Sequence[Column]) -> Table:
     return _read_parquet(path, columns)
 
 
-def _write_gzipped(path: Path, table: Table, columns: Sequence[Column]) -> None:
+def _gzipped(table: Table, columns: Sequence[Column]) -> bytes:
     plain = {
         column.name: [None if value is None else _KINDS[column.kind](value) for value in table[column.name]]
         for column in columns
     }
     text = json.dumps(plain, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+    return gzip.compress(text.encode(), mtime=0)
 
 
-def _write_parquet(path: Path, table: Table, columns: Sequence[Column]) -> None:
+def _parquet(table: Table, columns: Sequence[Column]) -> bytes:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -60,7 +61,9 @@ def _write_parquet(path: Path, table: Table, columns: Sequence[Column]) -> None:
     schema = pa.schema([pa.field(c.name, types[c.kind], nullable=c.nullable) for c in columns])
     # Built without pandas: its metadata would name versions in the file.
     arrow = pa.table({c.name: pa.array(table[c.name], type=types[c.kind]) for c in columns}, schema=schema)
-    pq.write_table(arrow, path, compression="zstd")
+    file = io.BytesIO()
+    pq.write_table(arrow, file, compression="zstd")
+    return file.getvalue()
 
 
 def _read_parquet(path: Path, columns: Sequence[Column]) -> Table:

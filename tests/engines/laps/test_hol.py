@@ -9,27 +9,15 @@ from support.prefill import TokenCost, turns
 from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.hol import TwoClasses
+from engines.laps.hol import TwoClasses, waits_s
 from engines.laps.queue import ClassQueue
 from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, WaitConfig
+from paper_figures.laps import boundary
 
 MIXED = TwoClasses(rate=8.0, short_share=0.7, short_s=0.02, long_s=0.2)
-
-
-def two_classes(queue: TwoClasses, num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gaps between arrivals and service times."""
-    rng = np.random.default_rng(seed)
-    service = np.where(rng.random(num) < queue.short_share, queue.short_s, queue.long_s)
-    return rng.exponential(1 / queue.rate, num), service
-
-
-def lindley(gaps: np.ndarray, service: np.ndarray) -> np.ndarray:
-    """W_n+1 = max(0, W_n + S_n - A_n), unrolled: the walk above its running minimum."""
-    walk = np.concatenate([[0.0], np.cumsum(service[:-1] - gaps[1:])])
-    return walk - np.minimum.accumulate(walk)
 
 
 def simulate(system: PrefillSystem, gaps: np.ndarray, service: np.ndarray) -> PrefillRun:
@@ -56,24 +44,32 @@ def test_the_convoy_slows_short_requests_more() -> None:
 
 
 def test_the_simulated_instance_is_the_recursion() -> None:
-    gaps, service = two_classes(MIXED, 4000, seed=1)
+    gaps, service = MIXED.drawn(4000, seed=1)
     run = simulate(PrefillSystem(name="fcfs", make_batching=lambda: ONE_BY_ONE), gaps, service)
-    np.testing.assert_allclose(waits_of(run), lindley(gaps, service), atol=1e-9)
+    np.testing.assert_allclose(waits_of(run), waits_s(gaps, service), atol=1e-9)
 
 
 def test_the_recursion_is_the_formula_within_two_percent() -> None:
     """Pollaczek-Khinchine, and the penalty against the same arrivals with the mean service time."""
-    gaps, service = two_classes(MIXED, 4_000_000, seed=2)
-    wait_s = lindley(gaps, service).mean()
-    uniform_s = lindley(gaps, np.full_like(service, MIXED.mean_s)).mean()
+    gaps, service = MIXED.drawn(4_000_000, seed=2)
+    wait_s = waits_s(gaps, service).mean()
+    uniform_s = waits_s(gaps, np.full_like(service, MIXED.mean_s)).mean()
     assert wait_s == pytest.approx(MIXED.wait_s, rel=0.02)
     assert uniform_s == pytest.approx(MIXED.uniform_wait_s, rel=0.02)
     assert wait_s - uniform_s == pytest.approx(MIXED.hol_penalty_s, rel=0.02)
 
 
+def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formula() -> None:
+    """The point of the boundary table, whose interval must be as narrow as the claim is."""
+    for found, formula in ((boundary.penalty(), boundary.QUEUE.hol_penalty_s), (boundary.wait(), boundary.QUEUE.wait_s)):
+        mean, half = found
+        assert abs(mean - formula) + half < 0.02 * formula
+    assert boundary.QUEUE.load == pytest.approx(0.45, abs=0.005)
+
+
 def test_short_first_waits_as_two_priorities_do() -> None:
     """One request a step, no window: Cobham's formula, which the mean over both classes obeys for any order too."""
-    gaps, service = two_classes(MIXED, 40_000, seed=3)
+    gaps, service = MIXED.drawn(40_000, seed=3)
     wait = AdaptiveWait(WaitConfig(variant="off", slo_s=None), [1], lambda requests, tokens: 0.0)
     temporal = TemporalConfig(long_dispatch="single", max_long_wait_s=1e9)
     system = PrefillSystem(
@@ -84,7 +80,7 @@ def test_short_first_waits_as_two_priorities_do() -> None:
     waits = waits_of(simulate(system, gaps, service))
     is_short = service < 0.1
     # Kleinrock: work is conserved, so the waits weighted by load equal those of first come, first served.
-    fcfs = lindley(gaps, service)
+    fcfs = waits_s(gaps, service)
     assert (waits * service).sum() == pytest.approx((fcfs * service).sum(), rel=2e-3)
     short_s, long_s = MIXED.priority_waits_s
     assert waits[is_short].mean() == pytest.approx(short_s, rel=0.05)
