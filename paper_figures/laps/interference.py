@@ -50,7 +50,7 @@ class Mixtures:
 SIMULATED = Mixtures(
     longs=(1, 4, 16), shorts=(4, 16, 64), kappas=(0.0, 0.2), model=LARGE, turns_a_client=25, least_turns=250
 )
-MEASURED = Mixtures(longs=(1, 4), shorts=(4, 16), kappas=(0.0,), model=None, turns_a_client=50, least_turns=200)
+MEASURED = Mixtures(longs=(1, 4), shorts=(4, 16), kappas=(0.0,), model=None, turns_a_client=30, least_turns=100)
 
 
 def mixtures(view: View) -> Mixtures:
