@@ -193,9 +193,11 @@ def controller_moves() -> tuple[int, float]:
     draw, controller = random.Random(0), PressureController(ControllerConfig())
     num_short, most, moved_s = 4, 0, [-math.inf]
     for second in range(NUM_DECISIONS):
+        # Each pool in turn is the pressed one for a minute: what is random alone averages out, and moves nothing.
+        backlogs_s = (4.0, 0.2) if second // 60 % 2 else (0.2, 4.0)
         pools = [
-            [Signals(draw.expovariate(1.0), draw.random(), draw.random()) for _ in range(count)]
-            for count in (num_short, 8 - num_short)
+            [Signals(draw.expovariate(1 / mean_s), draw.random(), draw.random()) for _ in range(count)]
+            for count, mean_s in zip((num_short, 8 - num_short), backlogs_s, strict=True)
         ]
         grows = controller.decide(pools[0], pools[1], float(second)).grows
         change = 0 if grows is None else 1 if grows == "short" else -1

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.table import save_table
 from paper_figures.laps.compare import MEAN, Of, Pairs, late, number, said
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS, SHAREGPT, seeded
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS, seeded
 from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, obtained_sentence, place_of, seeds_sentence
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
@@ -22,7 +22,8 @@ SOURCE = "ours; LAPS §3.2, Algorithm 2"
 PLATFORMS = ("h200",)
 place = place_of
 NUM_RUNS = PAIRED_SEEDS
-DATASETS = (LMSYS, SHAREGPT)
+DATASETS = (LMSYS,)
+"""ShareGPT's card has the same lengths: without a file of either its runs are these, turn for turn."""
 INSTANCES = 8
 LOADS = (0.7, 0.9)
 TURNS = 12_000
@@ -78,6 +79,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         rows=rows,
         notes=(
             *conclusions(pairs, view),
+            "ShareGPT's card has the lengths of LMSYS-Chat-1M's, the only ones the paper prints: its runs would be these, turn for turn.",
             f"LAPS, disaggregation only, with {MIDDLE} on {INSTANCES} instances, {TURNS:,} Poisson turns; load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. "
             f"{obtained_sentence()} {seeds_sentence(view)}",
             *invalid_notes(runs),

@@ -268,7 +268,7 @@ LAPS = Paper(
         "boundary": "§2: the boundary of short prompts, and head-of-line blocking",
         "reserve": "Reserve: violations from half load to overload",
         "kappa": "kappa: the mixing penalty that the printed throughput needs",
-        "pools": "pools: static ones against the controller, two data sets",
+        "pools": "pools: static ones against the controller",
     },
     claims=CLAIMS / "laps" / "claims.yaml",
 )

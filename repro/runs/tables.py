@@ -27,11 +27,17 @@ def table_file(folder: Path, name: str) -> Path:
 def encoded_table(name: str, table: Table, columns: Sequence[Column]) -> tuple[str, bytes]:
     """The file's name, and what is in it."""
     for column in columns:
-        if column.kind == "float" and not all(value is None or math.isfinite(value) for value in table[column.name]):
+        if column.kind == "float" and not _is_finite(table[column.name]):
             raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
     if find_spec("pyarrow") is None:
         return f"{name}{GZIPPED}", _gzipped(table, columns)
     return f"{name}{PARQUET}", _parquet(table, columns)
+
+
+def _is_finite(values: Sequence[float | None]) -> bool:
+    """Nulls aside. A sum is finite only of finite values; where it overflows each is looked at."""
+    given = [value for value in values if value is not None]
+    return math.isfinite(sum(given)) or all(map(math.isfinite, given))
 
 
 def read_table(path: Path, columns: Sequence[Column]) -> Table:

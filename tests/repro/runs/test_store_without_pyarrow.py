@@ -90,7 +90,7 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, hide: Hide) -> N
     record.tables["steps"]["duration_s"][0] = float("nan")
     with pytest.raises(ValueError, match="table steps: column 'duration_s' holds a value that is not finite"):
         Store(tmp_path / "runs").save(EXPERIMENT, record, provenance=make_provenance())
-    assert list((tmp_path / "runs").iterdir()) == []
+    assert not (tmp_path / "runs").exists()
 
 
 def test_parquet_needs_pyarrow_to_be_read_not_to_be_trusted(tmp_path: Path, hide: Hide) -> None:
