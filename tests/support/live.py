@@ -64,12 +64,11 @@ class Hand:
     requests: int = 0
 
     def register(self, capacity: int = 10**6) -> Hand:
-        until = self.store.clock.now() + self.lease_s
-        self._call("register", self.incarnation, self.role, 1, "127.0.0.1:1", capacity, until)
+        self._call("register", self.incarnation, self.role, 1, "127.0.0.1:1", capacity, self.lease_s)
         return self
 
     def beat(self) -> bytes:
-        found: bytes = self._call("beat", self.incarnation, self.store.clock.now() + self.lease_s)
+        found: bytes = self._call("beat", self.incarnation, self.lease_s)
         return found
 
     def queued(self) -> list[int]:
@@ -84,8 +83,7 @@ class Hand:
         rest = [part for each in ids if each != task for part in (each, 0)]
         self.requests += request is None
         request = request or str(self.requests)
-        until = self.store.clock.now() + lease_s
-        said = self._call("claim", self.incarnation, request, version, task, 0, until, 0, "{}", *rest)
+        said = self._call("claim", self.incarnation, request, version, task, 0, lease_s, 0, "{}", *rest)
         if isinstance(said, bytes):
             return {"said": said.decode()}
         return {**texts(said[0]), "epoch": texts(said[1])["epoch"], "num_ids": str(len(said[3]) // 4)}

@@ -29,10 +29,11 @@ class Coordinator:
         window_s: float = WINDOW_S,
         lease_s: float = 2.0,
     ) -> None:
-        """``lease_s`` is how long after an outage of the store nobody is overdue."""
+        """``lease_s`` is how long nobody is overdue after this coordinator, or the store, was away."""
         self.store, self.lease_s = store, lease_s
         self._binder, self._router, self._estimator = binder, router, estimator
         self._num_outages = store.num_outages
+        self._looked_s = store.clock.now()
         self.lost_workers: list[int] = []
         self.num_taken_back = 0
         """Leases that ran out on workers that were alive."""
@@ -66,9 +67,11 @@ class Coordinator:
 
     def settle(self) -> int:
         """Take from those who are overdue, bind who has no home, route what waits; how much still waits."""
-        if self.store.num_outages != self._num_outages:
-            self._num_outages = self.store.num_outages
-            self.store.call("extend", self.store.clock.now() + self.lease_s)
+        now = self.store.clock.now()
+        was_away = self.store.num_outages != self._num_outages or now - self._looked_s > self.lease_s / 2
+        self._num_outages, self._looked_s = self.store.num_outages, now
+        if was_away:  # then heartbeats may have been in vain
+            self.store.call("extend", self.lease_s)
         lost, taken, num_waiting = self.store.call("reap")
         self.lost_workers += map(int, lost)
         self.num_taken_back += len(taken)

@@ -7,7 +7,7 @@ function ops.create(window_s)
   return 'ok'
 end
 
-function ops.register(worker, incarnation, role, degree, address, capacity, until_s)
+function ops.register(worker, incarnation, role, degree, address, capacity, lease_s)
   local w = key('worker', worker)
   if get(w, 'incarnation') == incarnation then return 'ok' end
   lose(worker)
@@ -16,13 +16,13 @@ function ops.register(worker, incarnation, role, degree, address, capacity, unti
        'kv_capacity', capacity, 'kv_tokens', 0, 'queued_s', '0', 'queued_tokens', 0, 'batch', 0, 'token_s', '0',
        'ttft_total', '0', 'ttft_count', 0, 'itl_total', '0', 'itl_count', 0, 'suspended', '0', 'request', '',
        'version', number(w, 'version') + 1)
-  call('ZADD', key('alive'), until_s, worker)
+  call('ZADD', key('alive'), exact(now + tonumber(lease_s)), worker)
   return 'ok'
 end
 
-function ops.beat(worker, incarnation, until_s)
+function ops.beat(worker, incarnation, lease_s)
   if not is_current(worker, incarnation) then return 'lost' end
-  call('ZADD', key('alive'), until_s, worker)
+  call('ZADD', key('alive'), exact(now + tonumber(lease_s)), worker)
   return 'ok'
 end
 
@@ -119,13 +119,14 @@ function ops.queue(worker, incarnation)
   for _, task in ipairs(call('LRANGE', key('queue', worker), 0, -1)) do
     tasks[#tasks + 1] = call('HGETALL', key('task', task))
   end
-  local until_s = number(w, 'running_from') + number(w, 'running_s')
+  local until_s = now
+  if get(w, 'running_task') ~= '' then until_s = number(w, 'running_from') + number(w, 'running_s') end
   return {get(w, 'version'), exact(until_s), tasks}
 end
 
 -- Take `task` in the order that follows it: the rest of the queue as "id postponed" pairs. `version` is that of the
 -- queue the order was chosen for; `is_staged` says that another task still runs.
-function ops.claim(worker, incarnation, request, version, task, postponed, until_s, is_staged, line, ...)
+function ops.claim(worker, incarnation, request, version, task, postponed, lease_s, is_staged, line, ...)
   if not is_current(worker, incarnation) then return 'lost' end
   local w, t = key('worker', worker), key('task', task)
   if get(w, 'request') ~= request then
@@ -140,7 +141,7 @@ function ops.claim(worker, incarnation, request, version, task, postponed, until
     dequeued(worker, task)
     call('HSET', t, 'state', 'leased', 'postponed', postponed, 'claimed_s', exact(now))
     call('HINCRBY', t, 'fence', 1)
-    call('ZADD', key('leases'), until_s, task)
+    call('ZADD', key('leases'), exact(now + tonumber(lease_s)), task)
     call('HSET', w, 'request', request, 'suspended', '0')
     if is_staged == '1' then
       call('HSET', w, 'staged_task', task, 'staged_s', get(t, 'estimate_s'), 'staged_tokens', get(t, 'tokens'))
@@ -210,13 +211,16 @@ function ops.tokens(worker, incarnation, request, time, kv_tokens, batch, gap_s,
     if get(s, 'home') ~= worker or get(s, 'epoch') ~= items[place + 1] then
       lost[#lost + 1] = session
     else
-      local state = get(s, 'state')
-      if length(session) == position and state == 'decoding' then
+      if length(session) == position and get(s, 'state') == 'decoding' then
         count = count + 1
-        if generated(session, items[place + 3], time) == 0 then state = end_round(session) end
+        if generated(session, items[place + 3], time) == 0 then end_round(session) end
       end
-      if state == 'round' or state == 'waiting' then rounds[#rounds + 1] = session end
-      if state == 'end' or state == 'done' then ends[#ends + 1] = session end
+      local state = get(s, 'state')
+      if state == 'done' then
+        ends[#ends + 1] = session
+      elseif state ~= 'decoding' or length(session) ~= position + 1 then
+        rounds[#rounds + 1] = session  -- ended now, or when this was sent before: the next round may have begun
+      end
     end
   end
   if is_first then
@@ -256,8 +260,9 @@ function ops.reap()
   return {lost, taken, call('LLEN', key('homeless')) + call('LLEN', key('unrouted'))}
 end
 
--- After an outage nobody could renew anything: no heartbeat or lease is overdue before `until_s`.
-function ops.extend(until_s)
+-- After an outage, in which nobody could renew anything: nothing is overdue within another lease.
+function ops.extend(lease_s)
+  local until_s = exact(now + tonumber(lease_s))
   for _, name in ipairs({'alive', 'leases'}) do
     for _, member in ipairs(call('ZRANGEBYSCORE', key(name), '-inf', '(' .. until_s)) do
       call('ZADD', key(name), until_s, member)

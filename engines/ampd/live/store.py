@@ -81,9 +81,14 @@ class Store:
         return ":".join((self.prefix, *map(str, parts)))
 
     def call(self, operation: str, *args: Any, now: float | None = None) -> Any:
-        """One operation of ``operations.lua``; floats are sent to the last bit, replies are text but for binary ones."""
-        sent = [operation, repr(self.clock.now() if now is None else now), *map(_sent, args)]
-        return self.answered(lambda: self._script(keys=[self.prefix], args=sent))
+        """One operation of ``operations.lua``, at ``now`` or whenever it gets through; floats are sent to the last bit."""
+        sent = [_sent(arg) for arg in args]
+
+        def ask() -> Any:
+            at = self.clock.now() if now is None else now
+            return self._script(keys=[self.prefix], args=[operation, repr(at), *sent])
+
+        return self.answered(ask)
 
     def answered(self, ask: Callable[[], T]) -> T:
         """What ``ask`` returns, asked again while Redis is away. RunError where it stays away or has forgotten the run."""
