@@ -6,6 +6,7 @@ runs, and a landed prefill's token is out at once, its session joins the batch b
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -19,6 +20,9 @@ from engines.ampd.live.resident import Resident, Residents
 from engines.ampd.live.wire import Buffer, Header, Listener
 from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of, settle_on_core
 from engines.ar.torch.rows import StepWork
+
+STEPS_AT_ONCE = 64
+"""Of the log of decode steps."""
 
 
 class Landed(NamedTuple):
@@ -45,6 +49,8 @@ class DecodeProcess:
         """A local prefill there was no room for yet."""
         self._may_claim = True
         self._busy = {"busy_prefill_s": 0.0, "busy_decode_s": 0.0}
+        self._steps: list[tuple[int, int, float]] = []
+        """(batch, context, seconds) not yet in the store."""
 
     def run(self) -> None:
         worker = self.worker
@@ -93,7 +99,7 @@ class DecodeProcess:
         try:
             return [self._inbox.get(timeout=IDLE_S)]
         except queue.Empty:
-            return []
+            return [None]  # a wake-up may have been lost with Redis: look
 
     def _drain(self) -> None:
         while not self._inbox.empty():
@@ -130,6 +136,15 @@ class DecodeProcess:
         words = np.int32(token).tobytes(), np.float64(at_s).tobytes()
         found: list[bytes] = self.worker.call("land", session, epoch, task, fence, *words, self.residents.kv_tokens)
         return found
+
+    def _is_landed(self, resident: Resident, said: list[bytes], fence: str, task: int) -> bool:
+        """Whether the store has it, and this worker has not taken it: "again" may be the answer to what it sent once, and
+        once more when Redis fell silent."""
+        landed = (task, fence)
+        if said[0] not in (b"ok", b"again") or resident.landed == landed:
+            return False
+        resident.landed = landed
+        return True
 
     def _admit(self, landed: Landed) -> None:
         """Its K/V gets its place, and it decodes, waits for its next round, or is over."""
@@ -182,7 +197,7 @@ class DecodeProcess:
         self.worker.call("computed", task.task_id, claimed.fence, end - have)
         at_s = self.worker.store.clock.now()
         said = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
-        if said[0] == b"ok":
+        if self._is_landed(resident, said, claimed.fence, task.task_id):
             self._admit(Landed(resident, have, None, token, said[1].decode(), at_s))
         return True
 
@@ -211,6 +226,14 @@ class DecodeProcess:
         if lost or rounds or ends:
             self._leave({int(one) for one in lost}, {int(one) for one in rounds}, {int(one) for one in ends})
         self._took("busy_decode_s", time.perf_counter() - began)
+        self._log_step(len(batch), int(contexts.sum()), time.perf_counter() - began)
+
+    def _log_step(self, batch: int, context: int, seconds: float) -> None:
+        self._steps.append((batch, context, seconds))
+        if len(self._steps) >= STEPS_AT_ONCE or not self._batch:
+            store, line = self.worker.store, json.dumps(self._steps)
+            store.answered(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))
+            self._steps.clear()
 
     def _leave(self, lost: set[int], rounds: set[int], ends: set[int]) -> None:
         stay = []

@@ -271,6 +271,15 @@ function ops.extend(lease_s)
   return 'ok'
 end
 
+-- Windows begin anew: what was before is no evidence of the load to come.
+function ops.forget_windows()
+  for _, worker in ipairs(call('ZRANGE', key('alive'), 0, -1)) do
+    call('DEL', key('window', 'ttft', worker), key('window', 'itl', worker))
+    call('HSET', key('worker', worker), 'ttft_total', '0', 'ttft_count', 0, 'itl_total', '0', 'itl_count', 0)
+  end
+  return 'ok'
+end
+
 if ARGV[1] ~= 'create' and call('EXISTS', key('run')) == 0 then return redis.error_reply('NORUN') end
 local rest = {}
 for place = 3, #ARGV do rest[place - 2] = ARGV[place] end

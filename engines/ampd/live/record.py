@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,40 @@ from engines.ar.cluster.record import (
 from engines.ar.session import Session
 
 LINK = "tcp"
+BUSY = ("busy_prefill_s", "busy_decode_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Where a run begins among what the store holds: tasks are counted from ``task``, busy times and decisions from here."""
+
+    task: int = 0
+    decision: int = 0
+    busy_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(store: Store, workers: Iterable[int]) -> Mark:
+        return Mark(
+            task=int(store.fields("run").get("next_task", 0)),
+            decision=len(store.log()),
+            busy_s={worker: _busy(store.fields("worker", worker)) for worker in workers},
+        )
+
+
+START = Mark()
 
 
 def collect(
-    store: Store, sessions: Sequence[Session], began: float, roles: Mapping[int, str], facts: Mapping[str, Any]
+    store: Store,
+    sessions: Sequence[Session],
+    began: float,
+    roles: Mapping[int, str],
+    facts: Mapping[str, Any],
+    *,
+    since: Mark = START,
 ) -> ClusterRun:
     """``roles`` is that of every worker there was."""
-    tasks = _tasks(store, began)
+    tasks = _tasks(store, began, since.task)
     first = {(task["session_id"], task["round"]): task for task in tasks if task["kind"] != "recompute"}
     session_rows: list[list[Any]] = []
     round_rows: list[list[Any]] = []
@@ -67,8 +95,10 @@ def collect(
         sessions=table(SESSION_COLUMNS, session_rows),
         rounds=table(ROUND_COLUMNS, round_rows),
         tasks=table(TASK_COLUMNS, [[task[name] for name in TASK_COLUMNS] for task in tasks]),
-        transfers=table(TRANSFER_COLUMNS, _transfers(store, began)),
-        workers=table(WORKER_COLUMNS, [_worker(store, worker, role, tasks) for worker, role in sorted(roles.items())]),
+        transfers=table(TRANSFER_COLUMNS, _transfers(store, began, since.task)),
+        workers=table(
+            WORKER_COLUMNS, [_worker(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
+        ),
         gaps=Gaps(
             np.array([row for row, _ in gap_rows], dtype=np.int64),
             np.array([gap for _, gap in gap_rows], dtype=np.float64),
@@ -89,9 +119,9 @@ def answers(store: Store, session: Session) -> list[list[int]]:
     return found
 
 
-def _tasks(store: Store, began: float) -> list[dict[str, Any]]:
+def _tasks(store: Store, began: float, first: int) -> list[dict[str, Any]]:
     found = []
-    for number in range(int(store.fields("run").get("next_task", 0))):
+    for number in range(first, int(store.fields("run").get("next_task", 0))):
         fields = store.fields("task", number)
 
         def time_of(name: str, fields: Mapping[str, str] = fields) -> float | None:
@@ -99,7 +129,7 @@ def _tasks(store: Store, began: float) -> list[dict[str, Any]]:
 
         found.append(
             {
-                "task_id": number,
+                "task_id": number - first,
                 "session_id": int(fields["session_id"]),
                 "round": int(fields["round"]),
                 "kind": fields["kind"],
@@ -121,17 +151,24 @@ def _tasks(store: Store, began: float) -> list[dict[str, Any]]:
     return found
 
 
-def _transfers(store: Store, began: float) -> list[list[Any]]:
+def _transfers(store: Store, began: float, first: int) -> list[list[Any]]:
     """Those that reached the other side; of a prefill that was done twice both are there."""
     rows = []
     for line in store.answered(lambda: store.client.lrange(store.key("transfers"), 0, -1)):
         task, content, source, target, tokens, num_bytes, start_s, end_s = json.loads(line)
-        rows.append([task, content, source, target, LINK, tokens, num_bytes, start_s - began, end_s - began])
+        if task < first:
+            continue
+        rows.append([task - first, content, source, target, LINK, tokens, num_bytes, start_s - began, end_s - began])
     return rows
 
 
-def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
+    return tuple(float(fields.get(name, 0.0)) for name in BUSY)
+
+
+def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]], since: Mark) -> list[Any]:
     fields = store.fields("worker", worker_id)
+    before = since.busy_s.get(worker_id, (0.0, 0.0))
     own = [task for task in tasks if task["worker_id"] == worker_id and task["landed_s"] is not None]
     is_home = role == "decode"
     return [
@@ -139,8 +176,7 @@ def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str
         role,
         1,
         0,
-        float(fields.get("busy_prefill_s", 0.0)),
-        float(fields.get("busy_decode_s", 0.0)),
+        *(max(now - then, 0.0) for now, then in zip(_busy(fields), before, strict=True)),
         len(own),
         sum(task["computed_tokens"] or 0 for task in own),
         int(fields["kv_capacity"]) if is_home else None,

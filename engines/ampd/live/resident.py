@@ -29,6 +29,8 @@ class Resident:
     """Tokens so far, the newest included, whose K/V is not there yet."""
     token_s: float = 0.0
     """When its newest token came."""
+    landed: tuple[int, str] | None = None
+    """Task and fence of the prefill that came last."""
     is_idle: bool = False
     is_lent: bool = False
     """A prefill worker reads it, perhaps before this worker has heard that the round is over."""

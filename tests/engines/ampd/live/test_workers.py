@@ -18,9 +18,11 @@ from engines.ampd.live.client import serve
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import replay
 from engines.ampd.live.fleet import Fleet
-from engines.ampd.live.record import answers, collect
+from engines.ampd.live.profile import ProfileGrid, profile_live
+from engines.ampd.live.record import Mark, answers, collect
 from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
+from engines.ampd.live.twin import simulate_live
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.reordering import ReorderingQueue
 from engines.ar.cluster.batching import ONE_BY_ONE
@@ -31,6 +33,7 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.run import random_prompts
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
+from repro.systems.live.deployment import compared
 
 pytestmark = needs_redis
 
@@ -39,7 +42,7 @@ PROMPTS = random_prompts(CONFIG.vocab_size, 0)
 PREFIX = "{run}"
 HOMES, PREFILLS = (0, 1), (2, 3)
 ROLES = dict.fromkeys(HOMES, "decode") | dict.fromkeys(PREFILLS, "prefill")
-UNTIL_S = 200.0
+UNTIL_S = 600.0
 """A machine may be busy: nobody is judged by time here."""
 
 
@@ -102,7 +105,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
             )
             for worker in ROLES
         ]
-        with Fleet(specs, store) as fleet:
+        with Fleet(specs, store, start_s=600.0) as fleet:
             yield Live(server, store, fleet)
 
 
@@ -225,6 +228,34 @@ def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None
         assert len(live.store.read("ids", session.session_id)) // 4 == session.context_tokens
     assert collect(live.store, sessions, began, ROLES, {}).sessions["status"] == ["ok"] * 4
     live.again(0)
+
+
+def test_profile_and_its_twin(live: Live) -> None:
+    """Every path of the profiler; how near the twin comes is a measurement, not a test."""
+    grid = ProfileGrid(
+        tokens=(8, 32, 64, 128, 256), histories=(0, 64), batches=(1, 2), contexts=(32, 64), steps=3, repeats=1
+    )
+    profile = profile_live(live.store, ROLES, PROMPTS, grid=grid)
+    assert profile.dispatch_s > 0
+    assert profile.performance.prefill_s(0, 200, 1) > profile.performance.prefill_s(0, 8, 1) > 0
+    sessions = live.sessions(3)
+    simulated = simulate_live(
+        profile,
+        sessions,
+        num_homes=2,
+        num_prefills=2,
+        binder=LeastKvMemory(),
+        router=RemoteOnly("round-robin"),
+        estimator=profile.performance,
+        make_queue=PrefillQueue,
+        kv_capacity=16000,
+    )
+    since = Mark.of(live.store, ROLES)
+    run = collect(live.store, sessions, live.serve(sessions), ROLES, {}, since=since)
+    found = compared(run, simulated)
+    assert {"ttft_s mean", "itl_s p50", "local_share"} <= found.keys()
+    assert len(run.tasks["task_id"]) == len(simulated.tasks["task_id"]) == 9
+    assert run.tasks["task_id"] == list(range(9))
 
 
 def test_a_redis_that_stays_away_is_one_sentence(tmp_path: Path) -> None:
