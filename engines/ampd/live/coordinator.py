@@ -15,7 +15,7 @@ from engines.ampd.live.store import Member, Store, task_of, texts
 from engines.ar.cluster.policy import Binder, Estimator, Router
 from engines.ar.task import PrefillTask
 from engines.ar.window import WINDOW_S
-from engines.errors import require
+from engines.errors import UserError, require
 
 
 class Coordinator:
@@ -105,9 +105,15 @@ class Coordinator:
             if not homes:
                 return False
             home = homes[0]
-            prefills = [each for each in members if each.role == "prefill" and not each.is_suspended]
+            there = [each for each in members if each.role == "prefill"]
+            prefills = [each for each in there if not each.is_suspended] or there
             task.enqueued_s = now
-            decision = self._router.route(task, home.view, [each.view for each in prefills], now)
+            try:
+                decision = self._router.route(task, home.view, [each.view for each in prefills], now)
+            except UserError:
+                if prefills:
+                    raise
+                return False  # a router that only knows prefill workers waits for one
             line = route_line(now, task, home.view, [each.view for each in prefills], decision)
             worker = home if decision.is_local else _of(prefills, decision.worker_id)
             estimate_s = 0.0

@@ -120,16 +120,17 @@ class DecodeProcess:
             resident, have = self.residents.lend(session, epoch, int(header["tokens"]))
             history = gather(self.executor, resident.slot, 0, have) if resident is not None and have else b""
             return {"have": have}, history
-        resident = self.residents.known(session, epoch, int(header["order"]))
+        task, fence, token = (header[name] for name in ("task", "fence", "token"))
         at_s = self.worker.store.clock.now()
         try:
-            said = self._land(session, epoch, str(header["task"]), str(header["fence"]), int(header["token"]), at_s)
+            said = self._land(session, epoch, str(task), fence, token, at_s)
         except LostError:
             return {"said": "lost"}, b""
-        if said[0] == b"ok":
-            self._inbox.put(
-                Landed(resident, int(header["start"]), payload, int(header["token"]), said[1].decode(), at_s)
-            )
+        if said[0] == b"stale":  # of a fence or an epoch before, for which nothing here may be touched
+            return {"said": "stale"}, b""
+        resident = self.residents.known(session, epoch, int(header["order"]))
+        if self._is_landed(resident, said, fence, task):
+            self._inbox.put(Landed(resident, int(header["start"]), payload, token, said[1].decode(), at_s))
         return {"said": said[0].decode()}, b""
 
     def _land(self, session: int, epoch: str, task: str, fence: str, token: int, at_s: float) -> list[bytes]:

@@ -136,13 +136,16 @@ class PrefillProcess:
         task, store = claimed.task, self.worker.store
         if task.history == 0:
             return Staged(claimed, bytearray(), 0)
+        if not claimed.address:
+            return None
         began = store.clock.now()
         try:
             asked = {"what": "read", "session": task.session_id, "epoch": claimed.epoch, "tokens": task.history - 1}
             header, payload = peers.ask(claimed.address, asked)
         except OSError:
             return None
-        self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), began)
+        if payload:
+            self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), began)
         return Staged(claimed, payload, int(header["have"]))
 
     def _send(self) -> None:

@@ -28,7 +28,9 @@ class RedisServer:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
-        self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)]
+        # Dies with this process, however that ends.
+        guard = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) is not None else []
+        self._command = [*guard, program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)]
         # A change is written before it is answered; a flush to the disk every second guards against a machine's death.
         self._command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no"]
         self._process: subprocess.Popen[bytes] | None = None

@@ -227,6 +227,27 @@ def test_without_workers_sessions_wait(store: Store) -> None:
     assert home.queued() == [0]
 
 
+def test_without_prefill_workers_a_router_that_needs_them_waits(store: Store) -> None:
+    setting = Setting(store)
+    setting.pass_s(11.0, setting.home)
+    setting.begin(1)
+    assert setting.coordinator.settle() == 1
+    setting.first.incarnation = "b"
+    setting.first.register()
+    assert setting.coordinator.settle() == 0
+    assert setting.first.queued() == [0]
+
+
+def test_slow_workers_are_offered_tasks_where_all_are_slow(store: Store) -> None:
+    setting = Setting(store)
+    for session, worker in ((1, setting.first), (2, setting.second)):
+        setting.begin(session)
+        worker.claim(lease_s=1.0)
+    setting.pass_s(2.0, setting.home, setting.first, setting.second)
+    assert setting.coordinator.num_taken_back == 2
+    assert sorted([*setting.first.queued(), *setting.second.queued()]) == [0, 1]
+
+
 def test_another_coordinator_goes_on(store: Store) -> None:
     setting = Setting(store)
     setting.begin(1)

@@ -212,17 +212,24 @@ def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:
 
 
 def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None:
-    sessions = live.sessions(4)
-    is_killed = False
+    first, live.num_sessions = live.num_sessions, live.num_sessions + 4
+    sessions = [Session(first + index, 0.0, (Round(100, 100, 0.01), Round(50, 100))) for index in range(4)]
+    held: set[bytes] = set()
 
     def kill(num_ended: int) -> None:
-        nonlocal is_killed
-        if not is_killed and num_ended >= 1:
-            is_killed = True
-            os.kill(live.fleet.pid(0), signal.SIGKILL)
+        if not held:
+            os.kill(live.fleet.pid(0), signal.SIGSTOP)
+            bound = live.store.client.smembers(live.store.key("bound", 0))
+            if any(live.store.fields("session", int(each))["state"] == "decoding" for each in bound):
+                held.update(bound)
+                os.kill(live.fleet.pid(0), signal.SIGKILL)
+            else:
+                os.kill(live.fleet.pid(0), signal.SIGCONT)
 
     began = live.serve(sessions, kill)
+    assert held
     assert live.coordinator.lost_workers[-1] == 0
+    assert {live.store.fields("session", int(each))["home"] for each in held} == {"1"}
     for session in sessions:
         assert live.store.fields("session", session.session_id)["state"] == "done"
         assert len(live.store.read("ids", session.session_id)) // 4 == session.context_tokens
