@@ -10,6 +10,8 @@ from engines.ar.session import Session
 from engines.ar.torch.run import Prompts
 from engines.errors import RunError
 
+OnTurn = Callable[[int], None]
+
 SETTLE_S = 0.25
 """How often is looked for who is overdue."""
 
@@ -20,7 +22,7 @@ def serve(
     prompts: Prompts,
     *,
     until_s: float,
-    on_turn: Callable[[int], None] | None = None,
+    on_turn: OnTurn | None = None,
 ) -> float:
     """Serve them all; when the first could have come, on the store's clock.
 

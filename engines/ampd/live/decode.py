@@ -189,7 +189,8 @@ class DecodeProcess:
         if self.worker.call("start", task.task_id, claimed.fence) == b"stale":
             return True
         began = time.perf_counter()
-        have = self.residents.resume(resident)
+        # Where this was computed before and its lease ran out, all but the last token, whose row gives the first answer.
+        have = min(self.residents.resume(resident), end - 1)
         self.executor.write(resident.slot, have, claimed.ids[have:end])
         ran = self.executor.run(StepWork.of([(resident.slot, have, end - have, True)]))
         token = int(ran.tokens[0])

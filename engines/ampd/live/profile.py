@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.ampd.fitting import Piecewise, fit_piecewise
-from engines.ampd.live.client import serve
+from engines.ampd.live.client import OnTurn, serve
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
@@ -80,7 +80,13 @@ class LiveProfile:
 
 
 def profile_live(
-    store: Store, roles: dict[int, str], prompts: Prompts, *, grid: ProfileGrid | None = None, until_s: float = 600.0
+    store: Store,
+    roles: dict[int, str],
+    prompts: Prompts,
+    *,
+    grid: ProfileGrid | None = None,
+    until_s: float = 600.0,
+    on_turn: OnTurn | None = None,
 ) -> LiveProfile:
     """Serve the grid's sessions one after the other, prefilled remotely, then locally; then batches that decode together."""
     grid = grid or ProfileGrid()
@@ -92,13 +98,13 @@ def profile_live(
         for history, tokens in list(itertools.product(grid.histories, grid.tokens)) * grid.repeats:
             rounds = (Round(history, 1), Round(tokens, 1)) if history else (Round(tokens, 1),)
             sessions.append(Session(next(numbers), 0.0, rounds))
-            serve(coordinator, sessions[-1:], prompts, until_s=until_s)
+            serve(coordinator, sessions[-1:], prompts, until_s=until_s, on_turn=on_turn)
         found[name] = collect(store, sessions, began, roles, {}, since=mark)
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=RemoteOnly("shortest"), estimator=None)
     num_steps = {worker: _num_steps(store, worker) for worker in roles}
     for context, batch in itertools.product(grid.contexts, grid.batches):
         together = [Session(next(numbers), 0.0, (Round(context, grid.steps),)) for _ in range(batch)]
-        serve(coordinator, together, prompts, until_s=until_s)
+        serve(coordinator, together, prompts, until_s=until_s, on_turn=on_turn)
     steps = [row for worker in roles for row in _steps(store, worker, num_steps[worker])]
     store.call("forget_windows")
     return _fitted(found["remote"], found["local"], steps, round(float(np.mean(grid.contexts))))
@@ -146,11 +152,17 @@ def _prefill(run: ClusterRun) -> Piecewise:
 def _decode(steps: Sequence[tuple[int, int, float]]) -> DecodeFit:
     points, times = _medians(np.array([step[:2] for step in steps], dtype=np.float64), np.array([s[2] for s in steps]))
     features = np.stack([np.ones(len(points)), points[:, 0], points[:, 1]], axis=1) / times[:, None]
-    norms = np.linalg.norm(features, axis=0)
-    solution = np.linalg.lstsq(features / norms, np.ones(len(points)), rcond=None)[0] / norms
-    error = np.abs(features @ solution - 1).mean()
-    base, per_sequence, per_token = solution.tolist()
-    return DecodeFit(base_s=base, per_sequence_s=per_sequence, per_token_s=max(per_token, 0.0), mean_error=float(error))
+    # Neither another sequence nor a longer context makes a step shorter: what noise makes negative is left out.
+    for kept in ((0, 1, 2), (0, 2), (0, 1), (0,)):
+        norms = np.linalg.norm(features[:, kept], axis=0)
+        solution = np.linalg.lstsq(features[:, kept] / norms, np.ones(len(points)), rcond=None)[0] / norms
+        if (solution >= 0).all():
+            break
+    error = np.abs(features[:, kept] @ solution - 1).mean()
+    base, per_sequence, per_token = (
+        dict(zip(kept, solution.tolist(), strict=True)).get(place, 0.0) for place in range(3)
+    )
+    return DecodeFit(base_s=base, per_sequence_s=per_sequence, per_token_s=per_token, mean_error=float(error))
 
 
 def _medians(points: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

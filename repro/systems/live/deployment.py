@@ -72,7 +72,7 @@ class LiveDeployment:
         settings, sessions = self.settings, workload.sessions
         prompts = self._prompts()
         with self._fleet() as (store, fleet):
-            profile = profile_live(store, settings.roles, prompts)
+            profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
             coordinator = Coordinator(
                 store,
                 binder=LeastKvMemory(),
