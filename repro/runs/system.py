@@ -87,6 +87,7 @@ SYSTEMS: Registry[System] = Registry(
         "llada": f"{_DLLM}:LLADA",
         "dream": f"{_DLLM}:DREAM",
         "ampd": f"{_AR}:AMPD",
+        "ampd-live": "repro.systems.live.system:AMPD_LIVE",
         "dynamo-sim": f"{_AR}:DYNAMO_SIM",
         "vllm-sim": f"{_AR}:VLLM_SIM",
         "continuum-sim": f"{_AR}:CONTINUUM_SIM",

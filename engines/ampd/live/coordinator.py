@@ -1,0 +1,138 @@
+"""The coordinator: binds sessions, routes their prefills, and gives what was lost to others (AMPD §3, Figure 2).
+
+It keeps nothing but the policies: sessions, queues and windows are in the store, so another coordinator goes on where one
+stopped. It never waits for a worker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engines.ampd.live.decisions import bind_line, route_line
+from engines.ampd.live.store import Member, Store, task_of, texts
+from engines.ar.cluster.policy import Binder, Estimator, Router
+from engines.ar.task import PrefillTask
+from engines.ar.window import WINDOW_S
+from engines.errors import UserError, require
+
+
+class Coordinator:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        binder: Binder,
+        router: Router,
+        estimator: Estimator | None,
+        window_s: float = WINDOW_S,
+        lease_s: float = 2.0,
+    ) -> None:
+        """``lease_s`` is how long nobody is overdue after this coordinator, or the store, was away."""
+        self.store, self.lease_s = store, lease_s
+        self._binder, self._router, self._estimator = binder, router, estimator
+        self._num_outages = store.num_outages
+        self._looked_s = store.clock.now()
+        self.lost_workers: list[int] = []
+        self.num_taken_back = 0
+        """Leases that ran out on workers that were alive."""
+        store.call("create", window_s)
+
+    def open(self, session_id: int) -> None:
+        """A session begins; where it is known already nothing happens."""
+        self.store.call("open", session_id)
+
+    def begin(
+        self,
+        session_id: int,
+        round_index: int,
+        ids: Sequence[int] | np.ndarray,
+        *,
+        decode_tokens: int,
+        is_last: bool,
+        ready_s: float | None = None,
+    ) -> None:
+        """The session's next round: its prompt, or what the environment returned. Twice is once."""
+        require(len(ids) >= 1 and decode_tokens >= 1, f"session {session_id}: a round has a prompt and an answer")
+        now = self.store.clock.now()
+        sent = np.asarray(ids, dtype=np.int32).tobytes()
+        ready_s = now if ready_s is None else ready_s
+        said = self.store.call("begin", session_id, round_index, sent, decode_tokens, is_last, ready_s, now=now)
+        require(
+            said != b"busy",
+            f"session {session_id}: round {round_index} begins before round {round_index - 1} has ended",
+        )
+        self.settle()
+
+    def settle(self) -> int:
+        """Take from those who are overdue, bind who has no home, route what waits; how much still waits."""
+        now = self.store.clock.now()
+        was_away = self.store.num_outages != self._num_outages or now - self._looked_s > self.lease_s / 2
+        self._num_outages, self._looked_s = self.store.num_outages, now
+        if was_away:  # then heartbeats may have been in vain
+            self.store.call("extend", self.lease_s)
+        lost, taken, num_waiting = self.store.call("reap")
+        self.lost_workers += map(int, lost)
+        self.num_taken_back += len(taken)
+        if not num_waiting:
+            return 0
+        homeless, tasks = self.store.call("waiting")
+        left = sum(not self._bound(int(session)) for session in homeless)
+        return left + sum(not self._routed(task_of(texts(fields))) for fields in tasks)
+
+    def _bound(self, session_id: int) -> bool:
+        while True:
+            now = self.store.clock.now()
+            workers = [member for member in self.store.members(now) if member.role == "decode"]
+            if not workers:
+                return False
+            views = [member.view for member in workers]
+            chosen = self._binder.bind(views, now)
+            member = _of(workers, chosen)
+            line = bind_line(now, session_id, views, chosen)
+            if self.store.call("bind", session_id, chosen, member.incarnation, line, now=now) != b"gone":
+                return True
+
+    def _routed(self, task: PrefillTask) -> bool:
+        while True:
+            now = self.store.clock.now()
+            home_id = self.store.answered(
+                lambda: self.store.client.hget(self.store.key("session", task.session_id), "home")
+            )
+            members = self.store.members(now)
+            homes = [member for member in members if home_id and member.view.worker_id == int(home_id)]
+            if not homes:
+                return False
+            home = homes[0]
+            there = [each for each in members if each.role == "prefill"]
+            prefills = [each for each in there if not each.is_suspended] or there
+            task.enqueued_s = now
+            try:
+                decision = self._router.route(task, home.view, [each.view for each in prefills], now)
+            except UserError:
+                if prefills:
+                    raise
+                return False  # a router that only knows prefill workers waits for one
+            line = route_line(now, task, home.view, [each.view for each in prefills], decision)
+            worker = home if decision.is_local else _of(prefills, decision.worker_id)
+            estimate_s = 0.0
+            if self._estimator is not None:
+                estimate_s = self._estimator.prefill_s(task.history, task.tokens, worker.view.degree)
+            said = self.store.call(
+                "assign",
+                task.task_id,
+                decision.worker_id,
+                worker.incarnation,
+                decision.is_local,
+                decision.reason,
+                estimate_s,
+                line,
+                now=now,
+            )
+            if said != b"gone":
+                return True
+
+
+def _of(members: Sequence[Member], worker_id: int) -> Member:
+    return next(member for member in members if member.view.worker_id == worker_id)

@@ -1,0 +1,295 @@
+"""A decode worker: home of sessions, whose K/V it keeps, lends to prefill workers and decodes over; prefills locally.
+
+The main thread alone runs steps. Answers to prefill workers come from threads of their own: history is lent while a step
+runs, and a landed prefill's token is out at once, its session joins the batch between two steps.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from engines.ampd.live.kv import gather, scatter
+from engines.ampd.live.resident import Resident, Residents
+from engines.ampd.live.wire import Buffer, Header, Listener
+from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of, settle_on_core
+from engines.ar.torch.rows import StepWork
+
+STEPS_AT_ONCE = 64
+"""Of the log of decode steps."""
+
+
+class Landed(NamedTuple):
+    """A prefill of a session is done; ``payload`` is K/V from elsewhere, None where it was computed here."""
+
+    resident: Resident
+    start: int
+    payload: Buffer | None
+    token: int
+    state: str
+    at_s: float
+
+
+class DecodeProcess:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.executor = executor_of(spec)
+        self.residents = Residents(self.executor)
+        self._listener = Listener(self._answer)
+        self.worker = Worker(spec, self._listener.address)
+        self._inbox: queue.SimpleQueue[Landed | None] = queue.SimpleQueue()
+        """What landed; None where something is queued here."""
+        self._batch: list[Resident] = []
+        self._pending: Claimed | None = None
+        """A local prefill there was no room for yet."""
+        self._may_claim = True
+        self._busy = {"busy_prefill_s": 0.0, "busy_decode_s": 0.0}
+        self._steps: list[tuple[int, int, float]] = []
+        """(batch, context, seconds) not yet in the store."""
+
+    def run(self) -> None:
+        worker = self.worker
+        worker.stop_on_signal()
+        self._warm()
+        self._join()
+        worker.start_heartbeat()
+        threading.Thread(target=self._listen, name="wake", daemon=True).start()
+        while not worker.is_stopping.is_set():
+            try:
+                if worker.is_lost.is_set():
+                    self._join()
+                self._turn()
+            except LostError:
+                pass
+        self._listener.close()
+        worker.report()
+
+    def _join(self) -> None:
+        """As somebody new: no session is here, whatever was."""
+        self._batch.clear()
+        self._pending, self._may_claim = None, True
+        self.residents.clear()
+        tables = self.executor.tables
+        self.worker.join(tables.num_blocks * tables.block_size)
+
+    def _turn(self) -> None:
+        """What has landed joins; a local prefill goes before the next decode step (AMPD §3, footnote 3)."""
+        self._drain()
+        if self._prefill_locally():
+            return
+        if self._batch:
+            self._step()
+        else:
+            self._take(self._waited())
+
+    # ---- what comes in -------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        worker = self.worker
+        while not worker.is_stopping.is_set():
+            if worker.store.sleep(worker.spec.worker_id, IDLE_S):
+                self._inbox.put(None)
+
+    def _waited(self) -> list[Landed | None]:
+        try:
+            return [self._inbox.get(timeout=IDLE_S)]
+        except queue.Empty:
+            return [None]  # a wake-up may have been lost with Redis: look
+
+    def _drain(self) -> None:
+        while not self._inbox.empty():
+            self._take([self._inbox.get()])
+
+    def _take(self, items: list[Landed | None]) -> None:
+        for item in items:
+            if item is None:
+                self._may_claim = True
+            else:
+                self._admit(item)
+
+    def _answer(self, header: Header, payload: bytearray) -> tuple[Header, Buffer]:
+        """A prefill worker asks for history, or brings an increment."""
+        torch.set_num_threads(1)
+        session, epoch = int(header["session"]), str(header["epoch"])
+        if header["what"] == "read":
+            resident, have = self.residents.lend(session, epoch, int(header["tokens"]))
+            history = gather(self.executor, resident.slot, 0, have) if resident is not None and have else b""
+            return {"have": have}, history
+        task, fence, token = (header[name] for name in ("task", "fence", "token"))
+        at_s = self.worker.store.clock.now()
+        try:
+            said = self._land(session, epoch, str(task), fence, token, at_s)
+        except LostError:
+            return {"said": "lost"}, b""
+        if said[0] == b"stale":  # of a fence or an epoch before, for which nothing here may be touched
+            return {"said": "stale"}, b""
+        resident = self.residents.known(session, epoch, int(header["order"]))
+        if self._is_landed(resident, said, fence, task):
+            self._inbox.put(Landed(resident, int(header["start"]), payload, token, said[1].decode(), at_s))
+        return {"said": said[0].decode()}, b""
+
+    def _land(self, session: int, epoch: str, task: str, fence: str, token: int, at_s: float) -> list[bytes]:
+        words = np.int32(token).tobytes(), np.float64(at_s).tobytes()
+        found: list[bytes] = self.worker.call("land", session, epoch, task, fence, *words, self.residents.kv_tokens)
+        return found
+
+    def _is_landed(self, resident: Resident, said: list[bytes], fence: str, task: int) -> bool:
+        """Whether the store has it, and this worker has not taken it: "again" may be the answer to what it sent once, and
+        once more when Redis fell silent."""
+        landed = (task, fence)
+        if said[0] not in (b"ok", b"again") or resident.landed == landed:
+            return False
+        resident.landed = landed
+        return True
+
+    def _admit(self, landed: Landed) -> None:
+        """Its K/V gets its place, and it decodes, waits for its next round, or is over."""
+        resident = landed.resident
+        if not self.residents.is_known(resident):
+            return
+        if landed.payload is not None:
+            tokens = landed.start + len(landed.payload) // self.residents.kv_bytes
+            if not self._make_place(resident, tokens + 1):
+                if landed.state == "decoding":
+                    self._preempt(resident)
+                else:
+                    self.residents.forget(resident)
+                return
+            scatter(self.executor, resident.slot, landed.start, landed.payload)
+            resident.computed = tokens
+        resident.context, resident.token_s = resident.computed + 1, landed.at_s
+        self.executor.write(resident.slot, resident.computed, [landed.token])
+        if landed.state == "decoding":
+            self._batch.append(resident)
+        elif landed.state == "round":
+            self.residents.park(resident)
+        else:
+            self.residents.drop(resident)
+
+    # ---- local prefills -------------------------------------------------------------------------------------
+
+    def _prefill_locally(self) -> bool:
+        """Whether one ran."""
+        if self._pending is None and self._may_claim:
+            self._pending = self.worker.claim(is_staged=False)
+            self._may_claim = self._pending is not None
+        if self._pending is None:
+            return False
+        claimed = self._pending
+        task, end = claimed.task, claimed.task.history + claimed.task.tokens
+        resident = self.residents.known(task.session_id, claimed.epoch, task.order)
+        if not self._make_place(resident, end + 1):
+            return False
+        self._pending = None
+        if self.worker.call("start", task.task_id, claimed.fence) == b"stale":
+            return True
+        began = time.perf_counter()
+        # Where this was computed before and its lease ran out, all but the last token, whose row gives the first answer.
+        have = min(self.residents.resume(resident), end - 1)
+        self.executor.write(resident.slot, have, claimed.ids[have:end])
+        ran = self.executor.run(StepWork.of([(resident.slot, have, end - have, True)]))
+        token = int(ran.tokens[0])
+        resident.computed = end
+        self._took("busy_prefill_s", time.perf_counter() - began)
+        self.worker.call("computed", task.task_id, claimed.fence, end - have)
+        at_s = self.worker.store.clock.now()
+        said = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
+        if self._is_landed(resident, said, claimed.fence, task.task_id):
+            self._admit(Landed(resident, have, None, token, said[1].decode(), at_s))
+        return True
+
+    # ---- decoding ---------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Every member gets a token."""
+        batch = self._reserved()
+        if not batch:
+            return
+        began = time.perf_counter()
+        slots, contexts = np.array([(each.slot, each.context) for each in batch], dtype=np.int64).T
+        ones = np.ones(len(batch), dtype=np.int64)
+        tokens = self.executor.run(StepWork(slots, contexts - 1, ones, ones.astype(bool))).tokens.tolist()
+        now = self.worker.store.clock.now()
+        words = np.array(tokens, dtype=np.int32)
+        items: list[Any] = []
+        for place, each in enumerate(batch):
+            items += [each.session_id, each.epoch, each.context, words[place].tobytes()]
+        gap_s = sum(now - each.token_s for each in batch)
+        told = (self.worker.request(), np.float64(now).tobytes(), self.residents.kv_tokens, len(batch), gap_s)
+        lost, rounds, ends, num_queued = self.worker.call("tokens", *told, *items)
+        for each in batch:
+            each.computed, each.context, each.token_s = each.context, each.context + 1, now
+        self._may_claim |= num_queued > 0
+        if lost or rounds or ends:
+            self._leave({int(one) for one in lost}, {int(one) for one in rounds}, {int(one) for one in ends})
+        self._took("busy_decode_s", time.perf_counter() - began)
+        self._log_step(len(batch), int(contexts.sum()), time.perf_counter() - began)
+
+    def _log_step(self, batch: int, context: int, seconds: float) -> None:
+        self._steps.append((batch, context, seconds))
+        if len(self._steps) >= STEPS_AT_ONCE or not self._batch:
+            store, line = self.worker.store, json.dumps(self._steps)
+            store.answered(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))
+            self._steps.clear()
+
+    def _leave(self, lost: set[int], rounds: set[int], ends: set[int]) -> None:
+        stay = []
+        for each in self._batch:
+            if each.session_id in rounds:
+                self.residents.park(each)
+            elif each.session_id in ends or each.session_id in lost:
+                self.residents.drop(each)
+            else:
+                stay.append(each)
+        self._batch = stay
+
+    def _reserved(self) -> list[Resident]:
+        """The batch, without the youngest where memory does not hold another token of all."""
+        while self._batch:
+            slots, contexts = np.array([(each.slot, each.context) for each in self._batch], dtype=np.int64).T
+            if self.residents.grow(slots, contexts):
+                return self._batch
+            self._preempt(self._youngest())
+        return []
+
+    def _make_place(self, resident: Resident, tokens: int) -> bool:
+        """A slot and room for so many tokens; younger sessions that decode give way."""
+        while not self.residents.place(resident, tokens):
+            youngest = self._youngest() if self._batch else resident
+            if youngest.order <= resident.order:
+                return False
+            self._preempt(youngest)
+        return True
+
+    def _youngest(self) -> Resident:
+        return max(self._batch, key=lambda each: each.order)
+
+    def _preempt(self, resident: Resident) -> None:
+        """Its K/V goes; all of its tokens are prefilled again later."""
+        self._batch = [each for each in self._batch if each is not resident]
+        self.residents.drop(resident)
+        self.worker.call("preempt", resident.session_id, resident.epoch)
+
+    def _took(self, what: str, seconds: float) -> None:
+        if self.worker.spec.slowdown > 1:
+            time.sleep(seconds * (self.worker.spec.slowdown - 1))
+        self._busy[what] += seconds * self.worker.spec.slowdown
+        self.worker.said.update(self._busy, kv_peak=self.residents.kv_peak, kv_evicted=self.residents.evicted)
+
+    def _warm(self) -> None:
+        slot = self.executor.open()
+        self.executor.tables.grow(np.array([slot]), np.array([9]))
+        self.executor.write(slot, 0, np.zeros(8, dtype=np.int64))
+        self.executor.run(StepWork.of([(slot, 0, 8, True)]))
+        self.executor.close_slot(slot)
+
+
+def main(spec: WorkerSpec) -> None:
+    settle_on_core(spec.core)
+    torch.set_num_threads(1)
+    DecodeProcess(spec).run()

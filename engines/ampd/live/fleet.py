@@ -1,0 +1,91 @@
+"""Worker processes of a live run: started from a server that has torch loaded already, stopped with their parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+
+from engines.ampd.live.store import Store
+from engines.ampd.live.worker import WorkerSpec
+from engines.errors import RunError
+
+STOP_S = 5.0
+_MODULES = {"prefill": "engines.ampd.live.prefill", "decode": "engines.ampd.live.decode"}
+
+
+class Fleet:
+    def __init__(self, specs: Sequence[WorkerSpec], store: Store, *, start_s: float = 120.0) -> None:
+        """Returns once every worker takes part."""
+        self.store = store
+        self._specs = {spec.worker_id: spec for spec in specs}
+        self._processes: dict[int, BaseProcess] = {}
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(list(_MODULES.values()))
+        try:
+            for spec in specs:
+                self.start(spec.worker_id)
+            self._wait(start_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    def start(self, worker_id: int) -> None:
+        """Also again, after it died."""
+        spec = self._specs[worker_id]
+        process = self._context.Process(target=run_worker, args=(spec,), name=f"{spec.role}-{worker_id}", daemon=True)
+        process.start()
+        self._processes[worker_id] = process
+
+    def pid(self, worker_id: int) -> int:
+        found = self._processes[worker_id].pid
+        assert found is not None
+        return found
+
+    def check(self) -> None:
+        """RunError where a worker has ended by itself with an error; one that was killed is a loss to be survived."""
+        for worker_id, process in self._processes.items():
+            if process.exitcode is not None and process.exitcode > 0:
+                raise RunError(f"worker {worker_id} ended with exit code {process.exitcode}: its output says why")
+
+    def stop(self) -> None:
+        """May be called twice."""
+        for process in self._processes.values():
+            if process.is_alive():
+                process.terminate()
+        until = time.monotonic() + STOP_S
+        for process in self._processes.values():
+            process.join(max(0.0, until - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._processes.clear()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _wait(self, start_s: float) -> None:
+        until = time.monotonic() + start_s
+        while {member.view.worker_id for member in self.store.members()} < set(self._specs):
+            self.check()
+            if time.monotonic() > until:
+                raise RunError(f"workers did not start within {start_s:g} s")
+            time.sleep(0.02)
+
+
+def run_worker(spec: WorkerSpec) -> None:
+    """In the worker's process."""
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+    if spec.role == "prefill":
+        from engines.ampd.live.prefill import main
+    else:
+        from engines.ampd.live.decode import main
+    main(spec)

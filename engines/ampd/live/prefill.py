@@ -1,0 +1,189 @@
+"""A prefill worker: claims a task, reads its history from the session's home, computes, and sends the increment back.
+
+Three threads, as AMPD §6 overlaps them: while one task computes, the next is chosen and its history read, and the increment
+of the one before is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from engines.ampd.live.kv import bytes_per_token, gather, scatter
+from engines.ampd.live.wire import Peers
+from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of, settle_on_core
+from engines.ar.torch.rows import StepWork
+
+
+class Staged(NamedTuple):
+    claimed: Claimed
+    history: bytearray
+    """K/V of its first tokens, as many as the home still had."""
+    have: int
+
+
+class Sent(NamedTuple):
+    claimed: Claimed
+    token: int
+    have: int
+    payload: memoryview
+    computed_s: float
+
+
+class PrefillProcess:
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.worker, self.executor = Worker(spec), executor_of(spec)
+        self._kv_bytes = bytes_per_token(self.executor)
+        self._place = threading.Semaphore(1)
+        """Of the one task that may be staged."""
+        self._staged: queue.SimpleQueue[Staged] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+        self._is_busy = False
+        self._busy_s = 0.0
+
+    def run(self) -> None:
+        worker = self.worker
+        worker.stop_on_signal()
+        self._warm()
+        worker.join(0)
+        worker.start_heartbeat()
+        for loop in (self._stage, self._send):
+            threading.Thread(target=loop, name=loop.__name__, daemon=True).start()
+        while not worker.is_stopping.is_set():
+            try:
+                staged = self._staged.get(timeout=IDLE_S)
+            except queue.Empty:
+                staged = None
+            try:
+                if worker.is_lost.is_set():
+                    worker.join(0)
+                if staged is not None:
+                    self._compute(staged)
+            except LostError:
+                pass
+            finally:
+                if staged is not None and not self._is_busy:
+                    self._place.release()
+                self._is_busy = False
+        worker.report()
+
+    def _compute(self, staged: Staged) -> None:
+        worker, claimed, have = self.worker, staged.claimed, staged.have
+        task, end = claimed.task, claimed.task.history + claimed.task.tokens
+        if worker.call("start", task.task_id, claimed.fence) == b"stale":
+            return
+        self._is_busy = True
+        self._place.release()  # the next one is chosen now
+        began = time.perf_counter()
+        token, payload = self._prefilled(staged, end)
+        took = time.perf_counter() - began
+        if worker.spec.slowdown > 1:
+            time.sleep(took * (worker.spec.slowdown - 1))
+        self._busy_s += took * worker.spec.slowdown
+        worker.said["busy_prefill_s"] = self._busy_s
+        if worker.call("computed", task.task_id, claimed.fence, end - have) == b"ok":
+            self._outgoing.put(Sent(claimed, token, have, payload, worker.store.clock.now()))
+
+    def _prefilled(self, staged: Staged, end: int) -> tuple[int, memoryview]:
+        """The first token and the K/V that was computed."""
+        executor, have = self.executor, staged.have
+        slot = executor.open()
+        try:
+            executor.tables.grow(np.array([slot]), np.array([end + 1]))
+            executor.write(slot, have, staged.claimed.ids[have:end])
+            scatter(executor, slot, 0, staged.history)
+            ran = executor.run(StepWork.of([(slot, have, end - have, True)]))
+            return int(ran.tokens[0]), gather(executor, slot, have, end)
+        finally:
+            executor.close_slot(slot)
+
+    def _warm(self) -> None:
+        """A first step takes longer than any other."""
+        ids = np.zeros(8, dtype=np.int64)
+        slot = self.executor.open()
+        self.executor.tables.grow(np.array([slot]), np.array([9]))
+        self.executor.write(slot, 0, ids)
+        self.executor.run(StepWork.of([(slot, 0, 8, True)]))
+        self.executor.close_slot(slot)
+
+    def _stage(self) -> None:
+        """Choose the next task as soon as the one before computes, and read its history meanwhile."""
+        worker = self.worker
+        peers = Peers(patience_s=worker.spec.lease_s)
+        while not worker.is_stopping.is_set():
+            self._place.acquire()
+            staged = None
+            while staged is None and not worker.is_stopping.is_set():
+                try:
+                    claimed = None if worker.is_lost.is_set() else worker.claim(is_staged=self._is_busy)
+                    if claimed is None:
+                        worker.store.sleep(worker.spec.worker_id, IDLE_S)
+                    else:
+                        staged = self._read(peers, claimed)
+                except LostError:
+                    pass
+            if staged is not None:
+                self._staged.put(staged)
+
+    def _read(self, peers: Peers, claimed: Claimed) -> Staged | None:
+        """None where the home is gone: the session gets another, and the task comes back."""
+        task, store = claimed.task, self.worker.store
+        if task.history == 0:
+            return Staged(claimed, bytearray(), 0)
+        if not claimed.address:
+            return None
+        began = store.clock.now()
+        try:
+            asked = {"what": "read", "session": task.session_id, "epoch": claimed.epoch, "tokens": task.history - 1}
+            header, payload = peers.ask(claimed.address, asked)
+        except OSError:
+            return None
+        if payload:
+            self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), began)
+        return Staged(claimed, payload, int(header["have"]))
+
+    def _send(self) -> None:
+        torch.set_num_threads(1)
+        worker = self.worker
+        peers = Peers(patience_s=10 * worker.spec.lease_s)
+        while not worker.is_stopping.is_set():
+            try:
+                claimed, token, have, payload, computed_s = self._outgoing.get(timeout=IDLE_S)
+            except queue.Empty:
+                continue
+            task = claimed.task
+            header: dict[str, Any] = {
+                "what": "land",
+                "session": task.session_id,
+                "order": task.order,
+                "epoch": claimed.epoch,
+                "task": task.task_id,
+                "fence": claimed.fence,
+                "start": have,
+                "token": token,
+            }
+            try:
+                peers.ask(claimed.address, header, payload)
+            except OSError:
+                continue  # the home is gone, and the task with it
+            self._transferred(claimed, "increment", worker.spec.worker_id, claimed.home, len(payload), computed_s)
+
+    def _transferred(
+        self, claimed: Claimed, content: str, source: int, target: int, num_bytes: int, start_s: float
+    ) -> None:
+        store = self.worker.store
+        tokens = num_bytes // self._kv_bytes
+        row = [claimed.task.task_id, content, source, target, tokens, num_bytes, start_s, store.clock.now()]
+        store.answered(lambda: store.client.rpush(store.key("transfers"), json.dumps(row)))
+
+
+def main(spec: WorkerSpec) -> None:
+    settle_on_core(spec.core)
+    torch.set_num_threads(1)
+    PrefillProcess(spec).run()

@@ -1,0 +1,183 @@
+"""Times of live workers, taken in service: sessions that are alone, on the path every session takes (AMPD §3, profiler)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engines.ampd.fitting import Piecewise, fit_piecewise
+from engines.ampd.live.client import OnTurn, serve
+from engines.ampd.live.coordinator import Coordinator
+from engines.ampd.live.record import Mark, collect
+from engines.ampd.live.store import Store
+from engines.ampd.performance import PerformanceModel
+from engines.ar.cluster.dispatch import RemoteOnly
+from engines.ar.cluster.policy import LeastKvMemory, Local
+from engines.ar.cluster.record import ClusterRun
+from engines.ar.session import Round, Session
+from engines.ar.torch.run import Prompts
+
+FIRST_ID = 10**9
+"""Sessions of a profile have ids from here on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileGrid:
+    tokens: tuple[int, ...] = (8, 32, 96, 192, 384, 768)
+    """l_incr."""
+    histories: tuple[int, ...] = (0, 128, 512, 1024)
+    """l_hist, near enough: the answer's one token comes on top."""
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16)
+    contexts: tuple[int, ...] = (64, 768)
+    """Of decoding sequences."""
+    steps: int = 24
+    """Decode steps of each batch."""
+    repeats: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeFit:
+    """T_dec: base + per_sequence * b + per_token * context, seconds."""
+
+    base_s: float
+    per_sequence_s: float
+    per_token_s: float
+    mean_error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveProfile:
+    """Measured and fitted: everything a simulation of these workers is told."""
+
+    remote: Piecewise
+    """T_pre on a prefill worker, from the start of a task to its last token."""
+    local: Piecewise
+    """T_pre on a decode worker."""
+    decode: DecodeFit
+    transfer: Piecewise
+    """T_kv, answers included."""
+    dispatch_s: float
+    """From a round's begin to the start of its prefill on an idle worker, its history's transfer left out: median."""
+    decode_context: int
+    """Of the sequences that T_dec(b) is for, as policies know it."""
+
+    @property
+    def performance(self) -> PerformanceModel:
+        """What policies are told (AMPD §3)."""
+        fit = self.decode
+        line = (fit.base_s, fit.per_sequence_s + fit.per_token_s * self.decode_context)
+        decode = Piecewise(knees=(), pieces=(line,), mean_error=fit.mean_error, max_error=fit.mean_error)
+        return PerformanceModel(
+            prefill={1: self.remote},
+            decode={1: decode},
+            transfer={(1, 1): self.transfer},
+            decode_context=self.decode_context,
+        )
+
+
+def profile_live(
+    store: Store,
+    roles: dict[int, str],
+    prompts: Prompts,
+    *,
+    grid: ProfileGrid | None = None,
+    until_s: float = 600.0,
+    on_turn: OnTurn | None = None,
+) -> LiveProfile:
+    """Serve the grid's sessions one after the other, prefilled remotely, then locally; then batches that decode together."""
+    grid = grid or ProfileGrid()
+    numbers = itertools.count(FIRST_ID)
+    found = {}
+    for name, router in (("remote", RemoteOnly("round-robin")), ("local", Local())):
+        coordinator = Coordinator(store, binder=LeastKvMemory(), router=router, estimator=None)
+        mark, sessions, began = Mark.of(store, roles), [], store.clock.now()
+        for history, tokens in list(itertools.product(grid.histories, grid.tokens)) * grid.repeats:
+            rounds = (Round(history, 1), Round(tokens, 1)) if history else (Round(tokens, 1),)
+            sessions.append(Session(next(numbers), 0.0, rounds))
+            serve(coordinator, sessions[-1:], prompts, until_s=until_s, on_turn=on_turn)
+        found[name] = collect(store, sessions, began, roles, {}, since=mark)
+    coordinator = Coordinator(store, binder=LeastKvMemory(), router=RemoteOnly("shortest"), estimator=None)
+    num_steps = {worker: _num_steps(store, worker) for worker in roles}
+    for context, batch in itertools.product(grid.contexts, grid.batches):
+        together = [Session(next(numbers), 0.0, (Round(context, grid.steps),)) for _ in range(batch)]
+        serve(coordinator, together, prompts, until_s=until_s, on_turn=on_turn)
+    steps = [row for worker in roles for row in _steps(store, worker, num_steps[worker])]
+    store.call("forget_windows")
+    return _fitted(found["remote"], found["local"], steps, round(float(np.mean(grid.contexts))))
+
+
+def _fitted(
+    remote: ClusterRun, local: ClusterRun, steps: Sequence[tuple[int, int, float]], decode_context: int
+) -> LiveProfile:
+    length = np.array(remote.transfers["tokens"], dtype=np.float64)
+    took = np.array(remote.transfers["end_s"]) - np.array(remote.transfers["start_s"])
+    transfer = _medians(length[:, None], took)
+    sent = transfer[0][:, 0]
+    reads: dict[int, float] = {}
+    for task, content, start_s, end_s in zip(
+        *(remote.transfers[name] for name in ("task_id", "content", "start_s", "end_s")), strict=True
+    ):
+        if content == "history":
+            reads[task] = end_s - start_s
+    waits = [
+        started - ready - reads.get(task, 0.0)
+        for task, ready, started in zip(
+            *(remote.tasks[name] for name in ("task_id", "ready_s", "started_s")), strict=True
+        )
+    ]
+    return LiveProfile(
+        remote=_prefill(remote),
+        local=_prefill(local),
+        decode=_decode(steps),
+        transfer=fit_piecewise(sent, np.stack([np.ones_like(sent), sent], axis=1), transfer[1], max_pieces=2),
+        dispatch_s=float(np.median(waits)),
+        decode_context=decode_context,
+    )
+
+
+def _prefill(run: ClusterRun) -> Piecewise:
+    """Of the median of the repeats; ``computed_tokens`` holds the newest token of the round before."""
+    tasks = run.tasks
+    points = np.stack([np.array(tasks["history"]), np.array(tasks["tokens"])], axis=1).astype(np.float64)
+    took = np.array(tasks["finished_s"], dtype=np.float64) - np.array(tasks["started_s"], dtype=np.float64)
+    (history, incr), times = _medians(points, took)[0].T, _medians(points, took)[1]
+    features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
+    return fit_piecewise(incr, features, times, max_pieces=2)
+
+
+def _decode(steps: Sequence[tuple[int, int, float]]) -> DecodeFit:
+    points, times = _medians(np.array([step[:2] for step in steps], dtype=np.float64), np.array([s[2] for s in steps]))
+    features = np.stack([np.ones(len(points)), points[:, 0], points[:, 1]], axis=1) / times[:, None]
+    # Neither another sequence nor a longer context makes a step shorter: what noise makes negative is left out.
+    for kept in ((0, 1, 2), (0, 2), (0, 1), (0,)):
+        norms = np.linalg.norm(features[:, kept], axis=0)
+        solution = np.linalg.lstsq(features[:, kept] / norms, np.ones(len(points)), rcond=None)[0] / norms
+        if (solution >= 0).all():
+            break
+    error = np.abs(features[:, kept] @ solution - 1).mean()
+    base, per_sequence, per_token = (
+        dict(zip(kept, solution.tolist(), strict=True)).get(place, 0.0) for place in range(3)
+    )
+    return DecodeFit(base_s=base, per_sequence_s=per_sequence, per_token_s=per_token, mean_error=float(error))
+
+
+def _medians(points: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The median time at every distinct point."""
+    unique, index = np.unique(points, axis=0, return_inverse=True)
+    return unique, np.array([np.median(times[index.ravel() == place]) for place in range(len(unique))])
+
+
+def _num_steps(store: Store, worker: int) -> int:
+    found: int = store.answered(lambda: store.client.llen(store.key("steps", worker)))
+    return found
+
+
+def _steps(store: Store, worker: int, start: int) -> list[tuple[int, int, float]]:
+    """(batch, context, seconds) of decode steps, from one to the next; the context is binned, to have repeats."""
+    lines = store.answered(lambda: store.client.lrange(store.key("steps", worker), start, -1))
+    rows = [row for line in lines for row in json.loads(line)]
+    return [(batch, round(context / batch / 64) * 64 * batch, seconds) for batch, context, seconds in rows]

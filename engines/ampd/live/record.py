@@ -1,0 +1,186 @@
+"""What a live run leaves in the store, as the tables of a simulated one (``ClusterRun``); times count from its begin."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from engines.ampd.live.store import Store
+from engines.ar.cluster.record import (
+    ROUND_COLUMNS,
+    SESSION_COLUMNS,
+    TASK_COLUMNS,
+    TRANSFER_COLUMNS,
+    WORKER_COLUMNS,
+    ClusterRun,
+    Gaps,
+    table,
+)
+from engines.ar.session import Session
+
+LINK = "tcp"
+BUSY = ("busy_prefill_s", "busy_decode_s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Where a run begins among what the store holds: tasks are counted from ``task``, busy times and decisions from here."""
+
+    task: int = 0
+    decision: int = 0
+    busy_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(store: Store, workers: Iterable[int]) -> Mark:
+        return Mark(
+            task=int(store.fields("run").get("next_task", 0)),
+            decision=len(store.log()),
+            busy_s={worker: _busy(store.fields("worker", worker)) for worker in workers},
+        )
+
+
+START = Mark()
+
+
+def collect(
+    store: Store,
+    sessions: Sequence[Session],
+    began: float,
+    roles: Mapping[int, str],
+    facts: Mapping[str, Any],
+    *,
+    since: Mark = START,
+) -> ClusterRun:
+    """``roles`` is that of every worker there was."""
+    tasks = _tasks(store, began, since.task)
+    first = {(task["session_id"], task["round"]): task for task in tasks if task["kind"] != "recompute"}
+    session_rows: list[list[Any]] = []
+    round_rows: list[list[Any]] = []
+    gap_rows: list[tuple[int, float]] = []
+    for session in sessions:
+        state = store.fields("session", session.session_id)
+        times = np.frombuffer(store.read("times", session.session_id), dtype=np.float64) - began
+        is_done, place, context = state.get("state") == "done", 0, 0
+        for index, (prefill, decode, _) in enumerate(session.rounds):
+            task = first.get((session.session_id, index))
+            if task is None:
+                break
+            own = times[place : place + decode]
+            row = len(round_rows)
+            whole = len(own) == decode
+            ends = (float(own[0]) if len(own) else None, float(own[-1]) if whole else None)
+            round_rows.append(
+                [session.session_id, index, task["ready_s"], context, prefill, decode, *ends, task["is_local"]]
+            )
+            gap_rows += [(row, gap) for gap in np.diff(own).tolist()]
+            place, context = place + decode, context + prefill + decode
+        session_rows.append(
+            [
+                session.session_id,
+                session.arrival_s,
+                len(session.rounds),
+                session.prefill_tokens,
+                session.decode_tokens,
+                int(state.get("home") or -1),
+                float(times[-1]) if is_done else None,
+                "ok" if is_done else "unfinished",
+            ]
+        )
+    end_s = store.clock.now() - began
+    return ClusterRun(
+        sessions=table(SESSION_COLUMNS, session_rows),
+        rounds=table(ROUND_COLUMNS, round_rows),
+        tasks=table(TASK_COLUMNS, [[task[name] for name in TASK_COLUMNS] for task in tasks]),
+        transfers=table(TRANSFER_COLUMNS, _transfers(store, began, since.task)),
+        workers=table(
+            WORKER_COLUMNS, [_worker(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
+        ),
+        gaps=Gaps(
+            np.array([row for row, _ in gap_rows], dtype=np.int64),
+            np.array([gap for _, gap in gap_rows], dtype=np.float64),
+            np.ones(len(gap_rows), dtype=np.int64),
+        ),
+        facts={"end_s": end_s, "stop_reason": None, **facts},
+    )
+
+
+def answers(store: Store, session: Session) -> list[list[int]]:
+    """The generated ids of the session's rounds."""
+    ids = np.frombuffer(store.read("ids", session.session_id), dtype=np.int32).tolist()
+    found, place = [], 0
+    for prefill, decode, _ in session.rounds:
+        place += prefill
+        found.append(ids[place : place + decode])
+        place += decode
+    return found
+
+
+def _tasks(store: Store, began: float, first: int) -> list[dict[str, Any]]:
+    found = []
+    for number in range(first, int(store.fields("run").get("next_task", 0))):
+        fields = store.fields("task", number)
+
+        def time_of(name: str, fields: Mapping[str, str] = fields) -> float | None:
+            return float(fields[name]) - began if name in fields else None
+
+        found.append(
+            {
+                "task_id": number - first,
+                "session_id": int(fields["session_id"]),
+                "round": int(fields["round"]),
+                "kind": fields["kind"],
+                "worker_id": int(fields["worker"] or -1),
+                "is_local": fields.get("is_local") == "1",
+                "reason": fields.get("reason", ""),
+                "history": int(fields["history"]),
+                "tokens": int(fields["tokens"]),
+                "computed_tokens": int(fields["computed_tokens"]) if "computed_tokens" in fields else None,
+                "estimate_s": float(fields.get("estimate_s") or 0.0),
+                "ready_s": time_of("ready_s"),
+                "started_s": time_of("started_s"),
+                "finished_s": time_of("finished_s"),
+                "landed_s": time_of("landed_s"),
+                "postponed": int(fields["postponed"]),
+                "requeued": int(fields["requeued"]),
+            }
+        )
+    return found
+
+
+def _transfers(store: Store, began: float, first: int) -> list[list[Any]]:
+    """Those that reached the other side; of a prefill that was done twice both are there."""
+    rows = []
+    for line in store.answered(lambda: store.client.lrange(store.key("transfers"), 0, -1)):
+        task, content, source, target, tokens, num_bytes, start_s, end_s = json.loads(line)
+        if task < first:
+            continue
+        rows.append([task - first, content, source, target, LINK, tokens, num_bytes, start_s - began, end_s - began])
+    return rows
+
+
+def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
+    return tuple(float(fields.get(name, 0.0)) for name in BUSY)
+
+
+def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]], since: Mark) -> list[Any]:
+    fields = store.fields("worker", worker_id)
+    before = since.busy_s.get(worker_id, (0.0, 0.0))
+    own = [task for task in tasks if task["worker_id"] == worker_id and task["landed_s"] is not None]
+    is_home = role == "decode"
+    return [
+        worker_id,
+        role,
+        1,
+        0,
+        *(max(now - then, 0.0) for now, then in zip(_busy(fields), before, strict=True)),
+        len(own),
+        sum(task["computed_tokens"] or 0 for task in own),
+        int(fields["kv_capacity"]) if is_home else None,
+        int(fields.get("kv_peak", 0)) if is_home else None,
+        int(fields.get("kv_evicted", 0)) if is_home else None,
+        int(fields.get("preemptions", 0)),
+    ]

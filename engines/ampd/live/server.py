@@ -1,0 +1,86 @@
+"""A Redis server of a run's own, whose state survives its being killed: every acknowledged change is in its append-only file."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+from engines.ampd.live.store import load_redis
+from engines.errors import RunError, UserError
+
+START_S = 10.0
+
+
+class RedisServer:
+    """On a free loopback port, with its files in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        load_redis()
+        program = shutil.which("redis-server")
+        if program is None:
+            raise UserError(
+                "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT"
+            )
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        # Dies with this process, however that ends.
+        guard = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) is not None else []
+        self._command = [*guard, program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)]
+        # A change is written before it is answered; a flush to the disk every second guards against a machine's death.
+        self._command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start, or start again over what is in the directory; returns once it answers."""
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        redis = load_redis()
+        until = time.monotonic() + START_S
+        while True:
+            client = redis.Redis(port=self.port)
+            try:
+                client.ping()
+            except (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError) as error:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    self.stop()
+                    raise RunError(f"redis-server does not answer on port {self.port}") from error
+                time.sleep(0.01)
+            else:
+                return
+            finally:
+                client.close()
+
+    def kill(self) -> None:
+        """As a crash would: no goodbye, no last flush."""
+        self._end(is_crash=True)
+
+    def stop(self) -> None:
+        """May be called twice."""
+        self._end(is_crash=False)
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _end(self, *, is_crash: bool) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if is_crash:
+            process.kill()
+        else:
+            process.terminate()
+        process.wait()

@@ -1,0 +1,235 @@
+"""The shared state of a live cluster: a client of ``operations.lua``, whose operations are atomic and may be sent twice.
+
+While Redis is away callers wait; ``outage_s`` later they are told. One clock counts for all: Redis's own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Protocol, TypeVar
+
+from engines.ar.cluster.policy import WorkerSnapshot
+from engines.ar.task import PrefillTask, TaskKind
+from engines.errors import RunError, UserError
+
+T = TypeVar("T")
+
+RETRY_S = 0.05
+ANSWER_S = 5.0
+"""A connection that says nothing for so long is closed."""
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds, the same for every process of the run."""
+        ...
+
+
+class RedisClock:
+    """Redis's time, by an offset to this machine's monotonic clock that is measured once."""
+
+    def __init__(self, client: Any, *, samples: int = 5) -> None:
+        found = []
+        for _ in range(samples):
+            before = time.monotonic()
+            seconds, micros = client.time()
+            after = time.monotonic()
+            found.append((after - before, seconds + micros / 1e6 - (before + after) / 2))
+        self._offset = min(found)[1]
+
+    def now(self) -> float:
+        return time.monotonic() + self._offset
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A worker that is alive, as policies see it and as it is known."""
+
+    view: WorkerSnapshot
+    role: str
+    incarnation: str
+    is_suspended: bool
+    """It let a lease run out and has finished nothing since."""
+
+
+class Store:
+    def __init__(self, client: Any, prefix: str, *, clock: Clock | None = None, outage_s: float = 20.0) -> None:
+        self.client, self.prefix, self.outage_s = client, prefix, outage_s
+        self.num_outages = 0
+        self._transient, self._refused = _errors()
+        self._script = client.register_script(
+            "".join((files(__package__) / name).read_text(encoding="utf-8") for name in ("state.lua", "operations.lua"))
+        )
+        self.clock = clock or self.answered(lambda: RedisClock(client))
+
+    @staticmethod
+    def connect(url: str, prefix: str, *, outage_s: float = 20.0) -> Store:
+        redis = load_redis()
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        try:
+            client = redis.Redis.from_url(url, socket_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0))
+        except ValueError as error:
+            raise UserError(f"redis={url!r} is no address ({error}): write redis://HOST:PORT") from error
+        return Store(client, prefix, outage_s=outage_s)
+
+    def key(self, *parts: object) -> str:
+        return ":".join((self.prefix, *map(str, parts)))
+
+    def call(self, operation: str, *args: Any, now: float | None = None) -> Any:
+        """One operation of ``operations.lua``, at ``now`` or whenever it gets through; floats are sent to the last bit."""
+        sent = [_sent(arg) for arg in args]
+
+        def ask() -> Any:
+            at = self.clock.now() if now is None else now
+            return self._script(keys=[self.prefix], args=[operation, repr(at), *sent])
+
+        return self.answered(ask)
+
+    def answered(self, ask: Callable[[], T]) -> T:
+        """What ``ask`` returns, asked again while Redis is away. RunError where it stays away or has forgotten the run."""
+        since: float | None = None
+        while True:
+            try:
+                found = ask()
+            except self._transient as error:
+                if since is None:
+                    since = time.monotonic()
+                    self.num_outages += 1
+                if time.monotonic() - since > self.outage_s:
+                    raise RunError(
+                        f"redis has not answered for {self.outage_s:g} s ({error}): start it again"
+                    ) from error
+                time.sleep(RETRY_S)
+            except self._refused as error:
+                if "NORUN" in str(error):
+                    raise RunError(
+                        "redis has lost the run's state: start it with --appendonly yes, and begin the run anew"
+                    ) from error
+                raise
+            else:
+                return found
+
+    # ---- what is read -------------------------------------------------------------------------------------
+
+    def members(self, now: float | None = None) -> list[Member]:
+        """Workers that are alive, by id."""
+        return sorted(map(_member, self.call("snapshot", now=now)), key=lambda member: member.view.worker_id)
+
+    def read(self, *parts: object) -> bytes:
+        """A string of bytes."""
+        found: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
+        return found
+
+    def fields(self, *parts: object) -> dict[str, str]:
+        """A hash."""
+        found = self.answered(lambda: self.client.hgetall(self.key(*parts)))
+        return {name.decode(): value.decode() for name, value in found.items()}
+
+    def log(self) -> list[str]:
+        """Decisions in the order they took effect, "+" before one that did, "-" before one that came too late."""
+        return [line.decode() for line in self.answered(lambda: self.client.lrange(self.key("log"), 0, -1))]
+
+    def events(self, after: str, wait_s: float) -> list[tuple[str, dict[str, str]]]:
+        """Rounds that ended since event ``after``; waits for the first."""
+        block = max(1, int(min(wait_s, ANSWER_S / 2) * 1000))
+        found = self.answered(lambda: self.client.xread({self.key("events"): after}, block=block))
+        if isinstance(found, Mapping):
+            streams = [
+                entries[0] if entries and isinstance(entries[0], list) else entries for entries in found.values()
+            ]
+        else:
+            streams = [entries for _, entries in found]
+        return [(mark.decode(), texts(fields)) for entries in streams for mark, fields in entries]
+
+    def sleep(self, worker_id: int, wait_s: float) -> bool:
+        """Until the worker is woken; whether it was."""
+        return self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s)) is not None
+
+    def clear(self) -> None:
+        """Forget the run."""
+        for name in self.client.scan_iter(match=f"{self.prefix}:*", count=1000):
+            self.client.delete(name)
+
+
+def load_redis() -> Any:
+    try:
+        import redis
+    except ImportError:
+        raise UserError("the redis client is not installed: pip install 'dllm-serve-repro[redis]'") from None
+    return redis
+
+
+def _errors() -> tuple[tuple[type[Exception], ...], type[Exception]]:
+    found = load_redis().exceptions
+    return (found.ConnectionError, found.TimeoutError, found.BusyLoadingError), found.ResponseError
+
+
+def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
+    """A hash as Lua or the client returns it."""
+    if isinstance(flat, Mapping):
+        return {name.decode(): value.decode() for name, value in flat.items()}
+    return {flat[place].decode(): flat[place + 1].decode() for place in range(0, len(flat), 2)}
+
+
+def task_of(fields: Mapping[str, str]) -> PrefillTask:
+    """The task as policies see it."""
+    kind: TaskKind = fields["kind"]  # type: ignore[assignment]
+    return PrefillTask(
+        task_id=int(fields["task_id"]),
+        session_id=int(fields["session_id"]),
+        order=int(fields["order"]),
+        round_index=int(fields["round"]),
+        kind=kind,
+        history=int(fields["history"]),
+        tokens=int(fields["tokens"]),
+        ready_s=float(fields["ready_s"]),
+        enqueued_s=float(fields.get("enqueued_s") or fields["ready_s"]),
+        estimate_s=float(fields.get("estimate_s") or 0.0),
+        postponed=int(fields["postponed"]),
+    )
+
+
+def _member(row: Sequence[bytes]) -> Member:
+    (
+        worker,
+        role,
+        degree,
+        backlog_s,
+        backlog,
+        running,
+        wait,
+        ttft,
+        itl,
+        age,
+        kv,
+        capacity,
+        sessions,
+        incarnation,
+        late,
+    ) = (part.decode() for part in row)
+    view = WorkerSnapshot(
+        worker_id=int(worker),
+        degree=int(degree),
+        backlog_s=float(backlog_s),
+        backlog_tokens=int(backlog),
+        running_s=float(running),
+        wait_s=float(wait),
+        ttft_s=float(ttft),
+        itl_s=float(itl),
+        age_s=float(age),
+        kv_tokens=int(kv),
+        kv_capacity=int(capacity),
+        num_sessions=int(sessions),
+    )
+    return Member(view=view, role=role, incarnation=incarnation, is_suspended=late == "1")
+
+
+def _sent(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    return repr(value) if isinstance(value, float) else value

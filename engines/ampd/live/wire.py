@@ -1,0 +1,108 @@
+"""K/V between workers: frames over TCP, each a header and bytes, answered one by one.
+
+Not through Redis, which would hold every byte twice and once more in its file: a history of a thousand tokens is megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+Header: TypeAlias = Mapping[str, Any]
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Handler: TypeAlias = Callable[[Header, bytearray], tuple[Header, Buffer]]
+
+_SIZES = struct.Struct("!IQ")
+CONNECT_S = 2.0
+
+
+def send(connection: socket.socket, header: Header, payload: Buffer = b"") -> None:
+    words = json.dumps(header).encode()
+    connection.sendall(_SIZES.pack(len(words), len(payload)) + words)
+    if len(payload):
+        connection.sendall(payload)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], bytearray]:
+    """ConnectionError where the other side is gone."""
+    num_words, num_bytes = _SIZES.unpack(_exactly(connection, _SIZES.size))
+    header: dict[str, Any] = json.loads(_exactly(connection, num_words))
+    return header, _exactly(connection, num_bytes)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytearray:
+    found = bytearray(count)
+    view, place = memoryview(found), 0
+    while place < count:
+        received = connection.recv_into(view[place:])
+        if received == 0:
+            raise ConnectionError("the other side has closed the connection")
+        place += received
+    return found
+
+
+class Peers:
+    """Connections to other workers, one an address, made when they are first asked. For one thread."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        """``patience_s`` is how long an answer may take."""
+        self._patience_s = patience_s
+        self._open: dict[str, socket.socket] = {}
+
+    def ask(self, address: str, header: Header, payload: Buffer = b"") -> tuple[dict[str, Any], bytearray]:
+        """OSError where the worker is not there, or does not answer."""
+        try:
+            connection = self._open.get(address) or self._connect(address)
+            send(connection, header, payload)
+            return receive(connection)
+        except OSError:
+            if (gone := self._open.pop(address, None)) is not None:
+                gone.close()
+            raise
+
+    def close(self) -> None:
+        for connection in self._open.values():
+            connection.close()
+        self._open.clear()
+
+    def _connect(self, address: str) -> socket.socket:
+        host, _, port = address.rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        connection.settimeout(self._patience_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._open[address] = connection
+        return connection
+
+
+class Listener:
+    """Answers frames by ``handler``, which is called from a thread for each connection."""
+
+    def __init__(self, handler: Handler, *, host: str = "127.0.0.1") -> None:
+        self._handler = handler
+        self._socket = socket.create_server((host, 0))
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        threading.Thread(target=self._accept, name="kv-accept", daemon=True).start()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._answer, args=(connection,), name="kv-answer", daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            while True:
+                try:
+                    send(connection, *self._handler(*receive(connection)))
+                except OSError:
+                    return

@@ -1,0 +1,178 @@
+"""What prefill and decode workers share: who they are in the store, their heartbeat, and how they claim a prefill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from multiprocessing import parent_process
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from engines.ampd.live.decisions import choose, order_line
+from engines.ampd.live.store import Store, task_of, texts
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.task import PrefillTask
+from engines.ar.torch.blocks import Ints
+from engines.ar.torch.executor import TorchExecutor
+from engines.models.loader import parse_dtype
+from engines.models.qwen2 import load_causal
+from engines.models.qwen2_config import CausalConfig
+
+Role = Literal["prefill", "decode"]
+
+IDLE_S = 0.25
+"""How long a worker without work sleeps before it looks whether it should stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """Everything a worker process is told; pickles."""
+
+    worker_id: int
+    role: Role
+    url: str
+    """Of Redis."""
+    prefix: str
+    model: str | CausalConfig
+    """A config is given random weights of ``seed``, the same on every worker."""
+    make_queue: Callable[[], PrefillQueue]
+    num_tokens: int
+    """Of K/V."""
+    max_len: int
+    num_slots: int
+    seed: int = 0
+    dtype: str = "float32"
+    device: str = "cpu"
+    core: int | None = None
+    """Of this machine, to run on alone."""
+    lease_s: float = 2.0
+    """Without a heartbeat for so long the worker counts as dead."""
+    patience: float = 10.0
+    """A prefill may take that many times its estimate, and a lease at the least, before another worker gets it."""
+    slowdown: float = 1.0
+    """Times its own speed, for trying out what a slow worker does to the others."""
+    outage_s: float = 30.0
+
+
+class LostError(RuntimeError):
+    """The store counts this incarnation of the worker as dead: others have its work."""
+
+
+class Claimed(NamedTuple):
+    task: PrefillTask
+    fence: str
+    epoch: str
+    """Of its session's home."""
+    home: int
+    address: str
+    """Of the home."""
+    ids: Ints
+    """[history + tokens]"""
+
+
+class Worker:
+    """A process's place in the run."""
+
+    def __init__(self, spec: WorkerSpec, address: str = "") -> None:
+        self.spec, self.address = spec, address
+        self.store = Store.connect(spec.url, spec.prefix, outage_s=spec.outage_s)
+        self.incarnation = ""
+        self.is_stopping = threading.Event()
+        self.is_lost = threading.Event()
+        self.said: dict[str, Any] = {}
+        """What it reports of itself with its heartbeat."""
+        self._requests = 0
+
+    def join(self, capacity: int) -> None:
+        """Take part, as somebody new: nothing of an earlier incarnation counts."""
+        self.incarnation = uuid.uuid4().hex
+        self.is_lost.clear()
+        spec = self.spec
+        self.call("register", spec.role, 1, self.address, capacity, spec.lease_s)
+
+    def call(self, operation: str, *args: Any) -> Any:
+        """An operation in this worker's name; LostError where the store no longer knows it."""
+        said = self.store.call(operation, self.spec.worker_id, self.incarnation, *args)
+        if said in (b"lost", [b"lost"]):
+            self.is_lost.set()
+            raise LostError
+        return said
+
+    def request(self) -> str:
+        """A name for one change, under which it may be sent twice."""
+        self._requests += 1
+        return f"{self.incarnation}:{self._requests}"
+
+    def claim(self, *, is_staged: bool) -> Claimed | None:
+        """The prefill that the policy takes next, leased; None where none is queued."""
+        spec = self.spec
+        while True:
+            now = self.store.clock.now()
+            version, until, rows = self.call("queue")
+            if not rows:
+                return None
+            fields = {int(each["task_id"]): each for each in map(texts, rows)}
+            tasks = [task_of(each) for each in fields.values()]
+            before = [asdict(task) for task in tasks]
+            start_s = max(now, float(until))
+            choice = choose(spec.make_queue(), tasks, start_s)
+            taken = choice.taken
+            # Twice as long for every time it came back: a worker that is merely slow gets it done in the end.
+            allowed_s = max(spec.lease_s, spec.patience * taken.estimate_s)
+            lease_s = start_s - now + allowed_s * 2 ** int(fields[taken.task_id]["requeued"])
+            rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
+            line = order_line(start_s, spec.worker_id, before, choice)
+            choosing = (version, taken.task_id, taken.postponed, lease_s, is_staged, line)
+            said = self.call("claim", self.request(), *choosing, *rest)
+            if said == b"changed":
+                continue
+            task, session, address, ids = texts(said[0]), texts(said[1]), said[2].decode(), said[3]
+            found = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
+            home = int(session["home"] or -1)
+            return Claimed(task_of(task), task["fence"], session["epoch"], home, address, found)
+
+    def start_heartbeat(self) -> None:
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def stop_on_signal(self) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: self.is_stopping.set())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the parent, which ends its workers
+
+    def report(self) -> None:
+        if self.said:
+            key = self.store.key("worker", self.spec.worker_id)
+            self.store.answered(lambda: self.store.client.hset(key, mapping=self.said))
+
+    def _beat(self) -> None:
+        parent = parent_process()
+        while not self.is_stopping.wait(self.spec.lease_s / 4):
+            if parent is not None and not parent.is_alive():
+                os._exit(0)  # nobody is left to stop it
+            if not self.is_lost.is_set():
+                try:
+                    self.call("beat", self.spec.lease_s)
+                    self.report()
+                except LostError:
+                    pass
+
+
+def executor_of(spec: WorkerSpec) -> TorchExecutor:
+    is_named = isinstance(spec.model, str)
+    model = load_causal(
+        spec.model,
+        dtype=parse_dtype(spec.dtype),
+        device=spec.device,
+        weights="checkpoint" if is_named else "random",
+        seed=spec.seed,
+    )
+    return TorchExecutor(model, num_slots=spec.num_slots, max_len=spec.max_len, num_tokens=spec.num_tokens)
+
+
+def settle_on_core(core: int | None) -> None:
+    if core is not None:
+        os.sched_setaffinity(0, {core})

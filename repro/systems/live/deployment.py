@@ -1,0 +1,272 @@
+"""Live workers, ready to serve one cell's sessions: Redis, worker processes, their profile, the run, and its simulation."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from engines.ampd.live.store import Store, load_redis
+from engines.ar.cluster.policy import LeastKvMemory, Router
+from engines.ar.cluster.queue import PrefillQueue
+from engines.errors import require
+from repro.runs.record import REQUESTS, Obtained, RunRecord
+from repro.systems.ar.log import tables_of
+from repro.systems.live.settings import MAX_WORKERS, Settings
+from repro.workloads.sessions import SessionWorkload
+
+if TYPE_CHECKING:
+    from engines.ampd.live.fleet import Fleet
+    from engines.ampd.live.profile import LiveProfile
+    from engines.ar.cluster.record import ClusterRun
+    from repro.runs.drivers.steps import OnProgress
+
+GIVEN_UP_S = 1800.0
+START_S = 300.0
+MAX_LEN = 4096
+NUM_SLOTS = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveDeployment:
+    system: str
+    title: str
+    settings: Settings
+    seed: int
+    modules: tuple[str, ...]
+
+    obtained: ClassVar[Obtained] = "measured"
+
+    @property
+    def basis(self) -> str:
+        return self.settings.basis
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"deployment": str(self.settings.deployment)}
+
+    def check_machine(self) -> None:
+        """The client and, where none is there already, a server."""
+        import shutil
+
+        load_redis()
+        require(
+            self.settings.redis is not None or shutil.which("redis-server") is not None,
+            "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT",
+        )
+
+    def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        from engines.ampd.live.client import serve
+        from engines.ampd.live.coordinator import Coordinator
+        from engines.ampd.live.decisions import replay
+        from engines.ampd.live.profile import profile_live
+        from engines.ampd.live.record import Mark, collect
+
+        self.check_machine()
+        settings, sessions = self.settings, workload.sessions
+        prompts = self._prompts()
+        with self._fleet() as (store, fleet):
+            profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
+            coordinator = Coordinator(
+                store,
+                binder=LeastKvMemory(),
+                router=self._router(profile),
+                estimator=profile.performance,
+                window_s=settings.policies.window_s,
+                lease_s=settings.lease_s,
+            )
+            mark = Mark.of(store, settings.roles)
+            began = serve(coordinator, sessions, prompts, until_s=GIVEN_UP_S, on_turn=lambda ended: fleet.check())
+            end_s = store.clock.now() - began
+            fleet.stop()  # with which workers report for the last time
+            run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
+            arrived = [float(store.fields("session", each.session_id)["arrived_s"]) - began for each in sessions]
+            found = replay(
+                store.log()[mark.decision :],
+                binder=LeastKvMemory(),
+                router=self._router(profile),
+                make_queue=lambda worker: self._make_queue()(),
+            )
+            store.clear()
+        simulated = self._simulated(profile, workload)
+        tables = tables_of(run)
+        lags = [max(at - session.arrival_s, 0.0) for at, session in zip(arrived, sessions, strict=True)]
+        tables[REQUESTS] = {**tables[REQUESTS], "submit_lag_s": lags}
+        facts = {
+            **self._facts(run, end_s),
+            "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
+            "lost_workers": coordinator.lost_workers,
+            "prefills_taken_back": coordinator.num_taken_back,
+            "profile": _profile_facts(profile),
+            "simulated": compared(run, simulated),
+        }
+        return RunRecord(
+            tables=tables,
+            manifest={
+                "obtained": self.obtained,
+                "calibration": None,
+                "dataset": asdict(workload.provenance),
+                "platform": "this CPU",
+                "model": settings.model,
+                "system": self.title,
+                "facts": facts,
+            },
+        )
+
+    @contextmanager
+    def _fleet(self) -> Iterator[tuple[Store, Fleet]]:
+        from engines.ampd.live.fleet import Fleet
+        from engines.ampd.live.server import RedisServer
+        from engines.ampd.live.worker import WorkerSpec
+
+        settings, prefix = self.settings, f"{{ampd:{uuid.uuid4().hex[:12]}}}"
+
+        @contextmanager
+        def redis_url() -> Iterator[str]:
+            if settings.redis is not None:
+                yield settings.redis
+                return
+            with tempfile.TemporaryDirectory(prefix="ampd-redis-") as folder, RedisServer(Path(folder)) as server:
+                yield server.url
+
+        with redis_url() as url:
+            store = Store.connect(url, prefix)
+            store.call("create", settings.policies.window_s)
+            cores = sorted(os.sched_getaffinity(0))
+            specs = [
+                WorkerSpec(
+                    worker_id=worker,
+                    role=role,  # type: ignore[arg-type]
+                    url=url,
+                    prefix=prefix,
+                    model=settings.config,
+                    make_queue=self._make_queue(),
+                    num_tokens=settings.kv_tokens,
+                    max_len=MAX_LEN,
+                    num_slots=NUM_SLOTS,
+                    lease_s=settings.lease_s,
+                    core=cores[worker % len(cores)] if settings.is_pinned else None,
+                )
+                for worker, role in settings.roles.items()
+            ]
+            assert len(specs) <= MAX_WORKERS
+            with Fleet(specs, store, start_s=START_S) as fleet:
+                yield store, fleet
+
+    def _make_queue(self) -> Any:
+        from engines.ampd.reordering import ReorderingQueue
+
+        policies = self.settings.policies
+        if not policies.prefill_reordering:
+            return PrefillQueue
+        return partial(ReorderingQueue, ttft_s=self.settings.slo.ttft_s, w=policies.w)
+
+    def _router(self, profile: LiveProfile) -> Router:
+        from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+        from engines.ar.cluster.dispatch import RemoteOnly
+
+        policies = self.settings.policies
+        if not policies.adaptive_routing:
+            return RemoteOnly(policies.dispatch, seed=self.seed)
+        config = RoutingConfig(
+            slo=self.settings.slo,
+            alpha=policies.alpha,
+            beta=policies.beta,
+            route_order=policies.route_order,
+            window=policies.window,
+        )
+        return AdaptiveRouter(profile.performance, config, seed=self.seed)
+
+    def _prompts(self) -> Any:
+        from engines.ar.torch.run import random_prompts
+        from engines.models.qwen2_config import CausalConfig, read_causal_config
+
+        config = self.settings.config
+        found = config if isinstance(config, CausalConfig) else read_causal_config(Path(config))
+        return random_prompts(found.vocab_size, self.seed)
+
+    def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
+        from engines.ampd.live.twin import simulate_live
+
+        settings = self.settings
+        return simulate_live(
+            profile,
+            workload.sessions,
+            num_homes=settings.num_homes,
+            num_prefills=settings.num_prefills,
+            binder=LeastKvMemory(),
+            router=self._router(profile),
+            estimator=profile.performance,
+            make_queue=self._make_queue(),
+            kv_capacity=settings.kv_tokens,
+            window_s=settings.policies.window_s,
+        )
+
+    def _facts(self, run: ClusterRun, end_s: float) -> dict[str, Any]:
+        settings = self.settings
+        span_s = max(run.sessions["arrival_s"])
+        load, reason = None, None
+        if span_s > 0:
+            pools = [
+                [b for b, r in zip(run.workers["busy_prefill_s"], run.workers["role"], strict=True) if r == role]
+                for role in ("prefill", "decode")
+            ]
+            load = max(sum(pool) / len(pool) for pool in pools) / span_s
+            if load > 1:
+                reason = f"prefills took {load:.2f} times what the workers had time for while sessions arrived"
+        return {
+            "deployment": str(settings.deployment),
+            "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
+            "attainment_reading": str(settings.reading),
+            "is_transient": settings.is_transient,
+            "end_s": end_s,
+            "stop_reason": None,
+            "prefill_load": load,
+            "overload_reason": reason,
+        }
+
+
+def _profile_facts(profile: LiveProfile) -> dict[str, Any]:
+    fits = {"prefill_remote": profile.remote, "prefill_local": profile.local, "transfer": profile.transfer}
+    return {
+        **{name: {"mean_error": fit.mean_error, "max_error": fit.max_error} for name, fit in fits.items()},
+        "decode": asdict(profile.decode),
+        "dispatch_s": profile.dispatch_s,
+        "prefill_100_s": profile.performance.prefill_s(0, 100, 1),
+        "transfer_1000_s": profile.performance.transfer_s(1000, 1, 1),
+    }
+
+
+def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, float]]:
+    """Latencies measured, and predicted by the simulator from the workers' profile; error is predicted / measured - 1."""
+    import numpy as np
+
+    from engines.ar.metrics import observe
+
+    found = {}
+    pair = [observe(each) for each in (run, simulated)]
+    for name, of in (
+        ("ttft_s", lambda seen: seen.ttft_s),
+        ("ttft_initial_s", lambda seen: seen.ttft_s[seen.round_index == 0]),
+        ("ttft_incremental_s", lambda seen: seen.ttft_s[seen.round_index > 0]),
+        ("itl_s", lambda seen: seen.round_itl_s["mean"]),
+        ("e2el_s", lambda seen: seen.e2el_s),
+    ):
+        for stat, reduce in (("mean", np.nanmean), ("p50", np.nanmedian), ("p90", partial(np.nanquantile, q=0.9))):
+            values = [of(seen) for seen in pair]
+            if all(np.isfinite(each).any() for each in values):
+                measured, predicted = (float(reduce(each)) for each in values)
+                found[f"{name} {stat}"] = {
+                    "measured": measured,
+                    "predicted": predicted,
+                    "error": predicted / measured - 1,
+                }
+    local = [float(np.mean(seen.is_local)) for seen in pair]
+    found["local_share"] = {"measured": local[0], "predicted": local[1], "error": local[1] - local[0]}
+    return found

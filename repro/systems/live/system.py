@@ -1,0 +1,52 @@
+"""AMPD on live workers: from a cell to processes and their sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engines.errors import require
+from repro.runs.cell import Cell
+from repro.runs.family import Family
+from repro.systems.ar.family import AR
+from repro.systems.live.deployment import MAX_LEN, LiveDeployment
+from repro.systems.live.settings import resolve
+from repro.workloads.sessions import SessionWorkload, build_sessions
+
+MODULES = (
+    "engines.ampd.live.prefill",
+    "engines.ampd.live.decode",
+    "engines.ampd.live.twin",
+    "repro.systems.live.system",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveSystem:
+    name: str
+    title: str
+    summary: str
+
+    @property
+    def family(self) -> Family:
+        return AR
+
+    def prepare(self, cell: Cell) -> tuple[LiveDeployment, SessionWorkload]:
+        settings = resolve(cell, self.name)
+        workload = build_sessions(settings.workload)
+        longest = max(session.context_tokens for session in workload.sessions)
+        most = min(MAX_LEN, settings.kv_tokens)
+        require(
+            longest < most,
+            f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {most}: shorten it",
+        )
+        deployment = LiveDeployment(
+            system=self.name, title=self.title, settings=settings, seed=cell.seed, modules=MODULES
+        )
+        return deployment, workload
+
+
+AMPD_LIVE = LiveSystem(
+    name="ampd-live",
+    title="AMPD live",
+    summary="AMPD's policies over Redis on prefill and decode processes of this machine, measured",
+)

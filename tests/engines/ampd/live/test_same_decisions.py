@@ -1,0 +1,306 @@
+"""The live coordinator in the simulator's place makes the simulator's run, and its log makes its decisions again.
+
+The simulated cluster keeps its clock and its steps; where it would ask its own policies and read its own queues and
+windows, it tells Redis what happened and takes what the live coordinator and the live queues decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from support.clusters import hardware, session
+from support.live import client_of_any, needs_store
+
+from engines.ampd.live.coordinator import Coordinator
+from engines.ampd.live.decisions import Choice, Replay, choose, order_line, replay
+from engines.ampd.live.store import Store, task_of, texts
+from engines.ampd.profiler import profile_hardware
+from engines.ampd.reordering import ReorderingQueue
+from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ampd.system import AmpdConfig, ampd
+from engines.ar.cluster.batching import ONE_BY_ONE
+from engines.ar.cluster.decode_batch import Run
+from engines.ar.cluster.events import EventLoop
+from engines.ar.cluster.hub import RemoteWorker
+from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.live import Live
+from engines.ar.cluster.policy import Decision, DecodeView, LeastKvMemory, PrefillView
+from engines.ar.cluster.prefill_worker import PrefillWorker
+from engines.ar.cluster.record import ClusterRun
+from engines.ar.cluster.simulation import Simulation
+from engines.ar.deployment import Deployment
+from engines.ar.session import OpenLoop, Session
+from engines.ar.slo import Slo
+from engines.ar.task import PrefillTask
+
+pytestmark = needs_store
+
+HARDWARE = hardware()
+MODEL = profile_hardware(HARDWARE, num_gpus=8, decode_context=512)
+DEPLOYMENT = Deployment.disaggregated(2, 2, 2, 2)
+FOREVER = 1e9
+
+
+class LoopClock:
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        return self._loop.now
+
+
+class LiveQueue(ReorderingQueue):
+    """Takes what a live worker would claim: the policy's choice among the tasks that Redis holds."""
+
+    mirror: Mirror
+    worker: PrefillWorker | Instance
+
+    def peek(self, now: float) -> PrefillTask:
+        return self._tasks[0]
+
+    def take(self, now: float) -> PrefillTask:
+        store, worker_id = self.mirror.store, self.worker.worker_id
+        version, _, found = store.call("queue", worker_id, "a")
+        tasks = [task_of(texts(fields)) for fields in found]
+        before = [{**_plain(task)} for task in tasks]
+        choice = choose(ReorderingQueue(ttft_s=self.ttft_s, w=self.w), tasks, now)
+        rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
+        staged = isinstance(self.worker, PrefillWorker) and self.worker._is_busy
+        line = order_line(now, worker_id, before, choice)
+        taken = choice.taken
+        said = store.call(
+            "claim",
+            worker_id,
+            "a",
+            f"c{taken.task_id}",
+            version,
+            taken.task_id,
+            taken.postponed,
+            FOREVER,
+            staged,
+            line,
+            *rest,
+        )
+        self.mirror.fence[taken.task_id] = texts(said[0])["fence"]
+        return self._obeyed(choice)
+
+    def _obeyed(self, choice: Choice) -> PrefillTask:
+        own = {task.task_id: task for task in self._tasks}
+        ordered = [choice.taken, *choice.rest]
+        assert sorted(own) == sorted(task.task_id for task in ordered)
+        self._tasks.clear()
+        for task in ordered:
+            own[task.task_id].postponed = task.postponed
+            self._tasks.append(own[task.task_id])
+        return self._taken(self._tasks.popleft())
+
+
+class LivePolicies:
+    """Binder and router of the simulation, which ask the live coordinator."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror, self.num_bound = mirror, 0
+
+    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
+        store, order = self.mirror.store, self.num_bound
+        self.num_bound += 1
+        self.mirror.report(decodes)
+        self.mirror.coordinator.open(order)
+        assert self.mirror.coordinator.settle() == 0
+        return int(store.fields("session", order)["home"])
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        self.mirror.report([home])
+        self.mirror.check_views(home, prefills, now)
+        live = self.mirror._lives[task.order]
+        is_last = task.round_index == len(live.session.rounds) - 1
+        self.mirror.coordinator.begin(
+            task.order, task.round_index, np.zeros(task.tokens), decode_tokens=live.left, is_last=is_last, ready_s=now
+        )
+        found = self.mirror.store.fields("task", task.task_id)
+        assert (int(found["history"]), int(found["tokens"])) == (task.history, task.tokens)
+        return Decision(int(found["worker"]), found["is_local"] == "1", found["reason"])
+
+
+class MirroredHome(Instance):
+    mirror: Mirror
+
+    def _advance(self, run: Run) -> None:
+        parts = self.batch.token_runs(run)
+        members = [(live.order, 0) for live in self.batch._members.values()]
+        self.mirror.stepped(self.worker_id, members, sum(part.tokens * part.gap_s for part in parts))
+        super()._advance(run)
+
+
+class Mirror(Simulation):
+    """Tells Redis what workers would."""
+
+    def __init__(self, client: Any, prefix: str, slo: Slo, config: RoutingConfig, *, seed: int) -> None:
+        policies = LivePolicies(self)
+        super().__init__(binder=policies, router=policies, estimator=MODEL, links=HARDWARE.links)
+        self.store = Store(client, prefix, clock=LoopClock(self.loop))
+        router = AdaptiveRouter(MODEL, config, seed=seed)
+        self.coordinator = Coordinator(self.store, binder=LeastKvMemory(), router=router, estimator=MODEL)
+        self.fence: dict[int, str] = {}
+        self.num_steps = 0
+        make_queue = partial(LiveQueue, ttft_s=slo.ttft_s)
+        for number in range(2):
+            home_queue = make_queue()
+            home = MirroredHome(
+                self,
+                worker_id=number,
+                degree=2,
+                cost=HARDWARE.cost(2),
+                queue=home_queue,
+                batching=ONE_BY_ONE,
+                kv_capacity=HARDWARE.kv_capacity(2),
+                max_run_steps=1,
+            )
+            home.mirror = self
+            self._meet(home, home_queue, "decode")
+            self.add_home(home)
+        for number in (2, 3):
+            queue = make_queue()
+            worker = PrefillWorker(
+                self,
+                worker_id=number,
+                degree=2,
+                cost=HARDWARE.cost(2, is_remote=True),
+                queue=queue,
+                batching=ONE_BY_ONE,
+            )
+            self._meet(worker, queue, "prefill")
+            self.add_prefill(worker)
+
+    def _meet(self, worker: Instance | PrefillWorker, queue: LiveQueue, role: str) -> None:
+        queue.mirror, queue.worker = self, worker
+        self.store.call("register", worker.worker_id, "a", role, worker.degree, "", 10**9, FOREVER)
+
+    def report(self, homes: Sequence[DecodeView]) -> None:
+        """What a live home says of itself with every step."""
+        for home in homes:
+            assert isinstance(home, Instance)
+            said = {"kv_tokens": home.kv_tokens, "batch": home.batch.size, "token_s": repr(home.batch.token_s)}
+            self.store.client.hset(self.store.key("worker", home.worker_id), mapping=said)
+
+    def check_views(self, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> None:
+        """What Redis says of the workers is what the simulator knows of them."""
+        live = {member.view.worker_id: member.view for member in self.store.members()}
+        for worker in (home, *prefills):
+            view = live[worker.worker_id]
+            assert view.backlog_s == pytest.approx(worker.backlog_s, abs=1e-9)
+            assert view.busy_s(now) == pytest.approx(worker.busy_s(now), abs=1e-9)
+            assert view.oldest_wait_s(now) == pytest.approx(worker.oldest_wait_s(now), abs=1e-9)
+            assert view.backlog_tokens == worker.backlog_tokens
+        assert live[home.worker_id].windowed_itl_s(now) == pytest.approx(home.windowed_itl_s(now), abs=1e-9)
+        assert live[home.worker_id].token_age_s(now) == pytest.approx(home.token_age_s(now), abs=1e-9)
+        assert live[home.worker_id].num_sessions == home.num_sessions
+        for each in prefills:
+            assert live[each.worker_id].windowed_ttft_s(now) == pytest.approx(each.windowed_ttft_s(now), abs=1e-9)
+
+    def task_started(self, task: PrefillTask, now: float) -> None:
+        worker = self._tasks[task.task_id][4]
+        assert self.store.call("start", worker, "a", task.task_id, self.fence[task.task_id]) == b"ok"
+        super().task_started(task, now)
+
+    def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
+        fence = self.fence[task.task_id]
+        assert self.store.call("computed", worker_id, "a", task.task_id, fence, task.tokens) == b"ok"
+        if worker_id not in self._prefill_of:
+            self._landed_live(task)
+        return super().prefilled(task, worker_id)
+
+    def _land(self, live: Live, task: PrefillTask, worker: RemoteWorker) -> None:
+        self._landed_live(task)
+        super()._land(live, task, worker)
+
+    def _landed_live(self, task: PrefillTask) -> None:
+        home = self._lives[task.order].home.worker_id
+        word = np.int32(1).tobytes(), np.float64(self.loop.now).tobytes()
+        said = self.store.call("land", home, "a", task.order, 0, task.task_id, self.fence[task.task_id], *word, 0)
+        assert said[0] == b"ok"
+
+    def stepped(self, worker_id: int, members: Sequence[tuple[int, int]], gap_s: float) -> None:
+        self.num_steps += 1
+        items: list[Any] = []
+        for order, epoch in members:
+            items += [order, epoch, len(self.store.read("ids", order)) // 4, np.int32(1).tobytes()]
+        time = np.float64(self.loop.now).tobytes()
+        said = self.store.call("tokens", worker_id, "a", f"s{self.num_steps}", time, 0, 0, gap_s, *items)
+        assert said[0] == []
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    with client_of_any(tmp_path_factory.mktemp("redis")) as found:
+        yield found
+
+
+def sessions(seed: int, count: int = 20) -> list[Session]:
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(0.15, count)).tolist()
+    made = []
+    for index in range(count):
+        lengths = rng.choice([60, 400, 2500], int(rng.integers(1, 4))).tolist()
+        rounds = [(tokens, int(rng.integers(1, 7)), float(rng.exponential(0.2))) for tokens in lengths]
+        made.append(session(index, times[index], *rounds))
+    return made
+
+
+def same(simulated: ClusterRun, live: ClusterRun) -> None:
+    for name in ("sessions", "rounds", "tasks", "transfers", "workers"):
+        assert getattr(live, name) == getattr(simulated, name), name
+
+
+SLO = Slo(ttft_s=0.8, itl_s=0.05)
+"""Tight, so that every rule of Algorithm 1 decides some."""
+
+
+@pytest.mark.parametrize(
+    ("seed", "config"),
+    [
+        (1, RoutingConfig(slo=SLO)),
+        (2, RoutingConfig(slo=SLO)),
+        (2, RoutingConfig(slo=SLO, route_order="load", window="backlog")),
+    ],
+)
+def test_live_coordinator_makes_the_simulators_run(client: object, seed: int, config: RoutingConfig) -> None:
+    arrivals = sessions(seed)
+    own = AmpdConfig(route_order=config.route_order, window=config.window)
+    simulated = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, own).simulate(
+        OpenLoop(sessions=arrivals), seed=seed, max_run_steps=1
+    )
+    mirror = Mirror(client, f"{{same{seed}{config.window}}}", SLO, config, seed=seed)
+    same(simulated, mirror.run(OpenLoop(sessions=arrivals)))
+    if config.window == "done":  # as printed: every rule of Algorithm 1 decided some, Algorithm 2 changed an order
+        assert len(set(simulated.tasks["reason"])) == 3
+        assert any(simulated.tasks["postponed"])
+
+    lines = mirror.store.log()
+    found = made_again(lines, config, seed)
+    num_tasks = len(simulated.tasks["task_id"])
+    assert found.decisions == {"bind": len(arrivals), "route": num_tasks, "order": num_tasks}
+    assert found.mismatches == []
+    # A log of other policies does not pass.
+    other = made_again(lines, replace(config, alpha=0.0, beta=0.0), seed)
+    assert {each.kind for each in other.mismatches} == {"route"}
+    if any(simulated.tasks["postponed"]):
+        assert {each.kind for each in made_again(lines, config, seed, w=1).mismatches} == {"order"}
+
+
+def made_again(lines: Sequence[str], config: RoutingConfig, seed: int, w: int = 3) -> Replay:
+    return replay(
+        lines,
+        binder=LeastKvMemory(),
+        router=AdaptiveRouter(MODEL, config, seed=seed),
+        make_queue=lambda worker: ReorderingQueue(ttft_s=SLO.ttft_s, w=w),
+    )
+
+
+def _plain(task: PrefillTask) -> dict[str, Any]:
+    return {name: getattr(task, name) for name in PrefillTask.__slots__}

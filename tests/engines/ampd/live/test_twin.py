@@ -1,0 +1,62 @@
+"""A simulated cluster in the live workers' place: profiled by its own tables, its twin is the cluster itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from support.clusters import LinearCost, TokenEstimator, links, serve, session, simulation
+
+from engines.ampd.live.profile import _fitted
+from engines.ampd.live.twin import simulate_live
+from engines.ar.cluster.dispatch import RemoteOnly
+from engines.ar.cluster.policy import LeastKvMemory, Local
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.metrics import observe
+from engines.ar.session import Session
+
+COST = LinearCost(token_s=1e-3, decode_s=10e-3, slope_s=1e-5)
+KV = links(2e-5, latency_s=3e-3)
+
+
+def test_twin_of_a_known_cluster_is_that_cluster() -> None:
+    numbers = itertools.count()
+    alone: list[Session] = []
+    for history, tokens in itertools.product((0, 100, 500), (20, 100, 400, 800)):
+        rounds = ((history, 1), (tokens, 1)) if history else ((tokens, 1),)
+        alone.append(session(number := next(numbers), 100.0 * number, *rounds))
+    remote = serve(simulation(prefills=1, cost=COST, router=RemoteOnly(), kv_links=KV), *alone)
+    local = serve(simulation(cost=COST, router=Local()), *alone)
+    steps = [(b, b * c, 10e-3 + 1e-5 * b * c) for b, c in itertools.product((1, 2, 4, 8), (64, 768))]
+    profile = _fitted(remote, local, steps, 416)
+
+    assert profile.performance.prefill_s(100, 300, 1) == pytest.approx(0.3, rel=1e-6)
+    assert profile.performance.transfer_s(500, 1, 1) == pytest.approx(13e-3, rel=1e-6)
+    assert profile.performance.decode_s(4, 1) == pytest.approx(10e-3 + 4 * 416e-5, rel=1e-6)
+    assert profile.dispatch_s == pytest.approx(0.0, abs=1e-9)
+
+    rng = np.random.default_rng(3)
+    times = np.cumsum(rng.exponential(0.3, 40)).tolist()
+    sessions = [
+        session(index, times[index], *((int(n), int(rng.integers(1, 30)), 0.2) for n in rng.integers(20, 700, 3)))
+        for index in range(40)
+    ]
+    built = simulation(homes=2, prefills=2, cost=COST, router=RemoteOnly(), kv_links=KV, estimator=TokenEstimator())
+    truth = observe(serve(built, *sessions))
+    twin = observe(
+        simulate_live(
+            profile,
+            sessions,
+            num_homes=2,
+            num_prefills=2,
+            binder=LeastKvMemory(),
+            router=RemoteOnly(),
+            estimator=TokenEstimator(),
+            make_queue=PrefillQueue,
+            kv_capacity=10**9,
+        )
+    )
+    np.testing.assert_allclose(twin.ttft_s, truth.ttft_s, rtol=1e-4)
+    np.testing.assert_allclose(twin.round_itl_s["mean"], truth.round_itl_s["mean"], rtol=1e-4)
+    np.testing.assert_allclose(twin.e2el_s, truth.e2el_s, rtol=1e-4)

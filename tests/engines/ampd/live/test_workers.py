@@ -1,0 +1,282 @@
+"""Real processes over a real Redis: answers are the engine's, whoever is killed, stopped or restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.live import needs_redis
+
+from engines.ampd.live.client import serve
+from engines.ampd.live.coordinator import Coordinator
+from engines.ampd.live.decisions import replay
+from engines.ampd.live.fleet import Fleet
+from engines.ampd.live.profile import ProfileGrid, profile_live
+from engines.ampd.live.record import Mark, answers, collect
+from engines.ampd.live.server import RedisServer
+from engines.ampd.live.store import Store
+from engines.ampd.live.twin import simulate_live
+from engines.ampd.live.worker import WorkerSpec
+from engines.ampd.reordering import ReorderingQueue
+from engines.ar.cluster.batching import ONE_BY_ONE
+from engines.ar.cluster.dispatch import RemoteOnly
+from engines.ar.cluster.policy import LeastKvMemory
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.session import OpenLoop, Round, Session
+from engines.ar.torch.run import random_prompts
+from engines.errors import RunError
+from engines.models.qwen2_config import tiny_causal
+from repro.systems.live.deployment import compared
+
+pytestmark = needs_redis
+
+CONFIG = tiny_causal(d_model=32, n_layers=2)
+PROMPTS = random_prompts(CONFIG.vocab_size, 0)
+PREFIX = "{run}"
+HOMES, PREFILLS = (0, 1), (2, 3)
+ROLES = dict.fromkeys(HOMES, "decode") | dict.fromkeys(PREFILLS, "prefill")
+UNTIL_S = 600.0
+"""A machine may be busy: nobody is judged by time here."""
+
+
+class Live:
+    """Two homes, two prefill workers, a coordinator and a Redis, all to be disturbed."""
+
+    def __init__(self, server: RedisServer, store: Store, fleet: Fleet) -> None:
+        self.server, self.store, self.fleet = server, store, fleet
+        self.coordinator = Coordinator(
+            store, binder=LeastKvMemory(), router=RemoteOnly("round-robin"), estimator=None, lease_s=1.0
+        )
+        self.num_sessions = 0
+
+    def sessions(self, count: int, tokens: int = 300) -> list[Session]:
+        rng = np.random.default_rng(self.num_sessions)
+        first, self.num_sessions = self.num_sessions, self.num_sessions + count
+        rounds = [
+            tuple(Round(int(rng.integers(20, tokens)), int(rng.integers(1, 12)), 0.01) for _ in range(3))
+            for _ in range(count)
+        ]
+        return [Session(first + index, 0.01 * index, each) for index, each in enumerate(rounds)]
+
+    def serve(self, sessions: list[Session], on_turn: Callable[[int], None] | None = None) -> float:
+        return serve(self.coordinator, sessions, PROMPTS, until_s=UNTIL_S, on_turn=on_turn)
+
+    def is_computing(self, worker: int) -> bool:
+        """Whether a task is under way there; asked again and again this stops the worker in the middle of one."""
+        os.kill(self.fleet.pid(worker), signal.SIGSTOP)
+        if self.store.fields("worker", worker)["running_task"]:
+            return True
+        os.kill(self.fleet.pid(worker), signal.SIGCONT)
+        return False
+
+    def again(self, worker: int) -> None:
+        """The worker is back after a test, as somebody new."""
+        self.fleet.start(worker)
+        before = self.store.fields("worker", worker)["incarnation"]
+        while self.store.fields("worker", worker)["incarnation"] in ("", before):
+            time.sleep(0.05)
+            self.coordinator.settle()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        store = Store.connect(server.url, PREFIX)
+        store.call("create", 10.0)
+        specs = [
+            WorkerSpec(
+                worker_id=worker,
+                role="decode" if worker in HOMES else "prefill",
+                url=server.url,
+                prefix=PREFIX,
+                model=CONFIG,
+                make_queue=PrefillQueue if worker in HOMES else partial(ReorderingQueue, ttft_s=1.0),
+                num_tokens=16000,
+                max_len=2048,
+                num_slots=64,
+                lease_s=1.0,
+            )
+            for worker in ROLES
+        ]
+        with Fleet(specs, store, start_s=600.0) as fleet:
+            yield Live(server, store, fleet)
+
+
+def engine_answers(sessions: list[Session]) -> dict[int, list[list[int]]]:
+    """Of one worker that does everything, in this process."""
+    from engines.ar.torch.engine import Engine
+    from engines.ar.torch.executor import TorchExecutor
+    from engines.models.qwen2 import load_causal
+
+    model = load_causal(CONFIG, weights="random", seed=0)
+    executor = TorchExecutor(model, num_slots=64, max_len=2048, num_tokens=16000)
+    run = Engine(executor=executor, batching=ONE_BY_ONE, prompts=PROMPTS).run(OpenLoop(sessions=sessions))
+    return dict(run.answers)
+
+
+def check_whole(live: Live, sessions: list[Session], began: float) -> None:
+    """Every session has every round and token once, and they are the engine's."""
+    expected = engine_answers(sessions)
+    for session in sessions:
+        assert live.store.fields("session", session.session_id)["state"] == "done"
+        num_ids = len(live.store.read("ids", session.session_id)) // 4
+        assert num_ids == session.context_tokens
+        assert len(live.store.read("times", session.session_id)) // 8 == session.decode_tokens
+        assert answers(live.store, session) == expected[session.session_id]
+    run = collect(live.store, sessions, began, ROLES, {})
+    assert run.sessions["status"] == ["ok"] * len(sessions)
+    own = {session.session_id for session in sessions}
+    done = [
+        (session, number)
+        for session, number, kind, landed in zip(
+            run.tasks["session_id"], run.tasks["round"], run.tasks["kind"], run.tasks["landed_s"], strict=True
+        )
+        if session in own and kind != "recompute" and landed is not None
+    ]
+    assert sorted(done) == sorted({(session.session_id, number) for session in sessions for number in range(3)})
+
+
+def test_answers_are_the_engines_and_the_log_replays(live: Live) -> None:
+    sessions = live.sessions(4)
+    check_whole(live, sessions, live.serve(sessions))
+    # In this fleet a worker's queue tells its kind; a policy is as it was when the log began.
+    found = replay(
+        live.store.log(),
+        binder=LeastKvMemory(),
+        router=RemoteOnly("round-robin"),
+        make_queue=lambda worker: PrefillQueue() if worker in HOMES else ReorderingQueue(ttft_s=1.0),
+    )
+    assert found.mismatches == []
+    assert found.decisions == {"bind": 4, "route": 12, "order": 12}
+
+
+def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_nothing(live: Live) -> None:
+    sessions = live.sessions(4, tokens=600)
+    killed: list[str] = []
+
+    def kill(num_ended: int) -> None:
+        if not killed and live.is_computing(2):
+            killed.append(live.store.fields("worker", 2)["running_task"])
+            os.kill(live.fleet.pid(2), signal.SIGKILL)
+
+    began = live.serve(sessions, kill)
+    check_whole(live, sessions, began)
+    assert live.coordinator.lost_workers == [2]
+    task = live.store.fields("task", killed[0])
+    assert (task["state"], task["requeued"], task["worker"]) == ("done", "1", "3")
+    live.again(2)
+
+
+def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live: Live) -> None:
+    sessions = live.sessions(4, tokens=600)
+    stopped: list[str] = []
+    before = list(live.coordinator.lost_workers)
+
+    def stop(num_ended: int) -> None:
+        if not stopped and live.is_computing(3):
+            stopped.append(live.store.fields("worker", 3)["running_task"])
+        elif stopped and live.coordinator.lost_workers != before:
+            os.kill(live.fleet.pid(3), signal.SIGCONT)
+
+    check_whole(live, sessions, live.serve(sessions, stop))
+    assert live.coordinator.lost_workers == [*before, 3]
+    assert live.store.fields("task", stopped[0])["worker"] == "2"
+    while 3 not in {member.view.worker_id for member in live.store.members()}:
+        time.sleep(0.05)
+        live.coordinator.settle()  # it comes back by itself, as somebody new
+
+
+def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:
+    sessions = live.sessions(4)
+    restarts = 0
+
+    def restart(num_ended: int) -> None:
+        nonlocal restarts
+        if restarts < 2 and num_ended > restarts:
+            restarts += 1
+            live.server.kill()
+            time.sleep(1.5)  # longer than a lease: no heartbeat gets through
+            live.server.start()
+
+    lost = list(live.coordinator.lost_workers)
+    check_whole(live, sessions, live.serve(sessions, restart))
+    assert restarts == 2
+    assert live.coordinator.lost_workers == lost
+
+
+def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None:
+    first, live.num_sessions = live.num_sessions, live.num_sessions + 4
+    sessions = [Session(first + index, 0.0, (Round(100, 100, 0.01), Round(50, 100))) for index in range(4)]
+    held: set[bytes] = set()
+
+    def kill(num_ended: int) -> None:
+        if not held:
+            os.kill(live.fleet.pid(0), signal.SIGSTOP)
+            bound = live.store.client.smembers(live.store.key("bound", 0))
+            if any(live.store.fields("session", int(each))["state"] == "decoding" for each in bound):
+                held.update(bound)
+                os.kill(live.fleet.pid(0), signal.SIGKILL)
+            else:
+                os.kill(live.fleet.pid(0), signal.SIGCONT)
+
+    began = live.serve(sessions, kill)
+    assert held
+    assert live.coordinator.lost_workers[-1] == 0
+    assert {live.store.fields("session", int(each))["home"] for each in held} == {"1"}
+    for session in sessions:
+        assert live.store.fields("session", session.session_id)["state"] == "done"
+        assert len(live.store.read("ids", session.session_id)) // 4 == session.context_tokens
+    assert collect(live.store, sessions, began, ROLES, {}).sessions["status"] == ["ok"] * 4
+    live.again(0)
+
+
+def test_profile_and_its_twin(live: Live) -> None:
+    """Every path of the profiler; how near the twin comes is a measurement, not a test."""
+    grid = ProfileGrid(
+        tokens=(8, 32, 64, 128, 256), histories=(0, 64), batches=(1, 2), contexts=(32, 64), steps=3, repeats=1
+    )
+    profile = profile_live(live.store, ROLES, PROMPTS, grid=grid)
+    assert profile.dispatch_s > 0
+    assert profile.performance.prefill_s(0, 200, 1) > profile.performance.prefill_s(0, 8, 1) > 0
+    sessions = live.sessions(3)
+    simulated = simulate_live(
+        profile,
+        sessions,
+        num_homes=2,
+        num_prefills=2,
+        binder=LeastKvMemory(),
+        router=RemoteOnly("round-robin"),
+        estimator=profile.performance,
+        make_queue=PrefillQueue,
+        kv_capacity=16000,
+    )
+    since = Mark.of(live.store, ROLES)
+    run = collect(live.store, sessions, live.serve(sessions), ROLES, {}, since=since)
+    found = compared(run, simulated)
+    assert {"ttft_s mean", "itl_s p50", "local_share"} <= found.keys()
+    assert len(run.tasks["task_id"]) == len(simulated.tasks["task_id"]) == 9
+    assert run.tasks["task_id"] == list(range(9))
+
+
+def test_a_redis_that_stays_away_is_one_sentence(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        store = Store.connect(server.url, PREFIX, outage_s=0.1)
+        server.kill()
+        with pytest.raises(RunError, match=r"redis has not answered for 0\.1 s"):
+            store.call("create", 1.0)
+
+
+@pytest.mark.skipif(find_spec("redis") is None, reason="needs the redis client")
+def test_a_missing_server_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    from engines.errors import UserError
+
+    with pytest.raises(UserError, match="redis-server is not installed: apt-get install redis-server"):
+        RedisServer(tmp_path)
