@@ -18,7 +18,6 @@ from repro.cli.endings import Ending
 from repro.cli.main import _say
 from repro.files import replace_text, replacing
 from repro.paths import REPO
-from repro.runs import store as store_module
 from repro.runs.provenance import machine_identity
 
 POOL = """
@@ -165,7 +164,6 @@ def small_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, os.strerror(28), str(self))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    monkeypatch.setattr(store_module, "_write_json", lambda path, value: full(path, b"{}"))
 
 
 @pytest.mark.usefixtures("small_disk")
