@@ -137,7 +137,8 @@ class Dynamo(Launch):
         for _ in range(self.num_workers):
             if self.workers == "python":
                 yield (
-                    str(WORKER),
+                    # Not with the folder of this module on its path, which would be taken for Dynamo's package.
+                    *("-P", str(WORKER)),
                     *options(
                         model_path=place.model,
                         model_name=SERVED_NAME,

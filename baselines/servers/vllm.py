@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from baselines.servers.admission import AdmissionConfig
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
@@ -17,6 +19,10 @@ VERSION = "0.32.0"
 """Of both builds: its scheduler's interface, which plug-ins use, is not declared public."""
 TORCH_CPU = "torch==2.13.0+cpu"
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
+PACKAGES = Path(__file__).resolve().parents[2]
+"""What the plug-in is imported from, in vLLM's own interpreter."""
 
 ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
     {
@@ -67,10 +73,29 @@ class Vllm(Launch):
     """vLLM's own default is on; off, a prompt costs its length."""
     scheduler_cls: str | None = None
     """module.Class of a scheduler in place of vLLM's."""
+    policy: str | None = None
+    """laps or reserve in place of vLLM's order of prefills."""
+    policy_settings: str = "{}"
+    """A JSON object of ``AdmissionConfig``'s."""
+    admission_log: str | None = None
+    """File that the policy's arrivals and decisions are appended to."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.kv_cache_gb >= 1, f"kv_cache_gb={self.kv_cache_gb} must be at least 1")
+        if self.policy is not None:
+            AdmissionConfig.parse(self.policy_settings, policy=self.policy)
+            require(
+                self.scheduler_cls is None,
+                f"scheduler_cls={self.scheduler_cls!r} and policy={self.policy!r} are two schedulers: give one",
+            )
+            require(
+                not self.prefix_caching,
+                f"prefix_caching=true has no effect that policy={self.policy!r} knows of: leave it out",
+            )
+        else:
+            require(self.policy_settings == "{}", "policy_settings has no effect without policy: leave it out")
+            require(self.admission_log is None, "admission_log has no effect without policy: leave it out")
 
     @property
     def environment(self) -> ServerEnvironment:
@@ -92,13 +117,18 @@ class Vllm(Launch):
             enforce_eager=is_cpu if self.enforce_eager is None else self.enforce_eager,
             enable_prefix_caching=self.prefix_caching,
             no_enable_prefix_caching=not self.prefix_caching,
-            scheduler_cls=self.scheduler_cls,
+            scheduler_cls=self.scheduler_cls if self.policy is None else POLICY_SCHEDULER,
         )
         environment = {**place.environment, "VLLM_NO_USAGE_STATS": "1"}
         if is_cpu:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_cache_gb)
         if self.scheduler_cls is not None:
-            environment["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+            environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+        if self.policy is not None:
+            environment |= {"PYTHONPATH": str(PACKAGES), "REPRO_VLLM_POLICY": self.policy}
+            environment["REPRO_VLLM_POLICY_SETTINGS"] = self.policy_settings
+            if self.admission_log is not None:
+                environment["REPRO_VLLM_ADMISSION_LOG"] = str(Path(self.admission_log).absolute())
         # The module and not the command, which the CPU build's package does not serve by itself.
         arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *given)
         return (Command(name="vllm", arguments=arguments, environment=environment),)
