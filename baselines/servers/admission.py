@@ -53,7 +53,7 @@ class AdmissionConfig:
         for name in ("base_ms", "request_us", "alpha_ns"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name):g} must not be negative")
         require(self.token_us > 0, f"token_us={self.token_us:g} must be above 0")
-        _ = self.system
+        _ = Admission(self)
 
     @staticmethod
     def parse(text: str, *, policy: str) -> AdmissionConfig:
@@ -96,13 +96,11 @@ class AdmissionConfig:
 
 
 class Advance(NamedTuple):
-    """What the next step does besides decoding. Requests by the engine's names, in the policy's order."""
+    """What the next step does besides decoding; requests by the engine's names, in the policy's order."""
 
     admitted: tuple[str, ...]
-    running: tuple[str, ...]
-    """Prefills begun before that go on."""
-    tokens: int
-    """Of both."""
+    shares: Mapping[str, int]
+    """Tokens of each prompt that is advanced, the admitted ones and those begun before."""
 
 
 class Admission:
@@ -160,16 +158,11 @@ class Admission:
 
         situation = Situation(self._queue, list(self._begun.values()), 0, room, need_of)
         plan: StepPlan = self._batching.next_step(situation, now)
-        admitted, running, tokens = [], [], 0
-        for task, share in plan.shares:
-            name = self._names[task.task_id]
-            tokens += share
-            if name in self._waiting:
-                admitted.append(name)
-                self._begun[name] = self._waiting.pop(name)
-            else:
-                running.append(name)
-        return Advance(tuple(admitted), tuple(running), tokens)
+        shares = {self._names[task.task_id]: tokens for task, tokens in plan.shares}
+        admitted = tuple(name for name in shares if name in self._waiting)
+        for name in admitted:
+            self._begun[name] = self._waiting.pop(name)
+        return Advance(admitted, shares)
 
 
 def replay(config: AdmissionConfig, log: Iterable[Mapping[str, Any]]) -> list[str]:

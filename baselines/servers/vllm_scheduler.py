@@ -1,8 +1,8 @@
 """LAPS or Reserve in vLLM: ``--scheduler-cls baselines.servers.vllm_scheduler.PolicyScheduler``, of the version pinned in vllm.py.
 
-vLLM's step gives a budget of tokens to running requests and then to waiting ones. Before each step the waiting requests that the
-policy does not admit are set aside, the prefills that it does not advance too, and the budget is what it planned, besides a token for
-every answer in progress. Answers are never held up. Where two requests share a step in part, the first gets what the budget leaves.
+vLLM's step gives tokens to running requests and then to waiting ones. Before each step the waiting requests that the policy does not
+admit are set aside, and the prefills that it does not advance too; within it no prompt gets more than its share of the plan. Answers
+are never held up.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ class PolicyScheduler(AsyncScheduler):
         config = AdmissionConfig.parse(os.environ.get(SETTINGS_VARIABLE, "{}"), policy=os.environ[POLICY_VARIABLE])
         self._admission = Admission(config)
         self._log = os.environ.get(LOG_VARIABLE)
-        self._most_tokens = self.max_num_scheduled_tokens
+        self._shares: Mapping[str, int] | None = None
+        """Of the step that is being planned."""
 
     def _tell(self, kind: str, **said: Any) -> None:
         if self._log is not None:
@@ -70,22 +71,28 @@ class PolicyScheduler(AsyncScheduler):
         chosen = [waiting[name] for name in plan.admitted if name in waiting]
         aside = [r for r in waiting.values() if r.request_id in self._admission]
         self._replace_waiting([*returned, *chosen])
-        held = [r for name, r in prefilling.items() if name not in plan.running]
+        held = [r for name, r in prefilling.items() if name not in plan.shares]
         answering = [r for r in self.running if r.request_id not in prefilling]
-        advanced = [prefilling[name] for name in plan.running if name in prefilling]
+        advanced = [prefilling[name] for name in plan.shares if name in prefilling]
         self.running = [*answering, *advanced]
-        needed = len(answering) + plan.tokens + sum(r.num_tokens for r in returned)
-        self.max_num_scheduled_tokens = min(self._most_tokens, needed)
+        self._shares = plan.shares
         try:
             output = super().schedule(throttle_prefills)
         finally:
-            self.max_num_scheduled_tokens = self._most_tokens
+            self._shares = None
             self.running = [*self.running, *held]
             self._replace_waiting([*self.waiting, *aside])
-        if plan.admitted or plan.running or aside:
+        if plan.shares or aside:
             admitted = [new.req_id for new in output.scheduled_new_reqs]
             self._tell("step", now=now, computed=computed, room=room, block=block, admitted=admitted)
         return output
+
+    def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """The last word on a request's tokens in a step, running or waiting."""
+        if self._shares is not None and num_computed_tokens < request.num_prompt_tokens:
+            num_new_tokens = min(num_new_tokens, self._shares.get(request.request_id, num_new_tokens))
+        allowed: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        return allowed
 
     def _replace_waiting(self, requests: list[Any]) -> None:
         self.waiting.clear()

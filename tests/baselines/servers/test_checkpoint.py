@@ -30,4 +30,4 @@ def test_the_engine_here_loads_it(tmp_path: Path) -> None:
     config = read_causal_config(folder)
     assert (config.max_sequence_length, config.vocab_size) == (MAX_MODEL_LEN, tiny_config().vocab_size)
     network = load_causal(str(folder))
-    assert sum(parameter.numel() for parameter in network.parameters()) == 565_120
+    assert sum(parameter.numel() for parameter in network.parameters()) == 566_400
