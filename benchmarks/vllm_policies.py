@@ -85,15 +85,14 @@ def arrivals(options: argparse.Namespace, seed: int) -> list[One]:
 
 
 def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
-    with tempfile.TemporaryDirectory(prefix="repro-policies-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="repro-policies-") as made:
+        folder = Path(made)
         log = folder / "admission.jsonl"
+        name, _, tokens = policy.partition(":")
         own: dict[str, Any] = (
-            {}
-            if policy == "vllm"
-            else {"policy": policy, "admission_log": str(log), "policy_settings": options.settings}
+            {} if name == "vllm" else {"policy": name, "admission_log": str(log), "policy_settings": options.settings}
         )
-        launch = Vllm(max_num_seqs=64, max_num_batched_tokens=options.step_tokens, **own)
+        launch = Vllm(max_num_seqs=64, max_num_batched_tokens=int(tokens or options.step_tokens), **own)
         launch.environment.require_installed()
         requests = arrivals(options, repeat)
         with launch.started(folder) as (url, _):
@@ -103,7 +102,7 @@ def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
             entries = [json.loads(line) for line in log.read_text().splitlines()]
             done = [name for entry in entries if entry["kind"] == "step" for name in entry["admitted"]]
             found.admitted = len(done)
-            found.same_order = done == replay(AdmissionConfig.parse(options.settings, policy=policy), entries)
+            found.same_order = done == replay(AdmissionConfig.parse(options.settings, policy=name), entries)
         return found
 
 
@@ -134,8 +133,14 @@ def told(values: Sequence[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--policies", nargs="+", default=["vllm", "laps", "reserve"])
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=["vllm", "vllm:512", "laps", "reserve"],
+        help="vllm:512 takes steps of 512 tokens",
+    )
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next takes the next")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rate", type=float, default=10.0, help="short prompts a second")
     parser.add_argument("--long-every", type=float, default=2.0, help="seconds between long prompts")
@@ -146,7 +151,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    for repeat in range(options.repeats):
+    for repeat in range(options.seed, options.seed + options.repeats):
         for policy in options.policies:
             rows.append(measure(policy, repeat, options))
             print(json.dumps(asdict(rows[-1])), flush=True)

@@ -81,8 +81,10 @@ class AdmissionConfig:
             shapes={},
         )
         if self.policy == "reserve":
-            bounds = {"min_step_s": self.min_step_ms / 1e3, "max_step_s": self.max_step_ms / 1e3}
-            return reserve(model, ReserveConfig(slo_s=self.slo_ms / 1e3, **bounds), graphs="none")
+            bounds = ReserveConfig(
+                slo_s=self.slo_ms / 1e3, min_step_s=self.min_step_ms / 1e3, max_step_s=self.max_step_ms / 1e3
+            )
+            return reserve(model, bounds, graphs="none")
         return laps(
             model,
             LapsConfig(

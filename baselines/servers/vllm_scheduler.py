@@ -25,6 +25,8 @@ LOG_VARIABLE = "REPRO_VLLM_ADMISSION_LOG"
 
 
 class PolicyScheduler(AsyncScheduler):
+    running: list[Any]
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         config = AdmissionConfig.parse(os.environ.get(SETTINGS_VARIABLE, "{}"), policy=os.environ[POLICY_VARIABLE])

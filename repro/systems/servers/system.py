@@ -124,7 +124,8 @@ class ServerSystem:
             f"executor={cell.executor!r}: {self.name} is a real server: use --executor {MEASURED}, or simulate its policy "
             f"('repro list')",
         )
-        launch = self.launch(**{"device": _device(cell), **{name: given[name] for name in given.keys() & own}})
+        settings: dict[str, Any] = {"device": _device(cell), **{name: given[name] for name in given.keys() & own}}
+        launch = self.launch(**settings)
         rest = {name: value for name, value in given.items() if name in of_client - own or name in NOTES}
         knobs = knobs_of(replace(cell, knobs=(*rest.items(), ("url", UNKNOWN_URL))))
         workload = workload_of(cell, knobs, SERVED_NAME)
