@@ -208,7 +208,8 @@ def bench(
         **decoding.given(),
     )
     systems = system or ["ampd" if is_cluster else "dllm-serve"]
-    is_served = {SYSTEMS.get(name).family.name for name in systems} == {"http"}
+    families = {SYSTEMS.get(name).family.name for name in systems}
+    is_served = families == {"http"}
     if is_served and decoding.steps is None:
         # One token a step is the default of systems here; what another server does is its own affair.
         knobs.pop("steps", None)
@@ -228,7 +229,6 @@ def bench(
         for name in {*systems} - {*heeding}:
             del of_system[name]["reading"]
     default_dataset = next((part.trace for part in where.parts if isinstance(part, ArPart)), "osc")
-    families = {SYSTEMS.get(name).family.name for name in systems}
     if families == {"prefill"}:
         default_dataset = part_of(where).dataset
     if is_served:

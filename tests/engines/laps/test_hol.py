@@ -61,7 +61,10 @@ def test_the_recursion_is_the_formula_within_two_percent() -> None:
 
 def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formula() -> None:
     """The point of the boundary table, whose interval must be as narrow as the claim is."""
-    for found, formula in ((boundary.penalty(), boundary.QUEUE.hol_penalty_s), (boundary.wait(), boundary.QUEUE.wait_s)):
+    for found, formula in (
+        (boundary.penalty(), boundary.QUEUE.hol_penalty_s),
+        (boundary.wait(), boundary.QUEUE.wait_s),
+    ):
         mean, half = found
         assert abs(mean - formula) + half < 0.02 * formula
     assert boundary.QUEUE.load == pytest.approx(0.45, abs=0.005)
