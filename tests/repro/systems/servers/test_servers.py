@@ -26,6 +26,7 @@ from repro.runs.experiment import prepare
 from repro.systems.http.family import HTTP
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
 
 
 @pytest.fixture(autouse=True)
