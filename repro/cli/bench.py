@@ -102,7 +102,10 @@ def bench(
     dtype: opt.Dtype = None,
     device: opt.Device = None,
     url: Annotated[
-        str | None, typer.Option(help="Base URL of an OpenAI-compatible server to drive in place of a system here.")
+        str | None,
+        typer.Option(
+            help="Base URL of an OpenAI-compatible server to drive, in place of a system here or as --system vllm, dynamo or sglang."
+        ),
     ] = None,
     max_concurrency: Annotated[int | None, typer.Option(help="With --url, requests under way at once.")] = None,
     goodput: Annotated[
@@ -162,6 +165,7 @@ def bench(
         system = system or ["openai-http"]
         platform = ENDPOINT if platform == "cpu-tiny" else platform
     where = platform_of(platform)
+    is_cluster = any(isinstance(part, ArPart) for part in where.parts)
     check_most("num_prompts", num_prompts)
     if plot is not None:
         check_plot(plot)
@@ -203,11 +207,14 @@ def bench(
         device=device,
         **decoding.given(),
     )
-    if url is not None and decoding.steps is None:
+    systems = system or ["ampd" if is_cluster else "dllm-serve"]
+    families = {SYSTEMS.get(name).family.name for name in systems}
+    is_served = families == {"http"}
+    if is_served and decoding.steps is None:
         # One token a step is the default of systems here; what another server does is its own affair.
         knobs.pop("steps", None)
     knobs |= opt.parse_knobs(knob or (), knobs)
-    if input_len is not None and url is None:
+    if input_len is not None and not is_served:
         knobs["length_scale"] = 1.0
     if dataset_path is not None and dataset_source is None:
         knobs["dataset_source"] = "local"
@@ -215,8 +222,6 @@ def bench(
         knobs.setdefault("arrivals", "gamma")
     if profile:
         knobs["profile_every"] = profile_every or default_profile_every(device or where.part(DllmPart).device)
-    is_cluster = any(isinstance(part, ArPart) for part in where.parts)
-    systems = system or ["ampd" if is_cluster else "dllm-serve"]
     of_system = {name: dict(knobs) for name in systems}
     heeding = [name for name in systems if getattr(SYSTEMS.get(name), "has_readings", True)]
     if reading is not None and heeding:
@@ -224,9 +229,10 @@ def bench(
         for name in {*systems} - {*heeding}:
             del of_system[name]["reading"]
     default_dataset = next((part.trace for part in where.parts if isinstance(part, ArPart)), "osc")
-    families = {SYSTEMS.get(name).family.name for name in systems}
     if families == {"prefill"}:
         default_dataset = part_of(where).dataset
+    if is_served:
+        default_dataset = getattr(SYSTEMS.get(systems[0]), "dataset", default_dataset)
     datasets = dataset_name or [default_dataset]
     cells = [
         Cell(

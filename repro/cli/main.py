@@ -29,6 +29,7 @@ from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
 from repro.cli.generate import generate
 from repro.cli.gpu_suite import gpu_suite
+from repro.cli.install import install
 from repro.cli.list_command import list_command
 from repro.cli.output import say, terminal_size_of
 from repro.cli.panels import PanelCommand, WholeGroup
@@ -72,6 +73,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "eval": evaluate,
     "generate": generate,
     "serve": serve,
+    "install": install,
     "list": list_command,
     "doctor": doctor,
     "plan": plan,

@@ -76,6 +76,7 @@ class System(Protocol):
 _DLLM = "repro.systems.dllm.systems"
 _AR = "repro.systems.ar.systems"
 _LAPS = "repro.systems.laps.systems"
+_SERVERS = "repro.systems.servers.systems"
 
 SYSTEMS: Registry[System] = Registry(
     "system",
@@ -99,6 +100,9 @@ SYSTEMS: Registry[System] = Registry(
         "sglang-pd-router": f"{_LAPS}:SGLANG_PD_ROUTER",
         "vllm-pd": f"{_LAPS}:VLLM_PD",
         "openai-http": "repro.systems.http.system:OPENAI_HTTP",
+        "vllm": f"{_SERVERS}:VLLM",
+        "dynamo": f"{_SERVERS}:DYNAMO",
+        "sglang": f"{_SERVERS}:SGLANG",
     },
     having=("name", "title", "summary", "family", "prepare"),
 )

@@ -29,6 +29,11 @@ class MockOpenAI:
     has_usage: bool = True
     word: str = "x "
     """Text of a token."""
+    model: str = "mock"
+    counter: str | None = None
+    """Name under which /metrics counts the tokens of answers; None: it has no metrics."""
+    uncounted_tokens: int = 0
+    """That somebody else seems to have had, a request."""
     received_s: list[float] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -41,7 +46,15 @@ class MockOpenAI:
                 received_s = time.monotonic()
                 content = await reader.readexactly(length)
                 if head.startswith("get /v1/models"):
-                    await self._say(writer, 200, {"data": [{"id": "mock", "owned_by": "tests", "created": received_s}]})
+                    await self._say(
+                        writer, 200, {"data": [{"id": self.model, "owned_by": "tests", "created": received_s}]}
+                    )
+                elif head.startswith(("get /health", "get /ready")):
+                    await self._say(writer, 200, {})
+                elif head.startswith("get /metrics") and self.counter is not None:
+                    count = sum(body["max_tokens"] + self.uncounted_tokens for body in self.bodies)
+                    page = f"# TYPE {self.counter} counter\n{self.counter}_total {count}\n# TYPE open gauge\nopen 0\n"
+                    await self._say_bytes(writer, 200, page.encode())
                 elif head.startswith("post /v1/"):
                     await self._answer(
                         writer, json.loads(content), received_s, is_chat="/chat/" in head.split("\r\n")[0]
@@ -85,7 +98,9 @@ class MockOpenAI:
         await writer.drain()
 
     async def _say(self, writer: asyncio.StreamWriter, status: int, said: Any) -> None:
-        content = json.dumps(said).encode()
+        await self._say_bytes(writer, status, json.dumps(said).encode())
+
+    async def _say_bytes(self, writer: asyncio.StreamWriter, status: int, content: bytes) -> None:
         writer.write(
             f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n".encode()
         )

@@ -14,7 +14,8 @@ from repro.runs.cell import Cell
 from repro.systems.http.endpoint import Endpoint
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
-_NOTES = ("basis",)
+NOTES = ("basis",)
+"""Knobs that are no settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +101,7 @@ class HttpKnobs:
 
 def knobs_of(cell: Cell) -> HttpKnobs:
     known = [field.name for field in fields(HttpKnobs)]
-    given = {name: value for name, value in cell.knob_values.items() if name not in _NOTES and value is not None}
+    given = {name: value for name, value in cell.knob_values.items() if name not in NOTES and value is not None}
     for name, value in given.items():
         require(
             name in known,

@@ -23,6 +23,7 @@ from repro.runs.record import Obtained, RunRecord
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs, knobs_of
 from repro.systems.http.log import tables_of
+from repro.systems.http.server_metrics import change, fetch
 from repro.systems.http.workload import HttpWorkload, workload_of
 
 EXECUTOR = "http"
@@ -55,31 +56,35 @@ class HttpDeployment:
 
     def check_machine(self) -> None:
         if find_spec("aiohttp") is None:
-            raise UserError(
-                "system='openai-http' needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'"
-            )
+            raise UserError("driving a server needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'")
 
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
         with _without_collection():
-            exchanges = asyncio.run(self._drive(sent, _seldom(on_progress)))
-        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges)}
+            exchanges, told = asyncio.run(self._drive(sent, _seldom(on_progress)))
+        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges), "server_metrics": change(*told)}
         return RunRecord(
             tables=tables_of(exchanges),
             manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
         )
 
-    async def _drive(self, workload: HttpWorkload, on_progress: OnProgress | None) -> list[Exchange]:
-        async with self.knobs.endpoint.sending() as send:
+    async def _drive(
+        self, workload: HttpWorkload, on_progress: OnProgress | None
+    ) -> tuple[list[Exchange], tuple[str | None, str | None]]:
+        """Every exchange, and what the server's page of metrics said before them and after them."""
+        endpoint = self.knobs.endpoint
+        async with endpoint.sending() as send:
             for number in range(self.knobs.num_warmups):
                 warming = workload.warm_up(f"{token_hex(8)}/warm-up")
                 reply = await send(warming.ask(0, ()).body, time.perf_counter)
                 if reply.error is not None:
                     raise RunError(f"warm-up request {number} failed: {reply.error}")
-            return await drive_http(
+            before = fetch(endpoint.base, endpoint.headers)
+            exchanges = await drive_http(
                 workload.conversations, send, max_concurrency=self.knobs.max_concurrency, on_progress=on_progress
             )
+            return exchanges, (before, fetch(endpoint.base, endpoint.headers))
 
 
 def _history(exchanges: Sequence[Exchange]) -> str | None:
@@ -119,6 +124,14 @@ def _without_collection() -> Iterator[None]:
             gc.enable()
 
 
+def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
+    """To the server at the cell's url, which is asked what it serves."""
+    knobs = knobs_of(cell)
+    card = knobs.endpoint.card(knobs.model)
+    workload = workload_of(cell, knobs, str(card["id"]))
+    return HttpDeployment(knobs=knobs, card=card, rate=cell.rate), workload
+
+
 class HttpSystem:
     name = "openai-http"
     title = "OpenAI-compatible endpoint"
@@ -134,10 +147,7 @@ class HttpSystem:
             cell.executor == EXECUTOR,
             f"executor={cell.executor!r} has no effect with system={self.name!r}: leave it out",
         )
-        knobs = knobs_of(cell)
-        card = knobs.endpoint.card(knobs.model)
-        workload = workload_of(cell, knobs, str(card["id"]))
-        return HttpDeployment(knobs=knobs, card=card, rate=cell.rate), workload
+        return attached(cell)
 
 
 OPENAI_HTTP = HttpSystem()

@@ -10,6 +10,7 @@ from repro.runs.metrics import floats, is_ok
 from repro.runs.record import RunRecord
 from repro.runs.validity import late_submissions
 from repro.systems.http.metrics import achieved_rate, due_rate
+from repro.systems.http.server_metrics import tokens_generated
 
 MIN_REQUESTS = 10
 """Below it there is no p90 and no verdict."""
@@ -18,6 +19,8 @@ MIN_RATE_SHARE = 0.95
 MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
 """A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
 longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
+MAX_OTHERS = 0.01
+"""Share of tokens that others may have had of the server."""
 
 
 def enough_requests(record: RunRecord) -> Iterator[str]:
@@ -79,4 +82,17 @@ def no_drift(record: RunRecord) -> Iterator[str]:
         )
 
 
-HTTP_CHECKS = (enough_requests, submissions, rate_was_kept, output_lengths, cold_cache, no_drift)
+def nobody_else(record: RunRecord) -> Iterator[str]:
+    """By the server's own count of tokens, where it tells one. Of failed requests nobody knows how many they had."""
+    counted = tokens_generated(record.facts.get("server_metrics"))
+    if counted is None or not is_ok(record).all():
+        return
+    own = sum(record.requests["output_len"])
+    if counted > (1 + MAX_OTHERS) * own:
+        yield (
+            f"the server generated {counted:.0f} tokens during the run, of which {own} were asked for here: measure it while "
+            f"nobody else uses it"
+        )
+
+
+HTTP_CHECKS = (enough_requests, submissions, rate_was_kept, output_lengths, cold_cache, no_drift, nobody_else)

@@ -135,6 +135,7 @@ OPTIONS = {
     "--block-length --compat --device --dtype --gen-length --json --model --pool-kernel --prompt --prompt-ids "
     "--refresh-delay --retention-ratio --seed --selection --steps --stop-at-eos --system --temperature --threshold "
     "--tie-policy --weights",
+    "install": "--device --dry-run",
     "list": "--json",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
     "plan-cluster": "--constants --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
@@ -175,6 +176,7 @@ def test_list_names_everything(repro: Repro) -> None:
     assert names["system"] == {
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
         *("ampd", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
+        *("vllm", "dynamo", "sglang"),
         *(
             "laps",
             "laps-graphs-only",

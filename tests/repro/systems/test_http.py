@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.mock_openai import MockOpenAI, mock_server
 
+from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
 from repro.cli.main import main
 from repro.runs.cell import Cell
@@ -24,7 +25,7 @@ from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs
 from repro.systems.http.log import tables_of
 from repro.systems.http.platforms import ENDPOINT
-from repro.systems.http.workload import Ask, HttpWorkload
+from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
 
 PLATFORM = "repro.systems.http.platforms:ENDPOINT"
 
@@ -190,6 +191,18 @@ def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes() -> None:
     assert first.requests["output_len"] == [4] * 12
     assert HTTP.assess(first).reasons == HTTP.assess(second).reasons == () or "late" in str(HTTP.assess(first).reasons)
     assert first.facts["prefix_nonce"] != second.facts["prefix_nonce"]
+
+
+def test_prompts_are_of_any_checkpoint_s_tokenizer(tmp_path: Path) -> None:
+    """A model's that has no mask, too."""
+    folder = write_tiny(tmp_path / "model")
+    own, embedded = tokenizer_of(str(folder)), tokenizer_of("tiny")
+    assert own.encode("How many coins?") == embedded.encode("How many coins?")
+    assert own.decode([*own.encode("coins"), 0, *own.encode("more")]) == "coins", "up to the end of text"
+    (folder / "tokenizer.json").write_text("{}")
+    tokenizer_of.cache_clear()
+    with pytest.raises(UserError, match=r"tokenizer.json is no tokenizer"):
+        tokenizer_of(str(folder))
 
 
 @pytest.mark.parametrize(("api", "has_ids"), [("completions", True), ("completions", False), ("chat", True)])

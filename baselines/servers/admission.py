@@ -1,0 +1,181 @@
+"""LAPS or Reserve as they decide for a real engine: its requests as prefill tasks, their plan as whom to admit and to advance.
+
+Nothing here knows the engine: it tells of arrivals, departures and how far the prefills it runs have come, and is told which
+requests the next step is for. The policy objects are those of the simulated and of the torch instances (engines.laps.system).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from engines.ar.cluster.batching import Situation, StepPlan
+from engines.ar.task import PrefillTask
+from engines.bounds import check_fields
+from engines.errors import UserError, require
+from engines.laps.queue import OpenQueue
+from engines.laps.reserve import ReserveConfig
+from engines.laps.step_model import StepModel
+from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
+from engines.laps.temporal import TemporalConfig
+from engines.laps.waiting import WaitConfig
+
+POLICIES = ("laps", "reserve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionConfig:
+    """The speed is what the policies believe of a step: T = base + request B + token N + alpha sum L^2."""
+
+    policy: str = "laps"
+    boundary: int = 256
+    """L_m of LAPS."""
+    chunk_tokens: int = 512
+    """C_l of LAPS."""
+    short_tokens: int = 2048
+    """M of LAPS."""
+    window_ms: float = 5.0
+    """Longest wait for company of LAPS."""
+    slo_ms: float = 400.0
+    min_step_ms: float = 50.0
+    max_step_ms: float = 150.0
+    """Of Reserve."""
+    base_ms: float = 2.0
+    request_us: float = 50.0
+    token_us: float = 10.0
+    alpha_ns: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.policy in POLICIES, f"policy={self.policy!r} is unknown: use one of {', '.join(POLICIES)}")
+        for name in ("base_ms", "request_us", "alpha_ns"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name):g} must not be negative")
+        require(self.token_us > 0, f"token_us={self.token_us:g} must be above 0")
+        _ = Admission(self)
+
+    @staticmethod
+    def parse(text: str, *, policy: str) -> AdmissionConfig:
+        """Of a JSON object of settings."""
+        try:
+            given = json.loads(text)
+        except ValueError:
+            given = None
+        known = [field.name for field in fields(AdmissionConfig) if field.name != "policy"]
+        if not isinstance(given, dict):
+            raise UserError(f"policy_settings={text!r} is no JSON object: write it like '{{\"boundary\": 256}}'")
+        for name in given:
+            require(name in known, f"policy_settings has {name!r}, which is unknown: use one of {', '.join(known)}")
+        return AdmissionConfig(policy=policy, **given)
+
+    @property
+    def system(self) -> PrefillSystem:
+        model = StepModel(
+            base_s=self.base_ms / 1e3,
+            request_s=self.request_us / 1e6,
+            floor_s=0.0,
+            token_s=self.token_us / 1e6,
+            alpha=self.alpha_ns / 1e9,
+            history_s=0.0,
+            shapes={},
+        )
+        if self.policy == "reserve":
+            bounds = ReserveConfig(
+                slo_s=self.slo_ms / 1e3, min_step_s=self.min_step_ms / 1e3, max_step_s=self.max_step_ms / 1e3
+            )
+            return reserve(model, bounds, graphs="none")
+        return laps(
+            model,
+            LapsConfig(
+                boundary=self.boundary,
+                slo_s=self.slo_ms / 1e3,
+                graphs="none",
+                wait=WaitConfig(max_window_s=self.window_ms / 1e3, token_max=self.short_tokens),
+                temporal=TemporalConfig(chunk_tokens=self.chunk_tokens, short_tokens=self.short_tokens),
+            ),
+        )
+
+
+class Advance(NamedTuple):
+    """What the next step does besides decoding; requests by the engine's names, in the policy's order."""
+
+    admitted: tuple[str, ...]
+    shares: Mapping[str, int]
+    """Tokens of each prompt that is advanced, the admitted ones and those begun before."""
+
+
+class Admission:
+    """Requests wait here until the policy takes them; then they are begun until their prompt is computed."""
+
+    def __init__(self, config: AdmissionConfig) -> None:
+        system = config.system
+        queue = system.make_queue()
+        assert isinstance(queue, OpenQueue)
+        self._queue, self._batching = queue, system.make_batching()
+        self._waiting: dict[str, PrefillTask] = {}
+        self._begun: dict[str, PrefillTask] = {}
+        self._names: dict[int, str] = {}
+        self._num_arrived = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._waiting
+
+    def arrive(self, name: str, tokens: int, now: float) -> None:
+        number = self._num_arrived
+        self._num_arrived += 1
+        task = PrefillTask(
+            task_id=number,
+            session_id=number,
+            order=number,
+            round_index=0,
+            kind="initial",
+            history=0,
+            tokens=tokens,
+            ready_s=now,
+            enqueued_s=now,
+        )
+        self._waiting[name] = task
+        self._names[number] = name
+        self._queue.push(task)
+
+    def leave(self, name: str) -> None:
+        """It ended, or nobody wants it any more."""
+        if (task := self._waiting.pop(name, None)) is not None:
+            self._queue.pull(task)
+        else:
+            task = self._begun.pop(name, None)
+        if task is not None:
+            del self._names[task.task_id]
+
+    def step(self, now: float, computed: Mapping[str, int], room: int, block: int) -> Advance:
+        """``computed`` tokens of the prompts that were begun; ``room`` tokens of K/V, taken in blocks of ``block``."""
+        for name in [name for name, task in self._begun.items() if computed.get(name, task.tokens) >= task.tokens]:
+            self.leave(name)
+        for name, task in self._begun.items():
+            task.computed = computed[name]
+
+        def need_of(task: PrefillTask) -> int:
+            return -(-(task.tokens + 1) // block) * block
+
+        situation = Situation(self._queue, list(self._begun.values()), 0, room, need_of)
+        plan: StepPlan = self._batching.next_step(situation, now)
+        shares = {self._names[task.task_id]: tokens for task, tokens in plan.shares}
+        admitted = tuple(name for name in shares if name in self._waiting)
+        for name in admitted:
+            self._begun[name] = self._waiting.pop(name)
+        return Advance(admitted, shares)
+
+
+def replay(config: AdmissionConfig, log: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The order in which the policy admits the arrivals of a log, asked at the moments at which the engine asked."""
+    admission = Admission(config)
+    order: list[str] = []
+    for entry in log:
+        if entry["kind"] == "arrive":
+            admission.arrive(entry["name"], entry["tokens"], entry["now"])
+        elif entry["kind"] == "leave":
+            admission.leave(entry["name"])
+        else:
+            order += admission.step(entry["now"], entry["computed"], entry["room"], entry["block"]).admitted
+    return order

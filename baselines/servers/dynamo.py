@@ -1,0 +1,163 @@
+"""NVIDIA Dynamo: its frontend and router, before its simulated workers, workers of known times, or vLLM on a GPU.
+
+Discovery by files, and every address this machine's own: no etcd, no NATS. (Its workers' event sockets listen on every
+interface even so.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from baselines.servers.environment import Device, ServerEnvironment
+from baselines.servers.launch import SERVED_NAME, Launch, Place, options
+from baselines.servers.process import Command
+from engines.errors import require
+
+VERSION = "1.6.1"
+VLLM_VERSION = "0.31.0"
+"""Which that version's own extra names."""
+WORKER = Path(__file__).with_name("dynamo_worker.py")
+WORKERS = ("mocker", "python", "vllm")
+ROUTERS = ("round-robin", "random", "power-of-two", "kv", "least-loaded")
+
+_PACKAGES: tuple[tuple[str, ...], ...] = (
+    # Its own list names a package whose release elsewhere is a placeholder, and which none of this needs.
+    ("install", "--no-deps", f"ai-dynamo=={VERSION}"),
+    (
+        "install",
+        f"ai-dynamo-runtime=={VERSION}",
+        *("aiohttp>=3.14.3,<4", "certifi", "kubernetes>=32.0.1,<33", "msgspec", "prometheus-client>=0.23.1,<1"),
+        *("pyzmq", "redis>=6.2,<9", "tqdm", "transformers>=4.56", "typing-extensions", "zstandard>=0.23,<1"),
+    ),
+)
+_CHECK = "import dynamo.frontend, dynamo.llm, dynamo.mocker, dynamo.runtime"
+
+ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
+    {
+        "cpu": ServerEnvironment(
+            name="dynamo", device="cpu", steps=_PACKAGES, check=_CHECK, disk_gb=0.7, minutes="1-5"
+        ),
+        "cuda": ServerEnvironment(
+            name="dynamo",
+            device="cuda",
+            steps=(*_PACKAGES, ("install", f"vllm=={VLLM_VERSION}")),
+            check=f"{_CHECK}; import vllm",
+            disk_gb=12,
+            minutes="5-20",
+        ),
+    }
+)
+
+_LOOPBACK = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamo(Launch):
+    name: ClassVar[str] = "dynamo"
+    packages: ClassVar[tuple[str, ...]] = ("ai-dynamo", "ai-dynamo-runtime", "vllm")
+    workers: str = "mocker"
+    """mocker: Dynamo's simulated engine; python: every prompt and token takes a time that is known; vllm: a GPU's."""
+    num_workers: int = 1
+    router: str = "round-robin"
+    block_size: int = 16
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefix_caching: bool = False
+    speedup_ratio: float = 1.0
+    """Of the mocker: its times divided by this."""
+    prefill_us: float = 50.0
+    """Of python workers: a token of a prompt; one prompt after the other."""
+    decode_ms: float = 10.0
+    """Of python workers: between two tokens of an answer, whoever else is served."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.workers in WORKERS, f"workers={self.workers!r} is unknown: use one of {', '.join(WORKERS)}")
+        require(self.router in ROUTERS, f"router={self.router!r} is unknown: use one of {', '.join(ROUTERS)}")
+        require(1 <= self.num_workers <= 64, f"num_workers={self.num_workers} must be between 1 and 64")
+        require(self.block_size >= 1, f"block_size={self.block_size} must be at least 1")
+        require(self.speedup_ratio > 0, f"speedup_ratio={self.speedup_ratio:g} must be above 0")
+        require(self.prefill_us >= 0, f"prefill_us={self.prefill_us:g} must not be negative")
+        require(self.decode_ms >= 0, f"decode_ms={self.decode_ms:g} must not be negative")
+        is_gpu = self.device == "cuda"
+        require(
+            (self.workers == "vllm") == is_gpu,
+            f"workers={self.workers!r} and device={self.device!r} do not go together: vllm is what a GPU runs, the others a CPU",
+        )
+        require(
+            self.model != "tiny" or not is_gpu,
+            "model='tiny' is for a CPU: give a checkpoint's folder or hub id with --model",
+        )
+
+    @property
+    def environment(self) -> ServerEnvironment:
+        return ENVIRONMENTS[self.device]  # type: ignore[index]
+
+    def commands(self, place: Place) -> tuple[Command, ...]:
+        python = str(self.environment.python)
+        environment = {
+            **place.environment,
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(place.folder / "discovery"),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            **dict.fromkeys(_LOOPBACK, "127.0.0.1"),
+        }
+        frontend = (
+            *(python, "-m", "dynamo.frontend"),
+            *options(http_host="127.0.0.1", http_port=place.port, router_mode=self.router),
+        )
+        made = [Command(name="frontend", arguments=frontend, environment=environment)]
+        for number, arguments in enumerate(self._worker_arguments(place)):
+            made.append(Command(name=f"worker-{number}", arguments=(python, *arguments), environment=environment))
+        return tuple(made)
+
+    def _worker_arguments(self, place: Place) -> Iterator[tuple[str, ...]]:
+        if self.workers == "mocker":
+            yield (
+                *("-m", "dynamo.mocker"),
+                *options(
+                    model_path=place.model,
+                    model_name=SERVED_NAME,
+                    num_workers=self.num_workers,
+                    block_size=self.block_size,
+                    max_model_len=self.max_model_len,
+                    max_num_seqs=self.max_num_seqs,
+                    max_num_batched_tokens=self.max_num_batched_tokens,
+                    speedup_ratio=self.speedup_ratio,
+                    enable_prefix_caching=self.prefix_caching,
+                    no_enable_prefix_caching=not self.prefix_caching,
+                ),
+            )
+            return
+        for _ in range(self.num_workers):
+            if self.workers == "python":
+                yield (
+                    # Not with the folder of this module on its path, which would be taken for Dynamo's package.
+                    *("-P", str(WORKER)),
+                    *options(
+                        model_path=place.model,
+                        model_name=SERVED_NAME,
+                        block_size=self.block_size,
+                        prefill_us=self.prefill_us,
+                        decode_ms=self.decode_ms,
+                    ),
+                )
+            else:
+                yield (
+                    *("-m", "dynamo.vllm"),
+                    *options(
+                        model=place.model,
+                        served_model_name=SERVED_NAME,
+                        block_size=self.block_size,
+                        max_model_len=self.max_model_len,
+                        max_num_seqs=self.max_num_seqs,
+                        max_num_batched_tokens=self.max_num_batched_tokens,
+                        enable_prefix_caching=self.prefix_caching,
+                        no_enable_prefix_caching=not self.prefix_caching,
+                    ),
+                )

@@ -1,0 +1,136 @@
+"""An environment of its own for each server: their packages do not go together with this project's, nor with one another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from engines.errors import RunError, UserError, require
+
+Device = Literal["cpu", "cuda"]
+FOLDER_VARIABLE = "REPRO_SERVERS_DIR"
+"""Where environments are; the working directory without it."""
+MARK = "repro-environment.json"
+"""Written last: what the environment was made by, and what is in it."""
+LIST = "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
+
+PLACE = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+
+Run = Callable[[Sequence[str]], int]
+"""Runs a command and lets its output be seen; its exit code."""
+
+
+def machine_device() -> Device:
+    return "cuda" if shutil.which("nvidia-smi") else "cpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerEnvironment:
+    name: str
+    device: Device
+    steps: tuple[tuple[str, ...], ...]
+    """Arguments of its pip, in order; each may be repeated."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Below its site-packages: what a package lacks."""
+    check: str
+    """Program that fails where the environment does not work."""
+    disk_gb: float
+    minutes: str
+
+    @property
+    def folder(self) -> Path:
+        return Path(os.environ.get(FOLDER_VARIABLE) or ".").expanduser().absolute() / f".venv-{self.name}"
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def cost(self) -> str:
+        return f"{self.disk_gb:g} GB, {self.minutes} minutes"
+
+    @property
+    def recipe(self) -> str:
+        """A digest of how it is made."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def packages(self) -> Mapping[str, str] | None:
+        """Versions by name; None where it is not installed by this recipe."""
+        try:
+            mark = json.loads((self.folder / MARK).read_text())
+            return dict(mark["packages"]) if mark["recipe"] == self.recipe and self.python.exists() else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def require_installed(self) -> None:
+        if self.packages is None:
+            option = "" if self.device == machine_device() else f" --device {self.device}"
+            raise UserError(
+                f"{self.name} is not installed in {self.folder} ({FOLDER_VARIABLE} names another folder): run 'repro install "
+                f"{self.name}{option}' ({self.cost}), or give the --url of a server that runs"
+            )
+
+    def commands(self) -> Iterator[tuple[str, ...]]:
+        """What ``install`` runs."""
+        python = str(self.python)
+        yield (sys.executable, "-m", "venv", str(self.folder))
+        for step in self.steps:
+            yield (python, "-m", "pip", "--disable-pip-version-check", *step)
+        yield (python, "-c", self.check)
+
+    def install(self, run: Run, say: Callable[[str], None]) -> None:
+        """Make it, or finish what was begun. Raise RunError where a command fails."""
+        if self.packages is not None:
+            say(f"{self.name} is installed in {self.folder}")
+            return
+        self._require_room()
+        commands = list(self.commands())
+        say(f"{self.name}: {self.folder}, {self.cost}")
+        for number, command in enumerate(commands, 1):
+            say(f"{number}/{len(commands)}: {written(command)}")
+            if number == len(commands):
+                self._write_files()
+            if code := run(command):
+                raise RunError(
+                    f"installing {self.name} failed in step {number} of {len(commands)} (exit code {code}, its output is "
+                    f"above): mend it, and the same command goes on"
+                )
+        packages = json.loads(self._ask(LIST))
+        mark = self.folder / MARK
+        temporary = mark.with_suffix(".partial")
+        temporary.write_text(json.dumps({"recipe": self.recipe, "packages": packages}, indent=1, sort_keys=True) + "\n")
+        temporary.replace(mark)
+        say(f"{self.name} is installed")
+
+    def _require_room(self) -> None:
+        there = next(parent for parent in (self.folder, *self.folder.parents) if parent.is_dir())
+        free_gb = shutil.disk_usage(there).free / 1e9
+        # What an interrupted install has left needs no room again.
+        require(
+            self.folder.exists() or free_gb >= self.disk_gb,
+            f"{there} has {free_gb:.1f} GB free and {self.name} takes {self.disk_gb:g}: make room, or set {FOLDER_VARIABLE}",
+        )
+
+    def _write_files(self) -> None:
+        for name, content in self.files.items():
+            path = Path(self._ask(PLACE).strip()) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+
+    def _ask(self, program: str) -> str:
+        return subprocess.run((str(self.python), "-c", program), stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def written(command: Sequence[str]) -> str:
+    """As a shell takes it."""
+    return shlex.join(command)

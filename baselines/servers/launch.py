@@ -1,0 +1,125 @@
+"""What a server is started with: the settings all of them have, and what each makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from baselines.servers.checkpoint import MAX_MODEL_LEN, TINY, write_tiny
+from baselines.servers.environment import Device, ServerEnvironment
+from baselines.servers.process import Address, Command, free_port, running
+from engines.bounds import check_fields
+from engines.errors import UserError, require
+
+SERVED_NAME = "served"
+"""What requests call the model."""
+OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+DEVICES: tuple[Device, ...] = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one start of a server happens."""
+
+    folder: Path
+    port: int
+    model: str
+    """A folder, or a hub id."""
+    is_local: bool
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {"DO_NOT_TRACK": "1", **(OFFLINE if self.is_local else {})}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch(ABC):
+    """Settings of a server; every one is part of what identifies a run."""
+
+    name: ClassVar[str]
+    model: str = TINY
+    """'tiny' is a Qwen2 of random weights, made on the spot; else a checkpoint's folder or hub id."""
+    device: str = "cpu"
+    max_model_len: int | None = None
+    start_timeout_s: float = 900.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.device in DEVICES, f"device={self.device!r} is unknown: use one of {', '.join(DEVICES)}")
+        require(
+            self.max_model_len is None or self.max_model_len >= 1,
+            f"max_model_len={self.max_model_len} must be at least 1",
+        )
+        require(self.start_timeout_s > 0, f"start_timeout_s={self.start_timeout_s:g} must be above 0 seconds")
+        if self.model != TINY and (folder := Path(self.model)).exists() and not (folder / "config.json").is_file():
+            raise UserError(f"model={self.model!r} has no config.json: give a checkpoint's folder, a hub id, or 'tiny'")
+
+    @property
+    @abstractmethod
+    def environment(self) -> ServerEnvironment: ...
+
+    @abstractmethod
+    def commands(self, place: Place) -> tuple[Command, ...]: ...
+
+    @property
+    def ready_paths(self) -> tuple[str, ...]:
+        """That say 200 once the server is up."""
+        return ("/health",)
+
+    @property
+    def longest_request(self) -> int | None:
+        """Tokens of a prompt and its answer; None where only the model knows."""
+        return self.max_model_len or (MAX_MODEL_LEN if self.model == TINY else None)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        environment = self.environment
+        packages = environment.packages or {}
+        return {
+            "name": self.name,
+            "settings": {name: value for name, value in asdict(self).items() if value is not None},
+            "packages": {name: packages[name] for name in self.packages if name in packages},
+            "environment": environment.recipe,
+        }
+
+    packages: ClassVar[tuple[str, ...]] = ()
+    """Whose versions are told."""
+
+    @property
+    def basis(self) -> str:
+        """A digest of what is started, and of the checkpoint's description."""
+        config = Path(self.model, "config.json")
+        told = config.read_text() if config.is_file() else ""
+        return hashlib.sha256(json.dumps([self.facts, told], sort_keys=True).encode()).hexdigest()[:12]
+
+    @contextmanager
+    def started(self, folder: Path) -> Iterator[tuple[str, float]]:
+        """Its base URL and the seconds it took to start; it ends with the body."""
+        is_tiny = self.model == TINY
+        model = write_tiny(folder / "model") if is_tiny else Path(self.model)
+        is_local = model.exists()
+        place = Place(
+            folder=folder, port=free_port(), model=str(model.absolute()) if is_local else self.model, is_local=is_local
+        )
+        url = f"http://127.0.0.1:{place.port}"
+        address = Address(url=url, model=SERVED_NAME, paths=self.ready_paths)
+        with running(
+            self.name, self.commands(place), address, folder=folder, within_s=self.start_timeout_s
+        ) as startup_s:
+            yield url, startup_s
+
+
+def options(**given: object) -> Iterator[str]:
+    """Options of a command line; None leaves one out, True is a flag."""
+    for name, value in given.items():
+        if value is None or value is False:
+            continue
+        yield f"--{name.replace('_', '-')}"
+        if value is not True:
+            yield str(value)

@@ -1,0 +1,126 @@
+"""Processes of a server: started together, waited for until they answer, stopped together whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+
+from engines.errors import RunError
+
+WARDEN = Path(__file__).with_name("warden.py")
+GRACE_S = 20.0
+"""Between asking a server to end and killing it."""
+POLL_S = 0.1
+ASK_S = 5.0
+TOLD_LINES = 3
+OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "OMP_NUM_THREADS")
+"""Of this process's environment, what would change a server's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    name: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Beside what is inherited."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """``url`` answers once ``/v1/models`` lists ``model`` and every one of ``paths`` says 200."""
+
+    url: str
+    model: str
+    paths: tuple[str, ...] = ()
+
+    def answers(self) -> bool:
+        try:
+            for path in self.paths:
+                with urllib.request.urlopen(f"{self.url}{path}", timeout=ASK_S) as response:
+                    response.read()
+            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=ASK_S) as response:
+                return any(card.get("id") == self.model for card in json.loads(response.read())["data"])
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
+            return False
+
+
+class _Process:
+    def __init__(self, command: Command, folder: Path) -> None:
+        self.name, self.log = command.name, folder / f"{command.name}.log"
+        inherited = {name: value for name, value in os.environ.items() if name not in OURS}
+        with self.log.open("wb") as log:
+            self.warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(WARDEN), str(GRACE_S), "--", *command.arguments],
+                env={**inherited, **command.environment},
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def let_go(self) -> None:
+        assert self.warden.stdin is not None
+        with suppress(OSError):
+            self.warden.stdin.close()
+
+    def last_words(self) -> str:
+        """The last lines of its log that speak of an error, else the last there are."""
+        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        wrong = [line for line in lines if "Error" in line or "error" in line]
+        return " | ".join((wrong or lines)[-TOLD_LINES:]) or "nothing"
+
+
+@contextmanager
+def running(
+    name: str, commands: Sequence[Command], address: Address, *, folder: Path, within_s: float
+) -> Iterator[float]:
+    """The seconds it took to answer. Logs go into ``folder``. Raise RunError where a process ends before it is asked to, or
+    where ``within_s`` is over."""
+    processes: list[_Process] = []
+
+    def check(when: str) -> None:
+        for each in processes:
+            if each.warden.poll() is not None:
+                raise RunError(
+                    f"{name} ended {when} (exit code {each.warden.returncode}): {each.last_words()}; all it said: {each.log}"
+                )
+
+    try:
+        started = time.monotonic()
+        for command in commands:
+            processes.append(_Process(command, folder))
+        while not address.answers():
+            check("while starting")
+            if time.monotonic() - started > within_s:
+                raise RunError(
+                    f"{name} did not answer within start_timeout_s={within_s:g}: {processes[-1].last_words()}; all it "
+                    f"said: {folder}"
+                )
+            time.sleep(POLL_S)
+        yield time.monotonic() - started
+        check("during the run")
+    finally:
+        # Each knows on its own what to do now, even if what follows is interrupted.
+        for each in processes:
+            each.let_go()
+        for each in processes:
+            each.warden.wait()
+
+
+def free_port() -> int:
+    """One that nobody listens on. Another may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,76 @@
+"""SGLang's server on a GPU, and its router before any OpenAI-compatible servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from baselines.servers.environment import ServerEnvironment
+from baselines.servers.launch import SERVED_NAME, Launch, Place, options
+from baselines.servers.process import Command
+from engines.errors import require
+
+VERSION = "0.5.23"
+ENVIRONMENT = ServerEnvironment(
+    name="sglang",
+    device="cuda",
+    steps=(("install", f"sglang[all]=={VERSION}"),),
+    check="import sglang, torch; assert torch.cuda.is_available(), 'torch sees no GPU'",
+    disk_gb=14,
+    minutes="5-20",
+)
+ROUTER_VERSION = "0.3.2"
+ROUTER_ENVIRONMENT = ServerEnvironment(
+    name="sglang-router",
+    device="cpu",
+    steps=(("install", f"sglang-router=={ROUTER_VERSION}"),),
+    check="import sglang_router.launch_router",
+    disk_gb=0.2,
+    minutes="1-2",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sglang(Launch):
+    name: ClassVar[str] = "sglang"
+    packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
+    dtype: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    """Of a chunk of prefill."""
+    tensor_parallel: int | None = None
+    prefix_caching: bool = False
+    """SGLang's own default is on; off, a prompt costs its length."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.device == "cuda",
+            f"device={self.device!r}: SGLang's engine needs a CUDA GPU: use a GPU's --platform with --executor torch, or "
+            f"the --url of a server that runs",
+        )
+
+    @property
+    def environment(self) -> ServerEnvironment:
+        return ENVIRONMENT
+
+    @property
+    def ready_paths(self) -> tuple[str, ...]:
+        return ("/health_generate",)
+
+    def commands(self, place: Place) -> tuple[Command, ...]:
+        given = options(
+            model_path=place.model,
+            served_model_name=SERVED_NAME,
+            host="127.0.0.1",
+            port=place.port,
+            enable_metrics=True,
+            dtype=self.dtype,
+            context_length=self.max_model_len,
+            max_running_requests=self.max_num_seqs,
+            chunked_prefill_size=self.max_num_batched_tokens,
+            tp_size=self.tensor_parallel,
+            disable_radix_cache=not self.prefix_caching,
+        )
+        arguments = (str(self.environment.python), "-m", "sglang.launch_server", *given)
+        return (Command(name="sglang", arguments=arguments, environment=place.environment),)

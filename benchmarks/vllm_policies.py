@@ -1,0 +1,163 @@
+"""vLLM's own order of prefills against LAPS's and Reserve's in the same vLLM: python benchmarks/vllm_policies.py --help
+
+Short prompts arrive at a rate, and a long one now and then; answers are short. Each policy serves the same requests, in a vLLM that
+is started for it. Shown are TTFTs of short and of long prompts, and whether vLLM admitted the requests in the order in which the
+policy object, asked by itself at the same moments, takes them. Needs 'repro install vllm', and a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baselines.servers.admission import AdmissionConfig, replay
+from baselines.servers.launch import SERVED_NAME
+from baselines.servers.vllm import Vllm
+from repro.runs.drivers.http import Exchange, Reply, drive_http
+from repro.systems.http.endpoint import Endpoint
+
+FIRST_ID, LAST_ID = 32, 500
+"""Ordinary ids of the tiny checkpoint's vocabulary."""
+
+
+@dataclass(frozen=True)
+class One:
+    session_id: int
+    arrival_s: float
+    num_tokens: int
+    max_tokens: int
+    delays_s: tuple[float, ...] = (0.0,)
+
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Any:
+        draw = random.Random(f"{self.session_id}/{self.num_tokens}")
+        body = {
+            "model": SERVED_NAME,
+            "prompt": [draw.randint(FIRST_ID, LAST_ID) for _ in range(self.num_tokens)],
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        return Asked(body, self.num_tokens, self.max_tokens)
+
+
+@dataclass(frozen=True)
+class Asked:
+    body: Mapping[str, Any]
+    prompt_len: int
+    asked_tokens: int
+
+
+@dataclass
+class Found:
+    policy: str
+    repeat: int
+    num_failed: int
+    short_ms: dict[str, float]
+    long_ms: dict[str, float]
+    admitted: int | None = None
+    """By the log; none of vLLM's own policy."""
+    same_order: bool | None = None
+
+
+def arrivals(options: argparse.Namespace, seed: int) -> list[One]:
+    draw = random.Random(seed)
+    made, at = [], 0.0
+    while at < options.seconds:
+        made.append((at, draw.randint(16, 128)))
+        at += draw.expovariate(options.rate)
+    made += [
+        (every * options.long_every + 0.05, options.long_tokens)
+        for every in range(int(options.seconds / options.long_every))
+    ]
+    return [One(i, at, tokens, options.answer) for i, (at, tokens) in enumerate(sorted(made))]
+
+
+def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
+    with tempfile.TemporaryDirectory(prefix="repro-policies-") as made:
+        folder = Path(made)
+        log = folder / "admission.jsonl"
+        name, _, tokens = policy.partition(":")
+        own: dict[str, Any] = (
+            {} if name == "vllm" else {"policy": name, "admission_log": str(log), "policy_settings": options.settings}
+        )
+        launch = Vllm(max_num_seqs=64, max_num_batched_tokens=int(tokens or options.step_tokens), **own)
+        launch.environment.require_installed()
+        requests = arrivals(options, repeat)
+        with launch.started(folder) as (url, _):
+            exchanges = asyncio.run(drive(url, requests))
+        found = summary(policy, repeat, requests, exchanges, options.long_tokens)
+        if own:
+            entries = [json.loads(line) for line in log.read_text().splitlines()]
+            done = [name for entry in entries if entry["kind"] == "step" for name in entry["admitted"]]
+            found.admitted = len(done)
+            found.same_order = done == replay(AdmissionConfig.parse(options.settings, policy=name), entries)
+        return found
+
+
+async def drive(url: str, requests: Sequence[One]) -> list[Exchange]:
+    async with Endpoint(url=url).sending() as send:
+        for number in range(3):
+            await send(One(-1 - number, 0.0, 2048 if number else 64, 4).ask(0, ()).body, time.perf_counter)
+        return await drive_http(requests, send)
+
+
+def summary(policy: str, repeat: int, requests: Sequence[One], exchanges: Sequence[Exchange], long: int) -> Found:
+    length = {each.session_id: each.num_tokens for each in requests}
+    short, others, failed = [], [], 0
+    for each in exchanges:
+        if each.error is not None or each.reply is None:
+            failed += 1
+            continue
+        (others if length[each.session_id] == long else short).append(1e3 * (each.reply.chunks_s[0] - each.due_s))
+    return Found(policy, repeat, failed, told(short), told(others))
+
+
+def told(values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {"n": 0}
+    points = {f"p{q}": round(float(np.percentile(values, q)), 1) for q in (50, 90, 99)}
+    return {"n": len(values), "mean": round(float(np.mean(values)), 1), **points}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--policies",
+        nargs="+",
+        default=["vllm", "vllm:512", "laps", "reserve"],
+        help="vllm:512 takes steps of 512 tokens",
+    )
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next takes the next")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rate", type=float, default=10.0, help="short prompts a second")
+    parser.add_argument("--long-every", type=float, default=2.0, help="seconds between long prompts")
+    parser.add_argument("--long-tokens", type=int, default=8192)
+    parser.add_argument("--step-tokens", type=int, default=2048, help="max_num_batched_tokens")
+    parser.add_argument("--answer", type=int, default=4, help="tokens of an answer")
+    parser.add_argument("--settings", default="{}", help="policy_settings, a JSON object")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for repeat in range(options.seed, options.seed + options.repeats):
+        for policy in options.policies:
+            rows.append(measure(policy, repeat, options))
+            print(json.dumps(asdict(rows[-1])), flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

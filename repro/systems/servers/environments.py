@@ -1,0 +1,28 @@
+"""Environments of servers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from baselines.servers import dynamo, sglang, vllm
+from baselines.servers.environment import ServerEnvironment, machine_device
+from engines.errors import UserError
+
+ENVIRONMENTS: Mapping[str, Sequence[ServerEnvironment]] = {
+    "vllm": tuple(vllm.ENVIRONMENTS.values()),
+    "dynamo": tuple(dynamo.ENVIRONMENTS.values()),
+    "sglang": (sglang.ENVIRONMENT,),
+    "sglang-router": (sglang.ROUTER_ENVIRONMENT,),
+}
+
+
+def environment_of(name: str, device: str | None) -> ServerEnvironment:
+    """For the device, or this machine's; the only one there is, where none is asked for."""
+    if name not in ENVIRONMENTS:
+        raise UserError(f"server={name!r} is unknown: use one of {', '.join(ENVIRONMENTS)}")
+    made = {each.device: each for each in ENVIRONMENTS[name]}
+    if device is None:
+        return made.get(machine_device()) or next(iter(made.values()))
+    if device not in made:
+        raise UserError(f"device={device!r}: {name} is made for {' or '.join(made)}: use one of them")
+    return made[device]  # type: ignore[index]

@@ -1,0 +1,151 @@
+"""``vllm``, ``dynamo``, ``sglang``: the projects' own servers. Simulated namesakes are called vllm-sim and so on."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from baselines.servers.environment import machine_device
+from baselines.servers.launch import SERVED_NAME, Launch
+from engines.errors import UserError, require
+from repro.runs.cell import Cell
+from repro.runs.drivers.steps import OnProgress
+from repro.runs.family import Family
+from repro.runs.record import Obtained, RunRecord
+from repro.systems.http.family import HTTP
+from repro.systems.http.knobs import NOTES, HttpKnobs, knobs_of
+from repro.systems.http.system import EXECUTOR, HttpDeployment, attached
+from repro.systems.http.workload import HttpWorkload, workload_of
+from repro.systems.platforms import platform
+
+logger = logging.getLogger(__name__)
+
+MEASURED = "torch"
+"""The executor that measures, of any system."""
+UNKNOWN_URL = "http://127.0.0.1:1"
+"""Until the server has started."""
+TEMPLATE_TOKENS = 64
+"""That a chat template may add to a turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerDeployment:
+    """A server that is started for the run and stopped after it."""
+
+    launch: Launch
+    driven: HttpDeployment
+    """Over HTTP, once its url is known."""
+
+    @property
+    def obtained(self) -> Obtained:
+        return "measured"
+
+    @property
+    def device(self) -> str:
+        return self.launch.device
+
+    @property
+    def basis(self) -> str:
+        return self.launch.basis
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return (__name__, type(self.launch).__module__, *self.driven.modules)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {**self.driven.facts, "server": self.launch.facts}
+
+    def check_machine(self) -> None:
+        self.driven.check_machine()
+        device = self.launch.device
+        require(
+            device == "cpu" or machine_device() == "cuda",
+            f"device={device!r}: this machine has no NVIDIA driver: use --platform cpu-tiny, or the --url of a server that runs",
+        )
+        self.launch.environment.require_installed()
+
+    def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
+        with _folder(self.launch.name) as folder:
+            logger.info("starting %s, which says what it does in %s", self.launch.name, folder)
+            with self.launch.started(folder) as (url, startup_s):
+                logger.info("%s answers after %.1f s", self.launch.name, startup_s)
+                knobs = replace(self.driven.knobs, url=url)
+                record = replace(self.driven, knobs=knobs).run(workload, on_progress)
+        facts = {**record.facts, "server": {**self.launch.facts, "startup_s": round(startup_s, 1)}}
+        return replace(record, manifest={**record.manifest, "facts": facts})
+
+
+@contextmanager
+def _folder(name: str) -> Iterator[Path]:
+    """Stays where something goes wrong: logs are in it."""
+    folder = Path(tempfile.mkdtemp(prefix=f"repro-{name}-"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSystem:
+    name: str
+    title: str
+    summary: str
+    launch: type[Launch]
+    dataset = "gsm8k"
+    """Where none is asked for."""
+
+    @property
+    def family(self) -> Family:
+        return HTTP
+
+    def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
+        own = {field.name for field in fields(self.launch)}
+        of_client = {field.name for field in fields(HttpKnobs)}
+        given = {name: value for name, value in cell.knob_values.items() if value is not None}
+        for name, value in given.items():
+            require(
+                name in own | of_client or name in NOTES,
+                f"{name}={value!r} has no effect with system={cell.system!r}: leave it out, or use one of "
+                f"{', '.join(sorted(own | of_client))}",
+            )
+        if "url" in given:
+            for name in sorted(given.keys() & (own - of_client)):
+                raise UserError(
+                    f"{name}={given[name]!r} has no effect on a server that runs already: leave it out, or leave out url"
+                )
+            return attached(cell)
+        require(
+            cell.executor in (MEASURED, EXECUTOR),
+            f"executor={cell.executor!r}: {self.name} is a real server: use --executor {MEASURED}, or simulate its policy "
+            f"('repro list')",
+        )
+        settings: dict[str, Any] = {"device": _device(cell), **{name: given[name] for name in given.keys() & own}}
+        launch = self.launch(**settings)
+        rest = {name: value for name, value in given.items() if name in of_client - own or name in NOTES}
+        knobs = knobs_of(replace(cell, knobs=(*rest.items(), ("url", UNKNOWN_URL))))
+        workload = workload_of(cell, knobs, SERVED_NAME)
+        _check_lengths(workload, launch)
+        driven = HttpDeployment(knobs=knobs, card={"id": SERVED_NAME, "root": launch.model}, rate=cell.rate)
+        return ServerDeployment(launch=launch, driven=driven), workload
+
+
+def _device(cell: Cell) -> str:
+    """A platform with a card in the catalogue is a GPU's."""
+    return "cpu" if platform(cell.platform).gpu is None else "cuda"
+
+
+def _check_lengths(workload: HttpWorkload, launch: Launch) -> None:
+    most = launch.longest_request
+    for each in workload.conversations if most is not None else ():
+        template = TEMPLATE_TOKENS * len(each.turns) if each.is_chat else 0
+        length = sum(len(turn.new_ids) + turn.asked_tokens for turn in each.turns) + template
+        require(
+            length <= (most or 0),
+            f"conversation {each.session_id} grows to {length} tokens, more than max_model_len={most}: lower length_scale, "
+            f"max_prompt_len or gen_length, or raise max_model_len",
+        )

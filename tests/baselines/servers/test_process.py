@@ -1,0 +1,108 @@
+"""Servers are stopped whatever happens to those who started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from support.fake_server import ends
+
+from baselines.servers import process
+from baselines.servers.process import WARDEN, Address, Command, free_port, running
+from engines.errors import RunError
+from repro.paths import REPO
+
+PATH = {"PYTHONPATH": os.pathsep.join((str(REPO), str(REPO / "tests")))}
+
+
+@pytest.fixture
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a fake server writes who it is and who its child is."""
+    path = tmp_path / "pids"
+    monkeypatch.setenv("FAKE_SERVER_PIDS", str(path))
+    return path
+
+
+def all_of(pids: Path) -> list[int]:
+    return [int(word) for line in pids.read_text().splitlines() for word in line.split()[:2]]
+
+
+@contextmanager
+def fake(folder: Path, how: str, *, within_s: float = 60.0, paths: tuple[str, ...] = ("/health",)) -> Iterator[str]:
+    port = free_port()
+    command = Command(
+        name="fake",
+        arguments=(sys.executable, "-m", "support.fake_server", "--port", str(port)),
+        environment={**PATH, "FAKE_SERVER": how},
+    )
+    url = f"http://127.0.0.1:{port}"
+    with running("fake", [command], Address(url=url, model="served", paths=paths), folder=folder, within_s=within_s):
+        yield url
+
+
+def test_a_server_and_its_children_end_with_the_body(tmp_path: Path, pids: Path) -> None:
+    with fake(tmp_path, "serve"):
+        assert not any(ends(pid, 0) for pid in all_of(pids))
+    assert all(ends(pid) for pid in all_of(pids))
+
+
+def test_a_server_that_ignores_signals_is_killed(tmp_path: Path, pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "GRACE_S", 0.1)
+    with fake(tmp_path, "deaf"):
+        pass
+    assert all(ends(pid) for pid in all_of(pids))
+
+
+def test_ctrl_c_stops_it(tmp_path: Path, pids: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), fake(tmp_path, "serve"):
+        raise KeyboardInterrupt
+    assert all(ends(pid) for pid in all_of(pids))
+
+
+def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(
+            RunError, match=r"fake ended while starting \(exit code 1\): ValueError: there is no such model; all"
+        ),
+        fake(tmp_path, "fail"),
+    ):
+        pass
+    assert "no such model" in (tmp_path / "fake.log").read_text()
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path, pids: Path) -> None:
+    with (
+        pytest.raises(RunError, match=r"did not answer within start_timeout_s=0.5"),
+        fake(tmp_path, "silent", within_s=0.5),
+    ):
+        pass
+    assert not pids.exists() or all(ends(pid) for pid in all_of(pids))
+
+
+def test_one_that_does_not_list_the_model_or_says_no_is_not_ready(tmp_path: Path) -> None:
+    with fake(tmp_path, "serve") as url:
+        assert Address(url=url, model="served").answers()
+        assert not Address(url=url, model="other").answers()
+        assert not Address(url=url, model="served", paths=("/nothing",)).answers()
+    assert not Address(url=url, model="served").answers()
+
+
+def test_no_server_outlives_who_started_it(tmp_path: Path, pids: Path) -> None:
+    """Not even one that was killed, and could tell nobody."""
+    server = (sys.executable, "-m", "support.fake_server")
+    warden = [sys.executable, "-I", "-S", str(WARDEN), "20", "--", *server]
+    program = f"import subprocess; subprocess.Popen({warden!r}, stdin=subprocess.PIPE); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, env={**os.environ, **PATH, "FAKE_SERVER": "silent"}
+    )
+    while not pids.exists() or not pids.read_text().endswith("\n"):
+        assert parent.poll() is None
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate()
+    assert all(ends(pid) for pid in all_of(pids))

