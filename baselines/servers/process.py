@@ -109,6 +109,13 @@ def running(
                 )
             time.sleep(POLL_S)
         yield time.monotonic() - started
+        if not address.answers():
+            # Connections break before the process that held them is gone.
+            until = time.monotonic() + ASK_S
+            while time.monotonic() < until:
+                check("during the run")
+                time.sleep(POLL_S)
+            raise RunError(f"{name} does not answer any more: {processes[0].last_words()}; all it said: {folder}")
         check("during the run")
     finally:
         # Each knows on its own what to do now, even if what follows is interrupted.

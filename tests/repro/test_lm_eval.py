@@ -254,7 +254,8 @@ def test_what_cannot_be_done_is_refused() -> None:
         model.generate_until([asking("Story. " * 1000)])
     refused: list[tuple[dict[str, Any], str]] = [
         ({"retentoin_ratio": 0.5}, "retentoin_ratio=0.5 has no effect with system='dllm-serve'"),
-        ({"system": "vllm"}, "system='vllm' is unknown"),
+        ({"system": "vlm"}, "system='vlm' is unknown"),
+        ({"system": "vllm"}, "system='vllm' is no diffusion-LLM system"),
         ({"system": "llada", "retention_ratio": 0.5}, "retention_ratio=0.5 has no effect with system='llada'"),
         ({"batch_size": 4}, "batch_size=4 has no effect with system='dllm-serve'"),
         ({"num_prompts": 4}, "num_prompts=4 has no effect on a task"),

@@ -175,7 +175,7 @@ def test_list_names_everything(repro: Repro) -> None:
     }
     assert names["system"] == {
         *("dllm-serve", "fast-dllm", "dllm-cache", "sparse-dllm", "llada", "dream"),
-        *("ampd", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
+        *("ampd", "ampd-live", "dynamo-sim", "vllm-sim", "continuum-sim", "openai-http"),
         *("vllm", "dynamo", "sglang"),
         *(
             "laps",

@@ -213,7 +213,7 @@ def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:
 
 def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None:
     first, live.num_sessions = live.num_sessions, live.num_sessions + 4
-    sessions = [Session(first + index, 0.0, (Round(100, 100, 0.01), Round(50, 100))) for index in range(4)]
+    sessions = [Session(first + index, 0.0, (Round(100, 400, 0.01), Round(50, 100))) for index in range(4)]
     held: set[bytes] = set()
 
     def kill(num_ended: int) -> None:
