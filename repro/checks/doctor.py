@@ -24,19 +24,17 @@ from repro.workloads.data_dir import DATA_DIR_VARIABLE, find_data_dir
 
 Status = Literal["ok", "no", "info"]
 
-_UNUSED = "nothing here uses it yet"
 OPTIONAL: Mapping[str, str] = {
     "huggingface_hub": "models by hub id",
     "jinja2": "chat templates of checkpoints",
     "datasets": "data sets from the hub (source=hub)",
-    "transformers": _UNUSED,
+    "transformers": "what tests hold causal models against",
     "lm_eval": "evaluation by the LM Evaluation Harness (repro.lm_eval.run)",
     "flash_attn": "an attention backend on a GPU (extra cuda); torch's own serves otherwise",
     "triton": "fused kernels on a GPU; their tests on a CPU",
     "fastapi": "the server (extra server)",
     "aiohttp": "measuring a server (extra http)",
-    "vllm": _UNUSED,
-    "ray": _UNUSED,
+    "redis": "AMPD on live workers (extra redis, and redis-server)",
 }
 """Packages that are never required -> what they add."""
 
