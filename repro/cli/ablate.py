@@ -64,8 +64,9 @@ def ablate(
     """Throughput, latency, memory, concurrency and accuracy with a component switched."""
     from engines.bounds import check_most
     from engines.errors import require
-    from repro.cli.ablate_cluster import ablate_cluster
-    from repro.cli.ablate_prefill import ablate_prefill
+    from repro.cli.ablate_cluster import of_cluster
+    from repro.cli.ablate_paired import ablate_paired
+    from repro.cli.ablate_prefill import of_prefill
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.sweep import require_alike, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
@@ -85,25 +86,15 @@ def ablate(
             reading is None, f"reading={reading!r} is of Sparse-dLLM and has no effect on {component}: leave it out"
         )
         require(limit is None, f"limit={limit} has no effect on {component}, which changes no tokens: leave it out")
-        if component in PREFILL_COMPONENTS:
-            return ablate_prefill(
-                component,
-                platform=platform or "h200",
-                datasets=dataset,
-                request_rate=request_rate,
-                num_runs=num_runs,
-                model=model,
-                result_dir=result_dir,
-                force=force,
-                accept_other_code=accept_other_code,
-                plot=plot,
-                json=json,
-            )
-        return ablate_cluster(
+        family = (
+            of_prefill(component, platform or "h200", request_rate)
+            if component in PREFILL_COMPONENTS
+            else of_cluster(component, platform or "h20x32", request_rate)
+        )
+        return ablate_paired(
             component,
-            platform=platform or "h20x32",
-            traces=dataset,
-            request_rate=request_rate,
+            family,
+            datasets=dataset,
             num_runs=num_runs,
             model=model,
             result_dir=result_dir,

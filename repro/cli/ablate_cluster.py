@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro.cli import options as opt
-from repro.cli.ablate_paired import Row, Shown, ablate_paired
+from repro.cli.ablate_paired import Paired, Row
 from repro.cli.output import percent
 
 if TYPE_CHECKING:
@@ -18,47 +17,23 @@ RATE = 2.0
 """Of the paper's Figure 5."""
 
 
-def ablate_cluster(
-    component: str,
-    *,
-    platform: str,
-    traces: Sequence[str] | None,
-    request_rate: str | None,
-    num_runs: int | None,
-    model: str | None,
-    result_dir: Path | None,
-    force: bool,
-    accept_other_code: bool,
-    plot: Path | None,
-    json: bool,
-) -> None:
+def of_cluster(component: str, platform: str, request_rate: str | None) -> Paired:
     from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
     from repro.systems.platforms import platform as platform_of
 
-    rate = RATE if request_rate is None else opt.parse_rate(request_rate)
-    shown = Shown(
-        title=platform_of(platform).title,
+    where, rate = platform_of(platform), RATE if request_rate is None else opt.parse_rate(request_rate)
+    return Paired(
+        variants=CLUSTER_COMPONENTS[component],
+        platform=where,
+        title=where.title,
+        datasets=TRACES,
         dataset="trace",
-        rate="all at once" if rate is None else f"{rate:g} session{'' if rate == 1 else 's'}/s",
+        rate=rate,
+        rate_said="all at once" if rate is None else f"{rate:g} session{'' if rate == 1 else 's'}/s",
         columns=("attainment", "added, points", "TTFT initial s", "incremental s", "ITL ms", "local"),
         row=_row,
         as_text=_as_text,
         plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
-    )
-    ablate_paired(
-        component,
-        CLUSTER_COMPONENTS[component],
-        shown,
-        platform=platform,
-        datasets=traces or TRACES,
-        rate=rate,
-        num_runs=num_runs,
-        model=model,
-        result_dir=result_dir,
-        force=force,
-        accept_other_code=accept_other_code,
-        plot=plot,
-        json=json,
     )
 
 

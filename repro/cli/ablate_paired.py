@@ -14,6 +14,7 @@ from repro.cli.output import print_json, print_table, say
 if TYPE_CHECKING:
     from repro.reports.paired_ablation import PairedVariant
     from repro.runs.store import StoredRun
+    from repro.systems.platforms import Platform
 
 NUM_RUNS = 10
 """Where none are asked for: one seed is an anecdote."""
@@ -22,14 +23,18 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What a family's ablation shows of its runs."""
+class Paired:
+    """A family's ablation: what is run, and what is shown of the runs."""
 
+    variants: Sequence[PairedVariant]
+    platform: Platform
     title: str
+    datasets: Sequence[str]
+    """Where none are asked for."""
     dataset: str
-    """What the family calls it."""
-    rate: str
-    """The rate, in words."""
+    """What the family calls one."""
+    rate: float | None
+    rate_said: str
     columns: Sequence[str]
     """Behind data set and variant, and before the verdict."""
     row: Callable[[Sequence[StoredRun], Sequence[StoredRun]], Row]
@@ -41,12 +46,9 @@ class Shown:
 
 def ablate_paired(
     component: str,
-    variants: Sequence[PairedVariant],
-    shown: Shown,
+    family: Paired,
     *,
-    platform: str,
-    datasets: Sequence[str],
-    rate: float | None,
+    datasets: Sequence[str] | None,
     num_runs: int | None,
     model: str | None,
     result_dir: Path | None,
@@ -61,16 +63,15 @@ def ablate_paired(
     from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
     from repro.runs.store import Store
-    from repro.systems.platforms import platform as platform_of
 
     check_most("num_runs", num_runs)
     require(num_runs is None or num_runs >= 1, f"num_runs={num_runs} must be at least 1")
-    where, knobs = platform_of(platform), tuple(opt.given(model=model).items())
+    knobs = tuple(opt.given(model=model).items())
     seeds = range(NUM_RUNS if num_runs is None else num_runs)
     grid = {
-        (dataset, variant): [variant.cell(where, dataset, rate, seed, knobs) for seed in seeds]
-        for dataset in datasets
-        for variant in variants
+        (dataset, variant): [variant.cell(family.platform, dataset, family.rate, seed, knobs) for seed in seeds]
+        for dataset in datasets or family.datasets
+        for variant in family.variants
     }
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
     sweep = sweep_of([cell for cells in grid.values() for cell in cells], store, force=force)
@@ -82,23 +83,23 @@ def ablate_paired(
     rows = []
     for (dataset, variant), cells in grid.items():
         own = [next(runs) for _ in cells]
-        row = shown.row(own, base.setdefault(dataset, own)) | _provenance(own)
-        rows.append({shown.dataset: dataset, "variant": variant.label, "ours": variant.is_ours, **row})
-    title = f"Ablation of {component} on {shown.title}"
+        row = family.row(own, base.setdefault(dataset, own)) | _provenance(own)
+        rows.append({family.dataset: dataset, "variant": variant.label, "ours": variant.is_ours, **row})
+    title = f"Ablation of {component} on {family.title}"
     if json:
-        print_json({"component": component, "platform": where.name, "rate": rate, "rows": rows})
+        print_json({"component": component, "platform": family.platform.name, "rate": family.rate, "rows": rows})
     else:
         print_table(
-            f"{title}, {shown.rate}",
-            (shown.dataset, "variant", *shown.columns, "verdict"),
-            [_as_text(row, shown) for row in rows],
+            f"{title}, {family.rate_said}",
+            (family.dataset, "variant", *family.columns, "verdict"),
+            [_as_text(row, family) for row in rows],
         )
         for row in rows:
             if row["reasons"]:
                 say(f"{row['variant']}: {row['reasons'][0]}")
     if plot is not None:
-        plotted = [{"label": f"{row[shown.dataset]}: {row['variant']}", **row} for row in rows]
-        drawn = save_plot(plot, title, plotted, shown.plotted)
+        plotted = [{"label": f"{row[family.dataset]}: {row['variant']}", **row} for row in rows]
+        drawn = save_plot(plot, title, plotted, family.plotted)
         say(f"files: {', '.join(map(str, drawn))}", file=sys.stderr)
     say_what_ran(outcomes, store.root)
 
@@ -113,6 +114,6 @@ def _provenance(runs: Sequence[StoredRun]) -> Row:
     }
 
 
-def _as_text(row: Row, shown: Shown) -> tuple[str, ...]:
+def _as_text(row: Row, family: Paired) -> tuple[str, ...]:
     variant = row["variant"] + (" (ours)" if row["ours"] else "")
-    return row[shown.dataset], variant, *shown.as_text(row), "VALID" if row["valid"] else "INVALID"
+    return row[family.dataset], variant, *family.as_text(row), "VALID" if row["valid"] else "INVALID"

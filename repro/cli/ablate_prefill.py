@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from repro.cli import options as opt
-from repro.cli.ablate_paired import Row, Shown, ablate_paired
+from repro.cli.ablate_paired import Paired, Row
 from repro.cli.output import number
 
 if TYPE_CHECKING:
@@ -17,48 +16,25 @@ RATE = 60.0
 """Turns/s, seven tenths of what an instance serves with Qwen2.5-14B."""
 
 
-def ablate_prefill(
-    component: str,
-    *,
-    platform: str,
-    datasets: Sequence[str] | None,
-    request_rate: str | None,
-    num_runs: int | None,
-    model: str | None,
-    result_dir: Path | None,
-    force: bool,
-    accept_other_code: bool,
-    plot: Path | None,
-    json: bool,
-) -> None:
+def of_prefill(component: str, platform: str, request_rate: str | None) -> Paired:
     from repro.reports.prefill_ablation import PREFILL_COMPONENTS
     from repro.systems.laps.part import part_of
     from repro.systems.platforms import platform as platform_of
 
-    rate, part = RATE if request_rate is None else opt.parse_rate(request_rate), part_of(platform_of(platform))
-    shown = Shown(
+    where, rate = platform_of(platform), RATE if request_rate is None else opt.parse_rate(request_rate)
+    part = part_of(where)
+    return Paired(
+        variants=PREFILL_COMPONENTS[component],
+        platform=where,
         title=part.title,
+        datasets=(part.dataset,),
         dataset="dataset",
-        rate=f"{part.clients} clients" if rate is None else f"{rate:g} turn{'' if rate == 1 else 's'}/s",
+        rate=rate,
+        rate_said=f"{part.clients} clients" if rate is None else f"{rate:g} turn{'' if rate == 1 else 's'}/s",
         columns=("late %", "added, points", "turns/s", "mean ms", "P90 short", "P90 long", "longest s", "graphs %"),
         row=_row,
         as_text=_as_text,
         plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
-    )
-    ablate_paired(
-        component,
-        PREFILL_COMPONENTS[component],
-        shown,
-        platform=platform,
-        datasets=datasets or (part.dataset,),
-        rate=rate,
-        num_runs=num_runs,
-        model=model,
-        result_dir=result_dir,
-        force=force,
-        accept_other_code=accept_other_code,
-        plot=plot,
-        json=json,
     )
 
 
