@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from typer.main import get_command
 from engines.models.checkpoint import TINY_DIR
 from repro.cli.main import app, main
 from repro.reports.figures import FIGURES
-from repro.runs.experiment import Experiment
 
 SHORT = ("--gen-length", "8", "--block-length", "4")
 
@@ -715,11 +714,11 @@ READERS = {"figure": ("figure", *FIG3), "claims": ("claims",)}
 
 @pytest.fixture
 def no_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(experiments: Sequence[Experiment], *_: object) -> None:
-        assert not experiments, f"{experiments[0].cell} ran"
+    def run(*_: object) -> None:
+        pytest.fail("a cell ran")
 
     for name in ("run_here", "run_in_pool"):
-        monkeypatch.setattr(f"repro.runs.sweep.{name}", run)
+        monkeypatch.setattr(f"repro.runs.pool.{name}", run)
 
 
 @pytest.fixture
