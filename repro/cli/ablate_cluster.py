@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from repro.cli import options as opt
 from repro.cli.ablate_paired import Row, Shown, ablate_paired
+from repro.cli.option_groups import Placement
 from repro.cli.output import percent
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def ablate_cluster(
     num_runs: int | None,
     model: str | None,
     result_dir: Path | None,
+    placement: Placement,
     force: bool,
     accept_other_code: bool,
     plot: Path | None,
@@ -55,6 +57,7 @@ def ablate_cluster(
         num_runs=num_runs,
         model=model,
         result_dir=result_dir,
+        placement=placement,
         force=force,
         accept_other_code=accept_other_code,
         plot=plot,
