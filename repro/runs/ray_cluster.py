@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
@@ -60,7 +61,7 @@ def connected(address: str | None, experiments: Iterable[Experiment]) -> Iterato
                 address=address or "local",
                 runtime_env={"working_dir": str(code), "env_vars": passed_on(os.environ)},
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level="CRITICAL",
                 **how,
             )
         except ConnectionError as error:
@@ -107,6 +108,8 @@ def _started_here(stack: ExitStack) -> dict[str, Any]:
     # Not below TMPDIR: names of sockets must not be long.
     folder = tempfile.mkdtemp(prefix="repro-ray-", dir="/tmp" if sys.platform != "win32" else None)
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    # What did not start whole ends with this process alone: Ray, imported later, has its turn before this.
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     how: dict[str, Any] = {"_temp_dir": folder, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * OBJECT_STORE_BYTES:
         how["object_store_memory"] = OBJECT_STORE_BYTES

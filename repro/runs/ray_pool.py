@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.ray_worker import RayWorker, identity, refusal
-from repro.runs.runner import Hooks, Start, WorkerLost, run_in_pool
+from repro.runs.runner import PATIENCE_S, Hooks, Start, WorkerLost, run_in_pool
 from repro.runs.session import Session
 from repro.runs.turns import KinTurns, UnitTurns, repeated
 from repro.runs.unit import together
@@ -25,6 +25,8 @@ from repro.runs.unit import together
 logger = logging.getLogger(__name__)
 
 Identity = Mapping[str, Any]
+Take = Callable[[Sequence[Experiment]], ExitStack | None]
+"""What gives a unit back; None where it is not to be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,8 @@ class RayPool:
             _, nodes = self._machines(needs)
             packed = [self._packed(experiment) for experiment in own]
             task = self._ray.remote(refusal).options(**self._on(nodes[0], num_cpus=0, num_gpus=needs.num_gpus))
-            if (reason := self._ray.get(task.remote(packed))) is not None:
+            (reason,) = self._answers([task.remote(packed)])
+            if reason is not None:
                 raise UserError(reason)
 
     def simulate(self, experiments: Sequence[Experiment], jobs: int | None, claims: Claims, hooks: Hooks) -> None:
@@ -112,18 +115,19 @@ class RayPool:
         needed = list(dict.fromkeys(map(needs_of, experiments)))
         for needs in needed:
             units = together(experiment for experiment in experiments if needs_of(experiment) == needs)
-            self._measure(units, needs, claims, hooks, wait=False)
+            self._measure(units, needs, claims.take, hooks)
             for unit in claims.left_busy():
-                self._measure([unit], needs, claims, hooks, wait=True)
+                # Waited for without a node in hand.
+                if (held := claims.take(unit, wait=True)) is not None:
+                    with held:
+                        self._measure([unit], needs, lambda _: ExitStack(), hooks)
 
-    def _measure(
-        self, units: Sequence[Sequence[Experiment]], needs: Needs, claims: Claims, hooks: Hooks, *, wait: bool
-    ) -> None:
+    def _measure(self, units: Sequence[Sequence[Experiment]], needs: Needs, take: Take, hooks: Hooks) -> None:
         experiments = [experiment for unit in units for experiment in unit]
         numbers = iter(range(len(experiments)))
 
         def claim(numbers: Sequence[int]) -> ExitStack | None:
-            return claims.take([experiments[number] for number in numbers], wait=wait)
+            return take([experiments[number] for number in numbers])
 
         turns = UnitTurns([[next(numbers) for _ in unit] for unit in units], claim)
         _, nodes = self._machines(needs)
@@ -161,8 +165,20 @@ class RayPool:
                 for node in able
             ]
             here = machine_identity("cpu")
-            self._alike[needs] = alike(able, self._ray.get(tasks), here)
+            self._alike[needs] = alike(able, self._answers(tasks), here)
         return self._alike[needs]
+
+    def _answers(self, tasks: Sequence[Any]) -> list[Any]:
+        waiting = self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE_S)[1]
+        if waiting:
+            logger.warning("waiting for %d nodes to answer: the GPUs that are asked for are not free", len(waiting))
+        try:
+            answers: list[Any] = self._ray.get(tasks)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            raise RunError(f"a node was lost before it answered ({type(error).__name__}): run the command again") from error
+        return answers
 
     def _on(self, node: Node, *, num_cpus: float, num_gpus: float, threads: str | None = None) -> dict[str, Any]:
         """Options of what runs on this node and no other."""

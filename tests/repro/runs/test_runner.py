@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fake_system import deployed, fake_cell
+from support.fake_system import deployed, die_until, fake_cell
 
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import local_process
@@ -59,13 +58,6 @@ def test_repeats_differ_in_their_seed_alone() -> None:
     assert kin(knobs=(("num_prompts", 3),)) != kin()
 
 
-def killed_until(folder: Path, num_deaths: int) -> None:
-    """As the kernel does where memory runs out."""
-    if len(list(folder.iterdir())) < num_deaths:
-        (folder / str(os.getpid())).touch()
-        signal.raise_signal(signal.SIGKILL)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="a process is killed by a signal")
 @pytest.mark.parametrize("num_deaths", [1, 2])
 def test_run_that_kills_its_process_is_tried_once_more(
@@ -74,7 +66,7 @@ def test_run_that_kills_its_process_is_tried_once_more(
     """And costs no other: not the next either, which had been handed to the same process."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
     experiments = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(4)]
-    experiments[1] = deployed(experiments[1], before=partial(killed_until, tmp_path, num_deaths))
+    experiments[1] = deployed(experiments[1], before=partial(die_until, tmp_path, num_deaths))
     done: list[int] = []
     failed: list[tuple[int, str]] = []
 
