@@ -1,16 +1,13 @@
-"""Sweeps on real Ray clusters of this machine: two nodes that are there, and the one that a command starts."""
+"""Sweeps on a real Ray cluster of this machine."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +20,7 @@ from repro.paths import REPO
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.ray_pool import RayPool
 from repro.runs.store import Store
-from repro.runs.sweep import CellEvent, CellOutcome, Sweep
+from repro.runs.sweep import CellOutcome, Sweep
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (extra ray)")
 
@@ -36,46 +33,6 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
-@dataclass(frozen=True)
-class TwoNodes:
-    address: str
-    process: subprocess.Popen[str]
-
-    def lose_one(self) -> None:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        assert self.process.stdout.readline() == "gone\n"
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[TwoNodes]:
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # names of sockets must not be long
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": "ab" * 32,
-        }.items():
-            patched.setenv(name, value)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "support.two_nodes", folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        assert process.stdout is not None
-        try:
-            yield TwoNodes(process.stdout.readline().strip(), process)
-        finally:
-            process.communicate()
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """A sweep in this process."""
@@ -84,21 +41,19 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(root)
 
 
-def sweep_on(nodes: TwoNodes, experiments: Sequence[Experiment], root: Path) -> list[CellOutcome]:
-    with RayPool(nodes.address) as pool:
+def sweep_on_ray(experiments: Sequence[Experiment], root: Path) -> list[CellOutcome]:
+    with RayPool() as pool:
         sweep = Sweep(experiments, Store(root), pool=pool)
         sweep.check()
         return sweep.run(continue_on_error=True)
 
 
 @pytest.mark.parametrize("num_deaths", [0, 1, 2])
-def test_two_nodes_give_the_same_bytes_whatever_dies(
-    num_deaths: int, two_nodes: TwoNodes, expected: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, bytes], tmp_path: Path) -> None:
     (deaths := tmp_path / "deaths").mkdir()
     experiments = [*EXPERIMENTS]
     experiments[3] = deployed(EXPERIMENTS[3], before=partial(die_until, deaths, num_deaths))
-    outcomes = sweep_on(two_nodes, experiments, tmp_path / "runs")
+    outcomes = sweep_on_ray(experiments, tmp_path / "runs")
     assert len(list(deaths.iterdir())) == num_deaths
     is_lost = num_deaths == 2
     assert [outcome.status for outcome in outcomes] == ["failed" if is_lost and n == 3 else "ran" for n in range(8)]
@@ -106,31 +61,9 @@ def test_two_nodes_give_the_same_bytes_whatever_dies(
         assert outcomes[3].reason.startswith("the worker on node 127.0.0.1 (")
         assert outcomes[3].reason.endswith("was lost (ActorDiedError); it was tried 2 times")
         # The same command goes on.
-        outcomes = sweep_on(two_nodes, EXPERIMENTS, tmp_path / "runs")
+        outcomes = sweep_on_ray(EXPERIMENTS, tmp_path / "runs")
         assert [outcome.status for outcome in outcomes].count("ran") == 1
     assert contents(tmp_path / "runs") == expected
-
-
-def test_measured_runs_are_refused_where_nodes_share_a_machine(two_nodes: TwoNodes, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a measured run needs a machine to itself, and 3 nodes of this cluster share"):
-        sweep_on(two_nodes, [prepare(fake_cell(executor="torch"))], tmp_path)
-
-
-def test_a_node_that_fails_loses_nothing(two_nodes: TwoNodes, expected: dict[str, bytes], tmp_path: Path) -> None:
-    """The last test with two nodes."""
-    slow = [deployed(each, before=partial(time.sleep, 1.0)) for each in EXPERIMENTS]
-    num_ran = 0
-
-    def lose_one(event: CellEvent) -> None:
-        nonlocal num_ran
-        num_ran += event.kind == "ran"
-        if event.kind == "ran" and num_ran == 2:
-            two_nodes.lose_one()
-
-    with RayPool(two_nodes.address) as pool:
-        outcomes = Sweep(slow, Store(tmp_path), pool=pool).run(on_event=lose_one)
-    assert {outcome.status for outcome in outcomes} == {"ran"}
-    assert contents(tmp_path) == expected
 
 
 def test_an_address_where_nothing_is(tmp_path: Path) -> None:
