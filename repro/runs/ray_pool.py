@@ -177,7 +177,9 @@ class RayPool:
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:
-            raise RunError(f"a node was lost before it answered ({type(error).__name__}): run the command again") from error
+            raise RunError(
+                f"a node was lost before it answered ({type(error).__name__}): run the command again"
+            ) from error
         return answers
 
     def _on(self, node: Node, *, num_cpus: float, num_gpus: float, threads: str | None = None) -> dict[str, Any]:
