@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -61,11 +61,9 @@ def collect(
     argv: Sequence[str] | None = None,
     session: str | None = None,
     busy_s: float | None = None,
-    machine: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """``calibration`` is the id of what a simulated run rests on; None there means it has none. Of a measured run: the id
-    of its session, and the seconds of its steps where they were computed on the CPU. ``machine``: ``this_machine`` of the
-    one it was made on, where that is another."""
+    of its session, and the seconds of its steps where they were computed on the CPU."""
     state = git or git_state()
     return {
         "obtained": obtained,
@@ -77,13 +75,6 @@ def collect(
         "started_utc": timing.started_utc,
         "finished_utc": timing.finished_utc,
         "elapsed_s": timing.elapsed_s,
-        **(this_machine() if machine is None else machine),
-    }
-
-
-def this_machine() -> dict[str, Any]:
-    """Its hardware, and the software of this process."""
-    return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "libraries": {name: _version(name) for name in LIBRARIES},

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -99,9 +100,15 @@ def _settings(*, is_started_here: bool) -> dict[str, str]:
         settings |= {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_AUTH_TOKEN": _token(),
         }
     return settings
+
+
+@cache
+def _token() -> str:
+    """One for all clusters of this process: Ray keeps the first that it sees, whatever the environment says later."""
+    return secrets.token_hex(32)
 
 
 def _started_here(stack: ExitStack) -> dict[str, Any]:
