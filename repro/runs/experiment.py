@@ -50,6 +50,11 @@ class Experiment:
         return getattr(self.deployment, "device", "cpu")
 
     @property
+    def is_tied_here(self) -> bool:
+        """Whether no other machine can make its run."""
+        return getattr(self.deployment, "is_tied_here", False)
+
+    @property
     def num_gpus(self) -> int:
         """Of the machine that its run is made on."""
         if not self.is_measured or not self.device.startswith("cuda"):
