@@ -97,11 +97,7 @@ def _settings(*, is_started_here: bool) -> dict[str, str]:
     }
     if is_started_here:
         # Nobody else is to hand it work: it listens on the loopback device alone, and asks for a token that is in no file.
-        settings |= {
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": _token(),
-        }
+        settings |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token()}
     return settings
 
 

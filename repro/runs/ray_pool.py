@@ -1,4 +1,4 @@
-"""A sweep's runs as tasks of workers on a Ray cluster. They come back as records; this process alone writes the store."""
+"""A sweep's runs as tasks of workers on a Ray cluster. They come back packed; this process alone writes the store."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 from engines.errors import RunError, UserError
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
+from repro.runs.packing import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.ray_worker import RayWorker, identity, refusal
@@ -74,7 +75,8 @@ class RayPool:
         self._stack.close()
 
     def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
-        if not any(experiment.is_measured for experiment in experiments):
+        # Refused before anything is started for them.
+        if not {needs_of(experiment) for experiment in experiments if experiment.is_measured}:
             return list(experiments)
         self._connect(experiments)
         return [
@@ -94,35 +96,43 @@ class RayPool:
                 experiment.deployment.check_machine()
         for needs, own in measured.items():
             _, nodes = self._machines(needs)
-            packed = [self._packed(experiment) for experiment in own]
+            pickled = [self._pickled(experiment) for experiment in own]
             task = self._ray.remote(refusal).options(**self._on(nodes[0], num_cpus=0, num_gpus=needs.num_gpus))
-            (reason,) = self._answers([task.remote(packed)])
+            (reason,) = self._answers([task.remote(pickled)])
             if reason is not None:
                 raise UserError(reason)
 
-    def simulate(self, experiments: Sequence[Experiment], jobs: int | None, claims: Claims, hooks: Hooks) -> None:
+    def simulate(
+        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
         """By a worker a CPU of the cluster as it is now."""
         self._connect(experiments)
         kins = list(map(repeated, experiments))
         num_cpus = int(self._ray.cluster_resources().get("CPU", 0))
         num = min(jobs or max(1, num_cpus), len(experiments))
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        run_in_pool(experiments, KinTurns(kins, num), [partial(self._worker, options, is_measuring=False)] * num, hooks)
+        run_in_pool(
+            experiments, KinTurns(kins, num), [partial(self._worker, options, packing, is_measuring=False)] * num, hooks
+        )
 
-    def measure(self, experiments: Sequence[Experiment], session: Session, claims: Claims, hooks: Hooks) -> None:
+    def measure(
+        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
         """Every worker has a session of its own."""
         self._connect(experiments)
         needed = list(dict.fromkeys(map(needs_of, experiments)))
         for needs in needed:
             units = together(experiment for experiment in experiments if needs_of(experiment) == needs)
-            self._measure(units, needs, claims.take, hooks)
+            self._measure(units, needs, claims.take, packing, hooks)
             for unit in claims.left_busy():
                 # Waited for without a node in hand.
                 if (held := claims.take(unit, wait=True)) is not None:
                     with held:
-                        self._measure([unit], needs, lambda _: ExitStack(), hooks)
+                        self._measure([unit], needs, lambda _: ExitStack(), packing, hooks)
 
-    def _measure(self, units: Sequence[Sequence[Experiment]], needs: Needs, take: Take, hooks: Hooks) -> None:
+    def _measure(
+        self, units: Sequence[Sequence[Experiment]], needs: Needs, take: Take, packing: Packing, hooks: Hooks
+    ) -> None:
         experiments = [experiment for unit in units for experiment in unit]
         numbers = iter(range(len(experiments)))
 
@@ -135,6 +145,7 @@ class RayPool:
             partial(
                 self._worker,
                 self._on(node, num_cpus=node.num_cpus, num_gpus=needs.num_gpus, threads=_threads(node)),
+                packing,
                 is_measuring=True,
             )
             for node in nodes[: len(units)]
@@ -192,24 +203,24 @@ class RayPool:
             options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": threads}}
         return options
 
-    def _packed(self, experiment: Experiment) -> bytes:
-        packed: bytes = self._ray.cloudpickle.dumps(experiment)
-        return packed
+    def _pickled(self, value: object) -> bytes:
+        pickled: bytes = self._ray.cloudpickle.dumps(value)
+        return pickled
 
     @contextmanager
-    def _worker(self, options: Mapping[str, Any], *, is_measuring: bool) -> Iterator[_RemoteWorker]:
+    def _worker(self, options: Mapping[str, Any], packing: Packing, *, is_measuring: bool) -> Iterator[_RemoteWorker]:
         actor = self._ray.remote(RayWorker).options(max_restarts=0, max_task_retries=0, **options)
         handle = actor.remote(is_measuring=is_measuring)
         try:
-            yield _RemoteWorker(handle, self._packed)
+            yield _RemoteWorker(handle, lambda experiment: self._pickled((experiment, packing)))
         finally:
             self._ray.kill(handle, no_restart=True)
 
 
 class _RemoteWorker:
-    def __init__(self, actor: Any, packed: Any) -> None:
+    def __init__(self, actor: Any, pickled: Callable[[Experiment], bytes]) -> None:
         self._actor = actor
-        self._packed = packed
+        self._pickled = pickled
         self.where = "a node"
 
     def begun(self) -> Future[Any]:
@@ -221,7 +232,7 @@ class _RemoteWorker:
         code = experiment.code
         # As a checked fact, not by trust: what the worker imports is what this process has.
         future: Future[Any] = self._actor.make.remote(
-            self._packed(experiment), code.digest, dict(code.modules)
+            self._pickled(experiment), code.digest, dict(code.modules)
         ).future()
         return future
 
@@ -244,6 +255,10 @@ class _RemoteWorker:
 
 
 def needs_of(experiment: Experiment) -> Needs:
+    if experiment.is_tied_here:
+        raise UserError(
+            f"pool='ray': system={experiment.cell.system!r} is served by processes that Ray does not place: use --pool local"
+        )
     device = experiment.device
     if device.startswith("cuda:"):
         raise UserError(f"device={device!r} is one device and Ray chooses which: use --device cuda")

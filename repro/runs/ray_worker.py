@@ -6,13 +6,12 @@ import pickle
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from engines.errors import RunError, UserError
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import machine_identity, this_machine
-from repro.runs.runner import Made, timed
+from repro.runs.packing import Made, Packing
+from repro.runs.provenance import machine_identity
 from repro.runs.session import Session
 
 
@@ -34,13 +33,13 @@ class RayWorker:
     def where(self) -> str:
         return self._where
 
-    def make(self, packed: bytes, digest: str, modules: Mapping[str, str]) -> Made | Exception:
-        """The run of a pickled experiment, whose code on the sweep's machine has this digest, and these modules."""
+    def make(self, pickled: bytes, digest: str, modules: Mapping[str, str]) -> Made | Exception:
+        """The run of an experiment, pickled with the sweep's packing, whose code on the sweep's machine has this digest, and these modules."""
         try:
-            experiment: Experiment = pickle.loads(packed)
+            experiment, packing = _asked(pickled)
             self._check_code(experiment, digest, modules)
             self._check_machine(experiment)
-            return replace(timed(experiment, session=self._session), machine=this_machine())
+            return packing.make(experiment, session=self._session)
         except Exception as error:
             return _sendable(error, self._where)
 
@@ -60,15 +59,20 @@ class RayWorker:
             )
 
 
+def _asked(pickled: bytes) -> tuple[Experiment, Packing]:
+    experiment, packing = pickle.loads(pickled)
+    return experiment, packing
+
+
 def identity(device: str) -> dict[str, Any]:
     """Of the node that this is called on."""
     return machine_identity(device)
 
 
-def refusal(packed: Sequence[bytes]) -> str | None:
+def refusal(pickled: Sequence[bytes]) -> str | None:
     """Why the node that this is called on cannot make a run of these pickled experiments; None where it can make all."""
     try:
-        for each in packed:
+        for each in pickled:
             pickle.loads(each).deployment.check_machine()
     except UserError as error:
         return f"{error} (on {node_name()})"

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -15,9 +14,7 @@ from typing import Any, Protocol
 from engines.errors import RunError
 from repro.runs.drivers.steps import DriveProgress, OnProgress
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import Timing, utc_now
-from repro.runs.record import RunRecord
-from repro.runs.session import Session
+from repro.runs.packing import Made
 from repro.runs.turns import MOST_LOSSES, Turns
 
 logger = logging.getLogger(__name__)
@@ -26,18 +23,6 @@ AHEAD = 2
 """Runs that a worker is given at once: it is at the next while the one before is stored."""
 PATIENCE_S = 30.0
 """Without a sign of any worker, after which it is said that one is waited for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """A run, and what is known of where it was made."""
-
-    record: RunRecord
-    timing: Timing
-    session: str | None = None
-    """Id of the session of a measured run."""
-    machine: Mapping[str, Any] | None = None
-    """Provenance of another machine; None for this one."""
 
 
 class WorkerLost(RunError):
@@ -60,6 +45,7 @@ class Worker(Protocol):
         """Of a future that is done. Raises WorkerLost where the worker is gone, else what the run has raised."""
 
 
+Make = Callable[[Experiment, OnProgress | None], Made]
 OnStart = Callable[[Experiment], None]
 OnDone = Callable[[Experiment, Made], None]
 OnStep = Callable[[Experiment, DriveProgress], None]
@@ -80,25 +66,13 @@ class Hooks:
     """Of runs made in this process."""
 
 
-def timed(experiment: Experiment, on_progress: OnProgress | None = None, session: Session | None = None) -> Made:
-    """A run in a session says besides how busy the machine was."""
-    started, began, load = utc_now(), time.perf_counter(), None
-    if session is None:
-        record = experiment.run(on_progress)
-    else:
-        record, load = session.measure(partial(experiment.run, on_progress))
-    elapsed = time.perf_counter() - began
-    timing = Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load)
-    return Made(record=record, timing=timing, session=None if session is None else session.id)
-
-
-def run_here(experiments: Iterable[Experiment], hooks: Hooks, session: Session | None = None) -> None:
+def run_here(experiments: Iterable[Experiment], make: Make, hooks: Hooks) -> None:
     """One after the other; raises the error that is not to be gone on after."""
     for experiment in experiments:
         hooks.on_start(experiment)
         try:
             heard = None if hooks.on_step is None else partial(hooks.on_step, experiment)
-            hooks.on_done(experiment, timed(experiment, heard, session))
+            hooks.on_done(experiment, make(experiment, heard))
         except Exception as error:
             if not hooks.on_error(experiment, error):
                 raise
@@ -137,6 +111,9 @@ class _Crew:
         self._num_stillborn = 0
         """Workers in a row that were lost before they began."""
         self._failures: dict[int, Exception] = {}
+        self._suspects: set[int] = set()
+        """Runs that a worker was lost with, one of several in its hands: which of them it was making cannot be told, as the
+        answer of one that it had made may be lost with it. They are made one at a time."""
 
     def work(self) -> None:
         for place in range(len(self._starts)):
@@ -175,7 +152,7 @@ class _Crew:
 
     def _hand_over(self) -> None:
         """One each, and then another each, as long as there are any."""
-        for num in range(1, self._ahead + 1):
+        for num in range(1, (1 if self._suspects else self._ahead) + 1):
             for place in [place for place, own in self._flying.items() if len(own) < num]:
                 if self._failures or (number := self._turns.take(place)) is None:
                     continue
@@ -185,26 +162,33 @@ class _Crew:
 
     def _finish(self, place: int) -> None:
         number, future = self._flying[place].popleft()
+        in_hand = [number, *(other for other, _ in self._flying[place])]
         if self._ahead > 1:
             self._hand_over()
         try:
             made = self._workers[place].result(future)
-            # With the last reference to it goes its record, a hundred megabytes and more.
+            # With the last reference to it go the files of its run.
             del future
             self._hooks.on_done(self._experiments[number], made)
         except WorkerLost as error:
-            self._replace(place, number, error)
+            self._replace(place, number, in_hand, error)
         except Exception as error:
             self._failed(number, error)
+        else:
+            self._suspects.discard(number)
 
-    def _replace(self, place: int, number: int, error: WorkerLost) -> None:
+    def _replace(self, place: int, number: int, in_hand: Sequence[int], error: WorkerLost) -> None:
+        """``in_hand``: the runs that the worker may have been making, ``number`` the first of them."""
+        culprit = number if len(in_hand) == 1 else None
+        self._suspects.update(in_hand)
         rest = [other for other, _ in self._flying.pop(place)]
-        for lost in self._turns.lost(place, [number, *rest]):
-            self._failed(lost, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
+        for lost in self._turns.lost(place, [number, *rest], culprit):
+            self._failed(lost, WorkerLost(f"{error}; it was tried alone {MOST_LOSSES} times"))
         if self._turns.is_left and not self._failures:
             logger.warning("%s; its runs are made again", error)
             self._engage(place)
 
     def _failed(self, number: int, error: Exception) -> None:
+        self._suspects.discard(number)
         if not self._hooks.on_error(self._experiments[number], error):
             self._failures[number] = error

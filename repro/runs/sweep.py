@@ -13,10 +13,9 @@ from repro.files import writable_folder
 from repro.runs.cell import Cell
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
+from repro.runs.packing import Made, Packing
 from repro.runs.pool import LocalPool, Pool
-from repro.runs.provenance import collect, git_state
-from repro.runs.record import RunRecord
-from repro.runs.runner import Hooks, Made, OnStep
+from repro.runs.runner import Hooks, OnStep
 from repro.runs.session import Session
 from repro.runs.store import Store, StoredRun
 from repro.runs.unit import broken, interleaved, units
@@ -121,7 +120,7 @@ class Sweep:
         if jobs is not None and jobs < 1:
             raise UserError(f"jobs={jobs} must be at least 1")
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
-        git = git_state()
+        packing = Packing.of_this_process()
         session = session or Session()
 
         def tell(
@@ -141,21 +140,10 @@ class Sweep:
             tell("started", experiment.cell, self._reasons[experiment.cell.key])
 
         def on_done(experiment: Experiment, made: Made) -> None:
-            record = made.record
-            provenance = collect(
-                obtained=record.obtained,
-                timing=made.timing,
-                git=git,
-                calibration=record.manifest.get("calibration"),
-                dataset=record.manifest.get("dataset"),
-                session=made.session,
-                busy_s=_busy_s(experiment, record),
-                machine=made.machine,
-            )
-            run = self.store.save(experiment, record, provenance=provenance)
+            run = self.store.put(made.packed)
             cell = experiment.cell
             reason = self._reasons[cell.key]
-            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=made.timing.elapsed_s))
+            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=made.elapsed_s))
 
         def on_error(experiment: Experiment, error: Exception) -> bool:
             # An error that ends the sweep is raised: its traceback need not be in the log too.
@@ -179,9 +167,9 @@ class Sweep:
         claims = Claims(self.store, self._seen, on_reused)
         try:
             if simulated:
-                self.pool.simulate(simulated, jobs, claims, hooks)
+                self.pool.simulate(simulated, jobs, packing, claims, hooks)
             if measured:
-                self.pool.measure(measured, session, claims, hooks)
+                self.pool.measure(measured, session, packing, claims, hooks)
         except KeyboardInterrupt:
             num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
             num_left = len(self._unique) - len(self._outcomes)
@@ -222,11 +210,3 @@ class Sweep:
     def _run(self, key: str) -> StoredRun | None:
         outcome = self._outcomes.get(key)
         return None if outcome is None else outcome.run
-
-
-def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
-    """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
-    if not experiment.is_measured or record.manifest.get("device", "cpu") != "cpu":
-        return None
-    compute = next((metric.compute for metric in experiment.family.all_metrics if metric.name == "busy_s"), None)
-    return None if compute is None else compute(record)

@@ -12,7 +12,7 @@ from typing import Protocol
 from repro.runs.experiment import Experiment
 
 MOST_LOSSES = 2
-"""Workers that a run may take with it: it is tried once more, and then given up."""
+"""Workers that a run may be known to have taken with it: it is tried once more, and then given up."""
 
 
 class Turns(Protocol):
@@ -25,9 +25,9 @@ class Turns(Protocol):
     def take(self, worker: int) -> int | None:
         """Its next run; None where there is none for it."""
 
-    def lost(self, worker: int, numbers: Sequence[int]) -> list[int]:
-        """The worker is gone, and with it these, of which it was making the first. They will be taken again, but for
-        those that are given up."""
+    def lost(self, worker: int, numbers: Sequence[int], culprit: int | None) -> list[int]:
+        """The worker is gone, and with it these, of which it was making the ``culprit``, where that can be told. They will
+        be taken again, but for those that are given up."""
 
 
 class KinTurns:
@@ -57,12 +57,12 @@ class KinTurns:
         self._owner[self._left.pop(number)] = worker
         return number
 
-    def lost(self, worker: int, numbers: Sequence[int]) -> list[int]:
+    def lost(self, worker: int, numbers: Sequence[int], culprit: int | None) -> list[int]:
         given_up = []
-        for number in numbers[:1]:
-            self._losses[number] += 1
-            if self._losses[number] == MOST_LOSSES:
-                given_up.append(number)
+        if culprit is not None:
+            self._losses[culprit] += 1
+            if self._losses[culprit] == MOST_LOSSES:
+                given_up.append(culprit)
         again = {number: self._kins[number] for number in numbers if number not in given_up}
         self._left = {**again, **self._left}
         return given_up
@@ -97,12 +97,12 @@ class UnitTurns:
                 return unit[0]
         return None
 
-    def lost(self, worker: int, numbers: Sequence[int]) -> list[int]:
+    def lost(self, worker: int, numbers: Sequence[int], culprit: int | None) -> list[int]:
         if worker not in self._current:
             return []
         unit, waiting, claim = self._current.pop(worker)
         claim.close()
-        if numbers:
+        if culprit is not None:
             self._losses[unit] += 1
         if self._losses[unit] == MOST_LOSSES:
             return [*numbers, *waiting]

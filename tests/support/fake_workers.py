@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repro.runs.experiment import Experiment
-from repro.runs.runner import Start, WorkerLost, timed
+from repro.runs.packing import Packing
+from repro.runs.provenance import GitState
+from repro.runs.runner import Start, WorkerLost
+
+PACKING = Packing(git=GitState(commit=None, dirty=None), command=("repro", "bench"))
 
 
 class Lost(Exception):
@@ -28,6 +32,9 @@ class FakeWorker:
     is_dead: bool = False
     is_closed: bool = False
     num_made: int = 0
+    deadly: int | None = None
+    """Seed of a run that it dies of, and with it the answer of the one before, if both were in hand. It makes what is in hand
+    when ``work`` is called."""
     waiting: deque[tuple[Experiment, Future[Any]]] = field(default_factory=deque)
 
     def begun(self) -> Future[Any]:
@@ -42,22 +49,25 @@ class FakeWorker:
         assert not self.is_closed
         future: Future[Any] = Future()
         self.waiting.append((experiment, future))
-        self.work()
+        if self.deadly is None:
+            self.work()
         return future
 
     def work(self) -> None:
         """Makes everything at once: a pool never has to wait."""
+        seeds = [experiment.cell.seed for experiment, _ in self.waiting]
+        is_unheard = self.deadly in seeds
         while self.waiting:
             experiment, future = self.waiting.popleft()
             if not self.is_dead:
                 self.log.append((self.where, experiment.cell.seed))
-                self.is_dead = self.num_made == self.dies_at
+                self.is_dead = self.num_made == self.dies_at or is_unheard
             if self.is_dead:
                 future.set_exception(Lost())
                 continue
             self.num_made += 1
             try:
-                future.set_result(timed(experiment))
+                future.set_result(PACKING.make(experiment))
             except Exception as error:
                 future.set_exception(error)
 
@@ -74,6 +84,7 @@ class FakeCluster:
 
     deaths: list[int | None] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
+    deadly: int | None = None
     workers: list[FakeWorker] = field(default_factory=list)
 
     def starts(self, num: int) -> list[Start]:
@@ -84,7 +95,7 @@ class FakeCluster:
     def _worker(self) -> Iterator[FakeWorker]:
         place = len(self.workers)
         dies_at = self.deaths[place] if place < len(self.deaths) else None
-        worker = FakeWorker(where=f"node {place}", dies_at=dies_at, log=self.log)
+        worker = FakeWorker(where=f"node {place}", dies_at=dies_at, log=self.log, deadly=self.deadly)
         self.workers.append(worker)
         try:
             yield worker

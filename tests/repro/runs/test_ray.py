@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,18 +49,20 @@ def sweep_on_ray(experiments: Sequence[Experiment], root: Path) -> list[CellOutc
         return sweep.run(continue_on_error=True)
 
 
-@pytest.mark.parametrize("num_deaths", [0, 1, 2])
+@pytest.mark.parametrize("num_deaths", [0, 1, 9])
 def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, bytes], tmp_path: Path) -> None:
     (deaths := tmp_path / "deaths").mkdir()
     experiments = [*EXPERIMENTS]
     experiments[3] = deployed(EXPERIMENTS[3], before=partial(die_until, deaths, num_deaths))
     outcomes = sweep_on_ray(experiments, tmp_path / "runs")
-    assert len(list(deaths.iterdir())) == num_deaths
-    is_lost = num_deaths == 2
+    is_lost = num_deaths == 9
+    # One more where another run was in hand when the first worker died, and might have been the one.
+    assert len(list(deaths.iterdir())) in ((2, 3) if is_lost else (num_deaths,))
     assert [outcome.status for outcome in outcomes] == ["failed" if is_lost and n == 3 else "ran" for n in range(8)]
     if is_lost:
         assert outcomes[3].reason.startswith("the worker on node 127.0.0.1 (")
-        assert outcomes[3].reason.endswith("was lost (ActorDiedError); it was tried 2 times")
+        # Ray says Unavailable where it has not yet been told of the death.
+        assert re.search(r"was lost \(Actor(Died|Unavailable)Error\); it was tried alone 2 times$", outcomes[3].reason)
         # The same command goes on.
         outcomes = sweep_on_ray(EXPERIMENTS, tmp_path / "runs")
         assert [outcome.status for outcome in outcomes].count("ran") == 1
