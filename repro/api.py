@@ -8,6 +8,7 @@ from pathlib import Path
 from repro.paths import LOCAL
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare, prepare_all
+from repro.runs.pools import pool_of
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
@@ -40,13 +41,21 @@ def run(
 
 
 def sweep(
-    cells: Sequence[Cell], *, result_dir: str | Path = LOCAL, force: bool = False, jobs: int | None = None
+    cells: Sequence[Cell],
+    *,
+    result_dir: str | Path = LOCAL,
+    force: bool = False,
+    jobs: int | None = None,
+    pool: str = "local",
+    address: str | None = None,
 ) -> list[StoredRun]:
-    """The runs of the cells, in their order; missing ones are made, simulated ones in ``jobs`` processes."""
-    found = Sweep(prepare_all(cells), Store(Path(result_dir)), force=force)
-    found.check()
-    with sweep_progress(found.num_cells) as progress:
-        found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
+    """The runs of the cells, in their order; missing ones are made, simulated ones ``jobs`` at once, on this machine or in the
+    ``pool`` ray: a cluster started for the call, or the one at ``address``."""
+    with pool_of(pool, address) as where:
+        found = Sweep(prepare_all(cells), Store(Path(result_dir)), force=force, pool=where)
+        found.check()
+        with sweep_progress(found.num_cells) as progress:
+            found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
     return found.runs
 
 

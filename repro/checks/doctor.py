@@ -35,6 +35,7 @@ OPTIONAL: Mapping[str, str] = {
     "fastapi": "the server (extra server)",
     "aiohttp": "measuring a server (extra http)",
     "redis": "AMPD on live workers (extra redis, and redis-server)",
+    "ray": "runs on a cluster (--pool ray, extra ray)",
 }
 """Packages that are never required -> what they add."""
 

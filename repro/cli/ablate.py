@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
+from repro.cli.option_groups import Placement, spread
 from repro.cli.output import number, print_json, print_table, say
 from repro.systems.dllm.part import DllmPart
 
@@ -22,7 +23,9 @@ NUM_PROBLEMS = 200
 """Of a task, where no limit is given."""
 
 
+@spread
 def ablate(
+    *,
     component: Annotated[
         str,
         typer.Option(
@@ -56,6 +59,7 @@ def ablate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="Of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B].")] = None,
     result_dir: opt.ResultDir = None,
+    placement: Placement,
     force: opt.Force = False,
     accept_other_code: opt.OtherCode = False,
     plot: opt.Plot = None,
@@ -98,11 +102,13 @@ def ablate(
             num_runs=num_runs,
             model=model,
             result_dir=result_dir,
+            placement=placement,
             force=force,
             accept_other_code=accept_other_code,
             plot=plot,
             json=json,
         )
+    opened = placement.opened()
     require(model is None, f"model={model!r} has no effect on component={component!r}: leave it out")
     where = platform_of(platform or "cpu-tiny")
     if plot is not None:
@@ -138,12 +144,10 @@ def ablate(
         ]
         for name, variant in keys
     }
-    sweep = sweep_of(
-        [cell for cells in grid.values() for cell in cells],
-        Store(result_dir or LOCAL, accept_other_code=accept_other_code),
-        force=force,
-    )
-    outcomes = run_sweep(sweep)
+    store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
+    with opened as pool:
+        sweep = sweep_of([cell for cells in grid.values() for cell in cells], store, force=force, pool=pool)
+        outcomes = run_sweep(sweep, jobs=placement.jobs)
     runs = iter(sweep.runs)
     require_alike(sweep.runs, f"ablate --component {component}")
     rows = [_row(name, variant, [next(runs) for _ in cells]) for (name, variant), cells in grid.items()]

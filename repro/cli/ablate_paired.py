@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro.cli import options as opt
+from repro.cli.option_groups import Placement
 from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def ablate_paired(
     num_runs: int | None,
     model: str | None,
     result_dir: Path | None,
+    placement: Placement,
     force: bool,
     accept_other_code: bool,
     plot: Path | None,
@@ -64,6 +66,7 @@ def ablate_paired(
     from repro.paths import LOCAL
     from repro.runs.store import Store
 
+    opened = placement.opened()
     check_most("num_runs", num_runs)
     require(num_runs is None or num_runs >= 1, f"num_runs={num_runs} must be at least 1")
     knobs = tuple(opt.given(model=model).items())
@@ -74,10 +77,11 @@ def ablate_paired(
         for variant in family.variants
     }
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
-    sweep = sweep_of([cell for cells in grid.values() for cell in cells], store, force=force)
     if plot is not None:
         check_plot(plot)
-    outcomes = run_sweep(sweep)
+    with opened as pool:
+        sweep = sweep_of([cell for cells in grid.values() for cell in cells], store, force=force, pool=pool)
+        outcomes = run_sweep(sweep, jobs=placement.jobs)
     runs = iter(sweep.runs)
     base: dict[str, list[StoredRun]] = {}
     rows = []

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
-from repro.cli.option_groups import Decoding, spread
+from repro.cli.option_groups import Decoding, Placement, spread
 from repro.cli.output import number, percent, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.runs.family import Shown
     from repro.runs.store import StoredRun
+    from repro.runs.sweep import Sweep
 
 ENDPOINT = "repro.systems.http.platforms:ENDPOINT"
 """Where a system behind --url runs."""
@@ -114,6 +115,7 @@ def bench(
     decoding: Decoding,
     seed: opt.Seed = 0,
     result_dir: opt.ResultDir = None,
+    placement: Placement,
     profile: Annotated[
         bool,
         typer.Option(
@@ -161,6 +163,7 @@ def bench(
     from repro.systems.laps.part import part_of
     from repro.systems.platforms import platform as platform_of
 
+    opened = placement.opened()
     if url is not None:
         system = system or ["openai-http"]
         platform = ENDPOINT if platform == "cpu-tiny" else platform
@@ -254,20 +257,16 @@ def bench(
     if is_cluster and dataset_path is not None and arrivals == "trace":
         for dataset in datasets:
             check_own_times(dataset_path, dataset, num_prompts or where.part(ArPart).num_sessions)
-    with readable("dataset_path", dataset_path, datasets), opt.plugged_in("router", knobs.get("router")):
-        sweep = sweep_of(cells, store, force=force)
-    if dry_run:
-        for experiment in sweep.experiments:
-            experiment.deployment.check_machine()
-        reasons = [(e.cell.folder_name, sweep.why(e.cell)) for e in sweep.experiments]
-        if json:
-            print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
-        else:
-            print_table("What would run, or be reused", ("run", "why"), reasons)
-        return
-    for line in data_of(sweep.experiments):
-        say(line, file=sys.stderr)
-    outcomes = run_sweep(sweep, continue_on_error=continue_on_error)
+    with opened as pool:
+        with readable("dataset_path", dataset_path, datasets), opt.plugged_in("router", knobs.get("router")):
+            sweep = sweep_of(cells, store, force=force, pool=pool)
+        if dry_run:
+            pool.check(sweep.experiments)
+            _print_reasons(sweep, json=json)
+            return
+        for line in data_of(sweep.experiments):
+            say(line, file=sys.stderr)
+        outcomes = run_sweep(sweep, continue_on_error=continue_on_error, jobs=placement.jobs)
     runs = sweep.runs
     if json:
         print_json(
@@ -297,6 +296,14 @@ def bench(
     say_what_ran(outcomes, store.root)
     if any(map(is_failure, outcomes)):
         raise typer.Exit(1)
+
+
+def _print_reasons(sweep: Sweep, *, json: bool) -> None:
+    reasons = [(e.cell.folder_name, sweep.why(e.cell)) for e in sweep.experiments]
+    if json:
+        print_json({"runs": [{"run": name, "why": reason} for name, reason in reasons]})
+    else:
+        print_table("What would run, or be reused", ("run", "why"), reasons)
 
 
 def _print_runs(runs: Sequence[StoredRun]) -> None:

@@ -34,6 +34,7 @@ EXTRAS = {
     "uvicorn": "server",
     "prometheus_client": "server",
     "aiohttp": "http",
+    "ray": "ray",
 }
 """Package -> the extra of this project that brings it."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from repro.cli import options as opt
-from repro.cli.option_groups import Decoding, spread
+from repro.cli.option_groups import Decoding, Place, spread
 from repro.cli.output import number, print_json, print_table
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def evaluate(
     decoding: Decoding,
     seed: opt.Seed = 0,
     result_dir: opt.ResultDir = None,
+    place: Place,
     force: opt.Force = False,
     accept_other_code: opt.OtherCode = False,
     json: opt.Json = False,
@@ -55,6 +56,7 @@ def evaluate(
     from repro.systems.dllm.graded import require_task
     from repro.tasks.registry import task_entry
 
+    opened = place.opened()
     task_entry(task)
     knobs = opt.given(
         num_prompts=limit,
@@ -81,12 +83,13 @@ def evaluate(
         knobs=tuple(knobs.items()),
     )
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
-    with readable("dataset_path", dataset_path, [task]):
-        sweep = sweep_of([cell], store, force=force)
-    deployment = sweep.experiments[0].deployment
-    assert isinstance(deployment, Deployment)
-    require_task(deployment.task, cell)
-    outcomes = run_sweep(sweep)
+    with opened as pool:
+        with readable("dataset_path", dataset_path, [task]):
+            sweep = sweep_of([cell], store, force=force, pool=pool)
+        deployment = sweep.experiments[0].deployment
+        assert isinstance(deployment, Deployment)
+        require_task(deployment.task, cell)
+        outcomes = run_sweep(sweep)
     (run,) = sweep.runs
     result = _result(deployment, run)
     if json:

@@ -12,7 +12,7 @@ import typer
 
 from engines.errors import UserError
 from repro.cli import options as opt
-from repro.cli.option_groups import spread
+from repro.cli.option_groups import Placement, spread
 from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -108,15 +108,17 @@ Name = Annotated[
 
 
 @spread
-def reproduce(*, name: Name, asked: FigureOptions, force: opt.Force = False, json: opt.Json = False) -> None:
+def reproduce(
+    *, name: Name, asked: FigureOptions, placement: Placement, force: opt.Force = False, json: opt.Json = False
+) -> None:
     """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF and CSV."""
-    _make(name, asked, force=force, json=json, draw_only=False)
+    _make(name, asked, placement, force=force, json=json, draw_only=False)
 
 
 @spread
 def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs; runs nothing."""
-    _make(name, asked, force=False, json=json, draw_only=True)
+    _make(name, asked, Placement(), force=False, json=json, draw_only=True)
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
@@ -147,13 +149,14 @@ def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> N
         )
 
 
-def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only: bool) -> None:
+def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool, json: bool, draw_only: bool) -> None:
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
     from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
     from repro.reports.figures import place_of
 
+    opened = placement.opened()
     entry = figure_of(name)
     module, views = entry.load(), asked.views(name)
     store, out = asked.store, asked.out
@@ -170,8 +173,9 @@ def _make(name: str, asked: FigureOptions, *, force: bool, json: bool, draw_only
         raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")
     if draw_only:
         require_folders(cells, store, name)
-    sweep = sweep_of(cells, store, force=force, will_run=not draw_only)
-    outcomes = [] if draw_only else run_sweep(sweep, out_dir=out)
+    with opened as pool:
+        sweep = sweep_of(cells, store, force=force, will_run=not draw_only, pool=pool)
+        outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
     require_runs(sweep, name)
     writable_folder("out_dir", out)
     drawn = []

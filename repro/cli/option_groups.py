@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
+from engines.errors import require
 from repro.cli import options as opt
+
+if TYPE_CHECKING:
+    from repro.runs.pool import Pool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +51,30 @@ class Decoding:
         if "gen_length" in given:
             given.setdefault("steps", given["gen_length"])
         return given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where runs are made."""
+
+    pool: opt.PoolName = "local"
+    address: opt.Address = None
+
+    def opened(self) -> AbstractContextManager[Pool]:
+        from repro.runs.pools import pool_of
+
+        return pool_of(self.pool, self.address)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement(Place):
+    """And how many at once, of simulated ones."""
+
+    jobs: opt.Jobs = None
+
+    def opened(self) -> AbstractContextManager[Pool]:
+        require(self.jobs is None or self.jobs >= 1, f"jobs={self.jobs} must be at least 1")
+        return super().opened()
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -20,6 +20,18 @@ Force = Annotated[bool, typer.Option("--force", help="Run again what is already 
 OtherCode = Annotated[
     bool, typer.Option("--accept-other-code", help="Reuse stored runs that other code made, and mark them.")
 ]
+PoolName = Annotated[
+    str, typer.Option("--pool", help="Where runs are made: local, on this machine, or ray, on a cluster.")
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="With --pool ray: a cluster that is there, auto or host:port [default: one started for the command]."
+    ),
+]
+Jobs = Annotated[
+    int | None, typer.Option(help="Simulated runs at once [default: as many as pay, at most one a CPU of the pool].")
+]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw the runs into this file, .png or .pdf, with a CSV of the same name beside it.")
 ]

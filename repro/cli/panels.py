@@ -20,8 +20,8 @@ PANELS = {
     "Decoding": "gen_length block_length steps temperature top_p top_k threshold factor alg alg_temp remasking cfg_scale "
     "cfg_interval stop_at_eos tie_policy compat",
     "Cache": "retention_ratio pool_kernel selection refresh_delay cache prompt_interval gen_interval transfer_ratio",
-    "Runs and output": "result_dir out_dir force accept_other_code continue_on_error dry_run profile profile_every plot top json "
-    "help",
+    "Runs and output": "result_dir out_dir pool address jobs force accept_other_code continue_on_error dry_run profile profile_every plot top "
+    "json help",
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _UNBROKEN = "\u2011"

@@ -12,6 +12,7 @@ from repro.cli.output import counted, say
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
+    from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
     from repro.runs.sweep import CellOutcome, Sweep
 
@@ -19,19 +20,23 @@ if TYPE_CHECKING:
 MAX_WARNED = 3
 
 
-def sweep_of(cells: Sequence[Cell], store: Store, *, force: bool = False, will_run: bool = True) -> Sweep:
+def sweep_of(
+    cells: Sequence[Cell], store: Store, *, force: bool = False, will_run: bool = True, pool: Pool | None = None
+) -> Sweep:
     """Every cell is checked, and looked up in the store. What needs no work comes first: a device that is missing, where
     runs are to be made on it."""
     from repro.runs.experiment import check_device, prepare_all
     from repro.runs.sweep import Sweep
 
-    if will_run:
+    if will_run and (pool is None or pool.is_here):
         for cell in cells if force else store.surely_missing(cells):
             check_device(cell)
-    return Sweep(prepare_all(cells), store, force=force)
+    return Sweep(prepare_all(cells), store, force=force, pool=pool)
 
 
-def run_sweep(sweep: Sweep, *, continue_on_error: bool = False, out_dir: Path | None = None) -> list[CellOutcome]:
+def run_sweep(
+    sweep: Sweep, *, continue_on_error: bool = False, out_dir: Path | None = None, jobs: int | None = None
+) -> list[CellOutcome]:
     """``out_dir``: where figures of the runs will go."""
     from repro.runs.progress import sweep_progress
 
@@ -39,7 +44,9 @@ def run_sweep(sweep: Sweep, *, continue_on_error: bool = False, out_dir: Path | 
     if not sweep.num_cells:
         return []
     with sweep_progress(sweep.num_cells) as progress:
-        return sweep.run(continue_on_error=continue_on_error, on_event=progress.on_event, on_step=progress.on_step)
+        return sweep.run(
+            continue_on_error=continue_on_error, on_event=progress.on_event, on_step=progress.on_step, jobs=jobs
+        )
 
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:

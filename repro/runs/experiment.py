@@ -23,6 +23,8 @@ class Experiment:
     are then never reused for other data, another model or another fit."""
     deployment: Deployment
     workload: Any
+    place: Mapping[str, Any] | None = None
+    """Identity of the machine that a measured run is made on, where it is another than this."""
 
     @property
     def family(self) -> Family:
@@ -39,7 +41,25 @@ class Experiment:
     @property
     def machine(self) -> Mapping[str, Any] | None:
         """What a measured run's numbers are of besides its code; None for a simulated one."""
-        return machine_identity(getattr(self.deployment, "device", "cpu")) if self.is_measured else None
+        if not self.is_measured:
+            return None
+        return machine_identity(self.device) if self.place is None else self.place
+
+    @property
+    def device(self) -> str:
+        return getattr(self.deployment, "device", "cpu")
+
+    @property
+    def is_tied_here(self) -> bool:
+        """Whether no other machine can make its run."""
+        return getattr(self.deployment, "is_tied_here", False)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of the machine that its run is made on."""
+        if not self.is_measured or not self.device.startswith("cuda"):
+            return 0
+        return int(self.cell.knob_values.get("tensor_parallel") or 1)
 
     def run(self, on_progress: OnProgress | None = None) -> RunRecord:
         return self.deployment.run(self.workload, on_progress)

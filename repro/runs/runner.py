@@ -1,148 +1,194 @@
-"""Runs experiments, each at most once, here or in fresh processes; a stop loses only those in flight."""
+"""Runs experiments, each at most once, here or by workers; a stop loses only those in flight."""
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-import os
-import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from dataclasses import replace
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
+from engines.errors import RunError
 from repro.runs.drivers.steps import DriveProgress, OnProgress
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import Timing, utc_now
-from repro.runs.record import RunRecord
-from repro.runs.session import Session
-from repro.runs.workers import begin_worker, ending_with_its_workers
+from repro.runs.packing import Made
+from repro.runs.turns import MOST_LOSSES, Turns
+
+logger = logging.getLogger(__name__)
 
 AHEAD = 2
-"""Runs that a process is given at once: it is at the next while the one before is stored."""
+"""Runs that a worker is given at once: it is at the next while the one before is stored."""
+PATIENCE_S = 30.0
+"""Without a sign of any worker, after which it is said that one is waited for."""
 
+
+class WorkerLost(RunError):
+    """A worker ended before it had made what it was given."""
+
+
+class Worker(Protocol):
+    """Makes one run after the other, in the order in which they are submitted."""
+
+    @property
+    def where(self) -> str:
+        """For messages: which process, which node."""
+
+    def begun(self) -> Future[Any]:
+        """Done once it can work."""
+
+    def submit(self, experiment: Experiment) -> Future[Any]: ...
+
+    def result(self, future: Future[Any]) -> Any:
+        """Of a future that is done. Raises WorkerLost where the worker is gone, else what the run has raised."""
+
+
+Make = Callable[[Experiment, OnProgress | None], Made]
 OnStart = Callable[[Experiment], None]
-OnDone = Callable[[Experiment, RunRecord, Timing], None]
+OnDone = Callable[[Experiment, Made], None]
 OnStep = Callable[[Experiment, DriveProgress], None]
 OnError = Callable[[Experiment, Exception], bool]
 """Whether to go on."""
+Start = Callable[[], AbstractContextManager[Worker]]
+"""A worker, which ends with the body; at once where that ends by an exception."""
 
 
-def timed(
-    experiment: Experiment, on_progress: OnProgress | None = None, session: Session | None = None
-) -> tuple[RunRecord, Timing]:
-    """A run in a session says besides how busy the machine was."""
-    started, began, load = utc_now(), time.perf_counter(), None
-    if session is None:
-        record = experiment.run(on_progress)
-    else:
-        record, load = session.measure(partial(experiment.run, on_progress))
-    elapsed = time.perf_counter() - began
-    return record, Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load)
+@dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What is told while runs are made."""
+
+    on_start: OnStart
+    on_done: OnDone
+    on_error: OnError
+    on_step: OnStep | None = None
+    """Of runs made in this process."""
 
 
-def run_here(
-    experiments: Iterable[Experiment],
-    on_start: OnStart,
-    on_done: OnDone,
-    on_error: OnError,
-    on_step: OnStep | None = None,
-    session: Session | None = None,
-) -> None:
+def run_here(experiments: Iterable[Experiment], make: Make, hooks: Hooks) -> None:
     """One after the other; raises the error that is not to be gone on after."""
     for experiment in experiments:
-        on_start(experiment)
+        hooks.on_start(experiment)
         try:
-            heard = None if on_step is None else partial(on_step, experiment)
-            on_done(experiment, *timed(experiment, heard, session))
+            heard = None if hooks.on_step is None else partial(hooks.on_step, experiment)
+            hooks.on_done(experiment, make(experiment, heard))
         except Exception as error:
-            if not on_error(experiment, error):
+            if not hooks.on_error(experiment, error):
                 raise
 
 
 def run_in_pool(
-    experiments: Sequence[Experiment],
-    jobs: int,
-    on_start: OnStart,
-    on_done: Callable[..., None],
-    on_error: OnError,
-    work: Callable[[Experiment], tuple[Any, ...]] = timed,
+    experiments: Sequence[Experiment], turns: Turns, starts: Sequence[Start], hooks: Hooks, *, ahead: int = AHEAD
 ) -> None:
-    """``jobs`` at a time in fresh processes, for simulated runs only: measured ones would disturb each other. Repeats of a
-    cell go to one process. After an error that ends the sweep, runs under way still finish and are kept.
-
-    ``on_done`` gets the experiment and what ``work`` made of it in its process. Packing a run takes about as long as a short
-    simulation: done here, one after the other, the processes would wait for it.
-    """
-    failures: dict[int, Exception] = {}
-    turns = Turns(map(repeated, experiments), jobs)
-    index: dict[Future[tuple[Any, ...]], tuple[int, int]] = {}
+    """By a worker of each of ``starts``, which is given ``ahead`` runs at once. One that is lost is replaced, and its runs
+    are made again. After an error that ends the sweep, runs under way still finish and are kept."""
     with ExitStack() as stack:
-        pools = [stack.enter_context(ending_with_its_workers(_process())) for _ in range(jobs)]
-
-        def hand_over(worker: int) -> None:
-            if failures or (number := turns.take(worker)) is None:
-                return
-            on_start(experiments[number])
-            try:
-                future = pools[worker].submit(work, experiments[number])
-            except BrokenProcessPool:  # the run before took its process with it, for want of memory say
-                pools[worker] = stack.enter_context(ending_with_its_workers(_process()))
-                future = pools[worker].submit(work, experiments[number])
-            index[future] = number, worker
-
-        for worker in [*range(jobs)] * AHEAD:
-            hand_over(worker)
-        while index:
-            future = next(iter(wait(index, return_when=FIRST_COMPLETED).done))
-            number, worker = index.pop(
-                future
-            )  # with the last reference to it goes its record, a hundred megabytes and more
-            hand_over(worker)
-            try:
-                on_done(experiments[number], *future.result())
-            except Exception as error:
-                if not on_error(experiments[number], error):
-                    failures[number] = error
-    if failures:
-        raise failures[min(failures)]
+        _Crew(experiments, turns, starts, hooks, ahead, stack).work()
 
 
-class Turns:
-    """Which of the experiments a process takes next: the first that is kin to those it had, or, up to its share of all
-    kins, to none that anyone had. One with nothing left takes over what has most left to do."""
+class _Crew:
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        turns: Turns,
+        starts: Sequence[Start],
+        hooks: Hooks,
+        ahead: int,
+        stack: ExitStack,
+    ) -> None:
+        self._experiments = experiments
+        self._turns = turns
+        self._starts = starts
+        self._hooks = hooks
+        self._ahead = ahead
+        self._stack = stack
+        self._workers: dict[int, Worker] = {}
+        self._ends: dict[int, ExitStack] = {}
+        self._flying: dict[int, deque[tuple[int, Future[Any]]]] = {}
+        """Of the workers that have begun: their runs, in the order in which they are made."""
+        self._beginning: dict[int, Future[Any]] = {}
+        self._num_stillborn = 0
+        """Workers in a row that were lost before they began."""
+        self._failures: dict[int, Exception] = {}
+        self._suspects: set[int] = set()
+        """Runs that a worker was lost with, one of several in its hands: which of them it was making cannot be told, as the
+        answer of one that it had made may be lost with it. They are made one at a time."""
 
-    def __init__(self, kins: Iterable[Hashable], num_workers: int) -> None:
-        self._left = dict(enumerate(kins))
-        self._owner: dict[Hashable, int] = {}
-        self._share = math.ceil(len(set(self._left.values())) / num_workers)
+    def work(self) -> None:
+        for place in range(len(self._starts)):
+            self._engage(place)
+        while any(self._flying.values()) or (self._turns.is_left and not self._failures):
+            waiting = [*self._beginning.values(), *(future for own in self._flying.values() for _, future in own)]
+            if not wait(waiting, timeout=PATIENCE_S, return_when=FIRST_COMPLETED).done and not self._flying:
+                logger.warning("waiting for the first of %d workers: what they need is not free", len(self._starts))
+            for place in [place for place, future in self._beginning.items() if future.done()]:
+                self._begin(place)
+            self._hand_over()
+            for place in [place for place, own in self._flying.items() if own and own[0][1].done()]:
+                self._finish(place)
+            self._hand_over()
+        if self._failures:
+            raise self._failures[min(self._failures)]
 
-    def take(self, worker: int) -> int | None:
-        """Its place in the list; None at the end."""
-        if not self._left:
-            return None
-        may_begin = sum(owner == worker for owner in self._owner.values()) < self._share
-        nobody = worker if may_begin else None
-        number = next((n for n, kin in self._left.items() if self._owner.get(kin, nobody) == worker), None)
-        if number is None:
-            ((kin, _),) = Counter(self._left.values()).most_common(1)
-            number = next(n for n, other in self._left.items() if other == kin)
-        self._owner[self._left.pop(number)] = worker
-        return number
+    def _engage(self, place: int) -> None:
+        if place in self._ends:
+            self._ends[place].close()
+        self._ends[place] = end = self._stack.enter_context(ExitStack())
+        self._workers[place] = worker = end.enter_context(self._starts[place]())
+        self._beginning[place] = worker.begun()
 
+    def _begin(self, place: int) -> None:
+        try:
+            self._workers[place].result(self._beginning.pop(place))
+        except WorkerLost:
+            self._num_stillborn += 1
+            if self._num_stillborn >= MOST_LOSSES * len(self._starts):
+                raise
+            self._engage(place)
+        else:
+            self._num_stillborn = 0
+            self._flying[place] = deque()
 
-def repeated(experiment: Experiment) -> Hashable:
-    """What the repeats of a cell share, whose seeds differ, and so their requests: what a deployment finds out before it
-    runs (AMPD's search simulates a dozen runs), it keeps for the next."""
-    cell = experiment.cell
-    return replace(cell, figure=None, seed=0, knobs=tuple(knob for knob in cell.knobs if knob[0] != "basis"))
+    def _hand_over(self) -> None:
+        """One each, and then another each, as long as there are any."""
+        for num in range(1, (1 if self._suspects else self._ahead) + 1):
+            for place in [place for place, own in self._flying.items() if len(own) < num]:
+                if self._failures or (number := self._turns.take(place)) is None:
+                    continue
+                experiment = self._experiments[number]
+                self._hooks.on_start(experiment)
+                self._flying[place].append((number, self._workers[place].submit(experiment)))
 
+    def _finish(self, place: int) -> None:
+        number, future = self._flying[place].popleft()
+        in_hand = [number, *(other for other, _ in self._flying[place])]
+        if self._ahead > 1:
+            self._hand_over()
+        try:
+            made = self._workers[place].result(future)
+            # With the last reference to it go the files of its run.
+            del future
+            self._hooks.on_done(self._experiments[number], made)
+        except WorkerLost as error:
+            self._replace(place, number, in_hand, error)
+        except Exception as error:
+            self._failed(number, error)
+        else:
+            self._suspects.discard(number)
 
-def _process() -> ProcessPoolExecutor:
-    # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=context, initializer=begin_worker, initargs=(os.getpid(),))
+    def _replace(self, place: int, number: int, in_hand: Sequence[int], error: WorkerLost) -> None:
+        """``in_hand``: the runs that the worker may have been making, ``number`` the first of them."""
+        culprit = number if len(in_hand) == 1 else None
+        self._suspects.update(in_hand)
+        rest = [other for other, _ in self._flying.pop(place)]
+        for lost in self._turns.lost(place, [number, *rest], culprit):
+            self._failed(lost, WorkerLost(f"{error}; it was tried alone {MOST_LOSSES} times"))
+        if self._turns.is_left and not self._failures:
+            logger.warning("%s; its runs are made again", error)
+            self._engage(place)
+
+    def _failed(self, number: int, error: Exception) -> None:
+        self._suspects.discard(number)
+        if not self._hooks.on_error(self._experiments[number], error):
+            self._failures[number] = error

@@ -11,29 +11,24 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import gettempdir
 from typing import Any, get_args
 
 from engines.errors import RunError
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
 from repro.runs.family import Family
+from repro.runs.locks import CellLocks
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, Obtained, RunRecord, Table, empty_table
 from repro.runs.session import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
 from repro.runs.tables import encoded_table, read_table, table_file
 from repro.runs.validity import Validity
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 SUMMARY, CELL = "summary.json", "cell.json"
 MANIFEST, PROVENANCE = "manifest.json", "provenance.json"
@@ -150,6 +145,7 @@ class Store:
         """``accept_other_code`` takes runs that other code made as done, and marks them; so does ``accept_other_machine``
         with those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
         self.root = root
+        self._locks = CellLocks(root)
         self.accept_other_code = accept_other_code
         self.accept_other_machine = accept_other_machine
 
@@ -172,26 +168,10 @@ class Store:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    @contextmanager
-    def claim(self, cells: Sequence[Cell], *, wait: bool) -> Iterator[bool]:
-        """Whether all the cells are this process's to make, in the body; ``wait`` for others to have made theirs."""
-        if fcntl is None:  # no such locks on this system
-            yield True
-            return
-        # Of this machine and user, not in the store: that holds runs and nothing else.
-        name = hashlib.sha256(str(self.root.resolve()).encode()).hexdigest()[:16]
-        with Path(gettempdir(), f"repro-{os.getuid()}-{name}.lock").open("a") as file:
-            try:
-                # One byte of the file a cell: a process's locks end with it, however it ends. In order, so that two that
-                # wait do not wait for each other.
-                for place in sorted({int(cell.key, 16) for cell in cells}):
-                    fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    raise
-                yield False
-                return
-            yield True
+    def claim(self, cells: Sequence[Cell], *, wait: bool) -> AbstractContextManager[bool]:
+        """Whether all the cells are this process's to make, in the body; ``wait`` for others to have made theirs. Several
+        claims may be open at once, if they share no cell."""
+        return self._locks.held(cells, wait=wait)
 
     def find(self, experiment: Experiment) -> State:
         """Whether the stored run is this cell's, by this code and schema, and every file is as it was written."""

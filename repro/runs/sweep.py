@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,18 +11,16 @@ from typing import Literal
 from engines.errors import RunError, UserError
 from repro.files import writable_folder
 from repro.runs.cell import Cell
+from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
-from repro.runs.provenance import GitState, Timing, collect, git_state
-from repro.runs.record import RunRecord
-from repro.runs.runner import OnStep, run_here, run_in_pool, timed
+from repro.runs.packing import Made, Packing
+from repro.runs.pool import LocalPool, Pool
+from repro.runs.runner import Hooks, OnStep
 from repro.runs.session import Session
-from repro.runs.store import Packed, Store, StoredRun, pack
-from repro.runs.unit import broken, interleaved, together, units
+from repro.runs.store import Store, StoredRun
+from repro.runs.unit import broken, interleaved, units
 
 logger = logging.getLogger(__name__)
-
-CELLS_PER_WORKER = 4
-"""Simulated cells below which another process costs more than it saves."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +51,12 @@ class Sweep:
     """Experiments of one key are one. ``force`` runs what is stored again. Measured cells of one comparison are reused, or
     made again, together (repro.runs.unit)."""
 
-    def __init__(self, experiments: Sequence[Experiment], store: Store, *, force: bool = False) -> None:
-        self.experiments = list(experiments)
+    def __init__(
+        self, experiments: Sequence[Experiment], store: Store, *, force: bool = False, pool: Pool | None = None
+    ) -> None:
+        """``pool`` is where missing runs are made: this machine, where none is given."""
+        self.pool = pool or LocalPool()
+        self.experiments = self.pool.placed(experiments)
         self.store = store
         self._unique: dict[str, Experiment] = {}
         for experiment in self.experiments:
@@ -93,10 +93,9 @@ class Sweep:
         return self._reasons[cell.key] if cell.key in self._reasons else self._outcomes[cell.key].reason
 
     def check(self, out_dir: Path | None = None) -> None:
-        """Refuse what this machine lacks for the runs that are missing, before the first of them. ``out_dir``: where
-        figures of the runs will go."""
-        for experiment in self.to_run:
-            experiment.deployment.check_machine()
+        """Refuse what machines lack for the runs that are missing, before the first of them. ``out_dir``: where figures of
+        the runs will go."""
+        self.pool.check(self.to_run)
         if out_dir is not None:
             writable_folder("out_dir", out_dir)
         if self.to_run:
@@ -111,8 +110,9 @@ class Sweep:
         jobs: int | None = None,
         session: Session | None = None,
     ) -> list[CellOutcome]:
-        """Make the missing runs: simulated ones in ``jobs`` processes (default: all cores), then measured ones, alone, in
-        one ``session``, the systems of a comparison in turn. Outcomes are in the order of the experiments.
+        """Make the missing runs: simulated ones by ``jobs`` workers (default: all cores), then measured ones, each with a
+        machine to itself, those of this machine in one ``session``, the systems of a comparison in turn. Outcomes are in the
+        order of the experiments.
 
         A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception.
         ``on_step`` hears of every step of a run made in this process. ``KeyboardInterrupt`` is reported and raised again; finished runs stay stored.
@@ -120,7 +120,7 @@ class Sweep:
         if jobs is not None and jobs < 1:
             raise UserError(f"jobs={jobs} must be at least 1")
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
-        git = git_state()
+        packing = Packing.of_this_process()
         session = session or Session()
 
         def tell(
@@ -139,16 +139,11 @@ class Sweep:
         def on_start(experiment: Experiment) -> None:
             tell("started", experiment.cell, self._reasons[experiment.cell.key])
 
-        packing = Packing(git=git, session=session.id, argv=tuple(sys.argv))
-
-        def on_packed(experiment: Experiment, packed: Packed, elapsed_s: float) -> None:
-            run = self.store.put(packed)
+        def on_done(experiment: Experiment, made: Made) -> None:
+            run = self.store.put(made.packed)
             cell = experiment.cell
             reason = self._reasons[cell.key]
-            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=elapsed_s))
-
-        def on_done(experiment: Experiment, record: RunRecord, timing: Timing) -> None:
-            on_packed(experiment, packing.packed(experiment, record, timing), timing.elapsed_s)
+            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=made.elapsed_s))
 
         def on_error(experiment: Experiment, error: Exception) -> bool:
             # An error that ends the sweep is raised: its traceback need not be in the log too.
@@ -159,18 +154,22 @@ class Sweep:
             close(CellOutcome(cell=experiment.cell, status="failed", reason=message))
             return continue_on_error
 
+        def on_reused(experiment: Experiment, run: StoredRun) -> None:
+            reason = "made by another sweep meanwhile"
+            close(CellOutcome(cell=experiment.cell, status="reused", reason=reason, run=run))
+
         for outcome in self._outcomes.values():
             tell(outcome.status, outcome.cell, outcome.reason)
         todo = self.to_run
         simulated = [experiment for experiment in todo if not experiment.is_measured]
-        workers = jobs or min(os.cpu_count() or 1, max(1, len(simulated) // CELLS_PER_WORKER))
+        measured = interleaved([experiment for experiment in todo if experiment.is_measured])
+        hooks = Hooks(on_start=on_start, on_done=on_done, on_error=on_error, on_step=on_step)
+        claims = Claims(self.store, self._seen, on_reused)
         try:
-            if workers == 1:
-                run_here(self._claimed(simulated, close), on_start, on_done, on_error, on_step)
-            else:
-                run_in_pool(simulated, workers, on_start, on_packed, on_error, packing)
-            measured = interleaved([experiment for experiment in todo if experiment.is_measured])
-            run_here(self._claimed(measured, close), on_start, on_done, on_error, on_step, session)
+            if simulated:
+                self.pool.simulate(simulated, jobs, packing, claims, hooks)
+            if measured:
+                self.pool.measure(measured, session, packing, claims, hooks)
         except KeyboardInterrupt:
             num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
             num_left = len(self._unique) - len(self._outcomes)
@@ -183,32 +182,6 @@ class Sweep:
             raise
         cells = [experiment.cell for experiment in self.experiments]
         return [replace(self._outcomes[cell.key], cell=cell) for cell in cells]
-
-    def _claimed(self, experiments: Sequence[Experiment], close: Callable[[CellOutcome], None]) -> Iterator[Experiment]:
-        """Unit by unit, each kept from other sweeps until the next is asked for. Those that others are making come last,
-        and are reused once made."""
-        busy: list[Sequence[Experiment]] = []
-        for others in (together(experiments), busy):
-            if busy:
-                logger.warning("waiting for another sweep, which is making %d of the runs", sum(map(len, busy)))
-            for unit in others:
-                with self.store.claim([experiment.cell for experiment in unit], wait=others is busy) as is_mine:
-                    if not is_mine:
-                        busy.append(unit)
-                    elif runs := self._made_meanwhile(unit):
-                        for experiment in unit:
-                            cell, reason = experiment.cell, "made by another sweep meanwhile"
-                            close(CellOutcome(cell=cell, status="reused", reason=reason, run=runs[cell.key]))
-                    else:
-                        yield from unit
-
-    def _made_meanwhile(self, unit: Sequence[Experiment]) -> dict[str, StoredRun]:
-        """The unit's runs, where another sweep has made them since this one looked."""
-        if all(self.store.written(experiment.cell) == self._seen[experiment.cell.key] for experiment in unit):
-            return {}
-        runs = {experiment.cell.key: self.store.find(experiment).run for experiment in unit}
-        found = {key: run for key, run in runs.items() if run is not None}
-        return found if len(found) == len(unit) and broken(unit, found) is None else {}
 
     @property
     def num_cells(self) -> int:
@@ -237,38 +210,3 @@ class Sweep:
     def _run(self, key: str) -> StoredRun | None:
         outcome = self._outcomes.get(key)
         return None if outcome is None else outcome.run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Packing:
-    """Makes a run and packs it, in whatever process it is called: what it knows is the sweep's."""
-
-    git: GitState
-    session: str
-    argv: tuple[str, ...]
-
-    def __call__(self, experiment: Experiment) -> tuple[Packed, float]:
-        """The run, and how long it took."""
-        record, timing = timed(experiment)
-        return self.packed(experiment, record, timing), timing.elapsed_s
-
-    def packed(self, experiment: Experiment, record: RunRecord, timing: Timing) -> Packed:
-        provenance = collect(
-            obtained=record.obtained,
-            timing=timing,
-            git=self.git,
-            calibration=record.manifest.get("calibration"),
-            dataset=record.manifest.get("dataset"),
-            argv=self.argv,
-            session=self.session,
-            busy_s=_busy_s(experiment, record),
-        )
-        return pack(experiment, record, provenance)
-
-
-def _busy_s(experiment: Experiment, record: RunRecord) -> float | None:
-    """Seconds of a measured run's steps, where its family has steps and they were computed on the CPU."""
-    if not experiment.is_measured or record.manifest.get("device", "cpu") != "cpu":
-        return None
-    compute = next((metric.compute for metric in experiment.family.all_metrics if metric.name == "busy_s"), None)
-    return None if compute is None else compute(record)

@@ -27,7 +27,8 @@ class Workload(Protocol):
 
 class Deployment(Protocol):
     """A system configured for one cell, checked, with nothing heavy loaded; it pickles where it is simulated. Has a
-    ``device`` besides where its runs are measured on another than the CPU: cuda or cuda:N."""
+    ``device`` besides where its runs are measured on another than the CPU: cuda or cuda:N; and ``is_tied_here`` where they
+    drive servers or start processes beside this one, so that no other machine can make them."""
 
     @property
     def obtained(self) -> Obtained:

@@ -37,6 +37,7 @@ class HttpDeployment:
     """What the endpoint says of the model."""
     rate: float | None
     obtained: ClassVar[Obtained] = "measured"
+    is_tied_here: ClassVar[bool] = True
     modules: ClassVar[tuple[str, ...]] = (__name__, "repro.systems.http.platforms")
 
     @property

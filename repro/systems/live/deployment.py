@@ -42,6 +42,7 @@ class LiveDeployment:
     modules: tuple[str, ...]
 
     obtained: ClassVar[Obtained] = "measured"
+    is_tied_here: ClassVar[bool] = True
 
     @property
     def basis(self) -> str:

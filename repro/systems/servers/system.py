@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from baselines.servers.environment import machine_device
 from baselines.servers.launch import SERVED_NAME, Launch
@@ -41,6 +41,7 @@ class ServerDeployment:
     launch: Launch
     driven: HttpDeployment
     """Over HTTP, once its url is known."""
+    is_tied_here: ClassVar[bool] = True
 
     @property
     def obtained(self) -> Obtained:

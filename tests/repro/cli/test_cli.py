@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from typer.main import get_command
 from engines.models.checkpoint import TINY_DIR
 from repro.cli.main import app, main
 from repro.reports.figures import FIGURES
-from repro.runs.experiment import Experiment
 
 SHORT = ("--gen-length", "8", "--block-length", "4")
 
@@ -111,7 +110,7 @@ NO_CUDA = pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="has a GPU")
 
 OPTIONS = {
     "": "--verbose --version",
-    "bench": "--alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
+    "bench": "--address --jobs --pool --alg --alg-temp --cache --cfg-interval --cfg-scale --factor --gen-interval --prompt-interval --remasking "
     "--top-k --top-p --transfer-ratio --goodput --max-concurrency --url "
     "--accept-other-code --arrivals --attention-backend --cuda-graphs --fused-kernels --knob --tensor-parallel "
     "--batch-rule --batch-size --block-length --burstiness --compat --continue-on-error --dataset-name --dataset-path "
@@ -119,12 +118,12 @@ OPTIONS = {
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
-    "ablate": "--accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
+    "ablate": "--address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --write",
     "check-results": "--json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
     "doctor": "--json",
-    "eval": "--accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
+    "eval": "--address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
     "--dataset-source --device --dtype --factor --force --gen-interval --gen-length --json --limit --memory-limit --model "
     "--num-fewshot --platform --pool-kernel --prompt-interval --refresh-delay --remasking --result-dir --retention-ratio "
     "--seed --selection --steps --stop-at-eos --system --task --temperature --threshold --tie-policy --top-k --top-p "
@@ -140,7 +139,7 @@ OPTIONS = {
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
     "plan-cluster": "--constants --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
     "--trace --trace-path",
-    "reproduce": "--accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
+    "reproduce": "--address --jobs --pool --accept-other-code --executor --force --json --num-prompts --num-runs --out-dir --platform --reading --request-rate --result-dir "
     "--weights",
     "train-tiny": "--out --resume --seed --steps",
     "serve": "--alg --alg-temp --api-key --attention-backend --block-length --cache --cfg-interval --cfg-scale --compat "
@@ -715,11 +714,11 @@ READERS = {"figure": ("figure", *FIG3), "claims": ("claims",)}
 
 @pytest.fixture
 def no_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(experiments: Sequence[Experiment], *_: object) -> None:
-        assert not experiments, f"{experiments[0].cell} ran"
+    def run(*_: object) -> None:
+        pytest.fail("a cell ran")
 
     for name in ("run_here", "run_in_pool"):
-        monkeypatch.setattr(f"repro.runs.sweep.{name}", run)
+        monkeypatch.setattr(f"repro.runs.pool.{name}", run)
 
 
 @pytest.fixture

@@ -22,9 +22,10 @@ from repro.runs import sweep as sweep_module
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
+from repro.runs.pool import CELLS_PER_WORKER
 from repro.runs.record import RunRecord
 from repro.runs.store import Store
-from repro.runs.sweep import CELLS_PER_WORKER, CellEvent, CellOutcome, Sweep
+from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 
 EXPERIMENTS = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]
 CELLS = [experiment.cell for experiment in EXPERIMENTS]

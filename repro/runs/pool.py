@@ -1,0 +1,114 @@
+"""Where a sweep's runs are made: in this process and others of this machine, or on a cluster (repro.runs.ray_pool)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol
+
+from repro.runs.claims import Claims
+from repro.runs.experiment import Experiment
+from repro.runs.packing import Made, Packing
+from repro.runs.runner import Hooks, WorkerLost, run_here, run_in_pool
+from repro.runs.session import Session
+from repro.runs.turns import KinTurns, repeated
+from repro.runs.workers import begin_worker, ending_with_its_workers
+
+CELLS_PER_WORKER = 4
+"""Simulated cells below which another process costs more than it saves."""
+
+
+class Pool(Protocol):
+    @property
+    def is_here(self) -> bool:
+        """Whether this machine's devices are those that runs are measured on."""
+
+    def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
+        """The experiments, measured ones with the machine that they are measured on."""
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        """Raise UserError for what machines lack that the runs need, before the first run."""
+
+    def simulate(
+        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        """By ``jobs`` workers at once; the pool says how many where that is None."""
+
+    def measure(
+        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        """Unit by unit, each by one worker that has a machine to itself."""
+
+
+class LocalPool:
+    """This machine. Measured runs are made in this process, alone, in one session."""
+
+    is_here = True
+
+    def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
+        return list(experiments)
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        for experiment in experiments:
+            experiment.deployment.check_machine()
+
+    def simulate(
+        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        """In processes of their own only where there are enough runs to gain by it."""
+        num = jobs or min(os.cpu_count() or 1, max(1, len(experiments) // CELLS_PER_WORKER))
+        if num == 1:
+            run_here(claims.one_by_one(experiments), packing.make, hooks)
+        else:
+            starts = [partial(local_process, packing)] * num
+            run_in_pool(experiments, KinTurns(map(repeated, experiments), num), starts, hooks)
+
+    def measure(
+        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        run_here(claims.one_by_one(experiments), partial(packing.make, session=session), hooks)
+
+
+@contextmanager
+def local_process(packing: Packing) -> Iterator[_Process]:
+    """A fresh process of this machine, for simulated runs only: measured ones would disturb each other."""
+    # Spawned, not forked: forking a process that runs threads (torch, pyarrow) can deadlock.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, mp_context=context, initializer=begin_worker, initargs=(os.getpid(),))
+    with ending_with_its_workers(pool):
+        yield _Process(pool, packing)
+
+
+class _Process:
+    where = "a process of this machine"
+
+    def __init__(self, pool: ProcessPoolExecutor, packing: Packing) -> None:
+        self._pool = pool
+        self._packing = packing
+
+    def begun(self) -> Future[Any]:
+        """It starts with its first run."""
+        future: Future[Any] = Future()
+        future.set_result(None)
+        return future
+
+    def submit(self, experiment: Experiment) -> Future[Made]:
+        try:
+            return self._pool.submit(self._packing.make, experiment)
+        except BrokenProcessPool as error:
+            future: Future[Made] = Future()
+            future.set_exception(error)
+            return future
+
+    def result(self, future: Future[Any]) -> Any:
+        try:
+            return future.result()
+        except BrokenProcessPool as error:
+            raise WorkerLost(
+                f"{self.where} ended while it made a run: it was killed, for want of memory say"
+            ) from error

@@ -1,0 +1,321 @@
+"""A sweep's runs as tasks of workers on a Ray cluster. They come back packed; this process alone writes the store."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from engines.errors import RunError, UserError
+from repro.runs.claims import Claims
+from repro.runs.experiment import Experiment
+from repro.runs.packing import Packing
+from repro.runs.provenance import machine_identity
+from repro.runs.ray_cluster import check_address, connected, require_ray
+from repro.runs.ray_worker import RayWorker, identity, refusal
+from repro.runs.runner import PATIENCE_S, Hooks, Start, WorkerLost, run_in_pool
+from repro.runs.session import Session
+from repro.runs.turns import KinTurns, UnitTurns, repeated
+from repro.runs.unit import together
+
+logger = logging.getLogger(__name__)
+
+Identity = Mapping[str, Any]
+Take = Callable[[Sequence[Experiment]], ExitStack | None]
+"""What gives a unit back; None where it is not to be made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    id: str
+    machine: str
+    """Nodes of one machine have one."""
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a measured run asks of its machine."""
+
+    device: str
+    num_gpus: int
+
+
+class RayPool:
+    """Simulated runs take a CPU each. A measured one takes all CPUs of a node, and with them the node from everybody else,
+    and the GPUs it needs; all are measured on nodes that are alike, a unit on one of them, in one process.
+
+    Connects when it first has something to do.
+    """
+
+    is_here = False
+
+    def __init__(self, address: str | None = None) -> None:
+        """``address`` is that of a cluster which is there, auto or host:port; else one is started on this machine."""
+        require_ray()
+        if address is not None:
+            check_address(address)
+        self._address = address
+        self._stack = ExitStack()
+        self._ray: Any = None
+        self._alike: dict[Needs, tuple[Identity, list[Node]]] = {}
+
+    def __enter__(self) -> RayPool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The cluster that was started here is stopped; of another, what it had of this sweep."""
+        self._ray = None
+        self._stack.close()
+
+    def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
+        # Refused before anything is started for them.
+        if not {needs_of(experiment) for experiment in experiments if experiment.is_measured}:
+            return list(experiments)
+        self._connect(experiments)
+        return [
+            replace(experiment, place=self._machines(needs_of(experiment))[0]) if experiment.is_measured else experiment
+            for experiment in experiments
+        ]
+
+    def check(self, experiments: Sequence[Experiment]) -> None:
+        if not experiments:
+            return
+        self._connect(experiments)
+        measured: dict[Needs, list[Experiment]] = {}
+        for experiment in experiments:
+            if experiment.is_measured:
+                measured.setdefault(needs_of(experiment), []).append(experiment)
+            else:
+                experiment.deployment.check_machine()
+        for needs, own in measured.items():
+            _, nodes = self._machines(needs)
+            pickled = [self._pickled(experiment) for experiment in own]
+            task = self._ray.remote(refusal).options(**self._on(nodes[0], num_cpus=0, num_gpus=needs.num_gpus))
+            (reason,) = self._answers([task.remote(pickled)])
+            if reason is not None:
+                raise UserError(reason)
+
+    def simulate(
+        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        """By a worker a CPU of the cluster as it is now."""
+        self._connect(experiments)
+        kins = list(map(repeated, experiments))
+        num_cpus = int(self._ray.cluster_resources().get("CPU", 0))
+        num = min(jobs or max(1, num_cpus), len(experiments))
+        options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        run_in_pool(
+            experiments, KinTurns(kins, num), [partial(self._worker, options, packing, is_measuring=False)] * num, hooks
+        )
+
+    def measure(
+        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        """Every worker has a session of its own."""
+        self._connect(experiments)
+        needed = list(dict.fromkeys(map(needs_of, experiments)))
+        for needs in needed:
+            units = together(experiment for experiment in experiments if needs_of(experiment) == needs)
+            self._measure(units, needs, claims.take, packing, hooks)
+            for unit in claims.left_busy():
+                # Waited for without a node in hand.
+                if (held := claims.take(unit, wait=True)) is not None:
+                    with held:
+                        self._measure([unit], needs, lambda _: ExitStack(), packing, hooks)
+
+    def _measure(
+        self, units: Sequence[Sequence[Experiment]], needs: Needs, take: Take, packing: Packing, hooks: Hooks
+    ) -> None:
+        experiments = [experiment for unit in units for experiment in unit]
+        numbers = iter(range(len(experiments)))
+
+        def claim(numbers: Sequence[int]) -> ExitStack | None:
+            return take([experiments[number] for number in numbers])
+
+        turns = UnitTurns([[next(numbers) for _ in unit] for unit in units], claim)
+        _, nodes = self._machines(needs)
+        starts: list[Start] = [
+            partial(
+                self._worker,
+                self._on(node, num_cpus=node.num_cpus, num_gpus=needs.num_gpus, threads=_threads(node)),
+                packing,
+                is_measuring=True,
+            )
+            for node in nodes[: len(units)]
+        ]
+        try:
+            run_in_pool(experiments, turns, starts, hooks, ahead=1)
+        finally:
+            turns.close()
+
+    # -- the cluster ------------------------------------------------------------------------------------
+
+    def _connect(self, experiments: Sequence[Experiment]) -> None:
+        if self._ray is None:
+            self._ray = self._stack.enter_context(connected(self._address, experiments))
+
+    def _nodes(self) -> list[Node]:
+        return nodes_of(self._ray.nodes())
+
+    def _machines(self, needs: Needs) -> tuple[Identity, list[Node]]:
+        """The nodes that measured runs are made on, and what they all are."""
+        if needs not in self._alike:
+            able = measuring(self._nodes(), needs)
+            tasks = [
+                self._ray.remote(identity)
+                # A share of a GPU: its name is all that is asked.
+                .options(**self._on(node, num_cpus=0, num_gpus=min(needs.num_gpus, 0.01), threads=_threads(node)))
+                .remote(needs.device)
+                for node in able
+            ]
+            here = machine_identity("cpu")
+            self._alike[needs] = alike(able, self._answers(tasks), here)
+        return self._alike[needs]
+
+    def _answers(self, tasks: Sequence[Any]) -> list[Any]:
+        waiting = self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE_S)[1]
+        if waiting:
+            logger.warning("waiting for %d nodes to answer: the GPUs that are asked for are not free", len(waiting))
+        try:
+            answers: list[Any] = self._ray.get(tasks)
+        except self._ray.exceptions.RayTaskError:
+            raise
+        except self._ray.exceptions.RayError as error:
+            raise RunError(
+                f"a node was lost before it answered ({type(error).__name__}): run the command again"
+            ) from error
+        return answers
+
+    def _on(self, node: Node, *, num_cpus: float, num_gpus: float, threads: str | None = None) -> dict[str, Any]:
+        """Options of what runs on this node and no other."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": strategy}
+        if threads is not None:
+            options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": threads}}
+        return options
+
+    def _pickled(self, value: object) -> bytes:
+        pickled: bytes = self._ray.cloudpickle.dumps(value)
+        return pickled
+
+    @contextmanager
+    def _worker(self, options: Mapping[str, Any], packing: Packing, *, is_measuring: bool) -> Iterator[_RemoteWorker]:
+        actor = self._ray.remote(RayWorker).options(max_restarts=0, max_task_retries=0, **options)
+        handle = actor.remote(is_measuring=is_measuring)
+        try:
+            yield _RemoteWorker(handle, lambda experiment: self._pickled((experiment, packing)))
+        finally:
+            self._ray.kill(handle, no_restart=True)
+
+
+class _RemoteWorker:
+    def __init__(self, actor: Any, pickled: Callable[[Experiment], bytes]) -> None:
+        self._actor = actor
+        self._pickled = pickled
+        self.where = "a node"
+
+    def begun(self) -> Future[Any]:
+        future: Future[Any] = self._actor.where.remote().future()
+        future.add_done_callback(self._learn)
+        return future
+
+    def submit(self, experiment: Experiment) -> Future[Any]:
+        code = experiment.code
+        # As a checked fact, not by trust: what the worker imports is what this process has.
+        future: Future[Any] = self._actor.make.remote(
+            self._pickled(experiment), code.digest, dict(code.modules)
+        ).future()
+        return future
+
+    def result(self, future: Future[Any]) -> Any:
+        import ray
+
+        try:
+            made = future.result()
+        except ray.exceptions.RayTaskError:
+            raise
+        except ray.exceptions.RayError as error:
+            raise WorkerLost(f"the worker on {self.where} was lost ({type(error).__name__})") from error
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+    def _learn(self, future: Future[Any]) -> None:
+        if future.exception() is None:
+            self.where = future.result()
+
+
+def needs_of(experiment: Experiment) -> Needs:
+    if experiment.is_tied_here:
+        raise UserError(
+            f"pool='ray': system={experiment.cell.system!r} is served by processes that Ray does not place: use --pool local"
+        )
+    device = experiment.device
+    if device.startswith("cuda:"):
+        raise UserError(f"device={device!r} is one device and Ray chooses which: use --device cuda")
+    return Needs(device=device, num_gpus=experiment.num_gpus)
+
+
+def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
+    """Those that are alive of what ``ray.nodes()`` tells."""
+    return [
+        Node(
+            id=each["NodeID"],
+            machine=each["NodeManagerHostname"],
+            num_cpus=each["Resources"].get("CPU", 0.0),
+            num_gpus=each["Resources"].get("GPU", 0.0),
+        )
+        for each in told
+        if each["Alive"]
+    ]
+
+
+def measuring(nodes: Sequence[Node], needs: Needs) -> list[Node]:
+    """Nodes that a run can be measured on: alone on their machine, and with the GPUs it needs."""
+    sharing = Counter(node.machine for node in nodes)
+    able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= needs.num_gpus]
+    if not able:
+        what = f"{needs.num_gpus} GPUs" if needs.num_gpus else "CPUs"
+        raise UserError(f"pool='ray': a measured run needs a node with {what}, and the cluster has none: add one")
+    alone = [node for node in able if sharing[node.machine] == 1]
+    if not alone:
+        raise UserError(
+            f"pool='ray': a measured run needs a machine to itself, and {sharing[able[0].machine]} nodes of this cluster share "
+            f"{able[0].machine}: measure with --pool local, or start one node a machine"
+        )
+    return alone
+
+
+def alike(nodes: Sequence[Node], identities: Sequence[Identity], here: Identity) -> tuple[Identity, list[Node]]:
+    """The largest group of nodes that are the same machine, as measured times go; of equal ones that of ``here``, or the
+    first. Runs of unlike machines could not be compared."""
+    groups: list[tuple[Identity, list[Node]]] = []
+    for node, found in zip(nodes, identities, strict=True):
+        own = next((members for known, members in groups if known == found), None)
+        if own is None:
+            groups.append((found, [node]))
+        else:
+            own.append(node)
+    best = max(groups, key=lambda group: (len(group[1]), group[0] == here))
+    if len(groups) > 1:
+        logger.warning(
+            "measuring on %d of %d nodes, which are alike (%s)",
+            len(best[1]),
+            len(nodes),
+            ", ".join(f"{name} {value}" for name, value in best[0].items()),
+        )
+    return best
+
+
+def _threads(node: Node) -> str:
+    """Those of a measured run: as many as the node has CPUs, which it takes."""
+    return str(int(node.num_cpus))

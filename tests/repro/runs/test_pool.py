@@ -1,0 +1,476 @@
+"""Runs by workers that may be lost, units on machines, and what is refused: all of it without Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import wait
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.command import refused, repro
+from support.fake_system import breaking, deployed, fake_cell
+from support.fake_workers import PACKING, FakeCluster
+from support.mock_openai import MockOpenAI, mock_server
+
+from engines.errors import RunError, UserError
+from repro.runs.cell import COMPARISON, Cell
+from repro.runs.claims import Claims
+from repro.runs.experiment import Experiment, prepare
+from repro.runs.locks import CellLocks
+from repro.runs.packing import Packing
+from repro.runs.pool import LocalPool
+from repro.runs.ray_cluster import check_address, passed_on
+from repro.runs.ray_pool import Needs, Node, RayPool, alike, measuring, needs_of, nodes_of
+from repro.runs.ray_worker import RayWorker
+from repro.runs.runner import Hooks, WorkerLost, run_in_pool
+from repro.runs.session import Session
+from repro.runs.shipping import gather, plugged_in
+from repro.runs.store import PROVENANCE, Store
+from repro.runs.sweep import Sweep
+from repro.runs.turns import KinTurns, UnitTurns, repeated
+
+EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(6)]
+
+
+class Heard:
+    """What hooks were told."""
+
+    def __init__(self, *, goes_on: bool = True) -> None:
+        self.done: list[int] = []
+        self.failed: dict[int, Exception] = {}
+        self.hooks = Hooks(
+            on_start=lambda _: None,
+            on_done=lambda experiment, _: self.done.append(experiment.cell.seed),
+            on_error=lambda experiment, error: self.failed.update({experiment.cell.seed: error}) or goes_on,
+        )
+
+
+def run(
+    cluster: FakeCluster, experiments: Sequence[Experiment] = EXPERIMENTS, *, num: int = 2, goes_on: bool = True
+) -> Heard:
+    heard = Heard(goes_on=goes_on)
+    run_in_pool(experiments, KinTurns(map(repeated, experiments), num), cluster.starts(num), heard.hooks)
+    assert all(worker.is_closed for worker in cluster.workers)
+    return heard
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(-1, 3)), max_size=5), st.integers(1, 3))
+def test_every_run_is_made_once_or_failed_after_two_losses(deaths: list[int | None], num: int) -> None:
+    cluster = FakeCluster(deaths)
+    try:
+        heard = run(cluster, num=num)
+    except WorkerLost:
+        # None of the workers could begin.
+        assert [worker.dies_at for worker in cluster.workers[-2:]].count(-1) == min(2, len(cluster.workers))
+        return
+    assert sorted([*heard.done, *heard.failed]) == list(range(6))
+    assert len(heard.done) == len(set(heard.done))
+    begun = [seed for _, seed in cluster.log]
+    # The first time another was in hand too, and might have been the one.
+    assert all(begun.count(seed) in (2, 3) for seed in heard.failed)
+
+
+def test_a_lost_worker_costs_nothing() -> None:
+    cluster = FakeCluster([2])
+    heard = run(cluster, num=1)
+    assert (sorted(heard.done), heard.failed) == (list(range(6)), {})
+    assert cluster.log == [("node 0", 0), ("node 0", 1), ("node 0", 2), *(("node 1", seed) for seed in range(2, 6))]
+
+
+def test_a_run_that_takes_two_workers_with_it_fails_with_its_node() -> None:
+    heard = run(FakeCluster([2, 0, 0]), num=1)
+    assert sorted(heard.done) == [0, 1, 3, 4, 5]
+    assert str(heard.failed[2]) == "the worker on node 2 was lost; it was tried alone 2 times"
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+@pytest.mark.parametrize("deadly", range(6))
+def test_a_run_that_takes_the_answer_of_the_one_before_with_it_fails_alone(
+    deadly: int, num: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer may be on its way when the worker dies of the next run."""
+    cluster = FakeCluster(deadly=deadly)
+
+    def wait_for_work(*arguments: Any, **how: Any) -> Any:
+        for worker in cluster.workers:
+            worker.work()
+        return wait(*arguments, **how)
+
+    monkeypatch.setattr("repro.runs.runner.wait", wait_for_work)
+    heard = run(cluster, num=num)
+    assert list(heard.failed) == [deadly]
+    assert sorted(heard.done) == sorted({*range(6)} - {deadly})
+
+
+def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished() -> None:
+    broken = [breaking(EXPERIMENTS[0].cell, UserError("unlucky")), *EXPERIMENTS[1:]]
+    cluster = FakeCluster()
+    with pytest.raises(UserError, match="unlucky"):
+        run(cluster, broken, goes_on=False)
+    assert len(cluster.log) == 5, "two each were under way, and one more before the first was looked at"
+
+
+def test_workers_that_never_begin_are_given_up() -> None:
+    with pytest.raises(RunError, match="was lost"):
+        run(FakeCluster([-1] * 4))
+
+
+# -- units ------------------------------------------------------------------------------------------------
+
+
+class Units:
+    """Claims on units, and which of them are held."""
+
+    def __init__(self, busy: Sequence[int] = ()) -> None:
+        self.busy = set(busy)
+        self.held: set[int] = set()
+
+    def claim(self, unit: Sequence[int]) -> ExitStack | None:
+        if unit[0] in self.busy:
+            return None
+        self.held.add(unit[0])
+        stack = ExitStack()
+        stack.callback(self.held.remove, unit[0])
+        return stack
+
+
+def measure(
+    cluster: FakeCluster, units: Sequence[Sequence[int]], claims: Units, num: int = 2
+) -> tuple[Heard, UnitTurns]:
+    heard, turns = Heard(), UnitTurns(units, claims.claim)
+    run_in_pool(EXPERIMENTS, turns, cluster.starts(num), heard.hooks, ahead=1)
+    return heard, turns
+
+
+def test_a_unit_is_made_by_one_worker_and_held_as_long() -> None:
+    cluster, claims = FakeCluster(), Units()
+    heard, _ = measure(cluster, [[0, 1], [2, 3], [4, 5]], claims)
+    assert heard.done == [0, 2, 1, 3, 4, 5]
+    assert {worker for worker, seed in cluster.log if seed in (0, 1)} == {"node 0"}
+    assert {worker for worker, seed in cluster.log if seed in (2, 3)} == {"node 1"}
+    assert claims.held == set()
+
+
+def test_a_unit_whose_worker_is_lost_is_made_again_whole() -> None:
+    """Its runs would be of two sessions."""
+    cluster, claims = FakeCluster([1]), Units()
+    heard, _ = measure(cluster, [[0, 1, 2], [3, 4, 5]], claims, num=1)
+    assert heard.done == [0, 0, 1, 2, 3, 4, 5]
+    assert cluster.log[:2] == [("node 0", 0), ("node 0", 1)]
+    assert {worker for worker, _ in cluster.log[2:]} == {"node 1"}
+    assert claims.held == set()
+
+
+def test_a_unit_that_takes_two_workers_with_it_fails() -> None:
+    claims = Units()
+    heard, _ = measure(FakeCluster([1, 1]), [[0, 1, 2], [3, 4, 5]], claims, num=1)
+    assert sorted(heard.failed) == [1, 2]
+    assert heard.done[-3:] == [3, 4, 5]
+    assert claims.held == set()
+
+
+def test_units_of_others_are_left_to_them() -> None:
+    heard, _ = measure(FakeCluster(), [[0, 1], [2, 3]], Units(busy=[0]))
+    assert heard.done == [2, 3]
+
+
+def test_an_interrupt_gives_up_every_claim() -> None:
+    claims = Units()
+    turns = UnitTurns([[0, 1], [2, 3]], claims.claim)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hooks = Hooks(on_start=lambda _: None, on_done=stop, on_error=lambda *_: True)
+    with pytest.raises(KeyboardInterrupt):
+        run_in_pool(EXPERIMENTS, turns, FakeCluster().starts(2), hooks, ahead=1)
+    turns.close()
+    assert claims.held == set()
+
+
+# -- claims -----------------------------------------------------------------------------------------------
+
+
+def test_claims_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
+    """Closing one file that has locks would end those of the others too."""
+    cells = [fake_cell(seed=seed) for seed in range(3)]
+    locks = CellLocks(tmp_path)
+    with locks.held(cells[:2], wait=False) as first:
+        with locks.held(cells[2:], wait=False) as second:
+            assert first
+            assert second
+            assert others_find(tmp_path, [0, 1, 2]) == [False, False, False]
+        assert others_find(tmp_path, [0, 1, 2]) == [False, False, True]
+    assert others_find(tmp_path, [0, 1, 2]) == [True, True, True]
+
+
+def others_find(root: Path, seeds: Sequence[int]) -> list[bool]:
+    """Whether another process could take each cell; and whether it leaves those alone that it takes in vain."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        found = []
+        for seed in seeds:
+            with CellLocks(root).held([fake_cell(seed=seed)], wait=False) as is_mine:
+                found.append(is_mine)
+        os.write(writer, bytes(found))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as said:
+        return [bool(each) for each in said.read()]
+
+
+# -- what a cluster is asked for ----------------------------------------------------------------------------
+
+
+def node(name: str, machine: str = "", cpus: float = 4, gpus: float = 0) -> Node:
+    return Node(id=name, machine=machine or name, num_cpus=cpus, num_gpus=gpus)
+
+
+CPU, GPU, TWO_GPUS = (
+    Needs(device="cpu", num_gpus=0),
+    Needs(device="cuda", num_gpus=1),
+    Needs(device="cuda", num_gpus=2),
+)
+
+
+def test_measured_runs_ask_for_the_gpus_of_their_platform() -> None:
+    def measured(**knobs: Any) -> Needs:
+        experiment = prepare(fake_cell(executor="torch"))
+        cell = fake_cell(executor="torch", **knobs)
+        return needs_of(Experiment(cell=cell, deployment=OnDevice(experiment.deployment), workload=None))
+
+    class OnDevice:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            self.device = "cuda"
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    assert measured() == GPU
+    assert measured(tensor_parallel=2) == TWO_GPUS
+    assert needs_of(prepare(fake_cell(executor="torch"))) == CPU
+    assert prepare(fake_cell()).num_gpus == 0
+
+
+def test_nodes_that_can_measure() -> None:
+    head, small, large = node("head", cpus=2), node("small", gpus=1), node("large", gpus=8)
+    assert measuring([head, small, large], CPU) == [head, small, large]
+    assert measuring([head, small, large], GPU) == [small, large]
+    assert measuring([head, small, large], TWO_GPUS) == [large]
+    with pytest.raises(UserError, match="a node with 1 GPUs, and the cluster has none"):
+        measuring([head], GPU)
+
+
+def test_nodes_that_share_a_machine_do_not_measure() -> None:
+    shared = [node("a", "m"), node("b", "m")]
+    with pytest.raises(UserError, match="2 nodes of this cluster share m: measure with --pool local"):
+        measuring(shared, CPU)
+    assert measuring([*shared, node("c")], CPU) == [node("c")]
+    # One without CPUs has tasks too, those that ask for none.
+    assert measuring([node("head", "m", cpus=0), node("b", "m"), node("c")], CPU) == [node("c")]
+
+
+def test_machines_that_are_alike() -> None:
+    nodes = [node(name) for name in "abcd"]
+    old, new = {"gpu": "H100"}, {"gpu": "H200"}
+    assert alike(nodes, [old, new, new, old], here={"gpu": None}) == (old, [nodes[0], nodes[3]])
+    assert alike(nodes, [old, new, new, old], here=new) == (new, nodes[1:3])
+    assert alike(nodes, [old, new, old, old], here=new) == (old, [nodes[0], *nodes[2:]])
+
+
+def test_nodes_that_are_dead_are_none() -> None:
+    told = {"NodeID": "a", "NodeManagerHostname": "m", "Resources": {"CPU": 2.0}}
+    assert nodes_of([{**told, "Alive": True}, {**told, "Alive": False}]) == [node("a", "m", cpus=2.0)]
+
+
+@pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:", "http://head:8265", ""])
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(UserError, match="no address of a cluster: give auto or host:port"):
+        check_address(address)
+
+
+def test_addresses() -> None:
+    for address in ("auto", "10.0.0.1:6379", "head:6379", "[::1]:6379"):
+        check_address(address)
+
+
+def test_what_workers_get_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = {"REPRO_DATA_DIR": "data", "REPRO_COMMIT": "abc", "OMP_NUM_THREADS": "2", "HF_TOKEN": "secret", "HOME": "/"}
+    assert passed_on(told) == {"REPRO_DATA_DIR": str(tmp_path / "data"), "REPRO_COMMIT": "abc", "OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize("system", ["openai-http", "vllm", "dynamo", "ampd-live"])
+def test_runs_against_real_servers_are_refused_before_anything_starts(
+    system: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
+    monkeypatch.setattr("repro.runs.ray_pool.connected", lambda *_: pytest.fail("a cluster was started"))
+    with mock_server(MockOpenAI()) as url:
+        own = {"openai-http": {"url": url}, "ampd-live": {}}.get(system, {"input_len": 8, "gen_length": 4})
+        at_endpoint = {"platform": "repro.systems.http.platforms:ENDPOINT", "executor": "http"}
+        cell = Cell(
+            system=system,
+            dataset="toolbench" if system == "ampd-live" else "osc",
+            rate=1.0,
+            seed=0,
+            knobs=(("num_prompts", 2), *own.items()),
+            **(at_endpoint if system == "openai-http" else {"platform": "cpu-tiny", "executor": "torch"}),
+        )
+        experiment = prepare(cell)
+    with pytest.raises(UserError, match=f"system='{system}' is served by processes that Ray does not place"):
+        RayPool().placed([EXPERIMENTS[0], experiment])
+
+
+# -- the code on the workers ----------------------------------------------------------------------------------
+
+
+def test_plug_ins_are_sent_along(tmp_path: Path) -> None:
+    experiment = prepare(fake_cell())
+    assert plugged_in([experiment]) == {"support"}
+    gather([experiment], tmp_path)
+    assert (tmp_path / "support" / "fake_system.py").is_file()
+    assert (tmp_path / "repro" / "data" / "results" / "calibration" / "rtx4090.json").is_file()
+    assert {path.name for path in tmp_path.iterdir()} == {"support", "repro", "engines", "baselines"}
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> RayWorker:
+    monkeypatch.setattr("repro.runs.ray_worker.node_name", lambda: "node 10.0.0.7 (gpu-07)")
+    return RayWorker(is_measuring=False)
+
+
+def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
+    import pickle
+
+    code = experiment.code
+    asked = {"digest": code.digest, "modules": dict(code.modules), **changes}
+    return worker.make(pickle.dumps((experiment, PACKING)), **asked)
+
+
+def test_a_worker_makes_the_same_run_and_says_where(worker: RayWorker) -> None:
+    found = made(worker, EXPERIMENTS[0])
+    here = PACKING.make(EXPERIMENTS[0]).packed
+    for name in here.files.keys() - {PROVENANCE}:
+        assert found.packed.files[name] == here.files[name], name
+    assert found.packed.provenance["python"]
+    assert found.packed.provenance["command"] == ["repro", "bench"]
+
+
+def test_a_worker_with_other_code_refuses(worker: RayWorker) -> None:
+    modules = {**EXPERIMENTS[0].code.modules, "engines.errors": "edited"}
+    error = made(worker, EXPERIMENTS[0], digest="edited", modules=modules)
+    assert isinstance(error, RunError)
+    assert str(error).startswith("node 10.0.0.7 (gpu-07) has other code than this sweep (first: engines.errors)")
+
+
+def test_a_worker_on_another_machine_refuses_to_measure(worker: RayWorker) -> None:
+    from dataclasses import replace
+
+    measured = replace(prepare(fake_cell(executor="torch")), place={"cpu": "another"})
+    assert "is not the machine" in str(made(worker, measured))
+
+
+def test_errors_come_back_with_their_traceback(worker: RayWorker) -> None:
+    error = made(worker, breaking(EXPERIMENTS[0].cell, ZeroDivisionError("a bug")))
+    assert isinstance(error, ZeroDivisionError)
+    assert "fail_with" in error.__notes__[0]
+    unpicklable = made(worker, deployed(EXPERIMENTS[0], before=raise_awkward))
+    assert isinstance(unpicklable, RunError)
+    assert str(unpicklable) == "Awkward: 1 and 2 (on node 10.0.0.7 (gpu-07))"
+
+
+class Awkward(Exception):
+    """Pickles, and cannot be read again."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+def raise_awkward() -> None:
+    raise Awkward(1, 2)
+
+
+# -- a sweep in a pool ----------------------------------------------------------------------------------------
+
+
+class ScriptedPool(LocalPool):
+    """Measured units on two machines at once, that are none of this one's."""
+
+    is_here = False
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+
+    def placed(self, experiments: Sequence[Experiment]) -> list[Experiment]:
+        from dataclasses import replace
+
+        return [replace(each, place={"cpu": "elsewhere"}) if each.is_measured else each for each in experiments]
+
+    def measure(
+        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+    ) -> None:
+        unit_size = 2
+        numbers = range(len(experiments))
+        turns = UnitTurns(
+            [numbers[i : i + unit_size] for i in numbers[::unit_size]],
+            lambda unit: claims.take([experiments[number] for number in unit]),
+        )
+        run_in_pool(experiments, turns, self.cluster.starts(2), hooks, ahead=1)
+
+
+def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path: Path) -> None:
+    systems = ("support.fake_system:FAKE", "support.fake_system:OTHER")
+    knobs = {COMPARISON: "rates", "num_prompts": 2}
+    experiments = [
+        prepare(fake_cell(executor="torch", system=system, seed=seed, **knobs))
+        for seed in range(2)
+        for system in systems
+    ]
+    pool = ScriptedPool(FakeCluster())
+    outcomes = Sweep(experiments, Store(tmp_path), pool=pool).run()
+    assert [outcome.status for outcome in outcomes] == ["ran"] * 4
+    assert all(outcome.run is not None and outcome.run.machine == {"cpu": "elsewhere"} for outcome in outcomes)
+    here = Sweep(experiments, Store(tmp_path))
+    assert "another machine" in here.why(experiments[0].cell)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--pool", "slurm"), "pool='slurm' is unknown: use local or ray"),
+        (("--address", "auto"), "address='auto' is of a Ray cluster: add --pool ray"),
+        (("--jobs", "0"), "jobs=0 must be at least 1"),
+    ],
+)
+def test_where_runs_cannot_be_made(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    bench = ("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path / "r")
+    refused(repro(*bench, *arguments), says)
+    assert not (tmp_path / "r").exists()
+
+
+COMMANDS = {
+    "bench": ("bench",),
+    "reproduce": ("reproduce", "fig3"),
+    "ablate": ("ablate", "--component", "scheduler"),
+    "ablate of a cluster": ("ablate", "--component", "routing"),
+    "ablate of instances": ("ablate", "--component", "graphs"),
+    "eval": ("eval",),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_ray_one_line_names_the_extra(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repro.runs.ray_cluster.find_spec", lambda _: None)
+    monkeypatch.setattr("repro.runs.experiment.prepare_all", lambda _: pytest.fail("cells were prepared"))
+    said = refused(repro(*COMMANDS[command], "--pool", "ray"), "pip install 'dllm-serve-repro[ray]'")
+    assert said == "error: pool='ray': package 'ray' is not installed: pip install 'dllm-serve-repro[ray]'"

@@ -1,0 +1,103 @@
+"""Workers without processes: each makes what it is given when it is told to, or is lost."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from repro.runs.experiment import Experiment
+from repro.runs.packing import Packing
+from repro.runs.provenance import GitState
+from repro.runs.runner import Start, WorkerLost
+
+PACKING = Packing(git=GitState(commit=None, dirty=None), command=("repro", "bench"))
+
+
+class Lost(Exception):
+    """What a fake worker's futures hold once it is gone."""
+
+
+@dataclass(eq=False)
+class FakeWorker:
+    """``dies_at``: how many runs it has made when it is lost, in the middle of the next; negative before it begins."""
+
+    where: str
+    dies_at: int | None
+    log: list[tuple[str, int]]
+    """(worker, seed), as runs are begun."""
+    is_dead: bool = False
+    is_closed: bool = False
+    num_made: int = 0
+    deadly: int | None = None
+    """Seed of a run that it dies of, and with it the answer of the one before, if both were in hand. It makes what is in hand
+    when ``work`` is called."""
+    waiting: deque[tuple[Experiment, Future[Any]]] = field(default_factory=deque)
+
+    def begun(self) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.dies_at is not None and self.dies_at < 0:
+            future.set_exception(Lost())
+        else:
+            future.set_result(None)
+        return future
+
+    def submit(self, experiment: Experiment) -> Future[Any]:
+        assert not self.is_closed
+        future: Future[Any] = Future()
+        self.waiting.append((experiment, future))
+        if self.deadly is None:
+            self.work()
+        return future
+
+    def work(self) -> None:
+        """Makes everything at once: a pool never has to wait."""
+        seeds = [experiment.cell.seed for experiment, _ in self.waiting]
+        is_unheard = self.deadly in seeds
+        while self.waiting:
+            experiment, future = self.waiting.popleft()
+            if not self.is_dead:
+                self.log.append((self.where, experiment.cell.seed))
+                self.is_dead = self.num_made == self.dies_at or is_unheard
+            if self.is_dead:
+                future.set_exception(Lost())
+                continue
+            self.num_made += 1
+            try:
+                future.set_result(PACKING.make(experiment))
+            except Exception as error:
+                future.set_exception(error)
+
+    def result(self, future: Future[Any]) -> Any:
+        try:
+            return future.result()
+        except Lost as error:
+            raise WorkerLost(f"the worker on {self.where} was lost") from error
+
+
+@dataclass
+class FakeCluster:
+    """``deaths``: ``dies_at`` of the workers in the order in which they start; the others live."""
+
+    deaths: list[int | None] = field(default_factory=list)
+    log: list[tuple[str, int]] = field(default_factory=list)
+    deadly: int | None = None
+    workers: list[FakeWorker] = field(default_factory=list)
+
+    def starts(self, num: int) -> list[Start]:
+        start: Callable[[], Any] = self._worker
+        return [start] * num
+
+    @contextmanager
+    def _worker(self) -> Iterator[FakeWorker]:
+        place = len(self.workers)
+        dies_at = self.deaths[place] if place < len(self.deaths) else None
+        worker = FakeWorker(where=f"node {place}", dies_at=dies_at, log=self.log, deadly=self.deadly)
+        self.workers.append(worker)
+        try:
+            yield worker
+        finally:
+            worker.is_closed = True
