@@ -28,6 +28,7 @@ from engines.models.qwen2_config import (
     causal_config,
     read_causal_config,
 )
+from engines.models.skeleton import shapes_only
 from engines.models.weights import load_weights
 
 
@@ -222,5 +223,5 @@ def _from_checkpoint(directory: Path, dtype: torch.dtype, device: str) -> Causal
 
 def _empty(config: CausalConfig) -> CausalModel:
     """On the meta device: names and shapes, no memory."""
-    with torch.device("meta"):
+    with shapes_only():
         return CausalModel(config)
