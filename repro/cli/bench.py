@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from repro.runs.family import Shown
     from repro.runs.store import StoredRun
 
-ENDPOINT = "repro.systems.http.platforms:ENDPOINT"
+ENDPOINT = "endpoint"
 """Where a system behind --url runs."""
 
 
