@@ -22,12 +22,19 @@ class Engine:
         self.executor = executor
         self.num_steps = 0
         self._outputs: dict[int, tuple[int, ...] | None] = {}
-        self._executed: list[int] = []
-        """Number of execution -> number of step."""
+        self._num_executed = 0
+        self._executed: dict[int, int] = {}
+        """Number of execution -> number of step, of those since ``settled`` was called last."""
 
     def submit(self, request: Request) -> None:
         self.executor.validate(request)
         self.scheduler.submit(request)
+
+    def cancel(self, request_id: int) -> None:
+        """Forget a request, between two steps, whether it waits or runs; one that has finished keeps its output."""
+        if self.scheduler.cancel(request_id):
+            with suppress(ExecutorError):  # nobody reads the ids
+                self.executor.release(request_id)
 
     @property
     def has_work(self) -> bool:
@@ -58,7 +65,8 @@ class Engine:
         except ExecutorError as error:
             ran, outcome, done = (), NOTHING_RUN, self._fail(plan, str(error))
         else:
-            self._executed.append(self.num_steps)
+            self._executed[self._num_executed] = self.num_steps
+            self._num_executed += 1
             done = self._complete(plan, outcome)
         duration = perf_counter() - started if outcome.duration_s is None else outcome.duration_s
         if outcome.parts is not None:
@@ -95,9 +103,10 @@ class Engine:
         return Completion(failed=tuple((request_id, reason) for request_id in lost))
 
     def settled(self, records: Sequence[StepRecord]) -> list[StepRecord]:
-        """The records with what the device took for their steps; waits for it."""
+        """The records with what the device took for them, of the steps since the last call; waits for it."""
         times = self.executor.times()
         found = {self._executed[execution]: taken for execution, taken in times.items()}
+        self._executed.clear()
         return [
             record._replace(outcome=record.outcome._replace(**found[record.step]._asdict()))
             if record.step in found

@@ -109,7 +109,7 @@ class Executor(Protocol):
         ...
 
     def times(self) -> Mapping[int, StepTimes]:
-        """By number of execution, from 0: the steps whose outcome left ``forward_s`` open."""
+        """By number of execution, from 0: the steps since the last call whose outcome left ``forward_s`` open. Waits."""
         ...
 
     def release(self, request_id: int) -> tuple[int, ...] | None:

@@ -105,6 +105,11 @@ class Sequence:
         return self.block_end - self.block_start
 
     @property
+    def is_admitted(self) -> bool:
+        """Whether its rows are reserved; without a cache there are none, and they are reserved all the same."""
+        return self.kv_start >= 0
+
+    @property
     def is_finished(self) -> bool:
         return self.block == self.request.generation.num_blocks
 

@@ -1,7 +1,7 @@
 """The Dream mask predictor over packed (varlen) rows.
 
-A Qwen2.5 body run without a causal mask. Shapes: N packed rows, d model width, H / Hkv query and
-key-value heads, D head width, V vocabulary rows. As in LLaDA there is no time-step embedding.
+A Qwen2.5 body run without a causal mask. Shapes: N packed rows, d model width, D head width, V vocabulary
+rows. As in LLaDA there is no time-step embedding.
 
 Unlike LLaDA: q, k and v have biases, rotation happens in the activation dtype, and the head is
 still the autoregressive one (``DreamConfig.shifts_logits``).
@@ -12,71 +12,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engines.models.decoder import decoder_body
 from engines.models.dream_config import DreamConfig
-from engines.models.layers import FusedOps, Products, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.layers import inverse_frequencies, rotary_tables
 from engines.models.mask_predictor import MaskPredictor
 from engines.models.protocol import Attend, Rotary
-
-
-class DreamAttention(nn.Module):
-    fused = FusedOps()
-
-    def __init__(self, config: DreamConfig) -> None:
-        super().__init__()
-        d, kv = config.d_model, config.n_kv_heads * config.head_dim
-        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        self.q_proj = nn.Linear(d, d, bias=True)
-        self.k_proj = nn.Linear(d, kv, bias=True)
-        self.v_proj = nn.Linear(d, kv, bias=True)
-        self.o_proj = nn.Linear(d, d, bias=False)
-        self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
-
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        n = h.shape[0]
-        products = self.qkv(h)
-        q = next(products).view(n, self.heads, self.head_dim)
-        k = next(products).view(n, self.kv_heads, self.head_dim)
-        if self.fused.rotate is None:
-            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
-        else:
-            self.fused.rotate(q, k, cos, sin, full_precision=False)
-        v = next(products).view(n, self.kv_heads, self.head_dim)
-        return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
-
-
-class DreamMLP(nn.Module):
-    fused = FusedOps()
-
-    def __init__(self, config: DreamConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.d_model, config.mlp_hidden_size, bias=False)
-        self.up_proj = nn.Linear(config.d_model, config.mlp_hidden_size, bias=False)
-        self.down_proj = nn.Linear(config.mlp_hidden_size, config.d_model, bias=False)
-        self.gate_and_up = Products(self.gate_proj, self.up_proj)
-
-    def forward(self, h: Tensor) -> Tensor:
-        products = self.gate_and_up(h)
-        if self.fused.swiglu is None:
-            return self.down_proj(F.silu(next(products)) * next(products))
-        return self.down_proj(self.fused.swiglu(*products))
-
-
-class DreamLayer(nn.Module):
-    def __init__(self, config: DreamConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.self_attn = DreamAttention(config)
-        self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.mlp = DreamMLP(config)
-
-    def forward(
-        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream [N, d] and what is to be added to it, as it takes them."""
-        # Two calls, so that q, k and v are freed before the MLP's activations exist.
-        x, h = self.input_layernorm.of_sum(x, delta)
-        x, h = self.post_attention_layernorm.of_sum(x, self.self_attn(h, cos, sin, layer, attend))
-        return x, self.mlp(h)
 
 
 class DreamModel(MaskPredictor[DreamConfig]):
@@ -84,13 +24,7 @@ class DreamModel(MaskPredictor[DreamConfig]):
 
     def __init__(self, config: DreamConfig) -> None:
         super().__init__(config)
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
-                "layers": nn.ModuleList(DreamLayer(config) for _ in range(config.n_layers)),
-                "norm": RMSNorm(config.d_model, config.rms_norm_eps),
-            }
-        )
+        self.model = decoder_body(config)
         if not config.weight_tying:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._frequencies: Tensor | None = None

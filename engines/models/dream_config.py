@@ -49,6 +49,8 @@ class DreamConfig(ModelConfig):
     family: ClassVar[str] = "dream"
     shifts_logits: ClassVar[bool] = True
     qkv_bias: ClassVar[bool] = True
+    o_bias: ClassVar[bool] = False
+    mlp_bias: ClassVar[bool] = False
 
     @staticmethod
     def from_dict(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> DreamConfig:

@@ -17,6 +17,7 @@ from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.protocol import DiffusionModel
+from engines.models.skeleton import shapes_only
 from engines.models.weights import Part, load_weights
 
 Weights = Literal["checkpoint", "random"]
@@ -78,7 +79,7 @@ def load_model(
 
 def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
     """The module of a config on the meta device: names and shapes, no memory."""
-    with torch.device("meta"):
+    with shapes_only():
         return DreamModel(config) if isinstance(config, DreamConfig) else LLaDAModelLM(config)
 
 

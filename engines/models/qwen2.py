@@ -1,8 +1,8 @@
 """Causal decoders of the Qwen2/Qwen2.5 and Llama families over packed (varlen) rows.
 
-Shapes: N packed rows (all sequences of a step, no padding), d model width, H / Hkv query and key-value heads, D head
-width, V vocabulary rows. Rows of different sequences meet only inside ``attend``, which is also what makes the model
-causal; everything else is row-wise. State-dict names are those of the published checkpoints.
+Shapes: N packed rows (all sequences of a step, no padding), d model width, D head width, V vocabulary rows. Rows of
+different sequences meet only inside ``attend``, which is also what makes the model causal; everything else is
+row-wise. State-dict names are those of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from engines.bounds import machine_memory_bytes
 from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir
-from engines.models.layers import FusedOps, Products, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.decoder import decoder_body
+from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables
 from engines.models.loader import Weights, check_device, check_weights
 from engines.models.protocol import Attend, Rotary
 from engines.models.qwen2_config import (
@@ -28,74 +29,8 @@ from engines.models.qwen2_config import (
     causal_config,
     read_causal_config,
 )
+from engines.models.skeleton import shapes_only
 from engines.models.weights import load_weights
-
-
-class CausalAttention(nn.Module):
-    fused = FusedOps()
-
-    def __init__(self, config: CausalConfig) -> None:
-        super().__init__()
-        d, width = config.d_model, config.head_dim
-        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, width
-        self.q_proj = nn.Linear(d, config.n_heads * width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(d, config.n_kv_heads * width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(d, config.n_kv_heads * width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.n_heads * width, d, bias=config.o_bias)
-        self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
-
-    def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        n = h.shape[0]
-        products = self.qkv(h)
-        q = next(products).view(n, self.heads, self.head_dim)
-        k = next(products).view(n, self.kv_heads, self.head_dim)
-        if self.fused.rotate is None:
-            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
-        else:
-            self.fused.rotate(q, k, cos, sin, full_precision=False)
-        v = next(products).view(n, self.kv_heads, self.head_dim)
-        return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
-
-    __call__ = forward  # looking for hooks takes as long as a small product
-
-
-class GatedMLP(nn.Module):
-    fused = FusedOps()
-
-    def __init__(self, config: CausalConfig) -> None:
-        super().__init__()
-        d, hidden = config.d_model, config.mlp_hidden_size
-        self.gate_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(hidden, d, bias=config.mlp_bias)
-        self.gate_and_up = Products(self.gate_proj, self.up_proj)
-
-    def forward(self, h: Tensor) -> Tensor:
-        products = self.gate_and_up(h)
-        if self.fused.swiglu is None:
-            return self.down_proj(F.silu(next(products)) * next(products))
-        return self.down_proj(self.fused.swiglu(*products))
-
-    __call__ = forward
-
-
-class DecoderLayer(nn.Module):
-    def __init__(self, config: CausalConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.self_attn = CausalAttention(config)
-        self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.mlp = GatedMLP(config)
-
-    def forward(
-        self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
-    ) -> tuple[Tensor, Tensor]:
-        """The residual stream [N, d] and what is to be added to it, as it takes them."""
-        x, h = self.input_layernorm.of_sum(x, delta)
-        x, h = self.post_attention_layernorm.of_sum(x, self.self_attn(h, cos, sin, layer, attend))
-        return x, self.mlp(h)
-
-    __call__ = forward
 
 
 class CausalModel(nn.Module):
@@ -104,13 +39,7 @@ class CausalModel(nn.Module):
     def __init__(self, config: CausalConfig) -> None:
         super().__init__()
         self.config = config
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
-                "layers": nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)),
-                "norm": RMSNorm(config.d_model, config.rms_norm_eps),
-            }
-        )
+        self.model = decoder_body(config)
         if not config.weight_tying:
             self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self._frequencies: Tensor | None = None
@@ -222,5 +151,5 @@ def _from_checkpoint(directory: Path, dtype: torch.dtype, device: str) -> Causal
 
 def _empty(config: CausalConfig) -> CausalModel:
     """On the meta device: names and shapes, no memory."""
-    with torch.device("meta"):
+    with shapes_only():
         return CausalModel(config)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from tokenizers import Tokenizer
 
@@ -16,11 +16,16 @@ from engines.models.checkpoint import read_json, read_text
 # Python tokenizers whose rules ``byte_level_bpe`` implements; published without a tokenizer.json.
 _QWEN2_CLASSES = ("DreamTokenizer", "Qwen2Tokenizer")
 
+SpecialToken: TypeAlias = Literal["mask_token", "eos_token"]
+NO_ID = -1
+"""Id of a special token that a tokenizer does not have; none of the ids of a text."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextTokenizer:
     backend: Tokenizer
     mask_token_id: int
+    """``NO_ID`` of an autoregressive model."""
     eos_token_id: int
 
     @property
@@ -56,8 +61,8 @@ def _require_text(text: str) -> None:
         ) from None
 
 
-def load_tokenizer(directory: Path) -> TextTokenizer:
-    """Read a checkpoint folder's tokenizer and its special tokens.
+def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_args(SpecialToken)) -> TextTokenizer:
+    """Read a checkpoint folder's tokenizer and its special tokens, of which those ``required`` must be there.
 
     The tokenizer is ``tokenizer.json``, or ``vocab.json`` and ``merges.txt`` under the rules of a class
     known here (Dream). Special tokens are those named by ``tokenizer_config.json``; a mask it does not
@@ -76,6 +81,8 @@ def load_tokenizer(directory: Path) -> TextTokenizer:
         found = None if content is None else backend.token_to_id(content)
         if content is None and role == "mask_token":
             found = _mask_of_model(directory, backend)
+        if content is None and found is None and role not in required:
+            found = NO_ID
         if found is None:
             raise UserError(f"{config_path} names {role}={content!r}, which the tokenizer does not hold: fix the name")
         ids[role] = found

@@ -303,6 +303,8 @@ def _measured_row(machine: Machine, platform: Platform) -> Item:
     reason = _not_measurable(machine, platform)
     if reason is not None:
         return Item(item=f"{platform.name} measured", status="no", detail=reason)
+    if platform.executor == "http":
+        return Item(item=f"{platform.name} measured", status="ok", detail="yes, at the client: 'repro bench --url URL'")
     if platform.gpu is None:
         return Item(item=f"{platform.name} measured", status="ok", detail=f"yes, on {machine.cpu or 'this CPU'}")
     return Item(
@@ -311,6 +313,12 @@ def _measured_row(machine: Machine, platform: Platform) -> Item:
 
 
 def _not_measurable(machine: Machine, platform: Platform) -> str | None:
+    if platform.executor == "http":
+        return (
+            None
+            if dict(machine.packages).get("aiohttp")
+            else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
+        )
     if not any(isinstance(part, DllmPart) for part in platform.parts):
         return "clusters are simulated only"
     if (reason := _torch_reason(machine)) is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from repro.runs.store import StoredRun
     from repro.runs.sweep import Sweep
 
-ENDPOINT = "repro.systems.http.platforms:ENDPOINT"
+ENDPOINT = "endpoint"
 """Where a system behind --url runs."""
 
 

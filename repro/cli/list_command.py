@@ -28,7 +28,7 @@ def list_command(json: opt.Json = False) -> None:
     ]
     rows += [("task", t.name, f"{t.title}, {t.criterion}: 'repro eval'") for t in TASKS.values()]
     rows += [
-        ("platform", p.name, f"{p.title} ({'measured' if p.executor == 'torch' else 'simulated'} by default)")
+        ("platform", p.name, f"{p.title} ({'simulated' if p.executor == 'roofline' else 'measured'} by default)")
         for p in map(PLATFORMS.get, PLATFORMS)
     ]
     rows += [("figure", f.name, f.title) for f in FIGURES.values()]

@@ -19,7 +19,8 @@ class Platform:
     name: str
     title: str
     executor: str
-    """What runs a step where nothing else is asked for: torch (measured), roofline (simulated), or a family's own."""
+    """What runs a step where nothing else is asked for: torch (measured), roofline (simulated), or http (measured at the
+    client)."""
     gpu: str | None
     """Catalogue name of the card; None where only measuring is possible."""
     parts: tuple[Any, ...] = ()
@@ -48,6 +49,7 @@ PLATFORMS: Registry[Platform] = Registry(
         "l40s": f"{_DLLM}:L40S",
         "h200": f"{_DLLM}:H200",
         "h20x32": "repro.systems.ar.platforms:H20X32",
+        "endpoint": "repro.systems.http.platforms:ENDPOINT",
     },
 )
 """A family's platforms are in a module of its own, so that runs of one do not rest on the platforms of another."""

@@ -17,8 +17,8 @@ from support.tiny_models import DREAM, GQA, MHA, MQA, TinyModel, prompt_of
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.decode import timestep
-from engines.dllm.decode.noise import row_keys, uniform
 from engines.errors import UserError
+from engines.runtime.noise import row_keys, uniform
 from repro.generation import Generated, GenerateOptions, generate
 
 pytestmark = pytest.mark.usefixtures("models_loaded_once")

@@ -22,7 +22,6 @@ from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduced
 from engines.dllm.engine import Engine
-from engines.dllm.executor.graphs import capture_stream
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.record import StepRecord
@@ -31,6 +30,7 @@ from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.models.llada import LLaDAModelLM
+from engines.runtime.recorder import capture_stream
 from engines.runtime.step_timer import STEP_PARTS, CudaTimer
 
 pytestmark = pytest.mark.gpu

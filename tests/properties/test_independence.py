@@ -20,7 +20,6 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import DecodeConfig, EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.decode.denoise import Reduction, choose, reduce_in_chunks
-from engines.dllm.decode.noise import gumbel_argmax, row_keys, uniform
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.method import Sampler
@@ -30,6 +29,7 @@ from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.dllm.serve import serve_decode
 from engines.errors import UserError
+from engines.runtime.noise import gumbel_argmax, row_keys, uniform
 
 MAX_TOTAL = 40
 PLAIN = DecodeConfig()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.errors import UserError
-from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from engines.models.tokenizer import NO_ID, TextTokenizer, load_tokenizer
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.generators import GENERATORS
 from repro.tasks.grading import grade
@@ -88,6 +88,21 @@ def test_tokenizer_folder_is_checked(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"mask_token": "<nope>", "eos_token": "<|endoftext|>"}))
     with pytest.raises(UserError, match="mask_token='<nope>'"):
         load_tokenizer(tmp_path)
+    with pytest.raises(UserError, match="mask_token='<nope>'"):
+        load_tokenizer(tmp_path, required=())
+
+
+def test_an_autoregressive_checkpoint_has_no_mask(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes((TINY / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    with pytest.raises(UserError, match="mask_token=None"):
+        load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, required=("eos_token",))
+    assert tokenizer.mask_token_id == NO_ID
+    ids = tokenizer.encode(" Mia has 4.")
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id, *ids]) == " Mia has 4."
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert load_tokenizer(tmp_path, required=()).eos_token_id == NO_ID
 
 
 # --- batches and objective

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engines.dllm.executor.graphs import EagerRecorder, Recording
+from engines.runtime.recorder import EagerRecorder, Recording
 
 
 class CountingRecorder:

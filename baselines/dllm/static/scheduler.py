@@ -38,6 +38,14 @@ class StaticBatchScheduler(Scheduler):
         )
         super().submit(request)
 
+    def cancel(self, request_id: int) -> bool:
+        """Only of a request that waits: the slabs of a batch stay evenly spaced to its end."""
+        require(
+            all(sequence.request.request_id != request_id for sequence in self.running),
+            f"request {request_id} runs in a static batch, whose members end together: wait for its end",
+        )
+        return super().cancel(request_id)
+
     def charge(self, sequence: Sequence) -> int:
         return sequence.query_tokens
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from engines.ar.torch.blocks import BlockTables, Ints
 from engines.ar.torch.pool import PagedPool
 from engines.ar.torch.rows import StepRows, StepWork
-from engines.dllm.executor.pool import Store
 from engines.models.protocol import Attend
 from engines.runtime.staging import Staging
+from engines.runtime.store import Store
 
 _ALIKE = 3
 """Sequences are alike if the logarithms of their sizes to the base 2 ** _ALIKE round to the same: padding costs at most

@@ -22,13 +22,13 @@ from engines.ar.torch.paged import PagedAttention, probe
 from engines.ar.torch.pool import PagedPool
 from engines.ar.torch.rows import MIN_ROWS, StepRows, StepWork, packed_rows, padded_rows
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
-from engines.dllm.executor.graphs import CudaRecorder, Recorder
-from engines.dllm.executor.pool import Store, store_by_index
 from engines.errors import require
 from engines.models.layers import FusedOps, fuse
 from engines.models.qwen2 import CausalModel
 from engines.runtime.device import on
+from engines.runtime.recorder import CudaRecorder, Recorder
 from engines.runtime.staging import Staging, staging_to
+from engines.runtime.store import Store, store_by_index
 
 
 class Ran(NamedTuple):

@@ -22,9 +22,9 @@ from engines.ar.torch.pool import PagedPool
 from engines.ar.torch.rows import StepRows, StepWork
 from engines.attention.kernels import parameters_of
 from engines.attention.probe import TOLERANCE
-from engines.dllm.executor.pool import Store
 from engines.models.protocol import Attend
 from engines.runtime.staging import Staging
+from engines.runtime.store import Store
 
 BLOCK_SIZES = (16, 64, 256)
 """Tried in this order: FlashAttention 2 takes multiples of 256 only, others smaller ones."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engines.dllm.decode.noise import gumbel_argmax, row_keys
 from engines.errors import require
+from engines.runtime.noise import gumbel_argmax, row_keys
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engines.dllm.config import Confidence, ConfidenceDtype, ConfidenceOf
-from engines.dllm.decode.noise import gumbel, gumbel_argmax, uniform
 from engines.dllm.memory.budget import REDUCTION_ROWS
+from engines.runtime.noise import gumbel, gumbel_argmax, uniform
 
 Reduced = tuple[Tensor, Tensor]
 """token [rows] int64, confidence [rows]."""

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.attention import Spans, VarlenAttention, sdpa, varlen_attention
-from engines.dllm.executor.pool import PoolTensors, Store
+from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
 from engines.runtime.step_timer import StepTimer
+from engines.runtime.store import Store
 
 Part = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Attends the Refresh or the Reuse rows of q to k and v, into the given output or its own; returns which."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduced, choose, choose_parity
-from engines.dllm.decode.noise import row_keys, uniform
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Block, BlockTokens, Candidates
 from engines.dllm.plan import PlanItem
 from engines.dllm.request import Request
+from engines.runtime.noise import row_keys, uniform
 from engines.runtime.staging import Staging
 
 RankedSpan = Callable[[PlanItem, Request], tuple[int, int]]

@@ -12,7 +12,7 @@ from engines.attention import VarlenAttention
 from engines.dllm.config import EngineConfig
 from engines.dllm.executor.candidates import CandidateChoice
 from engines.dllm.executor.commit import Commit, RankedSpan, forwarded_span
-from engines.dllm.executor.graphs import Recorder, StepGraphs
+from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.layout import Layouts, RowLayout
 from engines.dllm.executor.pool import PoolTensors
@@ -22,6 +22,7 @@ from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, check_request
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import on
+from engines.runtime.recorder import Recorder
 from engines.runtime.staging import Staging, staging_to
 from engines.runtime.step_timer import StepTimer, timer_of
 

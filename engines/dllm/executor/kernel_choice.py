@@ -15,10 +15,10 @@ from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, Trit
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduction
 from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
-from engines.dllm.executor.graphs import CudaRecorder, Recorder
-from engines.dllm.executor.pool import Store, store_by_index
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel
+from engines.runtime.recorder import CudaRecorder, Recorder
+from engines.runtime.store import Store, store_by_index
 
 
 class KernelChoice:

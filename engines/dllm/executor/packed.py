@@ -8,11 +8,12 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.forward import PackedForward
-from engines.dllm.executor.graphs import Recorder, StepGraphs
+from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.head import packed_head
 from engines.dllm.executor.layout import PackedLayout
 from engines.dllm.executor.torch import TorchExecutor
 from engines.models.protocol import DiffusionModel
+from engines.runtime.recorder import Recorder
 
 
 def packed_executor(

@@ -18,8 +18,8 @@ steps fits for good: one period is exact. Unequal settings break that, so the wh
 one vectorised comparison of at most ``steps`` numbers, without a case distinction.
 
 Where confidence or chance decides how many tokens a step commits, Refreshes move and nothing can be
-promised; such requests are refused. ``stop_at_eos`` only cuts a trajectory short: the rest is given
-back.
+promised; such requests are refused. ``stop_at_eos`` and a cancellation only cut a trajectory short: the
+rest is given back.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ class LookaheadScheduler(PhaseScheduler):
         super()._drop(sequence)
         request_id = sequence.request.request_id
         trajectory = self._trajectories.pop(request_id)
+        if request_id not in self._entered_at:
+            return
         rest = trajectory[self._demand.step - self._entered_at.pop(request_id) :]
         if len(rest):
             self._demand.ahead(len(rest))[:] -= rest

@@ -83,6 +83,21 @@ class Scheduler(ABC):
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
+    def find(self, request_id: int) -> Sequence | None:
+        """The state of a request that waits or runs; None of one that has ended, or never was."""
+        return self._by_id.get(request_id)
+
+    def cancel(self, request_id: int) -> bool:
+        """Forget a request, between two steps, and free its rows; whether it was running. Does nothing for an id that
+        neither waits nor runs."""
+        sequence = self.find(request_id)
+        if sequence is None:
+            return False
+        is_running = sequence in self.running
+        (self.running if is_running else self.waiting).remove(sequence)
+        self._drop(sequence)
+        return is_running
+
     @abstractmethod
     def charge(self, sequence: Sequence) -> int:
         """Tokens a request takes from the budget in its current step."""
@@ -151,7 +166,9 @@ class Scheduler(ABC):
         return True
 
     def _drop(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.kv_start, sequence.kv_rows)
+        """Forget a request and free its rows; one that waits has none."""
+        if sequence.is_admitted:
+            self.pool.release(sequence.kv_start, sequence.kv_rows)
         del self._by_id[sequence.request.request_id]
 
 

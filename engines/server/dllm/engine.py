@@ -1,48 +1,29 @@
-"""``ServedEngine`` over the packed engine: cancels, and tells a block's ids once the block is complete.
-
-The engine's own code is left as it is: what it lacks is added around it.
-"""
+"""``ServedEngine`` over the packed engine: tells a block's ids once the block is complete."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from engines.dllm.engine import Engine
-from engines.dllm.plan import Executor, ExecutorError, PlanItem
+from engines.dllm.plan import PlanItem
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request
-from engines.dllm.scheduling.scheduler import Scheduler, plan_item
-from engines.server.dllm.cancel import cancelling
+from engines.dllm.scheduling.scheduler import plan_item
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
 
 if TYPE_CHECKING:
     from engines.dllm.executor.state import RequestState
 
 FORGET_EVERY = 256
-"""Steps after which the device's times of steps are read and let go, which waits for the device."""
-
-
-class _Unkept(list[int]):
-    """The engine's list of executed steps, which ``Engine.settled`` reads: a server never settles, and never ends."""
-
-    def append(self, _: int) -> None:
-        return
-
-
-class _ServingEngine(Engine):
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
-        super().__init__(scheduler, executor)
-        self._executed = _Unkept()
+"""Steps after which the device's times of steps, which a server has no use for, are let go; it waits for the device."""
 
 
 class ServedDllm:
-    """``engine`` has no requests yet; its scheduler is replaced by one like it, its executor is used."""
+    """``engine`` has no requests yet."""
 
     def __init__(self, engine: Engine) -> None:
-        scheduler, self._cancelling = cancelling(engine.scheduler)
-        self._engine = _ServingEngine(scheduler, engine.executor)
+        self._engine = engine
         self._told: dict[int, int] = {}
         """Ids told so far of the requests that want them as they become final."""
         self._last: StepRecord | None = None
@@ -64,9 +45,7 @@ class ServedDllm:
 
     def cancel(self, request_id: int) -> None:
         self._told.pop(request_id, None)
-        if self._cancelling.cancel(request_id):
-            with suppress(ExecutorError):  # nobody reads the ids
-                self._engine.executor.release(request_id)
+        self._engine.cancel(request_id)
 
     def step(self) -> list[Event]:
         engine = self._engine
@@ -76,7 +55,7 @@ class ServedDllm:
         self._committed_tokens += record.outcome.committed_tokens
         self._busy_s += record.duration_s
         if engine.num_steps % FORGET_EVERY == 0:
-            engine.executor.times()
+            engine.settled(())
         events: list[Event] = [Admitted(request_id) for request_id in record.plan.admitted]
         events += self._complete_blocks()
         for request_id in record.done.finished:
@@ -92,8 +71,8 @@ class ServedDllm:
         """Ids of blocks that are complete and not yet told, of requests that go on; one read of the device for all."""
         spans: list[tuple[PlanItem, int, int]] = []
         for request_id, told in self._told.items():
-            sequence = self._cancelling.find(request_id)
-            if sequence is None or sequence.kv_start < 0:
+            sequence = self._engine.scheduler.find(request_id)
+            if sequence is None or not sequence.is_admitted:
                 continue
             prompt_len = sequence.request.prompt_len
             if sequence.block_start > prompt_len + told:

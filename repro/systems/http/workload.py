@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from engines.ar.session import Session
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
-from engines.models.checkpoint import TINY_DIR, checkpoint_dir, read_json
-from engines.models.tokenizer import TextTokenizer, load_tokenizer, token_content
+from engines.models.checkpoint import TINY_DIR, checkpoint_dir
+from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.runs.cell import Cell
 from repro.runs.drivers.http import Reply
 from repro.systems.http.knobs import HttpKnobs
@@ -26,8 +24,6 @@ from repro.workloads.workload import WorkloadConfig, build_workload
 
 PREFIX_TOKENS = 16
 """At the front of a conversation, drawn anew in every run: a block of the caches that keep whole blocks."""
-NO_ID = -1
-"""Of a token that a tokenizer does not have."""
 
 Ids = tuple[int, ...]
 
@@ -125,22 +121,7 @@ class HttpWorkload:
 def tokenizer_of(name: str) -> TextTokenizer:
     """Of any checkpoint: an autoregressive model's has no mask."""
     folder = TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False)
-    path, config, model = (folder / f"{name}.json" for name in ("tokenizer", "tokenizer_config", "config"))
-    is_whole = path.is_file() and config.is_file()
-    masks = [read_json(config).get("mask_token")] if is_whole else []
-    masks += [read_json(model).get("mask_token_id")] if model.is_file() else []
-    if not is_whole or any(mask is not None for mask in masks):
-        return load_tokenizer(folder)
-    try:
-        backend = Tokenizer.from_file(str(path))
-    except Exception as error:  # a bare one, of its Rust code
-        raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
-    end = token_content(read_json(config).get("eos_token"))
-    return TextTokenizer(
-        backend=backend,
-        mask_token_id=NO_ID,
-        eos_token_id=NO_ID if end is None or (found := backend.token_to_id(end)) is None else found,
-    )
+    return load_tokenizer(folder, required=())
 
 
 def workload_of(cell: Cell, knobs: HttpKnobs, model: str) -> HttpWorkload:

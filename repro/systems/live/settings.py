@@ -86,7 +86,7 @@ def resolve(cell: Cell, system: str) -> Settings:
     given = {name: value for name, value in cell.knob_values.items() if value is not None}
     where = platform(cell.platform)
     require(
-        cell.executor == "torch" and where.gpu is None,
+        cell.executor == where.executor == "torch" and where.gpu is None,
         f"platform={where.name!r}, executor={cell.executor!r}: system={system!r} runs workers on this machine's cores, use "
         "cpu-tiny and torch",
     )

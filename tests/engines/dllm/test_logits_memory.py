@@ -14,7 +14,6 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, reduce_in_chunks, reduce_in_parts
-from engines.dllm.decode.noise import row_keys
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.memory.budget import REDUCTION_ROWS
@@ -22,6 +21,7 @@ from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.runtime.noise import row_keys
 
 # A vocabulary so wide and a model so narrow that next to logits nothing weighs anything.
 WIDE = TinyModel(name="wide", seed=9, layers=1, width=8, heads=1, kv_heads=1, mlp=8, vocab=4001)

@@ -24,13 +24,13 @@ from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import Confidence, EngineConfig, GenerationConfig
 from engines.dllm.decode.denoise import Reduction, Sampling, choose
-from engines.dllm.decode.noise import row_keys
 from engines.dllm.engine import Engine
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor
 from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
+from engines.runtime.noise import row_keys
 
 LOGITS = (0.0, 1.0, -1.0, 0.5, 2.0, -0.5, 0.25, 1.0)
 

@@ -15,7 +15,7 @@ from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.graphs import MAX_ROWS, ROWS, EagerRecorder, graph_key, reuse_keys
+from engines.dllm.executor.graphs import MAX_ROWS, ROWS, graph_key, reuse_keys
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.record import StepRecord
@@ -23,6 +23,7 @@ from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
+from engines.runtime.recorder import EagerRecorder
 
 CONFIG = EngineConfig(
     max_num_batched_tokens=400, max_num_logits=64, max_num_seqs=6, max_model_len=100, attention_backend="sdpa-padded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from engines.models.checkpoint import checkpoint_dir, read_config
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLADA_8B, LLaDAConfig
 from engines.models.loader import load_model, parse_dtype
+from engines.models.skeleton import shapes_only
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -294,6 +296,39 @@ def test_the_published_model_has_the_published_size() -> None:
     state = network.state_dict()
     assert len(state) == 291
     assert sum(tensor.numel() for tensor in state.values()) == 8_015_581_184
+
+
+LOAD_EACH = """
+import sys
+from engines.models.checkpoint import TINY_DIR
+from engines.models.dream_config import DREAM_7B
+from engines.models.loader import build_model, load_model
+from engines.models.qwen2 import load_causal
+from engines.models.qwen2_config import tiny_causal
+load_model(str(TINY_DIR))
+load_model(sys.argv[1], weights="random")
+load_causal(tiny_causal(), weights="random")
+build_model(DREAM_7B)
+print(sorted(name for name in ("torch._dynamo", "torch._inductor") if name in sys.modules))
+"""
+
+
+def test_loading_does_not_import_torch_s_compiler(folder: Path) -> None:
+    """It takes more than a second of every process that loads a model."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD_EACH, str(folder)], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_modules_made_elsewhere_are_initialised_as_ever() -> None:
+    """``shapes_only`` holds in its block and thread alone."""
+    with shapes_only():
+        bare = torch.nn.Linear(4, 3)
+    torch.manual_seed(0)
+    made = torch.nn.Linear(4, 3)
+    assert (bare.weight.device.type, made.weight.device.type) == ("meta", "cpu")
+    assert 0 < float(made.weight.detach().abs().max()) <= 0.5
 
 
 # ---- dtype, random weights, where a model is ----------------------------------------------------

@@ -62,6 +62,13 @@ def test_every_platform_has_a_row_for_each_executor(machine: Machine) -> None:
         assert {f"{name} measured", f"{name} simulated"} <= set(items)
 
 
+def test_an_endpoint_is_measured_where_there_is_a_client() -> None:
+    assert row(LAPTOP, "endpoint measured").detail == "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
+    machine = replace(LAPTOP, torch=None, packages=(*LAPTOP.packages, ("aiohttp", "3.9.0")))
+    assert row(machine, "endpoint measured").status == "ok"
+    assert row(machine, "endpoint simulated").status == "no"
+
+
 def test_a_server_names_the_card_its_numbers_would_be_of() -> None:
     assert row(SERVER, "rtx4090 measured").detail == "yes, numbers are those of NVIDIA H200"
     assert row(SERVER, "GPU") == Item(item="GPU", status="ok", detail="NVIDIA H200, 141.0 GB")

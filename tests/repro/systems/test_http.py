@@ -24,10 +24,10 @@ from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs
 from repro.systems.http.log import tables_of
-from repro.systems.http.platforms import ENDPOINT
 from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
+from repro.systems.platforms import platform
 
-PLATFORM = "repro.systems.http.platforms:ENDPOINT"
+PLATFORM = "endpoint"
 
 
 # -- stamps to numbers ------------------------------------------------------------------------------------------
@@ -319,4 +319,4 @@ def test_an_endpoint_that_does_not_answer_is_refused_before_anything_runs() -> N
             prepare(replace(cell(url), executor="torch"))
         assert prepare(cell(url)).cell.key == prepare(cell(url)).cell.key, "a time in a card is no other server"
         assert Endpoint(url=f"{url}/v1/").base == url
-    assert ENDPOINT.executor == "http"
+    assert platform(PLATFORM).executor == "http"

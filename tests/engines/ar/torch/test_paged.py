@@ -16,9 +16,9 @@ from torch import Tensor
 from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, PagedSpans, ReferenceKernel, Served, fault, probe
-from engines.dllm.executor.graphs import EagerRecorder
-from engines.dllm.executor.pool import store_by_index
+from engines.runtime.recorder import EagerRecorder
 from engines.runtime.staging import Staging
+from engines.runtime.store import store_by_index
 
 REFERENCE = ReferenceKernel()
 

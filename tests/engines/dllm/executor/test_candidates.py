@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA
 
-from engines.dllm.decode.noise import row_keys
 from engines.dllm.executor.candidates import CandidateChoice
 from engines.dllm.executor.rows import BlockRows, ItemTable, PackedRows
 from engines.dllm.executor.step import Block, Candidates, StepLayout
 from engines.dllm.scheduling.phase import Phase
+from engines.runtime.noise import row_keys
 
 
 def chosen_of(step: Step) -> tuple[CandidateChoice, Block, Candidates]:

@@ -219,9 +219,7 @@ def test_every_setting_is_part_of_what_identifies_a_run(launch: Any) -> None:
 def test_somebody_else_s_tokens_make_a_run_invalid() -> None:
     for uncounted, is_alone in ((0, True), (1, False)):
         with mock_server(MockOpenAI(counter="vllm:generation_tokens", uncounted_tokens=uncounted)) as url:
-            asked = replace(
-                cell("openai-http", url=url), platform="repro.systems.http.platforms:ENDPOINT", executor="http"
-            )
+            asked = replace(cell("openai-http", url=url), platform="endpoint", executor="http")
             record = prepare(asked).run()
         assert record.facts["server_metrics"]["vllm:generation_tokens_total"] == 12 * (4 + uncounted)
         reasons = "; ".join(HTTP.assess(record).reasons)

@@ -1,0 +1,113 @@
+"""The packed engine behind a server: blocks are told as they are complete, and what is cancelled holds nothing."""
+
+from __future__ import annotations
+
+import pytest
+from support.engine_runs import engine_for, run_together
+from support.tiny_models import GQA, prompt_of
+
+from engines.dllm.config import EngineConfig, GenerationConfig
+from engines.dllm.request import Request
+from engines.dllm.scheduling.registry import SCHEDULERS
+from engines.server.dllm.engine import FORGET_EVERY, ServedDllm
+from engines.server.protocol import Admitted, Failed, Finished, Submission, Tokens
+
+GENERATION = GenerationConfig(gen_length=12, block_length=4, steps=12)
+
+
+def served(scheduler: str = "phase") -> ServedDllm:
+    config = EngineConfig(max_num_batched_tokens=80, max_num_seqs=4, max_model_len=60, scheduler=scheduler)
+    return ServedDllm(engine_for(GQA, config, 120))
+
+
+def submission(request_id: int, *, wants_tokens: bool) -> Submission:
+    return Submission(request_id, prompt_of(GQA, request_id, 9 + request_id), GENERATION, wants_tokens)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_blocks_are_told_in_order_and_are_the_whole_answer(scheduler: str) -> None:
+    config = EngineConfig(max_num_batched_tokens=80, max_num_seqs=4, max_model_len=60, scheduler=scheduler)
+    asked = [submission(i, wants_tokens=i % 2 == 0) for i in range(5)]
+    wanted = run_together(
+        engine_for(GQA, config, 120),
+        [
+            (
+                0,
+                Request(
+                    request_id=s.request_id,
+                    prompt_len=len(s.prompt_ids),
+                    prompt_ids=s.prompt_ids,
+                    generation=GENERATION,
+                ),
+            )
+            for s in asked
+        ],
+    )
+    engine = served(scheduler)
+    for each in asked:
+        engine.submit(each)
+    told: dict[int, list[tuple[int, ...]]] = {}
+    admitted = []
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, Admitted):
+                admitted.append(event.request_id)
+            elif isinstance(event, Tokens | Finished):
+                told.setdefault(event.request_id, []).append(event.token_ids)
+    assert admitted == [0, 1, 2, 3, 4]
+    for request_id, parts in told.items():
+        assert tuple(i for part in parts for i in part) == wanted[request_id]
+        assert [len(part) for part in parts] == ([4, 4, 4] if request_id % 2 == 0 else [12])
+
+
+def test_rows_and_slots_are_free_again_after_a_cancellation() -> None:
+    engine = served()
+    for round_ in range(3):
+        for i in range(6):
+            engine.submit(submission(10 * round_ + i, wants_tokens=True))
+        for _ in range(2 + round_):
+            engine.step()
+        assert engine.status().pool_used > 0
+        for i in range(6):
+            engine.cancel(10 * round_ + i)
+        status = engine.status()
+        assert (status.waiting, status.running, status.pool_used, status.phases) == (
+            0,
+            0,
+            0,
+            {"refresh": 0, "reuse": 0},
+        )
+    engine.submit(submission(30, wants_tokens=False))
+    ends = [
+        event for _ in iter(lambda: engine.has_work, False) for event in engine.step() if isinstance(event, Finished)
+    ]
+    assert [end.request_id for end in ends] == [30]
+
+
+def test_giving_up_costs_what_runs_and_leaves_what_waits() -> None:
+    engine = served()
+    for i in range(6):
+        engine.submit(submission(i, wants_tokens=False))
+    engine.step()
+    running = engine.status().running
+    assert 0 < running < 6
+    lost = engine.give_up("a fault")
+    assert lost == [Failed(i, "a fault") for i in range(running)]
+    finished = [
+        e.request_id for _ in iter(lambda: engine.has_work, False) for e in engine.step() if isinstance(e, Finished)
+    ]
+    assert finished == list(range(running, 6))
+    assert engine.status().pool_used == 0
+
+
+def test_a_server_keeps_nothing_of_steps_that_are_over() -> None:
+    engine = served()
+    inner, most = engine._engine, 0
+    for i in range(FORGET_EVERY // 12 + 2):
+        engine.submit(submission(i, wants_tokens=False))
+        while engine.has_work:
+            engine.step()
+            most = max(most, len(inner._executed))
+    assert inner.num_steps > FORGET_EVERY
+    assert most <= FORGET_EVERY
+    assert len(inner._executed) == inner.num_steps % FORGET_EVERY
