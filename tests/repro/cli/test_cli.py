@@ -186,7 +186,7 @@ def test_list_names_everything(repro: Repro) -> None:
             "vllm-pd",
         ),
     }
-    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200", "h20x32"}
+    assert names["platform"] == {"cpu-tiny", "rtx4090", "l40s", "h200", "h20x32", "endpoint"}
     assert names["figure"] == set(FIGURES)
     assert "dllm-serve/fig3" in names["figure"]
     assert {"livebench", "burst", "osc"} <= {entry["name"] for entry in entries if entry["kind"] == "dataset"}
