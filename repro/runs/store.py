@@ -148,6 +148,7 @@ class Store:
         self._locks = CellLocks(root)
         self.accept_other_code = accept_other_code
         self.accept_other_machine = accept_other_machine
+        self._is_cleared = False
 
     def folder(self, cell: Cell) -> Path:
         return self.root / cell.folder_name
@@ -199,9 +200,7 @@ class Store:
         folder = self.folder(cell)
         partial = self.root / f".{cell.folder_name}.partial-{os.getpid()}"
         replaced = self.root / f".{cell.folder_name}.replaced-{os.getpid()}"
-        for leftover in self.root.glob(f".{cell.folder_name}.*-*"):
-            if not _is_running(leftover.name.rpartition("-")[2]):
-                shutil.rmtree(leftover, ignore_errors=True)
+        self._clear_leftovers()
         reserve = bytearray(_RESERVE)
         try:
             partial.mkdir(parents=True)
@@ -223,6 +222,19 @@ class Store:
             shutil.rmtree(partial, ignore_errors=True)
             shutil.rmtree(replaced, ignore_errors=True)
         return StoredRun(cell=cell, folder=folder, manifest=packed.manifest, provenance=packed.provenance)
+
+    def _clear_leftovers(self) -> None:
+        """Of processes that were killed while they stored. Once a process: a look at all folders for each run takes longer
+        than storing it where there are thousands."""
+        if self._is_cleared:
+            return
+        self._is_cleared = True
+        with suppress(OSError):
+            for name in os.listdir(self.root):
+                _, _, last = name.rpartition(".")
+                kind, _, pid = last.partition("-")
+                if name.startswith(".") and kind in ("partial", "replaced") and not _is_running(pid):
+                    shutil.rmtree(self.root / name, ignore_errors=True)
 
     def _checked(self, experiment: Experiment, folder: Path) -> State:
         cell, code = experiment.cell, experiment.code
