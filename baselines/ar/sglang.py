@@ -10,9 +10,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from engines.ar.cluster.batching import Chunked, Situation, StepPlan
+from engines.ar.cluster.batching import IDLE, Chunked, Situation, StepPlan
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import FALLBACK, Rung, StepMode
 from engines.ar.task import PrefillTask
@@ -35,12 +36,14 @@ class TokenBudget:
     max_running_requests: int = 256
 
     def __post_init__(self) -> None:
-        self._chunked()
+        _ = self._chunked  # refuses wrong limits
 
     def next_step(self, at: Situation, now: float) -> StepPlan:
         # A prefill step holds decodes up; its budget is its own.
-        return self._chunked().next_step(at._replace(decoding=0), now)._replace(decodes=False)
+        shares = self._chunked.next_step(at._replace(decoding=0) if at.decoding else at, now).shares
+        return StepPlan(shares) if shares else IDLE
 
+    @cached_property
     def _chunked(self) -> Chunked:
         return Chunked(max_num_batched_tokens=self.chunked_prefill_size, max_num_seqs=self.max_running_requests)
 

@@ -91,4 +91,4 @@ class WithGraphs:
             return plan
         require(plan.mode is None, f"mode={plan.mode!r}: the policy has already chosen one")
         chunks = [Chunk(task.history + task.computed, tokens) for task, tokens in plan.shares]
-        return plan._replace(mode=self.choice.choose(chunks))
+        return StepPlan(plan.shares, plan.decodes, plan.wake_s, self.choice.choose(chunks))

@@ -83,8 +83,9 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     summary["min"] = float(data.min()) if n else None
     summary["max"] = float(data.max()) if n else None
     summary["span"] = float(data.max() - data.min()) if n else None
-    for q in PERCENTILES:
-        summary[f"p{q}"] = float(np.percentile(data, q)) if n >= min_count(q) else None
+    known = [q for q in PERCENTILES if n >= min_count(q)]
+    found = dict(zip(known, np.percentile(data, known), strict=True)) if known else {}
+    summary |= {f"p{q}": float(found[q]) if q in found else None for q in PERCENTILES}
     return summary
 
 
