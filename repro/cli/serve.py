@@ -106,6 +106,10 @@ def serve(
         decoding.stop_at_eos is None,
         "stop_at_eos has no effect on a server, where a request ends at its end unless it says ignore_eos: leave it out",
     )
+    require(
+        served_model_name is None or served_model_name.strip() != "",
+        "served_model_name is empty: give the name that requests call the model, or leave it out",
+    )
     of_both = opt.given(
         model=model,
         weights=weights,

@@ -31,6 +31,9 @@ COMMANDS = {
     "claims": ("claims", "--paper", "laps"),
     "ablate": ("ablate", "--component", "nope"),
     "calibrate": ("calibrate",),
+    "url": ("bench", "--url", "http://127.0.0.1:1", "--num-prompts", "2", "--dry-run"),
+    "serve": ("serve",),
+    "serve-ar": ("serve", "--system", "ar", "--model", "tiny-qwen2", "--weights", "random"),
 }
 EMPTY_PATH = {"--result-dir", "--dataset-path", "--out-dir"}
 FOLDERS = {"--result-dir", "--out-dir"}
@@ -54,6 +57,8 @@ def test_a_hostile_value(command: str, option: str, tmp_path: Path, monkeypatch:
     """Nothing is run here, so nothing may fail while it runs."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPRO_DATA_DIR", raising=False)
+    # A server that is asked for rightly would serve for ever.
+    monkeypatch.setattr("engines.server.run.run", lambda *asked: None)
     given = COMMANDS[command]
     where = [] if option in FOLDERS or "--result-dir" not in options_of(given) else ["--result-dir", tmp_path / "runs"]
     if "--out-dir" in options_of(given) and option != "--out-dir":
