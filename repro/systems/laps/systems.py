@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
-from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, SglangConfig, TokenBudget, sglang
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, SglangConfig, graphs_only, sglang
 from baselines.ar.vllm import CHUNK_TOKENS
 from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
 from engines.errors import UserError, require
 from engines.laps.controller import ControllerConfig
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, LapsConfig, PrefillSystem, Spatial, graph_choice, laps, reserve, with_graphs
+from engines.laps.system import Graphs, LapsConfig, PrefillSystem, Spatial, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
 from repro.systems.laps import knobs
@@ -41,11 +41,9 @@ def build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSyste
     """SGLang's one queue, with the graphs of LAPS."""
     given = dict(options)
     graphs = _graphs(given, "cheapest")
-    model = _model(settings, graphs, given)
-    choice = graph_choice(graphs, model, tuple(model.shapes))
-    budget = TokenBudget(chunked_prefill_size=_tokens(settings, CHUNKED_PREFILL_SIZE))
-    return PrefillSystem(
-        name="laps-graphs-only", make_batching=lambda: with_graphs(budget, choice), work_s=model.work_s
+    budget = _tokens(settings, CHUNKED_PREFILL_SIZE)
+    return graphs_only(
+        _model(settings, graphs, given), graphs=graphs, chunked_prefill_size=budget, name="laps-graphs-only"
     )
 
 
