@@ -151,7 +151,7 @@ def graphs_only(
     """LAPS with only its graphs (Figure 6): SGLang's batches, which replay a captured shape where they fit one."""
     batching = TokenBudget(chunked_prefill_size=chunked_prefill_size)
     choice = graph_choice(graphs, model, tuple(model.shapes))
-    require(choice is not None, "graphs='none' leaves plain SGLang: use sglang()")
+    require(choice is not None, "graphs='none' leaves plain SGLang: use sglang-pd")
     return PrefillSystem(
         name=name,
         make_batching=lambda: with_graphs(batching, choice),

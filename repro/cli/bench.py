@@ -149,7 +149,7 @@ def bench(
     """Run systems on a workload; the same command again continues, and reuses what is done."""
     from engines.bounds import check_most
     from engines.errors import require
-    from repro.cli.data_file import check_own_times, data_of, readable
+    from repro.cli.data_file import data_of, readable
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.profile import print_profile
     from repro.cli.sweep import is_failure, run_sweep, say_what_ran, sweep_of
@@ -254,9 +254,6 @@ def bench(
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
     if families <= {"ar", "prefill"}:
         opt.check_ranges(knobs)
-    if is_cluster and dataset_path is not None and arrivals == "trace":
-        for dataset in datasets:
-            check_own_times(dataset_path, dataset, num_prompts or where.part(ArPart).num_sessions)
     with opened as pool:
         with readable("dataset_path", dataset_path, datasets), opt.plugged_in("router", knobs.get("router")):
             sweep = sweep_of(cells, store, force=force, pool=pool)

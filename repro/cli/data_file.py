@@ -13,7 +13,6 @@ from engines.errors import UserError
 
 if TYPE_CHECKING:
     from repro.runs.experiment import Experiment
-    from repro.workloads.recorded import Held
 
 _MALFORMED = (AttributeError, EOFError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 """What reading a file of another shape than expected raises."""
@@ -33,17 +32,16 @@ def readable(option: str, path: Path | None, datasets: Iterable[str]) -> Iterato
         raise
     except _MALFORMED:
         for dataset in datasets:
-            read(option, path, dataset)
+            _read(option, path, dataset)
         raise
 
 
-def read(option: str, path: Path, dataset: str) -> Held | None:
-    """The file alone: what its content makes fail is refused with its name."""
-    from repro.workloads.recorded import held_by
+def _read(option: str, path: Path, dataset: str) -> None:
+    """What the file's content makes fail is refused with its name."""
+    from repro.workloads.recorded import read_alone
 
-    check_regular(option, path)
     try:
-        return held_by(path, dataset)
+        read_alone(path, dataset)
     except UserError:
         raise
     except _MALFORMED as error:
@@ -64,16 +62,6 @@ def check_regular(option: str, path: Path) -> None:
         raise UserError(f"{option}={str(path)!r} is a device or a pipe: write what it holds into a file, and give that")
 
 
-def check_own_times(path: Path, dataset: str, asked: int) -> None:
-    """Refuse more sessions than a file has: at times of their own they come once."""
-    held = read("dataset_path", path, dataset)
-    if held is not None and held.unit == "session" and asked > held.count:
-        raise UserError(
-            f"num_prompts={asked} is more than the sessions of {path.name}, which come once at arrivals='trace': use "
-            f"--num-prompts {held.count}, or other arrivals"
-        )
-
-
 def data_of(experiments: Iterable[Experiment]) -> Iterator[str]:
     """What was made of data sets' own rows, some of which are cut, clipped or repeated; nothing of generated ones."""
     by_workload = {id(each.workload): each for each in experiments}
@@ -82,28 +70,5 @@ def data_of(experiments: Iterable[Experiment]) -> Iterator[str]:
         provenance = experiment.workload.provenance
         description: str | None = getattr(provenance, "description", None)
         if description is not None and getattr(provenance, "source", None) != "embedded":
-            said.append("; ".join([description, *_repeated(experiment)]))
+            said.append(description)
     yield from dict.fromkeys(said)
-
-
-def _repeated(experiment: Experiment) -> Iterator[str]:
-    """Of workloads whose own description does not say it."""
-    from repro.systems.laps.workload import PrefillWorkload
-    from repro.workloads.recorded import held_by
-    from repro.workloads.sessions import SessionWorkload
-
-    workload, path = experiment.workload, experiment.cell.knob_values.get("dataset_path")
-    if path is None:
-        return
-    if isinstance(workload, SessionWorkload):
-        yield from repeats(held_by(Path(str(path)), workload.name), len(workload.sessions))
-    elif isinstance(workload, PrefillWorkload):
-        for stream, drawn in zip(workload.config.streams, workload.streams, strict=True):
-            held = held_by(Path(str(path)), drawn.name, low=stream.low, high=stream.high)
-            yield from repeats(held, drawn.num_turns)
-
-
-def repeats(held: Held | None, asked: int) -> Iterator[str]:
-    """In the words of data sets of single requests."""
-    if held is not None and asked > held.count:
-        yield f"{asked - held.count} of {asked} {held.unit}s repeat one of the file's {held.count}"

@@ -54,7 +54,7 @@ def plan_cluster(
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
-    from repro.cli.data_file import read, readable, repeats
+    from repro.cli.data_file import readable
     from repro.systems.ar.part import PAPER_OBJECTIVES
     from repro.systems.ar.planning import MOST_PLANS
     from repro.systems.ar.settings import (
@@ -109,10 +109,10 @@ def plan_cluster(
         meets_totals=trace_path is None,
     )
     with readable("trace-path", trace_path, [card.name]):
-        sessions = sessions_of(asked).sessions
+        drawn = sessions_of(asked)
+    sessions = drawn.sessions
     if trace_path is not None:
-        for line in repeats(read("trace-path", trace_path, card.name), num):
-            say(f"{trace_path.name}: {line}", file=sys.stderr)
+        say(drawn.provenance.description, file=sys.stderr)
     ground = hardware_of(shape.name, gpu_name, constants)
     degrees = ground.degrees(min_kv_tokens=max(session.context_tokens for session in sessions))
     require(

@@ -20,6 +20,7 @@ from repro.reports.claims_file import as_row
 SCHEMA_VERSION = 3
 KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})
 """Unit of a stated number -> the median it goes into; a percentage is a reduction or a gain. The latencies of an overloaded run follow from its throughput."""
+_ONE = {"throughputs": "throughput", "ratios": "ratio", "latencies": "latency", "steps": "step"}
 
 _KEPT = (
     "role",
@@ -119,5 +120,8 @@ def predictions_note(card: str) -> str:
 
 def medians_sentence(found: Mapping[str, Mapping[str, Any]]) -> str:
     """The medians in words, the same in captions, on the terminal and in the README."""
-    parts = [f"{own['median_percent']:.1f} % over {own['count']} {name}" for name, own in found.items()]
+    parts = [
+        f"{own['median_percent']:.1f} % over {own['count']} {_ONE.get(name, name) if own['count'] == 1 else name}"
+        for name, own in found.items()
+    ]
     return ", ".join(parts) if parts else "no prediction to compare with"

@@ -42,8 +42,7 @@ SIMULATED = ("kappa", "overlap", "layer_launch_s", "decode", "graph_budget_gb")
 """Knobs that mean nothing to a measured instance."""
 BOUNDARY = 256
 """L_m, tokens of the data set."""
-MEASURED_SEQS = 16
-MEASURED_GRID = tuple(bucket for bucket in GRID if bucket.length <= 64 and bucket.batch <= MEASURED_SEQS)
+MEASURED_GRID = tuple(bucket for bucket in GRID if bucket.length <= 64 and bucket.batch <= 16)
 """Buckets of a measured instance: up to the boundary, a quarter as long as the paper's, and as deep as its figures have clients."""
 UNMEASURED = StepModel(
     base_s=1e-3,
@@ -104,13 +103,14 @@ class Settings:
         return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
 
     def shapes(self, graphs: Graphs, budget_gb: float | None = None) -> tuple[Bucket | Rung, ...]:
-        """What is captured for a way to choose: on a card what fits the budget, measured the buckets up to the boundary."""
+        """What is captured for a way to choose: simulated what fits the budget, measured what the instance has."""
         if not self.is_simulated:
             require(
                 graphs != "ladder",
                 "graphs='ladder': packed sizes pay where launches cost, a CPU has none: use none, nearest or cheapest",
             )
-            return () if graphs == "none" else MEASURED_GRID
+            captured = MEASURED_GRID if self.instance is None else self.instance.captured
+            return () if graphs == "none" else captured
         size = graph_bytes(self.model, model_shape(self.model).n_layers)
         return shapes_of(graphs, None if budget_gb is None else round(budget_gb * 1e9), size)
 
@@ -148,11 +148,11 @@ def step_model_of(model: str, card: str, constants: PrefillConstants, shapes: tu
     return StepModel.profile(cost_of(model, card, replace(constants, kappa=0.0)), shapes)
 
 
-def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind]) -> Settings:
-    """Platform defaults overridden by the cell's knobs; what cannot be is refused by name."""
+def resolve(cell: Cell, system: str, own: Mapping[str, knobs.Kind], part: PrefillPart | None = None) -> Settings:
+    """Platform defaults, or those of ``part``, overridden by the cell's knobs; what cannot be is refused by name."""
     given = {name: value for name, value in cell.knob_values.items() if value is not None}
     where = platform(cell.platform)
-    part = part_of(where)
+    part = part or part_of(where)
     wanted = "torch" if part.gpu is None else "roofline"
     require(
         cell.executor == wanted,

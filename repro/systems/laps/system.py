@@ -12,6 +12,7 @@ from repro.systems.ar.knobs import pick
 from repro.systems.laps import knobs
 from repro.systems.laps.deployment import Build, PrefillDeployment
 from repro.systems.laps.family import PREFILL
+from repro.systems.laps.part import PrefillPart
 from repro.systems.laps.settings import resolve
 from repro.systems.laps.workload import PrefillWorkload, draw_workload
 
@@ -30,9 +31,9 @@ class PrefillSystemEntry:
     def family(self) -> Family:
         return PREFILL
 
-    def prepare(self, cell: Cell) -> tuple[PrefillDeployment, PrefillWorkload]:
-        """Every refusal a user can cause is raised here."""
-        settings = resolve(cell, self.name, self.own)
+    def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
+        """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
+        settings = resolve(cell, self.name, self.own, part)
         deployment = PrefillDeployment(
             system=self.name,
             title=self.title,

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar, cast
 
-from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, SglangConfig, TokenBudget, sglang
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, SglangConfig, graphs_only, sglang
 from baselines.ar.vllm import CHUNK_TOKENS
 from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
 from engines.errors import UserError, require
 from engines.laps.controller import ControllerConfig
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, LapsConfig, PrefillSystem, Spatial, graph_choice, laps, reserve, with_graphs
+from engines.laps.system import Graphs, LapsConfig, PrefillSystem, Spatial, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
 from repro.systems.laps import knobs
-from repro.systems.laps.settings import MEASURED_SEQS, Settings
+from repro.systems.laps.settings import Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
 Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig)
@@ -41,11 +41,9 @@ def build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSyste
     """SGLang's one queue, with the graphs of LAPS."""
     given = dict(options)
     graphs = _graphs(given, "cheapest")
-    model = _model(settings, graphs, given)
-    choice = graph_choice(graphs, model, tuple(model.shapes))
-    budget = TokenBudget(chunked_prefill_size=_tokens(settings, CHUNKED_PREFILL_SIZE))
-    return PrefillSystem(
-        name="laps-graphs-only", make_batching=lambda: with_graphs(budget, choice), work_s=model.work_s
+    budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
+    return graphs_only(
+        _model(settings, graphs, given), graphs=graphs, chunked_prefill_size=budget, name="laps-graphs-only"
     )
 
 
@@ -53,11 +51,8 @@ def build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSyst
     given = dict(options)
     graphs = _graphs(given, "ladder" if settings.is_simulated else "none")
     model = _model(settings, graphs, given)
-    config = _in_time(settings, ReserveConfig(), "min_step_s", "max_step_s")
-    if not settings.is_simulated:
-        # On a CPU attention runs request by request: a step of 256 would take longer than the objective.
-        config = replace(config, max_num_seqs=MEASURED_SEQS)
-    return reserve(model, replace(config, slo_s=settings.deadline_s, **given), graphs=graphs)
+    config = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
+    return reserve(model, replace(config, max_num_seqs=settings.part.max_num_seqs, **given), graphs=graphs)
 
 
 def build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
@@ -72,13 +67,15 @@ def _sglang(settings: Settings, options: Mapping[str, Any], name: str) -> Prefil
     given = dict(options)
     if "max_num_batched_tokens" in given:
         given["chunked_prefill_size"] = given.pop("max_num_batched_tokens")
-    given.setdefault("chunked_prefill_size", _tokens(settings, CHUNKED_PREFILL_SIZE))
+    given.setdefault("chunked_prefill_size", _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE))
     shapes = settings.shapes("ladder") if given.get("prefill_graphs") else ()
     return sglang(SglangConfig(**given), settings.step_model(shapes), name=name)
 
 
 def build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return vllm_pd(VllmPdConfig(**{"max_num_batched_tokens": _tokens(settings, CHUNK_TOKENS), **options}))
+    return vllm_pd(
+        VllmPdConfig(**{"max_num_batched_tokens": _tokens(settings.part.length_scale, CHUNK_TOKENS), **options})
+    )
 
 
 def _graphs(given: dict[str, Any], default: Graphs) -> Graphs:
@@ -96,14 +93,33 @@ def _model(settings: Settings, graphs: Graphs, given: dict[str, Any]) -> StepMod
     return settings.step_model(settings.shapes(graphs, budget_gb))
 
 
-def _tokens(settings: Settings, count: int) -> int:
-    """A number of tokens of the paper's, on this platform."""
-    return max(1, round(settings.part.length_scale * count))
+def _tokens(length_scale: float, count: int) -> int:
+    """A number of tokens of the paper's, on a platform."""
+    return max(1, round(length_scale * count))
 
 
-def _in_time(settings: Settings, config: Config, *names: str) -> Config:
-    """With these times, which are for the paper's objective, as long as this platform's."""
-    scale = settings.part.time_scale
+def scaled_laps(boundary: int, slo_s: float | None, *, length_scale: float, time_scale: float) -> LapsConfig:
+    """The paper's settings where lengths and times are so much of the paper's."""
+    wait = _in_time(time_scale, WaitConfig(), "max_window_s", "slack_s", "margin_s", "max_wait_s")
+    temporal = _in_time(time_scale, TemporalConfig(), "max_long_wait_s")
+    return LapsConfig(
+        boundary=boundary,
+        slo_s=slo_s,
+        wait=replace(wait, token_max=_tokens(length_scale, wait.token_max)),
+        temporal=replace(
+            temporal,
+            chunk_tokens=_tokens(length_scale, temporal.chunk_tokens),
+            short_tokens=_tokens(length_scale, temporal.short_tokens),
+        ),
+    )
+
+
+def scaled_reserve(slo_s: float | None, *, time_scale: float) -> ReserveConfig:
+    """Its times, which are stated for an objective of 0.4 s, where they are so much of that."""
+    return replace(_in_time(time_scale, ReserveConfig(), "min_step_s", "max_step_s"), slo_s=slo_s)
+
+
+def _in_time(scale: float, config: Config, *names: str) -> Config:
     return replace(config, **{name: scale * getattr(config, name) for name in names})
 
 
@@ -117,19 +133,15 @@ def _laps_config(settings: Settings, graphs: Graphs, given: Mapping[str, Any]) -
         for name in ("min_window_s", "max_window_s"):
             require(name not in wait, f"{name}={wait.get(name)} has no effect with wait='off': leave it out")
     own = {field.name for field in fields(TemporalConfig)}
-    usual = _in_time(settings, WaitConfig(), "max_window_s", "slack_s", "margin_s", "max_wait_s")
-    temporal = _in_time(settings, TemporalConfig(), "max_long_wait_s")
-    temporal = replace(
-        temporal,
-        chunk_tokens=_tokens(settings, temporal.chunk_tokens),
-        short_tokens=_tokens(settings, temporal.short_tokens),
+    part = settings.part
+    usual = scaled_laps(
+        settings.boundary, settings.deadline_s, length_scale=part.length_scale, time_scale=part.time_scale
     )
-    return LapsConfig(
-        boundary=settings.boundary,
-        slo_s=settings.deadline_s,
+    return replace(
+        usual,
         graphs=graphs,
-        wait=replace(usual, token_max=_tokens(settings, usual.token_max), **wait),
-        temporal=replace(temporal, **{name: value for name, value in given.items() if name in own}),
+        wait=replace(usual.wait, **wait),
+        temporal=replace(usual.temporal, **{name: value for name, value in given.items() if name in own}),
         spatial=_spatial(settings, given),
     )
 

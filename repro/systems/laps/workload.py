@@ -12,7 +12,8 @@ from engines.laps.turns import PrefillArrivals
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.conversations.arrivals import closed_loop, open_turns
-from repro.workloads.conversations.workload import ConversationProvenance, Source
+from repro.workloads.conversations.workload import ConversationProvenance
+from repro.workloads.sessions.workload import Source
 
 MOST_CLIENTS = 100_000
 
@@ -132,7 +133,7 @@ def _scaled(drawn: Conversations, scale: float) -> Conversations:
     )
     provenance = replace(
         drawn.provenance,
-        description=f"{drawn.provenance.description}, lengths x {scale:g}",
+        description=f"{drawn.provenance.description}; lengths x {scale:g}",
         checksum=hashlib.sha256(f"{drawn.provenance.checksum} x {scale!r}".encode()).hexdigest(),
     )
     return replace(drawn, sessions=sessions, provenance=provenance)

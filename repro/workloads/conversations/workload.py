@@ -12,23 +12,22 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.ar.session import Round, Session
 from engines.errors import UserError, require
-from repro.workloads.conversations.card import ConversationCard, load_conversation_card
+from repro.workloads.conversations.card import SHORT, ConversationCard, load_conversation_card
 from repro.workloads.conversations.chats import Chat, read_chats
 from repro.workloads.data_dir import DATA_DIR_VARIABLE, file_digest, find_data_dir
 from repro.workloads.lengths import LogNormalParameters
 from repro.workloads.seed import derive_seed
 from repro.workloads.sessions.card import RoundCounts
 from repro.workloads.sessions.generator import draw_rounds
-from repro.workloads.sessions.traces import RecordedRound
+from repro.workloads.sessions.traces import RecordedRound, repeats
+from repro.workloads.sessions.workload import Source
 
-Source = Literal["embedded", "local"]
 Ints = npt.NDArray[np.int64]
 _NORMAL = NormalDist()
 
@@ -96,9 +95,12 @@ class Conversations:
 
 def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = None) -> Conversations:
     card = load_conversation_card(config.dataset)
+    description = _describe(card, config)
     if config.source == "local":
         paths = _local_files(card, config, data_dir)
-        chats, location = _sampled(card, read_chats(paths), config), ", ".join(path.name for path in paths)
+        held = _asked(card, read_chats(paths), config)
+        chats, location = _sampled(card, held, config), ", ".join(path.name for path in paths)
+        description += repeats(sum(map(len, chats)), sum(map(len, held)), "turn")
         revision = ", ".join(map(file_digest, paths))
     else:
         chats, location, revision = _drawn(card, config), f"datasets/conversations/{card.name}.yaml", None
@@ -117,14 +119,14 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
             source=config.source,
             location=location,
             revision=revision,
-            description=_describe(card, config),
+            description=description,
             checksum=_checksum(sessions),
             shares=short_shares(sessions),
         ),
     )
 
 
-def short_shares(sessions: tuple[Session, ...], short: int = 256) -> dict[str, float]:
+def short_shares(sessions: tuple[Session, ...], short: int = SHORT) -> dict[str, float]:
     first = [session.rounds[0].prefill_tokens for session in sessions]
     later = [turn.prefill_tokens for session in sessions for turn in session.rounds[1:]]
     return {
@@ -206,12 +208,17 @@ def _local_files(card: ConversationCard, config: ConversationConfig, data_dir: P
     )
 
 
+def _asked(card: ConversationCard, recorded: tuple[Chat, ...], config: ConversationConfig) -> tuple[Chat, ...]:
+    if not config.is_banded:
+        return recorded
+    low, high = config.low or 1, math.inf if config.high is None else config.high
+    alone = tuple((turn,) for chat in recorded for turn in chat if low <= turn.prefill_tokens <= high)
+    require(bool(alone), f"low={config.low}, high={config.high}: the file of {card.name} has no such prompts")
+    return alone
+
+
 def _sampled(card: ConversationCard, recorded: tuple[Chat, ...], config: ConversationConfig) -> list[Chat]:
     """In random order, again and again as needed; answers that nobody recorded are drawn."""
-    low, high = config.low or 1, math.inf if config.high is None else config.high
-    if config.is_banded:
-        recorded = tuple((turn,) for chat in recorded for turn in chat if low <= turn.prefill_tokens <= high)
-        require(bool(recorded), f"low={config.low}, high={config.high}: the file of {card.name} has no such prompts")
     chats: list[Chat] = []
     left = config.num_turns
     while left > 0:

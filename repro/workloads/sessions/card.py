@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from engines.errors import UserError, require
 from repro.paths import DATASETS
+from repro.workloads.sourced_card import SourcedCard, known_cards, load_card, parse_card
 
 CARDS_DIR = DATASETS / "sessions"
 
@@ -18,8 +18,6 @@ Lengths = Literal["per_session", "per_round"]
 """What the table's prefill and decode length are the mean of: all tokens of a session, or those of one round."""
 RoundsKind = Literal["fixed", "poisson", "negative_binomial"]
 SessionFormat = Literal["sessions_jsonl", "toolbench_dfsdt", "hotpotqa_distractor", "dureader_search"]
-Role = Literal["stated", "inferred", "assumed", "by construction"]
-_SECTIONS = ("rounds", "lengths", "environment")
 MOST_DELAY_S = 10**6
 """Between two rounds; twelve days."""
 
@@ -94,90 +92,27 @@ class SessionFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionCard:
-    name: str
-    title: str
-    summary: str
-    homepage: str
-    licence: str
+class SessionCard(SourcedCard):
     rounds: RoundCounts
     lengths: LengthTotals
     environment: Environment
-    roles: Mapping[str, Role]
-    """Of every number above, by its field."""
-    sources: tuple[str, ...]
     local: tuple[SessionFile, ...]
     num_gpus: int
     """Of the paper's run."""
     paper_sessions: int
-    defects: tuple[str, ...]
+
+
+_SECTIONS = {"rounds": RoundCounts, "lengths": LengthTotals, "environment": Environment}
 
 
 def known_session_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in cards_dir.glob("*.yaml")))
+    return known_cards(cards_dir)
 
 
 @cache
 def load_session_card(name: str, cards_dir: Path = CARDS_DIR) -> SessionCard:
-    """The card of a trace; case does not matter."""
-    import yaml
-
-    names = known_session_cards(cards_dir)
-    if name.lower() not in names:
-        raise UserError(f"trace={name!r} is unknown: use one of {', '.join(names) or 'none: there are no cards'}")
-    path = cards_dir / f"{name.lower()}.yaml"
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path.name} is not YAML: {error}") from error
-    card = parse_session_card(raw, where=path.name)
-    require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
-    return card
+    return load_card(name, cards_dir, parse_session_card, unknown=f"trace={name!r} is unknown")
 
 
 def parse_session_card(raw: object, *, where: str) -> SessionCard:
-    top = _section(raw, SessionCard, where)
-    card = SessionCard(
-        **{
-            **top,
-            "rounds": _build(RoundCounts, top["rounds"], f"{where}: rounds"),
-            "lengths": _build(LengthTotals, top["lengths"], f"{where}: lengths"),
-            "environment": _build(Environment, top["environment"], f"{where}: environment"),
-            "local": tuple(
-                _build(SessionFile, entry, f"{where}: local[{index}]") for index, entry in enumerate(top["local"])
-            ),
-            "sources": tuple(top["sources"]),
-            "defects": tuple(top["defects"]),
-        }
-    )
-    numbers = {
-        f"{section}.{field.name}"
-        for section in _SECTIONS
-        for field in fields(getattr(card, section))
-        if getattr(getattr(card, section), field.name) is not None
-    }
-    if card.roles.keys() != numbers:
-        odd = sorted(card.roles.keys() ^ numbers)
-        raise UserError(f"{where}: roles must name every number once; wrong or missing: {', '.join(odd)}")
-    for key, role in card.roles.items():
-        require(role in get_args(Role), f"{where}: roles {key}={role!r}: use one of {', '.join(get_args(Role))}")
-    return card
-
-
-def _build(cls: type, raw: object, where: str) -> Any:
-    try:
-        return cls(**_section(raw, cls, where))
-    except (UserError, TypeError) as error:
-        raise UserError(f"{where}: {error}") from error
-
-
-def _section(raw: object, cls: type, where: str) -> dict[str, Any]:
-    """A mapping with the fields of ``cls``: none unknown, none missing that has no default."""
-    if not isinstance(raw, dict):
-        raise UserError(f"{where} holds {type(raw).__name__}: it must be a mapping")
-    names = [field.name for field in fields(cls)]
-    needed = [field.name for field in fields(cls) if field.default is MISSING]
-    unknown, missing = sorted(set(raw) - set(names)), [name for name in needed if name not in raw]
-    if unknown or missing:
-        raise UserError(f"{where} has unknown keys {unknown} and lacks {missing}: give {', '.join(names)}")
-    return raw
+    return parse_card(raw, SessionCard, _SECTIONS, SessionFile, where=where)

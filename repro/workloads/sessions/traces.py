@@ -52,6 +52,13 @@ def read_sessions(path: Path, kind: SessionFormat) -> tuple[RecordedSession, ...
     return sessions
 
 
+def repeats(num: int, num_recorded: int, unit: str) -> str:
+    """The clause that says so where a file's sessions or turns come round again; else nothing."""
+    if num <= num_recorded:
+        return ""
+    return f"; {num - num_recorded} of {num} {unit}s repeat one of the file's {num_recorded}"
+
+
 def text_tokens(text: str) -> int:
     cjk = sum(ord(char) in _CJK for char in text)
     return max(1, round(0.7 * cjk + (len(text) - cjk) / 4))

@@ -27,7 +27,7 @@ from repro.workloads.sessions.card import (
     load_session_card,
 )
 from repro.workloads.sessions.generator import Ints, apportion_within, draw_lengths, draw_rounds
-from repro.workloads.sessions.traces import RecordedRound, RecordedSession, read_sessions
+from repro.workloads.sessions.traces import RecordedRound, RecordedSession, read_sessions, repeats
 
 Source = Literal["embedded", "local"]
 
@@ -90,10 +90,18 @@ def build_sessions(config: SessionWorkloadConfig, *, data_dir: Path | None = Non
     card = load_session_card(config.trace)
     totals = card.lengths if config.counted is None else replace(card.lengths, counted=config.counted)
     location, revision = f"datasets/sessions/{card.name}.yaml", None
+    description = _describe(card, totals.counted, config)
     recorded: tuple[RecordedSession, ...] = ()
     if config.source == "local":
         path, entry, location = _local_file(card, config, data_dir)
-        recorded, revision = _sampled(read_sessions(path, entry.format), config), file_digest(path)
+        held = read_sessions(path, entry.format)
+        require(
+            config.arrivals.kind != "trace" or config.num_sessions <= len(held),
+            f"num_prompts={config.num_sessions} is more than the sessions of {path.name}, which come once at "
+            f"arrivals='trace': use --num-prompts {len(held)}, or other arrivals",
+        )
+        recorded, revision = _sampled(held, config), file_digest(path)
+        description += repeats(len(recorded), len(held), "session")
         rounds = np.array([len(session.rounds) for session in recorded], dtype=np.int64)
     else:
         rounds = draw_rounds(card.rounds, config.num_sessions, config.seed)
@@ -120,7 +128,7 @@ def build_sessions(config: SessionWorkloadConfig, *, data_dir: Path | None = Non
             source=config.source,
             location=location,
             revision=revision,
-            description=_describe(card, totals.counted, config),
+            description=description,
             checksum=_checksum(sessions),
             means=means,
         ),

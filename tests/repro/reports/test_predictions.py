@@ -47,7 +47,7 @@ def test_medians_are_of_predictions_alone() -> None:
         "ratios": {"count": 2, "median_percent": 30.0},
         "latencies": {"count": 1, "median_percent": 40.0},
     }
-    assert medians_sentence(found) == "7.5 % over 2 throughputs, 30.0 % over 2 ratios, 40.0 % over 1 latencies"
+    assert medians_sentence(found) == "7.5 % over 2 throughputs, 30.0 % over 2 ratios, 40.0 % over 1 latency"
     assert medians([]) == {}
     assert medians_sentence({}) == "no prediction to compare with"
 

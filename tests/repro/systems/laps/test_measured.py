@@ -53,6 +53,7 @@ class Stub:
 
     cost: Any = Exact()
     step_model: StepModel = STEP_MODEL
+    captured: tuple[Bucket, ...] = MEASURED_GRID
 
     @property
     def facts(self) -> dict[str, Any]:
