@@ -35,10 +35,12 @@ class KinTurns:
     One with nothing left takes over what has most left to do."""
 
     def __init__(self, kins: Iterable[Hashable], num_workers: int) -> None:
-        self._kins = list(kins)
+        # As numbers, which are looked up for every run that is left whenever one is taken.
+        known: dict[Hashable, int] = {}
+        self._kins = [known.setdefault(kin, len(known)) for kin in kins]
         self._left = dict(enumerate(self._kins))
-        self._owner: dict[Hashable, int] = {}
-        self._share = math.ceil(len(set(self._kins)) / num_workers)
+        self._owner: dict[int, int] = {}
+        self._share = math.ceil(len(known) / num_workers)
         self._losses: Counter[int] = Counter()
 
     @property
