@@ -13,8 +13,8 @@ from typing import Any
 from common import add_causal, causal_facts, causal_of, run, save, short
 
 from repro.prefill.instance import measured_instance, setting_of
-from repro.prefill.loops import FIGURES, LoopGrid, part_of, run_cell
 from repro.systems.laps.family import PREFILL
+from repro.systems.laps.loops import FIGURES, LoopGrid, part_of, run_cell
 
 
 @dataclass(frozen=True, kw_only=True)

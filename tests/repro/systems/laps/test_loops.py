@@ -1,24 +1,21 @@
-"""On an instance of any size LAPS's systems serve a family's own turns, and steps are summed up."""
+"""On an instance of any size LAPS's systems serve the family's own turns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.exact_instance import ExactInstance
 
-from engines.ar.step_mode import Bucket
 from engines.errors import UserError
 from repro.prefill.instance import TINY, setting_of
-from repro.prefill.loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
-from repro.prefill.times import Shape, step_shapes, step_times
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import REQUESTS
 from repro.systems.laps import on_torch
 from repro.systems.laps.family import PREFILL
+from repro.systems.laps.loops import LEAST_TURNS, MOST_TOKENS, LoopGrid, part_of, run_cell
 
 STUB: Any = ExactInstance()
 CARD: Any = ExactInstance(setting=setting_of("qwen2.5-14b"))
@@ -81,31 +78,3 @@ def test_what_runs_on_a_card_by_default() -> None:
 def test_systems_that_prefill_nothing_are_refused() -> None:
     with pytest.raises(UserError, match="system='ampd' prefills nothing"):
         run_cell(STUB, replace(first("fig6"), system="ampd"))
-
-
-class Timed:
-    """5 ms, then 1 ms a step more."""
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def timed(self, parts: Sequence[tuple[int, int]], mode: object = None) -> list[float]:
-        self.calls.append((tuple(parts), mode))
-        return [1e-3 * len(self.calls)]
-
-
-def test_step_times_are_summed_up() -> None:
-    shapes = step_shapes((1, 8), ((4, 16),), (0, 100))
-    assert [(s.length, s.batch, s.history) for s in shapes] == [
-        (1, 1, 0),
-        (8, 1, 0),
-        (1, 1, 100),
-        (8, 1, 100),
-        (16, 4, 0),
-    ]
-    timed = Timed()
-    (row,) = step_times(timed, [Shape(length=16, batch=2, history=9, mode=Bucket(16, 2))], repeats=5)  # type: ignore[arg-type]
-    # Three runs to warm up, then 4 to 8 ms.
-    assert (row.min_s, row.median_s) == pytest.approx((4e-3, 6e-3))
-    assert row.mode == "bucket 16x2"
-    assert timed.calls == [(((9, 16), (9, 16)), Bucket(16, 2))] * 8
