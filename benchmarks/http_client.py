@@ -24,6 +24,7 @@ import numpy as np
 from repro.paths import REPO
 from repro.runs.drivers.http import Exchange, Reply, drive_http
 from repro.systems.http.endpoint import Endpoint
+from repro.systems.http.workload import Ask
 from repro.workloads.arrivals import ArrivalConfig, arrival_times
 
 
@@ -36,7 +37,7 @@ class One:
     num_tokens: int
     delays_s: tuple[float, ...] = (0.0,)
 
-    def ask(self, turn: int, replies: Sequence[Reply]) -> Any:
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
         body = {
             "model": "mock",
             "prompt": [1, 2, 3],
@@ -44,14 +45,7 @@ class One:
             "seed": self.session_id,
             "stream": True,
         }
-        return Asked(body, 3, self.num_tokens)
-
-
-@dataclass(frozen=True)
-class Asked:
-    body: Mapping[str, Any]
-    prompt_len: int
-    asked_tokens: int
+        return Ask(body=body, prompt_len=3, asked_tokens=self.num_tokens)
 
 
 @dataclass

@@ -13,20 +13,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
-from common import save
+from common import add_causal, causal_facts, causal_of, run, save, short
 
 from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import grid
-from engines.ar.torch.measured import CPU_TIME, MeasuredSteps
-from engines.errors import UserError
-from engines.models.loader import check_device
-from engines.models.qwen2_config import CAUSAL_SHAPES
+from engines.ar.torch.measured import MeasuredSteps
 from repro.prefill.host import host_times
 from repro.prefill.instance import Setting, executor_of, setting_of
 from repro.prefill.mixing import Mix, mixes, penalties
@@ -55,27 +50,16 @@ class Capture:
 
 def main() -> None:
     options = _options()
-    setting = setting_of(options.model)
-    check_device(options.device)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    dtype = options.dtype or ("bfloat16" if options.device.startswith("cuda") else "float32")
-    executor = executor_of(setting, device=options.device, dtype=dtype)
-    facts = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(options.device) if options.device.startswith("cuda") else "cpu",
-        "dtype": dtype,
-        "threads": torch.get_num_threads(),
-        "clock": options.clock,
-        "paths": executor.paths(),
-    }
-    steps = MeasuredSteps(executor, timer=CPU_TIME if options.clock == "cpu" else perf_counter)
+    asked, setting = causal_of(options), setting_of(options.model)
+    executor = executor_of(setting, device=asked.device, dtype=asked.dtype)
+    facts = causal_facts(asked, executor)
+    steps = MeasuredSteps(executor, timer=asked.timer)
     rows: list[Row] = []
     began = perf_counter()
     for part in options.parts:
         for values in _measure(part, steps, setting, options):
             rows.append(Row(part=part, model=options.model, values=asdict(values)))
-            print(part, *(f"{name}={_short(value)}" for name, value in asdict(values).items()), flush=True)
+            print(part, *(f"{name}={short(value)}" for name, value in asdict(values).items()), flush=True)
             save(options.json, rows, **facts, elapsed_s=perf_counter() - began)
 
 
@@ -127,28 +111,14 @@ def _median(steps: MeasuredSteps, parts: list[tuple[int, int]], mode: object, re
     return median(steps.timed(parts, mode)[0] for _ in range(repeats))
 
 
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", choices=("tiny", *CAUSAL_SHAPES))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
+    add_causal(parser)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--mixes", default="all", choices=("least", "corners", "all"), help="of kappa: 1, 8 or 18")
-    parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
-    parser.add_argument(
-        "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"
-    )
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"Error: {error}") from None
+    run(main)

@@ -1,4 +1,4 @@
-"""LAPS's Figures 1, 3, 5 and 6 on a measured worker: python benchmarks/prefill_loops.py --help
+"""LAPS's Figures 1, 3, 5 and 6 on a measured instance: python benchmarks/prefill_loops.py --help
 
 Every step is run and timed; the clock between them is virtual. One row a cell, written as it is measured.
 """
@@ -6,86 +6,79 @@ Every step is run and timed; the clock between them is virtual. One row a cell, 
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, replace
-from pathlib import Path
-from time import perf_counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from common import save
+from common import add_causal, causal_facts, causal_of, run, save, short
 
-from engines.ar.torch.measured import CPU_TIME
-from engines.errors import UserError
-from engines.models.loader import check_device
-from engines.models.qwen2_config import CAUSAL_SHAPES
 from repro.prefill.instance import measured_instance, setting_of
-from repro.prefill.loops import LoopGrid, WorkerFacts, run_cell
+from repro.systems.laps.family import PREFILL
+from repro.systems.laps.loops import FIGURES, LoopGrid, part_of, run_cell
 
-FIGURES = ("fig1", "fig3", "fig5", "fig6")
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Measured: a run's metrics (docs/metrics.md), and why they may not be used where they may not."""
+
+    figure: str | None
+    system: str
+    seed: int
+    knobs: Mapping[str, Any]
+    invalid: tuple[str, ...]
+    metrics: Mapping[str, Any]
 
 
 def main() -> None:
     options = _options()
-    check_device(options.device)
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    is_cuda = options.device.startswith("cuda")
+    asked = causal_of(options)
     setting = setting_of(options.model)
-    if is_cuda:  # a quarter of the grid: capturing all of it would take longer than the loops
+    setting = replace(setting, max_len=part_of(setting).most_tokens)
+    if asked.is_cuda:  # a quarter of the grid: capturing all of it would take longer than the loops
         setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
     instance = measured_instance(
-        setting,
-        device=options.device,
-        dtype=options.dtype or ("bfloat16" if is_cuda else "float32"),
-        repeats=options.repeats,
-        timer=CPU_TIME if options.clock == "cpu" else perf_counter,
+        setting, device=asked.device, dtype=asked.dtype, repeats=options.repeats, timer=asked.timer
     )
     grid = LoopGrid(
+        setting=setting,
+        num_turns=options.num_turns,
         seeds=range(options.seeds),
         **({"concurrency": options.concurrency} if options.concurrency else {}),
         **({"compared": options.systems, "interference": options.systems} if options.systems else {}),
     )
-    facts = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(options.device) if is_cuda else "cpu",
-        "threads": torch.get_num_threads(),
-        "clock": options.clock,
-        "duration_s": options.duration,
-        "instance": asdict(WorkerFacts.of(instance)),
-        "paths": instance.executor.paths(),
-    }
-    print(*(f"{name}={value}" for name, value in facts["instance"].items()), flush=True)  # type: ignore[union-attr]
+    facts = {**causal_facts(asked, instance.executor), "instance": instance.facts}
+    print(*(f"{name}={short(value)}" for name, value in instance.facts.items()), flush=True)
     rows = []
-    for cell in grid.cells(options.figures, instance.floor_s):
-        rows.append(run_cell(instance, cell, options.duration))
-        print(*(f"{name}={_short(value)}" for name, value in asdict(rows[-1]).items()), flush=True)
+    for cell in grid.cells(options.figures):
+        record = run_cell(instance, cell)
+        found = PREFILL.summarize(record)
+        rows.append(
+            Row(
+                figure=cell.figure,
+                system=cell.system,
+                seed=cell.seed,
+                knobs=dict(cell.knob_values),
+                invalid=PREFILL.assess(record).reasons,
+                metrics=found,
+            )
+        )
+        means = {name: found[name]["mean"] for name in ("ttft_all_s", "ttft_short_s", "ttft_long_s")}
+        said = {**cell.knob_values, "rps": found["rps"], **means, "late": found["slo_violations"]}
+        print(cell.figure, cell.system, *(f"{name}={short(value)}" for name, value in said.items()), flush=True)
         save(options.json, rows, **facts)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="tiny", choices=("tiny", *CAUSAL_SHAPES))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16 [default: bfloat16 on CUDA, else float32]")
+    add_causal(parser)
     parser.add_argument("--figures", nargs="+", default=list(FIGURES), choices=FIGURES)
     parser.add_argument("--systems", nargs="+")
     parser.add_argument("--concurrency", nargs="+", type=int)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--duration", type=float, default=2.0, help="seconds of measured steps in a cell")
+    parser.add_argument("--num-turns", type=int, default=300, help="of a cell")
     parser.add_argument("--repeats", type=int, default=5, help="of each step of the profile that policies rest on")
-    parser.add_argument("--threads", type=int, default=0, help="of torch on a CPU; 0 leaves its own choice")
-    parser.add_argument(
-        "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"
-    )
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"Error: {error}") from None
+    run(main)

@@ -13,7 +13,7 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from baselines.servers.launch import SERVED_NAME
 from baselines.servers.vllm import Vllm
 from repro.runs.drivers.http import Exchange, Reply, drive_http
 from repro.systems.http.endpoint import Endpoint
+from repro.systems.http.workload import Ask
 
 FIRST_ID, LAST_ID = 32, 500
 """Ordinary ids of the tiny checkpoint's vocabulary."""
@@ -38,7 +39,7 @@ class One:
     max_tokens: int
     delays_s: tuple[float, ...] = (0.0,)
 
-    def ask(self, turn: int, replies: Sequence[Reply]) -> Any:
+    def ask(self, turn: int, replies: Sequence[Reply]) -> Ask:
         draw = random.Random(f"{self.session_id}/{self.num_tokens}")
         body = {
             "model": SERVED_NAME,
@@ -49,14 +50,7 @@ class One:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return Asked(body, self.num_tokens, self.max_tokens)
-
-
-@dataclass(frozen=True)
-class Asked:
-    body: Mapping[str, Any]
-    prompt_len: int
-    asked_tokens: int
+        return Ask(body=body, prompt_len=self.num_tokens, asked_tokens=self.max_tokens)
 
 
 @dataclass

@@ -19,14 +19,17 @@ from engines.errors import RunError, UserError, require
 from engines.laps.queue import OpenQueue
 from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
-from engines.laps.system import reserve
+from engines.laps.system import laps, reserve
 from engines.models.qwen2 import CausalModel
 from engines.named import load_named
 from engines.server.ar.engine import AtMost
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
-from repro.prefill.loops import PAPER_SLO_S, systems
+from repro.systems.laps.systems import scaled_laps, scaled_reserve
 
 LONGEST_BUCKET = max(CARD.lengths)
+PAPER_SLO_S = 0.4
+PAPER_KNEE = 206
+"""Tokens: the roofline's knee on the paper's card, which its chunk sizes go with."""
 PROFILE_REPEATS = 3
 LEAST_PROFILE = 256
 """Tokens of a sequence, for steps of different lengths to be told apart."""
@@ -55,24 +58,23 @@ def scheduled(name: str, executor: TorchExecutor, max_num_batched_tokens: int, m
         budget = TokenBudget(chunked_prefill_size=max_num_batched_tokens, max_running_requests=max_num_seqs)
         return Scheduled(AtMost(batching=budget, max_num_seqs=max_num_seqs), OpenQueue())
     instance = _profiled(executor)
+    time_scale = instance.slo_s / PAPER_SLO_S
     if name == "laps":
+        length_scale = instance.boundary / PAPER_KNEE
+        config = scaled_laps(instance.boundary, instance.slo_s, length_scale=length_scale, time_scale=time_scale)
         # Without captured graphs a bucket would be padding alone.
-        system = systems(instance)["laps" if instance.captured else "disaggregation-only"]()
+        system = laps(instance.step_model, replace(config, graphs="cheapest" if instance.captured else "none"))
     else:
-        system = reserve(instance.step_model, _reserve_config(instance, max_num_seqs), graphs="none")
+        late = replace(scaled_reserve(instance.slo_s, time_scale=time_scale), max_num_seqs=max_num_seqs)
+        system = reserve(instance.step_model, _with_share(late, instance.step_model), graphs="none")
     queue = system.make_queue()
     assert isinstance(queue, OpenQueue)
     return Scheduled(AtMost(batching=system.make_batching(), max_num_seqs=max_num_seqs), queue, system.work_s)
 
 
-def _reserve_config(instance: MeasuredInstance, max_num_seqs: int) -> ReserveConfig:
-    """Its times, which are stated for a TTFT objective of 0.4 s, at this device's."""
-    config, scale = ReserveConfig(max_num_seqs=max_num_seqs), instance.slo_s / PAPER_SLO_S
-    config = replace(
-        config, slo_s=instance.slo_s, min_step_s=config.min_step_s * scale, max_step_s=config.max_step_s * scale
-    )
+def _with_share(config: ReserveConfig, model: StepModel) -> ReserveConfig:
     try:
-        share_for(config, instance.step_model)
+        share_for(config, model)
     except UserError:
         # Where a step costs more than its work no share keeps the longest wait: late requests get all they can.
         return replace(config, share=1.0)

@@ -29,17 +29,17 @@ SCRIPTS = (
     Script(
         PREFILL,
         "prefill_loops",
-        "--model qwen2.5-14b --figures fig6 --concurrency 1 8 64 --seeds 1 --duration 12",
+        "--model qwen2.5-14b --figures fig6 --concurrency 1 8 64 --seeds 1 --num-turns 800",
         270.0,
     ),
     Script(PREFILL, "prefill", "--model qwen2.5-32b --parts kappa --mixes corners --repeats 6", 120.0),
     Script(
         PREFILL,
         "prefill_loops",
-        "--model qwen2.5-32b --figures fig1 --systems sglang laps --seeds 1 --duration 5",
+        "--model qwen2.5-32b --figures fig1 --systems sglang-pd laps --seeds 1 --num-turns 100",
         180.0,
     ),
-    Script(PREFILL, "prefill_loops", "--model qwen2.5-14b --figures fig5 --seeds 1 --duration 5", 110.0),
+    Script(PREFILL, "prefill_loops", "--model qwen2.5-14b --figures fig5 --seeds 1 --num-turns 2000", 110.0),
     Script(PREFILL, "prefill", "--model qwen2.5-7b --parts times --repeats 8", 60.0),
 )
 SMALL_SCRIPTS = (
@@ -48,7 +48,7 @@ SMALL_SCRIPTS = (
     Script(
         PREFILL,
         "prefill_loops",
-        "--figures fig6 --systems sglang laps --concurrency 2 --seeds 1 --duration 0.2 --repeats 1 --threads 1",
+        "--figures fig6 --systems sglang-pd laps --concurrency 2 --seeds 1 --num-turns 24 --repeats 1 --threads 1",
         20.0,
     ),
 )

@@ -8,7 +8,6 @@ from itertools import product
 
 import numpy as np
 
-from engines.ar.cost import Chunk
 from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.measured import MeasuredSteps
 
@@ -71,7 +70,3 @@ def step_times(steps: MeasuredSteps, shapes: Sequence[Shape], *, repeats: int) -
             p90_s=float(np.quantile(times, 0.9)),
             repeats=repeats,
         )
-
-
-def chunks_of(shape: Shape) -> list[Chunk]:
-    return [Chunk(shape.history, shape.length)] * shape.batch

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import pytest
+from support.exact_instance import FLOOR_S, TOKEN_S, ExactInstance
 
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import Bucket
 from engines.errors import UserError
-from engines.laps.step_model import StepModel
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.unit import interleaved
@@ -24,45 +18,11 @@ from repro.systems.laps.settings import MEASURED_GRID
 
 SYSTEMS = ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd", "vllm-pd")
 PART = PARTS["cpu-tiny"]
-FLOOR_S, TOKEN_S = 3e-3, 5e-5
-
-
-@dataclass(frozen=True)
-class Exact:
-    """T = floor + token N, padding included."""
-
-    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        tokens = mode.tokens if isinstance(mode, Bucket) else sum(chunk.tokens for chunk in chunks)
-        return FLOOR_S + TOKEN_S * tokens
-
-
-STEP_MODEL = StepModel(
-    base_s=FLOOR_S,
-    request_s=0.0,
-    floor_s=0.0,
-    token_s=TOKEN_S,
-    alpha=0.0,
-    history_s=0.0,
-    shapes={bucket: FLOOR_S + TOKEN_S * bucket.tokens for bucket in MEASURED_GRID},
-)
-
-
-@dataclass(frozen=True)
-class Stub:
-    """A measured instance without a model."""
-
-    cost: Any = Exact()
-    step_model: StepModel = STEP_MODEL
-    captured: tuple[Bucket, ...] = MEASURED_GRID
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"floor_s": FLOOR_S}
 
 
 @pytest.fixture
 def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_torch, "instance", lambda max_len: Stub())
+    monkeypatch.setattr(on_torch, "instance", lambda max_len: ExactInstance())
 
 
 def cell(system: str = "laps", *, seed: int = 0, **knobs: Scalar) -> Cell:

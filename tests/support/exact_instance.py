@@ -1,0 +1,47 @@
+"""A measured prefill instance without a model, whose steps take a known time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engines.ar.cost import Chunk
+from engines.ar.step_mode import Bucket
+from engines.laps.step_model import StepModel
+from repro.prefill.instance import TINY, Setting
+from repro.systems.laps.settings import MEASURED_GRID
+
+FLOOR_S, TOKEN_S = 3e-3, 5e-5
+
+
+@dataclass(frozen=True)
+class Exact:
+    """T = floor + token N, padding included."""
+
+    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
+        tokens = mode.tokens if isinstance(mode, Bucket) else sum(chunk.tokens for chunk in chunks)
+        return FLOOR_S + TOKEN_S * tokens
+
+
+STEP_MODEL = StepModel(
+    base_s=FLOOR_S,
+    request_s=0.0,
+    floor_s=0.0,
+    token_s=TOKEN_S,
+    alpha=0.0,
+    history_s=0.0,
+    shapes={bucket: FLOOR_S + TOKEN_S * bucket.tokens for bucket in MEASURED_GRID},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactInstance:
+    setting: Setting = TINY
+    cost: Any = Exact()
+    step_model: StepModel = STEP_MODEL
+    captured: tuple[Bucket, ...] = MEASURED_GRID
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"floor_s": FLOOR_S}
