@@ -122,7 +122,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "stride"), [(MHA, 1), (GQA, 2), (MQA, 4), (ONE_LAYER, 4)])
+@pytest.mark.parametrize(("model", "stride"), [(MHA, 2), (GQA, 4), (MQA, 5), (ONE_LAYER, 5)])
 def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
     """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
     cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
@@ -177,12 +177,13 @@ def test_members_of_a_batch_get_the_ids_they_get_alone(model: TinyModel, policy:
     """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1, 90, 8))]
-    for cache in (replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)):
-        for temperature in (0.0, 0.7):
-            setting = replace(generation, temperature=temperature, seed=3)
-            alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
-            for size in (len(prompts), 3):
-                assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
+    temperatures = (0.0, 0.7) if (policy == "stable") == (model is MHA) else (0.7, 0.0)
+    caches = replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)
+    for cache, temperature in zip(caches, temperatures, strict=True):
+        setting = replace(generation, temperature=temperature, seed=3)
+        alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
+        for size in (len(prompts), 3):
+            assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
 
 
 def test_one_masked_call_attends_as_one_call_per_member():

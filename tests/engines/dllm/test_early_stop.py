@@ -168,7 +168,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, frozenset[int]
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), draw(stop_sets(model)), arrivals
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(mixes())
 def test_stopping_only_cuts_and_company_changes_nothing(
     mix: tuple[TinyModel, EngineConfig, int, frozenset[int], list[tuple[int, Request]]],
