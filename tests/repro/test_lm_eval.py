@@ -196,8 +196,8 @@ def test_all_requests_run_together(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_every_system_can_be_asked(options: dict[str, Any]) -> None:
-    metrics, samples = run_harness("mini-gsm", {**LENGTHS, **options}, 3)
-    assert len(samples) == 3
+    metrics, samples = run_harness("mini-gsm", {**LENGTHS, **options}, 2)
+    assert len(samples) == 2
     assert 0 <= metrics["correct,verdict"] <= 1
 
 
