@@ -9,6 +9,7 @@ import sys
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -62,6 +63,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_configure() -> None:
+    """What tests leave is freed by reference counts, but for little: looking for that after every 700 objects, as
+    interpreters do, takes a twentieth of the time. Measured peaks of memory begin with a collection of their own."""
+    gc.set_threshold(50_000, 20, 20)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What is loaded stays. Without this a collection of garbage, which every measured peak of memory begins with, looks
@@ -78,15 +85,21 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _quiet_machine() -> None:
+def _quiet_machine() -> Iterator[None]:
     """Tests about a busy machine give their sweeps a session of their own. Sweeps that are not told how many processes to
     start run here: test workers share the cores."""
     from support.quiet_machine import keep_quiet
 
-    from repro.runs import sweep
+    from repro.paths import REPO
+    from repro.runs import packing, pool
 
     keep_quiet()
-    sweep.CELLS_PER_WORKER = 10**9
+    # Names that have moved are errors: without the first, every sweep starts processes that import torch.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pool, "CELLS_PER_WORKER", 10**9)
+        # Every sweep asks three processes of git; test_provenance asks them too.
+        patched.setattr(packing, "git_state", functools.cache(partial(packing.git_state, REPO)))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -111,6 +111,8 @@ class Suite:
     stages: frozenset[str] | None = None
     """Of the jobs that are run; None for all. The others are known, for what is said of the whole."""
     entries: dict[str, Entry] = field(default_factory=dict)
+    _found: dict[str, tuple[tuple[int, int] | None, StoredRun | None]] = field(default_factory=dict, init=False)
+    """Name of a job -> when its cell was stored, and the run: every page asks for most of them, after every job."""
 
     def __post_init__(self) -> None:
         path = self.root / STATE
@@ -130,7 +132,10 @@ class Suite:
         return Store(self.root / "runs")
 
     def stored(self, job: Job) -> StoredRun | None:
-        return self.store.find(job.experiment).run
+        written = self.store.written(job.experiment.cell)
+        if job.name not in self._found or self._found[job.name][0] != written:
+            self._found[job.name] = written, self.store.find(job.experiment).run
+        return self._found[job.name][1]
 
     @property
     def chosen(self) -> list[Job]:

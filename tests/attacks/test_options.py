@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ NO_FOLDERS = ("", "x" * 5000, "a\0b")
 SKIPPED = {"--help", "--force", "--json", "--verbose"}
 
 
+@cache
 def options_of(command: tuple[str, ...]) -> list[str]:
     found = get_command(app).commands[command[0]].params  # type: ignore[attr-defined]
     return [

@@ -21,21 +21,22 @@ from repro.paths import REPO
 from repro.runs.provenance import machine_identity
 
 POOL = """
-import sys, time
+import os, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-import os
+from pathlib import Path
 from repro.runs.workers import begin_worker, ending_with_its_workers
 
-def work(seconds):
-    time.sleep(seconds)
+def work(i):
+    Path(__file__).with_name(f"working{i}").touch()
+    time.sleep(600)
 
 if __name__ == "__main__":
     pool = ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),))
     with ending_with_its_workers(pool):
-        work = [pool.submit(time.sleep, 600) for _ in range(2)]
+        working = [pool.submit(work, i) for i in range(2)]
         print("started", flush=True)
-        for each in work:
+        for each in working:
             each.result()
 """
 
@@ -76,8 +77,8 @@ def test_workers_end_with_their_parent(number: signal.Signals, after_start: bool
     wanted = 3  # two workers, and the tracker of their semaphores
     while len(workers := children_of(parent.pid)) < wanted:
         time.sleep(0.01)
-    if after_start:
-        time.sleep(1.0)
+    while after_start and len(list(tmp_path.glob("working*"))) < 2:
+        time.sleep(0.01)
     parent.send_signal(number)
     parent.wait(30)
     until = time.monotonic() + 30
@@ -96,17 +97,20 @@ def call(*arguments: str, **how: object) -> subprocess.Popen[str]:
     )
 
 
-def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path) -> None:
-    process = call("bench", "--num-prompts", "60", "--result-dir", str(tmp_path), "--json")
-    while not list(Path(f"/proc/{process.pid}/task").glob("*")):
+def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks, results = tmp_path / "locks", tmp_path / "results"
+    locks.mkdir()
+    monkeypatch.setenv("TMPDIR", str(locks))
+    process = call("bench", "--num-prompts", "60", "--result-dir", str(results), "--json")
+    # It takes the lock of a run just before it makes it.
+    while not list(locks.iterdir()) and process.poll() is None:
         time.sleep(0.01)
-    time.sleep(4)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 143, said
     assert "Traceback" not in said
     assert said.splitlines()[-1].startswith("terminated: finished runs are kept")
-    assert not list(tmp_path.glob(".*"))
+    assert not list(results.iterdir())
 
 
 def test_an_interrupt_while_code_is_made_ends_with_its_code(tmp_path: Path) -> None:

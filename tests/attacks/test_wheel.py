@@ -71,22 +71,21 @@ print(json.dumps([repro.__file__, said]))
 
 
 def test_from_elsewhere(python: Path, tmp_path: Path) -> None:
-    done = call(python, "-m", "repro", "doctor", "--json", cwd=tmp_path)
+    done = call(python, "-m", "repro", "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    items = {each["item"]: each for each in json.loads(done.stdout)["items"]}
-    assert items["embedded model"]["status"] == "ok"
-    assert "fitted on" in items["l40s simulated"]["detail"]
-
     small = ("--platform", "l40s", "--num-prompts", 2, "--request-rate", 1, "--json")
-    short = ("--gen-length", 8, "--block-length", 8, "--json")
-    fine = (("reproduce", "fig8", *small), ("claims", "--json"), ("generate", "--prompt", "2+2", *short))
+    generate = ("generate", "--prompt", "2+2", "--gen-length", 8, "--block-length", 8, "--json")
+    fine = (("doctor", "--json"), ("reproduce", "fig8", *small), ("claims", "--json"), generate)
     refused = (("calibrate", "--write"), ("gpu-suite",), ("check-results",))
     done = call(python, "-c", IN_TURN, json.dumps([*fine, *refused]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     where, said = json.loads(done.stdout)
     assert str(python.parents[1]) in where
     assert [code for code, _, _ in said] == [0] * len(fine) + [2] * len(refused), said
-    figures, claims, generated = (json.loads(out) for _, out, _ in said[: len(fine)])
+    doctor, figures, claims, generated = (json.loads(out) for _, out, _ in said[: len(fine)])
+    items = {each["item"]: each for each in doctor["items"]}
+    assert items["embedded model"]["status"] == "ok"
+    assert "fitted on" in items["l40s simulated"]["detail"]
     (drawn,) = figures["figures"]
     assert not [note for note in drawn["notes"] if "ncalibrated" in note]
     assert sorted(drawn["files"])[0] == "results/figures/fig8-l40s.csv"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,9 @@ COMMITS: tuple[dict[str, float], ...] = (
 def test_fast_dllm_on_llada(folder: Folder, model: str, cache: str) -> None:
     weights, dims, prompt_for = source(model)
     tally = Tally()
-    cases = list(product(EVEN, COMMITS))[list(LLADA).index(model) :: 3]
+    # Every shape with every rule on two of the nine combinations of model and cache or more.
+    turn = list(LLADA).index(model) + 3 * ["none", "prefix", "dual"].index(cache)
+    cases = list(product(EVEN, COMMITS))[turn % 6 :: 6]
     for n, ((p, g, b, steps), commit) in enumerate(cases):
         prompt, shape = prompt_for(100 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
         expected = fast_dllm(weights, dims, prompt, cache=cache, **shape, **commit)  # type: ignore[arg-type]
@@ -138,7 +141,7 @@ def test_fast_dllm_on_llada(folder: Folder, model: str, cache: str) -> None:
 def test_the_caches_of_fast_dllm_give_different_ids(folder: Folder) -> None:
     """The control of the test above; and parallel decoding takes fewer forwards."""
     different, fewer = 0, 0
-    for seed in range(8):
+    for seed in range(4):
         prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 24, "block_length": 12, "steps": 24}
         found = [
             ask(folder("mha"), "fast-dllm", prompt, {"cache": cache}, **shape) for cache in ("none", "prefix", "dual")
@@ -146,11 +149,17 @@ def test_the_caches_of_fast_dllm_give_different_ids(folder: Folder) -> None:
         different += len({one.token_ids for one in found}) == 3
         for commit in ({"threshold": 0.4}, {"factor": 1.5}):
             fewer += ask(folder("mha"), "fast-dllm", prompt, {"cache": "dual", **commit}, **shape).forward_passes < 24
-    assert different >= 4
-    assert fewer >= 12
+    assert different >= 2
+    assert fewer >= 6
 
 
 # ---- LLaDA's own options ------------------------------------------------------------------------
+
+
+@cache
+def plain_ids(path: Path, prompt: tuple[int, ...], **shape: int) -> tuple[int, ...]:
+    """Without any option; asked for by the tests of every option."""
+    return ask(path, "llada", prompt, {}, **shape).token_ids
 
 
 def remasking_draw(seed: int) -> Callable[[int, int], float]:
@@ -176,7 +185,7 @@ def test_random_remasking_and_guidance(folder: Folder, model: str, knobs: dict[s
         expected = llada_options(weights, dims, prompt, cfg_scale=knobs.get("cfg_scale", 0.0), draw=draw, **shape)
         found = ask(folder(model), "llada", prompt, knobs, seed=n, **shape)
         tally.check(expected, found, (model, p, shape, knobs))
-        assert found.token_ids != ask(folder(model), "llada", prompt, {}, **shape).token_ids or g < 16 or p < 6
+        assert g < 16 or p < 6 or found.token_ids != plain_ids(folder(model), prompt, **shape)
     tally.finish()
 
 
@@ -255,12 +264,12 @@ def test_dream_methods_differ(folder: Folder) -> None:
         ("sparse-dllm", {}),
     ]
     different = 0
-    for seed in range(6):
+    for seed in range(4):
         prompt, shape = prompt_of(MHA, seed, 12), {"gen_length": 64, "block_length": 32, "steps": 64}
         different += (
             len({ask(folder("dream"), system, prompt, knobs, **shape).token_ids for system, knobs in asked}) == 4
         )
-    assert different >= 3
+    assert different >= 2
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "stride"), [(MHA, 1), (GQA, 2), (MQA, 4), (ONE_LAYER, 4)])
+@pytest.mark.parametrize(("model", "stride"), [(MHA, 2), (GQA, 4), (MQA, 5), (ONE_LAYER, 5)])
 def test_ids_are_those_of_the_written_rules(model: TinyModel, stride: int):
     """Rounding decides where two candidates are closer than float32 resolves; those cases prove nothing."""
     cases = list(product(enumerate(SHAPES), SETTINGS))[::stride]
@@ -177,12 +177,13 @@ def test_members_of_a_batch_get_the_ids_they_get_alone(model: TinyModel, policy:
     """Unequal prompts, more requests than slots (a second batch starts its own count), one with noise of its own."""
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(model, 80 + n, p) for n, p in enumerate((3, 41, 17, 17, 1, 90, 8))]
-    for cache in (replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)):
-        for temperature in (0.0, 0.7):
-            setting = replace(generation, temperature=temperature, seed=3)
-            alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
-            for size in (len(prompts), 3):
-                assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
+    temperatures = (0.0, 0.7) if (policy == "stable") == (model is MHA) else (0.7, 0.0)
+    caches = replace(DEMO, prompt_interval=5, gen_interval=4), replace(DEMO, transfer_ratio=0.5)
+    for cache, temperature in zip(caches, temperatures, strict=True):
+        setting = replace(generation, temperature=temperature, seed=3)
+        alone = [sample(network(model), [prompt], setting, cache, tie_policy=policy)[0] for prompt in prompts]
+        for size in (len(prompts), 3):
+            assert sample(network(model), prompts, setting, cache, batch_size=size, tie_policy=policy) == alone
 
 
 def test_one_masked_call_attends_as_one_call_per_member():
@@ -280,7 +281,8 @@ def test_dream_is_taken_apart_rightly():
     assert alone != [sample(dream(), [prompt], generation, NO_REUSE)[0] for prompt in prompts]
 
 
-def test_ids_recorded_from_published_code(record_property):
+def test_ids_recorded_from_published_code():
+    """In the library's order, ties included; the stable rule is test_goldens' matter."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         pytest.skip(f"{FOLDER_VARIABLE} is not set: no ids recorded from published code to compare with")
@@ -288,22 +290,18 @@ def test_ids_recorded_from_published_code(record_property):
     cases = [case for case in content["cases"] if case["method"] == "dllm_cache"]
     if not cases:
         pytest.skip(f"{folder}/cases.json has no dllm_cache cases")
-    wrong: dict[str, list[str]] = {"parity": [], "stable": []}
+    wrong, load = [], lru_cache(load_model)
     for case in cases:
         params = case["params"]
-        model = load_model(str(Path(folder) / content["checkpoints"][case["checkpoint"]]["path"]))
+        model = load(str(Path(folder) / content["checkpoints"][case["checkpoint"]]["path"]))
         generation = GenerationConfig(**{name: params[name] for name in ("gen_length", "block_length", "steps")})
         cache = FeatureCacheConfig(
             **{name: params[name] for name in ("prompt_interval", "gen_interval", "transfer_ratio")}
         )
-        for policy, misses in wrong.items():
-            found = sample(model, [tuple(case["prompt_ids"])], generation, cache, tie_policy=policy)
-            if found != [tuple(case["expected_ids"])]:
-                misses.append(case["id"])
-    for policy, misses in wrong.items():
-        record_property(policy, f"{len(cases) - len(misses)} of {len(cases)} equal")
-        print(f"dllm_cache, {policy}: {len(cases) - len(misses)} of {len(cases)} equal")
-    assert not wrong["parity"]
+        found = sample(model, [tuple(case["prompt_ids"])], generation, cache, tie_policy="parity")
+        if found != [tuple(case["expected_ids"])]:
+            wrong.append(case["id"])
+    assert not wrong
 
 
 # ---- cost ---------------------------------------------------------------------------------------

@@ -103,7 +103,8 @@ SHAPES = [(5, 16, 8, 16), (19, 24, 24, 24), (7, 16, 4, 24)]
 @pytest.mark.parametrize("model", [MHA, GQA], ids=lambda model: model.name)
 def test_ids_are_those_of_the_written_rules(model: TinyModel) -> None:
     compared, outputs = 0, set()
-    for cache, (n, (p, g, b, steps)), scale in itertools.product(SETTINGS, enumerate(SHAPES), (0.7, 2.0)):
+    for (m, cache), (n, (p, g, b, steps)) in itertools.product(enumerate(SETTINGS), enumerate(SHAPES)):
+        scale = (0.7, 2.0)[(m + n + (model is GQA)) % 2]
         prompt, shape = prompt_of(model, 40 + n, p), {"gen_length": g, "block_length": b, "steps": steps}
         expected = guided(weights_of(model), dims_of(model), prompt, cfg_scale=scale, cache=cache, **shape)
         if not is_decided(expected.margins):
@@ -112,7 +113,7 @@ def test_ids_are_those_of_the_written_rules(model: TinyModel) -> None:
         assert found == [expected.token_ids], (cache, shape, scale)
         compared += 1
         outputs.add((n, scale, expected.token_ids))
-    assert compared >= 10
+    assert compared >= 5
     assert len(outputs) >= compared / 2
 
 

@@ -8,13 +8,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
-from subprocess import run
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import kernels as benchmark
 import pytest
@@ -25,6 +26,7 @@ from support import kernel_cases as cases
 from support.kernel_cases import DTYPES, Drawn, Sizes
 from support.kernel_compiler import compiling
 
+import engines.kernels
 from engines.dllm.cache.sparsity import top_rows
 from engines.dllm.decode import fused as reduction
 from engines.dllm.decode.denoise import Reduction
@@ -96,7 +98,7 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPoolEx
 # ---- the kernels ----------------------------------------------------------------------------
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     seed=seeds,
     requests=requests,
@@ -120,7 +122,7 @@ def test_pack_past_32_bits(interpret: Interpret) -> None:
     interpret(cases.check_pack_past_32_bits)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     seed=seeds,
     requests=requests,
@@ -143,19 +145,18 @@ def test_scores(
     interpret(cases.check_scores, seed, requests, kv_heads * group, kv_heads, 24, dtype, selection, kernel)
 
 
-@pytest.mark.parametrize("kernel", [1, 3, 41])
-@pytest.mark.parametrize("selection", ["head", "uniform"])
+@pytest.mark.parametrize(("selection", "kernel"), [("head", 1), ("uniform", 3), ("head", 41), ("uniform", 41)])
 def test_scores_across_tiles(interpret: Interpret, selection: str, kernel: int) -> None:
     interpret(cases.check_scores, 4, RAGGED, 6, 2, 16, "fp32", selection, kernel)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(seed=seeds, requests=requests, heads=st.integers(1, 2), levels=st.sampled_from((1, 3, 9, 1000)))
 def test_select(interpret: Interpret, seed: int, requests: list[Sizes], heads: int, levels: int) -> None:
     interpret(cases.check_select, seed, requests, heads, levels)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     seed=seeds,
     rows=st.integers(1, 5),
@@ -174,13 +175,13 @@ def test_confidence_of_nan(interpret: Interpret) -> None:
     interpret(cases.check_confidence_of_nan)
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(seed=seeds, rows=st.integers(1, 5), width=st.sampled_from((1, 8, 200, 1024)), dtype=dtypes, adds=st.booleans())
 def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype: str, adds: bool) -> None:
     interpret(cases.check_rms_norm, seed, rows, width, dtype, adds)
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     seed=seeds,
     rows=st.integers(1, 5),
@@ -205,13 +206,13 @@ def test_rotary(
     interpret(cases.check_rotary, seed, rows, kv_heads * group, kv_heads, width, dtype, full, table)
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(seed=seeds, rows=st.integers(1, 4), width=st.sampled_from((1, 100, 2048, 3000)), dtype=dtypes)
 def test_swiglu(interpret: Interpret, seed: int, rows: int, width: int, dtype: str) -> None:
     interpret(cases.check_swiglu, seed, rows, width, dtype)
 
 
-@settings(max_examples=10)
+@settings(max_examples=7)
 @given(
     seed=seeds, rows=st.integers(0, 5), heads=st.integers(1, 3), width=st.sampled_from((1, 24, 128, 1500)), dtype=dtypes
 )
@@ -357,9 +358,16 @@ def test_the_reference_layers_are_the_models(dtype: str) -> None:
 
 
 def test_importing_the_wrappers_does_not_import_triton() -> None:
-    names = "building confidence pack rmsnorm rotary scores select store swiglu"
-    code = f"import sys, engines.kernels\nfor n in {names.split()}: __import__('engines.kernels.' + n)\n"
-    run([sys.executable, "-c", code + "sys.exit('triton' in sys.modules)"], check=True)
+    """Anew in this process, where torch is loaded."""
+    names = [f"engines.kernels.{path.stem}" for path in Path(*engines.kernels.__path__).glob("[!_]*.py")]
+    loaded = {name for name in sys.modules if name.startswith(("engines.kernels", "triton"))}
+    assert {"engines.kernels.pack", "engines.kernels.store"} <= loaded & set(names)
+    with mock.patch.dict(sys.modules), mock.patch.object(engines, "kernels"):
+        for name in loaded:
+            del sys.modules[name]
+        for name in names:
+            import_module(name)
+        assert "triton" not in sys.modules
 
 
 def test_available(monkeypatch: pytest.MonkeyPatch) -> None:

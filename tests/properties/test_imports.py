@@ -88,6 +88,7 @@ def imports(tree: ast.AST, *, lazy: bool) -> Iterator[str]:
         yield from imports(node, lazy=lazy)
 
 
+@cache
 def edges(*, lazy: bool) -> dict[str, set[str]]:
     return {name: set(imports(tree, lazy=lazy)) & modules().keys() - {name} for name, tree in modules().items()}
 
@@ -144,7 +145,7 @@ def test_leaves_know_no_engine(leaf: str) -> None:
 
 def reached(start: str) -> set[str]:
     """Modules that are loaded with those of a package or module, without calling anything."""
-    graph, seen = edges(lazy=False), set()
+    graph, seen = edges(lazy=False), set[str]()
     waiting = [name for name in modules() if name == start or name.startswith(f"{start}.")]
     while waiting:
         name = waiting.pop()

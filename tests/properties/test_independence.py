@@ -101,7 +101,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, list[tuple[int
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), arrivals
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(mixes())
 def test_company_changes_nothing(mix: tuple[TinyModel, EngineConfig, int, list[tuple[int, Request]]]) -> None:
     model, config, kv_rows, arrivals = mix
@@ -157,7 +157,7 @@ MIXED_METHODS = (
 """System, family of its decode rule, options."""
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(baseline_mixes())
 def test_company_of_any_kind_changes_nothing(
     mix: tuple[TinyModel, Sampler, EngineConfig, int, list[tuple[int, Request]]],
@@ -232,7 +232,7 @@ def static_mixes(draw: st.DrawFn) -> tuple[TinyModel, bool, SparsityConfig, int,
     return model, draw(st.booleans()), sparsity, draw(st.integers(1, 4)), members
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(static_mixes())
 def test_a_static_batch_changes_nothing(mix: tuple[TinyModel, bool, SparsityConfig, int, list[Request]]) -> None:
     model, cached, sparsity, batch_size, members = mix

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from hypothesis import strategies as st
 
+from engines.ampd.performance import PerformanceModel
+from engines.ampd.profiler import profile_hardware
 from engines.ar.cluster.batching import ONE_BY_ONE, Batching
 from engines.ar.cluster.cluster import Hardware
 from engines.ar.cluster.instance import Instance
@@ -170,6 +173,12 @@ def task(
 
 def hardware(shape: ModelShape = LLAMA_3_1_70B, constants: CostConstants = PHYSICAL) -> Hardware:
     return Hardware(shape=shape, gpu=H20, constants=constants)
+
+
+@cache
+def profiled(*, num_gpus: int) -> PerformanceModel:
+    """``hardware()``, profiled once for all tests that decide by it."""
+    return profile_hardware(hardware(), num_gpus=num_gpus)
 
 
 def poisson_singles(

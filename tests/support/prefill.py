@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -35,6 +36,7 @@ class TokenCost:
         raise AssertionError("nothing decodes here")
 
 
+@cache
 def h200_14b(**constants: float) -> tuple[PrefillCost, StepModel]:
     """Qwen2.5-14B on an H200, and the model fitted to it."""
     cost = PrefillCost(QWEN2_5_14B, H200, PrefillConstants(**constants))  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -150,11 +151,18 @@ def _split(x: Tensor, heads: int) -> Tensor:
 def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     """x cos + rotate_half(x) sin with the D/2 angles repeated twice, never interleaved."""
     half = x.shape[-1] // 2
-    frequencies = theta ** -(torch.arange(half, dtype=torch.float32) * 2 / x.shape[-1])
-    angles = torch.outer(positions.to(torch.float32), frequencies)
-    angles = torch.cat((angles, angles), dim=1).to(x.dtype)
+    cos, sin = _turns(tuple(positions.tolist()), x.shape[-1], theta, x.dtype)
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * angles.cos() + turned * angles.sin()
+    return x * cos + turned * sin
+
+
+@lru_cache(maxsize=512)
+def _turns(positions: tuple[int, ...], width: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Every layer and step asks for the same ones."""
+    frequencies = theta ** -(torch.arange(width // 2, dtype=torch.float32) * 2 / width)
+    angles = torch.outer(torch.tensor(positions, dtype=torch.float32), frequencies)
+    angles = torch.cat((angles, angles), dim=1).to(dtype)
+    return angles.cos(), angles.sin()
 
 
 # ---- samplers -----------------------------------------------------------------------------------

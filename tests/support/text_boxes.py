@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
@@ -38,17 +38,22 @@ def overprinted(figure: Figure) -> list[str]:
         or box.bounds.x1 > canvas.x1 + TOLERANCE
         or box.bounds.y1 > canvas.y1 + TOLERANCE
     ]
-    for one, other in combinations(boxes, 2):
+    for one, other in _overlapping(boxes):
         is_apart = one.owner and one.owner == other.owner
-        if (one.is_text or other.is_text) and not is_apart and _overlap(one.bounds, other.bounds):
+        if (one.is_text or other.is_text) and not is_apart:
             found.append(f"{one.name} lies on {other.name}")
     return found
 
 
-def _overlap(one: Bbox, other: Bbox) -> bool:
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return width > TOLERANCE and height > TOLERANCE
+def _overlapping(boxes: Sequence[Box]) -> Iterator[tuple[Box, Box]]:
+    """Pairs in order. All are compared at once: a figure may have a thousand markers."""
+    if not boxes:
+        return
+    x0, y0, x1, y1 = np.array([box.bounds.extents for box in boxes]).T
+    width = np.minimum.outer(x1, x1) - np.maximum.outer(x0, x0)
+    height = np.minimum.outer(y1, y1) - np.maximum.outer(y0, y0)
+    for i, j in np.argwhere(np.triu((width > TOLERANCE) & (height > TOLERANCE), k=1)):
+        yield boxes[i], boxes[j]
 
 
 def drawn_texts(figure: Figure) -> list[Text]:

@@ -3,10 +3,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from support.clusters import hardware, session, task
+from support.clusters import hardware, profiled, session, task
 
 from baselines.ar.dynamo import ConditionalConfig, ConditionalRouter, dynamo
-from engines.ampd.profiler import profile_hardware
 from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.deployment import Deployment
@@ -98,7 +97,7 @@ def test_nonsense_is_refused() -> None:
 
 def test_dynamo_never_prefills_on_a_decode_worker() -> None:
     platform = hardware()
-    model = profile_hardware(platform, num_gpus=8)
+    model = profiled(num_gpus=8)
     sessions = [session(index, 0.3 * index, (800, 20), (400, 20)) for index in range(40)]
     for dispatch in ("shortest", "round-robin", "random", "shared"):
         found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, dispatch=dispatch).simulate(  # type: ignore[arg-type]
@@ -112,7 +111,7 @@ def test_dynamo_never_prefills_on_a_decode_worker() -> None:
 def test_shared_queue_never_leaves_a_worker_idle() -> None:
     """Of all ways to dispatch, none begins the average prefill earlier when histories are empty."""
     platform = hardware()
-    model = profile_hardware(platform, num_gpus=8)
+    model = profiled(num_gpus=8)
     sessions = [session(index, 0.11 * index, (200 + 977 * index % 1500, 1)) for index in range(200)]
     waits = {}
     for dispatch in ("shortest", "round-robin", "random", "shared"):
@@ -127,10 +126,7 @@ def test_shared_queue_never_leaves_a_worker_idle() -> None:
 def test_conditional_dynamo_keeps_later_rounds() -> None:
     platform = hardware()
     cluster = dynamo(
-        platform,
-        Deployment.disaggregated(2, 2, 4, 1),
-        profile_hardware(platform, num_gpus=8),
-        conditional=ConditionalConfig(),
+        platform, Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), conditional=ConditionalConfig()
     )
     found = cluster.simulate(OpenLoop(sessions=[session(0, 0.0, (800, 20), (400, 20), (5000, 2))]))
     assert found.tasks["is_local"] == [False, True, False]
@@ -140,4 +136,4 @@ def test_conditional_dynamo_keeps_later_rounds() -> None:
 def test_colocated_deployment_is_refused() -> None:
     platform = hardware()
     with pytest.raises(UserError, match="needs prefill workers"):
-        dynamo(platform, Deployment.colocated(4, 2), profile_hardware(platform, num_gpus=8))
+        dynamo(platform, Deployment.colocated(4, 2), profiled(num_gpus=8))

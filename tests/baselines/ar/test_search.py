@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.clusters import hardware, session
+from support.clusters import hardware, profiled, session
 
 from baselines.ar.search import disaggregated_shortlist, dynamo_candidates, search, vllm_candidates
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ampd.profiler import profile_hardware
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Session
@@ -14,7 +13,7 @@ from engines.ar.slo import Reading, Slo, attainment
 from engines.errors import UserError
 
 PLATFORM = hardware()
-MODEL = profile_hardware(PLATFORM, num_gpus=8)
+MODEL = profiled(num_gpus=8)
 SLO = Slo(ttft_s=1.0, itl_s=0.03)
 READING = Reading(scope="round", ttft="every", itl="p95")
 

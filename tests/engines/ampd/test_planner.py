@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.clusters import hardware, session
+from support.clusters import hardware, profiled, session
 from support.lee_longton import mean_wait
 
 from engines.ampd.planner.closed_form import ClosedForm, backlog_exceeds
@@ -33,14 +33,13 @@ from engines.ampd.planner.program import (
     by_scip,
 )
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ampd.profiler import profile_hardware
 from engines.ar.queueing import erlang_c
 from engines.ar.session import Session
 from engines.ar.slo import Slo
 from engines.errors import UserError
 
 PLATFORM = hardware()
-MODEL = profile_hardware(PLATFORM, num_gpus=16)
+MODEL = profiled(num_gpus=16)
 SLO = Slo(ttft_s=2.0, itl_s=0.05)
 ENUMERATED = PlannerConfig(solver="enumeration")
 
@@ -183,7 +182,7 @@ def every_pair(program: Program, excluded: list[Choice]) -> Choice | None:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(programs() | programs(st.sampled_from((0.0, 1.0, 1.00005, 1.0002, 2.0))))
 def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program: Program) -> None:
     """Ties included, until there is no plan left."""
@@ -204,7 +203,7 @@ def test_four_thousand_gpus_are_enumerated(uses_all: bool) -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(program=programs(), num_cuts=st.integers(0, 3))
 def test_solvers_agree_with_enumeration(solver: Solver, program: Program, num_cuts: int) -> None:
     """Up to 16 GPUs, with the plans before cut off; the same objective, and the same plan where no two are alike."""
@@ -270,7 +269,7 @@ def test_at_most_n_leaves_gpus_idle_only_if_they_bring_nothing() -> None:
     assert any_used.deployment.gpus == 4
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     st.tuples(latencies, latencies, latencies).map(lambda taus: sorted(taus, reverse=True)),
     st.tuples(latencies, latencies, latencies).map(lambda taus: sorted(taus, reverse=True)),

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.clusters import hardware, session
+from support.clusters import hardware, profiled, session
 
-from engines.ampd.profiler import profile_hardware
 from engines.ampd.routing import AdaptiveRouter, RouteOrder, RoutingConfig, WindowSignal
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
@@ -21,7 +20,7 @@ from engines.ar.slo import Slo
 from engines.ar.task import PrefillTask
 
 PLATFORM = hardware()
-MODEL = profile_hardware(PLATFORM, num_gpus=8)
+MODEL = profiled(num_gpus=8)
 SLO = Slo(ttft_s=1.0, itl_s=0.05)
 POLICY_FILES = (
     "engines/ampd/routing.py",

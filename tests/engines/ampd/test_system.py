@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.clusters import hardware, session
+from support.clusters import hardware, profiled, session
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.profiler import profile_hardware
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.deployment import Deployment
@@ -19,7 +18,7 @@ from engines.ar.slo import Slo
 from engines.errors import UserError
 
 PLATFORM = hardware()
-MODEL = profile_hardware(PLATFORM, num_gpus=8)
+MODEL = profiled(num_gpus=8)
 SLO = Slo(ttft_s=1.0, itl_s=0.05)
 PLAN = Deployment.disaggregated(2, 2, 4, 1)
 

@@ -114,7 +114,7 @@ def test_sessions_rounds_and_tokens_are_conserved(cluster: dict[str, object], se
         assert moved["history"] == sum(np.array(run.tasks["history"])[remote])
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(clusters(), session_lists(), st.integers(0, 400), st.sampled_from((0.0, 0.5)))
 def test_little_memory_loses_nothing(
     cluster: dict[str, object], sessions: list[Session], spare: int, keep_s: float

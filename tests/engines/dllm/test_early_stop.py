@@ -168,7 +168,7 @@ def mixes(draw: st.DrawFn) -> tuple[TinyModel, EngineConfig, int, frozenset[int]
     return model, config, largest + draw(st.sampled_from((0, 3, 30, 300))), draw(stop_sets(model)), arrivals
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(mixes())
 def test_stopping_only_cuts_and_company_changes_nothing(
     mix: tuple[TinyModel, EngineConfig, int, frozenset[int], list[tuple[int, Request]]],
@@ -202,7 +202,9 @@ def test_the_models_own_end_of_text_is_the_default() -> None:
         (((ids, _),), records), ((stopped,), early) = ((list(out.values()), steps) for out, steps in found)
         assert stopped == stopped_by_hand(ids, generation, frozenset({eos}), eos)
         num_early += len(early) < len(records)
-    assert num_early >= 2
+        if num_early == 2:
+            return
+    raise AssertionError("of twelve seeds at most one met its end of text early")
 
 
 @pytest.mark.parametrize("delay", [0, 1])
@@ -285,7 +287,7 @@ ALONE = (
 
 @pytest.mark.parametrize("static", [False, True], ids=["alone", "static"])
 @pytest.mark.parametrize("system", ALONE, ids=lambda system: "-".join((*system[:2], *system[2].values())))
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_every_sampler_stops_at_a_finished_block(
     system: tuple[str, str, dict[str, str]], static: bool, data: st.DataObject
@@ -330,7 +332,7 @@ def _one_at_a_time(
     return batches, padded_executor(network(model), config, rows, batch_size=1, stop_ids=stop_ids)
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_dllm_cache_stops_and_starts_afresh(data: st.DataObject) -> None:
     """Its caches and step count belong to the request that ended, not to the next."""

@@ -137,13 +137,13 @@ def check_same(case: Case) -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(cases(late=False))
 def test_both_executors_see_the_same_schedule(case: Case) -> None:
     check_same(case)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(cases(late=True))
 def test_also_with_requests_that_arrive_later(case: Case) -> None:
     check_same(case)

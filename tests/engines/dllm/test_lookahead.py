@@ -313,7 +313,7 @@ def with_prompt(request: Request, *, stop_at_eos: bool) -> Request:
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=14)
 @given(cases(), st.booleans())
 def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) -> None:
     """Also where requests stop early, at any of a third of the vocabulary."""
@@ -329,7 +329,7 @@ def test_tokens_are_those_of_the_greedy_scheduler(case: Case, may_stop: bool) ->
     assert None not in ahead.values()
 
 
-@settings(max_examples=25)
+@settings(max_examples=16)
 @given(cases())
 def test_both_executors_see_the_same_schedule(case: Case) -> None:
     arrivals = [(step, with_prompt(request, stop_at_eos=False)) for step, request in case.arrivals]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -76,15 +77,23 @@ RULES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
+def settings_of(rule: str) -> tuple[EngineConfig, GenerationConfig]:
+    generated, decode, engine = RULES[rule]
+    generation = GenerationConfig(**{"gen_length": 16, "block_length": 8, "steps": 16, **generated})
+    return replace(CONFIG, decode=DecodeConfig(**decode), **engine), generation
+
+
+@cache
+def undisturbed(rule: str) -> dict[int, Any]:
+    calm, _ = run(*settings_of(rule), None)
+    return {i: calm.take_output(i) for i in range(3)}
+
+
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD)
 @pytest.mark.parametrize("rule", RULES)
 def test_the_request_fails_and_the_others_do_not(rule: str, value: float) -> None:
-    generated, decode, engine = RULES[rule]
-    generation = GenerationConfig(**{"gen_length": 16, "block_length": 8, "steps": 16, **generated})
-    config = replace(CONFIG, decode=DecodeConfig(**decode), **engine)
-    calm, _ = run(config, generation, None)
-    kept = {i: calm.take_output(i) for i in range(3)}
-
+    config, generation = settings_of(rule)
+    kept = undisturbed(rule)
     spoiled, record = run(config, generation, 3, value)
     failed = [error for error in record.requests["error"] if error is not None]
     assert record.requests["status"].count("failed") == 1

@@ -315,9 +315,16 @@ def kill(root: Path, at: int, place: str) -> None:
     assert killed.exitcode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("end", [interrupt, kill])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("at", range(NUM_JOBS))
+ENDS = [
+    (at, place, end)
+    for at in range(NUM_JOBS)
+    for n, place in enumerate(PLACES)
+    # Both ends at the first job; at later ones in turn.
+    for end in ((interrupt, kill) if at == 0 else ((interrupt, kill)[(at + n) % 2],))
+]
+
+
+@pytest.mark.parametrize(("at", "place", "end"), ENDS)
 def test_ended_at_any_job_it_loses_nothing_and_goes_on(
     tmp_path: Path, expected: dict[str, bytes], at: int, place: str, end: Callable[[Path, int, str], None]
 ) -> None:

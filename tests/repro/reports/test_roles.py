@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import permutations
 from typing import Any
 
@@ -90,16 +91,23 @@ def closed_forms(speed: Speeds, fitted: frozenset[tuple[str, str]], rate: float)
     return forms
 
 
+WORLDS = range(6)
+
+
+@cache
+def found_in_worlds(name: str) -> dict[str, list[tuple[float, ...]]]:
+    """Claim -> its values in several worlds, whatever is fitted."""
+    source, values = SIMULATED[name], dict[str, list[tuple[float, ...]]]()
+    for seed in WORLDS:
+        for finding in source.module.findings(runs_of(source, speeds(seed), seed), source.view):
+            values.setdefault(finding.claim, []).append(finding.values)
+    return values
+
+
 def determined(source: Source, fitted: frozenset[tuple[str, str]]) -> dict[str, list[str | None]]:
     """Claim -> for each value, the closed form that it is in every one of several worlds, or None."""
-    rate = max(source.view.dllm.rates)
-    values: dict[str, list[tuple[float, ...]]] = {}
-    forms: list[dict[str, float]] = []
-    for seed in range(6):
-        speed = speeds(seed)
-        forms.append(closed_forms(speed, fitted, rate))
-        for finding in source.module.findings(runs_of(source, speed, seed), source.view):
-            values.setdefault(finding.claim, []).append(finding.values)
+    forms = [closed_forms(speeds(seed), fitted, max(source.view.dllm.rates)) for seed in WORLDS]
+    values = found_in_worlds(f"{source.entry.name} {source.view.platform.name}")
     return {
         claim: [
             next(

@@ -18,7 +18,7 @@ import pytest
 from support.fake_system import breaking, deployed, fake_cell
 
 from engines.errors import UserError
-from repro.runs import sweep as sweep_module
+from repro.runs import pool
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
@@ -344,7 +344,7 @@ def note_process(folder: Path) -> None:
 @pytest.mark.usefixtures("workers_can_import")
 def test_few_cells_run_here_and_measured_ones_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(sweep_module, "CELLS_PER_WORKER", CELLS_PER_WORKER)
+    monkeypatch.setattr(pool, "CELLS_PER_WORKER", CELLS_PER_WORKER)
     many = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(2 * CELLS_PER_WORKER)]
     here = {str(os.getpid())}
 
