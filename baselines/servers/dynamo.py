@@ -30,7 +30,14 @@ _PACKAGES: tuple[tuple[str, ...], ...] = (
     (
         "install",
         f"ai-dynamo-runtime=={VERSION}",
-        *("aiohttp>=3.14.3,<4", "certifi", "kubernetes>=32.0.1,<33", "msgspec", "prometheus-client>=0.23.1,<1"),
+        *(
+            "aiohttp>=3.14.3,<4",
+            "certifi",
+            "kubernetes>=32.0.1,<33",
+            "msgspec",
+            "numpy",
+            "prometheus-client>=0.23.1,<1",
+        ),
         *("pyzmq", "redis>=6.2,<9", "tqdm", "transformers>=4.56", "typing-extensions", "zstandard>=0.23,<1"),
     ),
 )
@@ -53,6 +60,26 @@ ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
 )
 
 _LOOPBACK = ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST")
+
+
+def variables(place: Place) -> Mapping[str, str]:
+    """By which the processes of one start find each other."""
+    return {
+        **place.environment,
+        "DYN_DISCOVERY_BACKEND": "file",
+        "DYN_FILE_KV": str(place.folder / "discovery"),
+        "DYN_REQUEST_PLANE": "tcp",
+        "DYN_EVENT_PLANE": "zmq",
+        **dict.fromkeys(_LOOPBACK, "127.0.0.1"),
+    }
+
+
+def frontend(environment: ServerEnvironment, place: Place, *, router: str) -> Command:
+    arguments = (
+        *(str(environment.python), "-m", "dynamo.frontend"),
+        *options(http_host="127.0.0.1", http_port=place.port, router_mode=router),
+    )
+    return Command(name="frontend", arguments=arguments, environment=variables(place))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,20 +125,8 @@ class Dynamo(Launch):
         return ENVIRONMENTS[self.device]  # type: ignore[index]
 
     def commands(self, place: Place) -> tuple[Command, ...]:
-        python = str(self.environment.python)
-        environment = {
-            **place.environment,
-            "DYN_DISCOVERY_BACKEND": "file",
-            "DYN_FILE_KV": str(place.folder / "discovery"),
-            "DYN_REQUEST_PLANE": "tcp",
-            "DYN_EVENT_PLANE": "zmq",
-            **dict.fromkeys(_LOOPBACK, "127.0.0.1"),
-        }
-        frontend = (
-            *(python, "-m", "dynamo.frontend"),
-            *options(http_host="127.0.0.1", http_port=place.port, router_mode=self.router),
-        )
-        made = [Command(name="frontend", arguments=frontend, environment=environment)]
+        python, environment = str(self.environment.python), variables(place)
+        made = [frontend(self.environment, place, router=self.router)]
         for number, arguments in enumerate(self._worker_arguments(place)):
             made.append(Command(name=f"worker-{number}", arguments=(python, *arguments), environment=environment))
         return tuple(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,3 +119,45 @@ class Hand:
 
     def _call(self, operation: str, *args: Any) -> Any:
         return self.store.call(operation, self.worker_id, *args)
+
+
+class HandFleet:
+    """A ``Fleet`` of two hands, a home 0 and a prefill worker 1, that do what they are given in a thread of this process."""
+
+    worker_ids = (0, 1)
+
+    def __init__(self, url: str, prefix: str) -> None:
+        store = Store.connect(url, prefix)
+        store.call("create", 10.0)
+        self.home = Hand(store=store, worker_id=0, role="decode", lease_s=600.0).register()
+        self.prefill = Hand(store=store, worker_id=1, lease_s=600.0).register()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def check(self) -> None:
+        assert self._thread.is_alive()
+
+    def __enter__(self) -> HandFleet:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        decoding: dict[int, int] = {}
+        while not self._is_over.wait(0.001):
+            for hand in (self.home, self.prefill):
+                if hand.queued():
+                    task = hand.claim(lease_s=600.0)
+                    if "said" in task:
+                        continue  # the queue has changed meanwhile
+                    hand.start(task)
+                    hand.compute(task)
+                    if self.home.land(task)[1] == b"decoding":
+                        decoding[int(task["session_id"])] = int(task["epoch"])
+            if decoding:
+                _, rounds, ends, _ = self.home.decode(*decoding.items())
+                for session in (*rounds, *ends):
+                    del decoding[int(session)]

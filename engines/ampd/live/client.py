@@ -5,15 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from engines.ampd.live.coordinator import Coordinator
+from engines.ampd.live.coordinator import SETTLE_S, Coordinator
 from engines.ar.session import Session
 from engines.ar.torch.run import Prompts
 from engines.errors import RunError
 
 OnTurn = Callable[[int], None]
-
-SETTLE_S = 0.25
-"""How often is looked for who is overdue."""
 
 
 def serve(

@@ -17,6 +17,9 @@ from engines.ar.task import PrefillTask
 from engines.ar.window import WINDOW_S
 from engines.errors import UserError, require
 
+SETTLE_S = 0.25
+"""How often is looked for who is overdue."""
+
 
 class Coordinator:
     def __init__(

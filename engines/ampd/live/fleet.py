@@ -40,6 +40,10 @@ class Fleet:
         process.start()
         self._processes[worker_id] = process
 
+    @property
+    def worker_ids(self) -> tuple[int, ...]:
+        return tuple(self._specs)
+
     def pid(self, worker_id: int) -> int:
         found = self._processes[worker_id].pid
         assert found is not None

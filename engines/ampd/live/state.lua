@@ -13,6 +13,8 @@
 --   ids:S, times:S            strings: token ids (int32), and when each generated one came (float64)
 --   unrouted, homeless        lists of tasks and sessions that wait for the coordinator
 --   log                       list of decisions; events a stream of finished rounds; wake:W what a worker sleeps on
+--   news                      channel: sessions that got a token
+--   losses                    hash: what a coordinator in a process of its own has counted
 --
 -- A worker's calls name its incarnation, a change of a task its fence: who lost either is told so and changes nothing.
 -- Every operation may be sent twice: a client that heard no answer sends it again.
@@ -151,5 +153,6 @@ end
 local function generated(session, token, time)
   call('APPEND', key('ids', session), token)
   call('APPEND', key('times', session), time)
+  call('PUBLISH', key('news'), session)
   return call('HINCRBY', key('session', session), 'left', -1)
 end

@@ -5,11 +5,12 @@ While Redis is away callers wait; ``outage_s`` later they are told. One clock co
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.task import PrefillTask, TaskKind
@@ -53,6 +54,14 @@ class Member:
     incarnation: str
     is_suspended: bool
     """It let a lease run out and has finished nothing since."""
+
+
+class Losses(NamedTuple):
+    """What a coordinator has counted."""
+
+    workers: tuple[int, ...]
+    num_taken_back: int
+    """Leases that ran out on workers that were alive."""
 
 
 class Store:
@@ -149,6 +158,29 @@ class Store:
     def sleep(self, worker_id: int, wait_s: float) -> bool:
         """Until the worker is woken; whether it was."""
         return self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s)) is not None
+
+    def heard(self) -> Callable[[float], set[int]]:
+        """Waits up to so many seconds for sessions that get a token, and says which; what is said while Redis is away is
+        lost. For one thread."""
+        listening = self.client.pubsub(ignore_subscribe_messages=True)
+        self.answered(lambda: listening.subscribe(self.key("news")))
+
+        def hear(wait_s: float) -> set[int]:
+            found: set[int] = set()
+            while (said := self.answered(lambda: listening.get_message(timeout=0 if found else wait_s))) is not None:
+                found.add(int(said["data"]))
+            return found
+
+        return hear
+
+    def tell(self, losses: Losses) -> None:
+        """For who starts a coordinator elsewhere."""
+        fields = {"workers": json.dumps(losses.workers), "taken_back": losses.num_taken_back}
+        self.answered(lambda: self.client.hset(self.key("losses"), mapping=fields))
+
+    def losses(self) -> Losses:
+        fields = self.fields("losses")
+        return Losses(tuple(json.loads(fields.get("workers", "[]"))), int(fields.get("taken_back", 0)))
 
     def clear(self) -> None:
         """Forget the run."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Api = Literal["completions", "chat"]
 KEY_VARIABLE = "OPENAI_API_KEY"
 """Sent as the bearer token, and never stored."""
+EXTRA_HEADERS = "extra_headers"
+"""A field of a body that goes into the request's headers, as OpenAI's client calls it."""
 ASK_S = 10.0
 """For an endpoint to say what it serves."""
 LONGEST_LINE = 1 << 20
@@ -111,9 +113,11 @@ class Endpoint:
         import aiohttp
 
         reply = Reply()
-        content = json.dumps(body).encode()
+        fields = dict(body)
+        headers = fields.pop(EXTRA_HEADERS, None)
+        content = json.dumps(fields).encode()
         try:
-            async with session.post(f"{self.base}{_PATHS[self.api]}", data=content) as response:
+            async with session.post(f"{self.base}{_PATHS[self.api]}", data=content, headers=headers) as response:
                 if response.status != 200:
                     said = _sentence((await response.content.read(4096)).decode(errors="replace"))
                     reply.error = f"status {response.status}: {said}"
@@ -156,7 +160,8 @@ def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: lis
     """``silent_s`` are the stamps of pieces without content, but for the one that opens a turn."""
     for choice in said.get("choices") or ():
         text = (choice.get("delta") or {}).get("content") if is_chat else choice.get("text")
-        ids = choice.get("token_ids")
+        # The latter is Dynamo's word, of requests of one answer.
+        ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
         if text or ids:
             reply.chunks_s.append(arrived_s)
             reply.text += text or ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
 import uuid
@@ -12,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from engines.ampd.live.intake import Deciding
 from engines.ampd.live.store import Store, load_redis
 from engines.ar.cluster.policy import LeastKvMemory, Router
 from engines.ar.cluster.queue import PrefillQueue
 from engines.errors import require
 from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.ar.log import tables_of
+from repro.systems.live.front import Front
 from repro.systems.live.settings import MAX_WORKERS, Settings
 from repro.workloads.sessions import SessionWorkload
 
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
     from engines.ar.cluster.record import ClusterRun
     from repro.runs.drivers.steps import OnProgress
 
-GIVEN_UP_S = 1800.0
 START_S = 300.0
 MAX_LEN = 4096
 NUM_SLOTS = 128
@@ -39,6 +42,7 @@ class LiveDeployment:
     title: str
     settings: Settings
     seed: int
+    front: Front
     modules: tuple[str, ...]
 
     obtained: ClassVar[Obtained] = "measured"
@@ -46,7 +50,7 @@ class LiveDeployment:
 
     @property
     def basis(self) -> str:
-        return self.settings.basis
+        return f"{self.settings.basis}{self.front.basis}"
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -61,52 +65,56 @@ class LiveDeployment:
             self.settings.redis is not None or shutil.which("redis-server") is not None,
             "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT",
         )
+        self.front.check_machine()
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        from engines.ampd.live.client import serve
-        from engines.ampd.live.coordinator import Coordinator
         from engines.ampd.live.decisions import replay
         from engines.ampd.live.profile import profile_live
-        from engines.ampd.live.record import Mark, collect
+        from engines.ampd.live.record import answers, collect
 
         self.check_machine()
         settings, sessions = self.settings, workload.sessions
         prompts = self._prompts()
-        with self._fleet() as (store, fleet):
+        with self._fleet() as (store, fleet, url):
             profile = profile_live(store, settings.roles, prompts, on_turn=lambda ended: fleet.check())
-            coordinator = Coordinator(
-                store,
+            deciding = Deciding(
+                url=url,
+                prefix=store.prefix,
                 binder=LeastKvMemory(),
                 router=self._router(profile),
                 estimator=profile.performance,
                 window_s=settings.policies.window_s,
                 lease_s=settings.lease_s,
             )
-            mark = Mark.of(store, settings.roles)
-            began = serve(coordinator, sessions, prompts, until_s=GIVEN_UP_S, on_turn=lambda ended: fleet.check())
-            end_s = store.clock.now() - began
+            served = self.front.serve(deciding, sessions, prompts, store, fleet)
             fleet.stop()  # with which workers report for the last time
+            began, mark, end_s = served.began, served.mark, served.end_s
             run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
-            arrived = [float(store.fields("session", each.session_id)["arrived_s"]) - began for each in sessions]
             found = replay(
                 store.log()[mark.decision :],
                 binder=LeastKvMemory(),
                 router=self._router(profile),
                 make_queue=lambda worker: self._make_queue()(),
             )
+            ids = [answers(store, each) for each in sessions]
+            simulated = compared(run, self._simulated(profile, workload))
+            seen = None
+            if served.client is not None:
+                run, seen = served.client.saw(run, store)
             store.clear()
-        simulated = self._simulated(profile, workload)
         tables = tables_of(run)
-        lags = [max(at - session.arrival_s, 0.0) for at, session in zip(arrived, sessions, strict=True)]
-        tables[REQUESTS] = {**tables[REQUESTS], "submit_lag_s": lags}
+        tables[REQUESTS] = {**tables[REQUESTS], "submit_lag_s": served.lags_s}
         facts = {
             **self._facts(run, end_s),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
-            "lost_workers": coordinator.lost_workers,
-            "prefills_taken_back": coordinator.num_taken_back,
+            "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
+            "lost_workers": list(served.losses.workers),
+            "prefills_taken_back": served.losses.num_taken_back,
             "profile": _profile_facts(profile),
-            "simulated": compared(run, simulated),
+            "simulated": simulated,
         }
+        if seen is not None:
+            facts["frontend"] = {**served.facts, **seen}
         return RunRecord(
             tables=tables,
             manifest={
@@ -121,7 +129,8 @@ class LiveDeployment:
         )
 
     @contextmanager
-    def _fleet(self) -> Iterator[tuple[Store, Fleet]]:
+    def _fleet(self) -> Iterator[tuple[Store, Fleet, str]]:
+        """Workers that take part, and the address of their Redis."""
         from engines.ampd.live.fleet import Fleet
         from engines.ampd.live.server import RedisServer
         from engines.ampd.live.worker import WorkerSpec
@@ -158,7 +167,7 @@ class LiveDeployment:
             ]
             assert len(specs) <= MAX_WORKERS
             with Fleet(specs, store, start_s=START_S) as fleet:
-                yield store, fleet
+                yield store, fleet, url
 
     def _make_queue(self) -> Any:
         from engines.ampd.reordering import ReorderingQueue
@@ -186,11 +195,8 @@ class LiveDeployment:
 
     def _prompts(self) -> Any:
         from engines.ar.torch.run import random_prompts
-        from engines.models.qwen2_config import CausalConfig, read_causal_config
 
-        config = self.settings.config
-        found = config if isinstance(config, CausalConfig) else read_causal_config(Path(config))
-        return random_prompts(found.vocab_size, self.seed)
+        return random_prompts(self.settings.vocab_size, self.seed)
 
     def _simulated(self, profile: LiveProfile, workload: SessionWorkload) -> ClusterRun:
         from engines.ampd.live.twin import simulate_live

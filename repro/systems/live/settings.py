@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
 from engines.ar.slo import Reading, Slo
 from engines.errors import UserError, require
-from engines.models.qwen2_config import CausalConfig, tiny_causal
+from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from repro.runs.cell import Cell
 from repro.systems.ar.knobs import AMPD, COMMON, NOTES, Kind, check_knobs, pick
 from repro.systems.ar.plans import parse_deployment
@@ -26,18 +27,21 @@ TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
 """A Qwen2 of 8 M parameters, random weights: large enough that a step's work outweighs what surrounds it."""
 MAX_WORKERS = 16
 NUM_SESSIONS = 20
+FRONTENDS = ("dynamo",)
 
 KNOBS: Mapping[str, Kind] = {
     **{name: kind for name, kind in AMPD.items() if name != "router"},
     **{name: COMMON[name] for name in ("model", "deployment", "slo_ttft_s", "slo_itl_s", "transient")},
     **{name: COMMON[name] for name in ("num_prompts", "arrivals", "burstiness", "delay_mean_s")},
     **{name: COMMON[name] for name in ("dataset_path", "dataset_source")},
+    "frontend": str,
     "redis": str,
     "kv_tokens": int,
     "lease_s": float,
     "pin": bool,
 }
-"""``deployment``: P:TP1x1 D:TP1x1, as many workers as the machine has cores for. ``redis``: the address of a server that is
+"""``deployment``: P:TP1x1 D:TP1x1, as many workers as the machine has cores for. ``frontend``: dynamo, for
+requests over HTTP to Dynamo's frontend, of which the coordinator is the router; without it the coordinator is called. ``redis``: the address of a server that is
 there; by default one is started. ``kv_tokens``: of each worker. ``pin``: each worker on a core of its own."""
 
 
@@ -49,6 +53,7 @@ class Settings:
     reading: Reading
     policies: AmpdConfig
     workload: SessionWorkloadConfig
+    frontend: str | None
     redis: str | None
     kv_tokens: int
     lease_s: float
@@ -72,6 +77,11 @@ class Settings:
     @property
     def config(self) -> str | CausalConfig:
         return TINY_CONFIG if self.model == TINY else self.model
+
+    @property
+    def vocab_size(self) -> int:
+        found = self.config
+        return (found if isinstance(found, CausalConfig) else read_causal_config(Path(found))).vocab_size
 
     @property
     def basis(self) -> str:
@@ -106,15 +116,25 @@ def resolve(cell: Cell, system: str) -> Settings:
     kv_tokens, lease_s = int(given.get("kv_tokens", 32768)), float(given.get("lease_s", 5.0))
     require(kv_tokens >= 1, f"kv_tokens={kv_tokens} must be at least 1")
     require(0.5 <= lease_s <= 600, f"lease_s={lease_s:g} must be between 0.5 and 600 s")
+    model, frontend = str(given.get("model", TINY)), None if "frontend" not in given else str(given["frontend"])
+    require(
+        frontend in (None, *FRONTENDS),
+        f"frontend={frontend!r} is unknown: use {' or '.join(FRONTENDS)}, or leave it out",
+    )
+    require(
+        frontend is None or model == TINY or (Path(model) / "tokenizer.json").is_file(),
+        f"model={model!r} has no tokenizer.json, which frontend={frontend!r} reads: give a checkpoint's folder with one",
+    )
     policies = AmpdConfig(**pick(given, (name for name in AMPD if name != "router")))
     require(policies.window_s > 0, f"window_s={policies.window_s} must be above 0 s")
     return Settings(
-        model=str(given.get("model", TINY)),
+        model=model,
         deployment=deployment,
         slo=Slo(ttft_s=float(given.get("slo_ttft_s", 0.5)), itl_s=float(given.get("slo_itl_s", 0.05))),
         reading=DEFAULT_READING,
         policies=policies,
         workload=_workload(cell, given),
+        frontend=frontend,
         redis=None if "redis" not in given else str(given["redis"]),
         kv_tokens=kv_tokens,
         lease_s=lease_s,

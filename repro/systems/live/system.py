@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from engines.ampd.live.intake import Limits
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.ar.family import AR
 from repro.systems.live.deployment import MAX_LEN, LiveDeployment
-from repro.systems.live.settings import resolve
+from repro.systems.live.front import Direct, Front
+from repro.systems.live.settings import TINY, Settings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
 
 MODULES = (
@@ -39,10 +42,27 @@ class LiveSystem:
             longest < most,
             f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {most}: shorten it",
         )
+        front = _front(settings)
         deployment = LiveDeployment(
-            system=self.name, title=self.title, settings=settings, seed=cell.seed, modules=MODULES
+            system=self.name,
+            title=self.title,
+            settings=settings,
+            seed=cell.seed,
+            front=front,
+            modules=(*MODULES, *front.modules),
         )
         return deployment, workload
+
+
+def _front(settings: Settings) -> Front:
+    if settings.frontend is None:
+        return Direct()
+    from repro.systems.live.over_dynamo import OverDynamo
+
+    return OverDynamo(
+        limits=Limits(vocab_size=settings.vocab_size, max_len=min(MAX_LEN, settings.kv_tokens)),
+        tokenizer=None if settings.model == TINY else Path(settings.model),
+    )
 
 
 AMPD_LIVE = LiveSystem(

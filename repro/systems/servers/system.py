@@ -73,7 +73,7 @@ class ServerDeployment:
         self.launch.environment.require_installed()
 
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
-        with _folder(self.launch.name) as folder:
+        with log_folder(self.launch.name) as folder:
             logger.info("starting %s, which says what it does in %s", self.launch.name, folder)
             with self.launch.started(folder) as (url, startup_s):
                 logger.info("%s answers after %.1f s", self.launch.name, startup_s)
@@ -84,7 +84,7 @@ class ServerDeployment:
 
 
 @contextmanager
-def _folder(name: str) -> Iterator[Path]:
+def log_folder(name: str) -> Iterator[Path]:
     """Stays where something goes wrong: logs are in it."""
     folder = Path(tempfile.mkdtemp(prefix=f"repro-{name}-"))
     yield folder

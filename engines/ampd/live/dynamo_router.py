@@ -1,0 +1,62 @@
+"""AMPD's coordinator behind NVIDIA Dynamo's frontend: a routing component, run as a program in Dynamo's environment.
+
+The frontend tokenizes a request and hands it to the endpoint that registered the model. That is this one: an ``Intake``, whose
+coordinator binds the session, and lets its prefill go to a prefill worker or to the session's own. Torch is not needed here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from engines.ampd.live.intake import Intake, RouterSpec
+from engines.errors import UserError
+
+ENDPOINT = "ampd.router.generate"
+BLOCK_SIZE = 16
+"""Of the K/V cache, as the frontend is told; no router of its own looks at it here."""
+
+
+def main(spec: RouterSpec) -> None:
+    import uvloop
+    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
+    from dynamo.llm.exceptions import HttpError
+    from dynamo.runtime import dynamo_worker
+
+    intake = Intake(spec.deciding.coordinator(), spec.limits)
+
+    async def generate(request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
+        try:
+            async for said in intake.generate(request, context):
+                yield said
+        except UserError as error:
+            raise HttpError(400, str(error)) from None
+
+    @dynamo_worker()
+    async def router(runtime: Any) -> None:
+        endpoint = runtime.endpoint(ENDPOINT)
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat | ModelType.Completions,
+            endpoint,
+            spec.model,
+            model_name=spec.served_name,
+            worker_type=WorkerType.Aggregated,
+            kv_cache_block_size=BLOCK_SIZE,
+            ignore_weights=True,
+        )
+        serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
+        keeping = asyncio.ensure_future(intake.keep())
+        await asyncio.wait((serving, keeping), return_when=asyncio.FIRST_COMPLETED)
+        keeping.cancel()
+        if keeping.done() and not keeping.cancelled():
+            keeping.result()  # which raises what the store did
+
+    uvloop.run(router())
+
+
+if __name__ == "__main__":
+    main(RouterSpec.read(Path(sys.argv[1])))

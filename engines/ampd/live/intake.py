@@ -1,0 +1,233 @@
+"""Requests of an OpenAI frontend as rounds of sessions: handed to the coordinator, answered token by token from the store.
+
+Knows nothing of the frontend but the form of its requests, which is Dynamo's: token ids, stop conditions, sampling options, and
+the session that an ``x-dynamo-session-id`` header names, whose last request says ``x-dynamo-session-final``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from engines.ampd.live.coordinator import SETTLE_S, Coordinator
+from engines.ampd.live.store import Losses, Store
+from engines.ar.cluster.policy import Binder, Estimator, Router
+from engines.errors import require
+
+NUM_NUMBERS = 10**9
+"""Names below it that are numbers are sessions' ids; a profile's sessions come behind them."""
+FIRST_NAMED = 2 * 10**9
+"""Sessions of other names, or of none, have ids from here on."""
+LOOK_S = 0.25
+"""How long to wait for a word of new tokens before looking: one may be lost with Redis."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deciding:
+    """Everything a coordinator is made of; pickles."""
+
+    url: str
+    """Of Redis."""
+    prefix: str
+    binder: Binder
+    router: Router
+    estimator: Estimator | None
+    window_s: float
+    lease_s: float
+
+    def coordinator(self, store: Store | None = None) -> Coordinator:
+        """Over a connection that is there, or one of its own."""
+        return Coordinator(
+            store or Store.connect(self.url, self.prefix),
+            binder=self.binder,
+            router=self.router,
+            estimator=self.estimator,
+            window_s=self.window_s,
+            lease_s=self.lease_s,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Of what the workers can be asked."""
+
+    vocab_size: int
+    max_len: int
+    """Tokens of a session, its answers included."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSpec:
+    """Everything a frontend's routing component is told."""
+
+    deciding: Deciding
+    limits: Limits
+    model: str
+    """Folder of the tokenizer."""
+    served_name: str
+
+    def write(self, path: Path) -> None:
+        path.write_bytes(pickle.dumps(self))
+
+    @staticmethod
+    def read(path: Path) -> RouterSpec:
+        found = pickle.loads(path.read_bytes())
+        assert isinstance(found, RouterSpec)
+        return found
+
+
+class Context(Protocol):
+    """Of a request."""
+
+    def is_stopped(self) -> bool:
+        """Whether its client has left."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a request asks: ``prompt`` is all of its session so far and what it adds."""
+
+    prompt: npt.NDArray[np.int64]
+    max_tokens: int
+    session: str | None
+    is_last: bool
+
+    @staticmethod
+    def of(request: Mapping[str, Any], limits: Limits) -> Asked:
+        """UserError where the workers can not do it: they take the likeliest token, ``max_tokens`` times."""
+        ids = np.asarray(request["token_ids"], dtype=np.int64)
+        stop, sampling, output = (
+            request.get(name) or {} for name in ("stop_conditions", "sampling_options", "output_options")
+        )
+        require(ids.size >= 1, "prompt is empty: give at least one token")
+        require(
+            int(ids.min()) >= 0 and int(ids.max()) < limits.vocab_size,
+            f"prompt has a token id outside 0 to {limits.vocab_size - 1}: use ids of the model",
+        )
+        count = int(stop.get("max_tokens") or 0)
+        require(count >= 1, f"max_tokens={stop.get('max_tokens')} must be at least 1: say how many tokens")
+        require(
+            ids.size + count <= limits.max_len,
+            f"prompt of {ids.size} tokens and max_tokens={count} are more than the {limits.max_len} a worker holds: "
+            "shorten one",
+        )
+        require(stop.get("ignore_eos") is True, "ignore_eos must be true: answers have exactly max_tokens tokens")
+        for told, names in ((stop, ("stop", "stop_token_ids")), (output, ("logprobs", "prompt_logprobs"))):
+            for name in names:
+                require(told.get(name) in (None, []), f"{name}={told.get(name)!r} has no effect here: leave it out")
+        temperature, answers = sampling.get("temperature"), sampling.get("n")
+        require(not temperature, f"temperature={temperature} has no effect here, the likeliest token is taken: use 0")
+        require(answers in (None, 1), f"n={answers} must be 1: ask again for another answer")
+        agent = request.get("agent_context") or {}
+        session = agent.get("session_id")
+        is_last = session is None or bool(agent.get("session_final"))
+        return Asked(prompt=ids, max_tokens=count, session=session, is_last=is_last)
+
+
+class Intake:
+    """For one event loop. The coordinator's calls wait for Redis, hence have a thread of their own, one for all."""
+
+    def __init__(self, coordinator: Coordinator, limits: Limits) -> None:
+        self.coordinator, self.limits = coordinator, limits
+        self._store = coordinator.store
+        self._coordinating = ThreadPoolExecutor(1, thread_name_prefix="coordinator")
+        self._hearing = ThreadPoolExecutor(1, thread_name_prefix="tokens")
+        self._named: dict[str, int] = {}
+        self._num_named = 0
+        self._losses = Losses((), 0)
+        self._under_way: dict[int, asyncio.Event] = {}
+        """Sessions with a round, and what says that it has new tokens."""
+
+    async def keep(self) -> None:
+        """What goes on beside requests, for ever: the overdue are looked for, and tokens heard of. Raises as the store does."""
+        await asyncio.gather(self._settle(), self._hear())
+
+    async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
+        """A token each. UserError where the round can not be. The answer of a client that leaves is generated to its end."""
+        asked = Asked.of(request, self.limits)
+        session_id = self._id_of(asked.session)
+        require(session_id not in self._under_way, f"session {asked.session!r} waits for an answer: ask after it")
+        loop = asyncio.get_running_loop()
+        news = self._under_way[session_id] = asyncio.Event()
+        try:
+            await loop.run_in_executor(self._coordinating, self._begin, session_id, asked)
+            place, num_sent = asked.prompt.size, 0
+            while num_sent < asked.max_tokens and not context.is_stopped():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), LOOK_S)
+                news.clear()
+                end = place + asked.max_tokens
+                for token in await loop.run_in_executor(None, self._ids, session_id, place + num_sent, end):
+                    num_sent += 1
+                    yield {"token_ids": [token], "finish_reason": "length" if num_sent == asked.max_tokens else None}
+        finally:
+            del self._under_way[session_id]
+            if asked.is_last and asked.session is not None:
+                self._named.pop(asked.session, None)
+
+    def _id_of(self, session: str | None) -> int:
+        """A number is itself."""
+        if session is not None and session.isascii() and session.isdigit() and int(session) < NUM_NUMBERS:
+            return int(session)
+        if session is not None and session in self._named:
+            return self._named[session]
+        found = FIRST_NAMED + self._num_named
+        self._num_named += 1
+        if session is not None:
+            self._named[session] = found
+        return found
+
+    # ---- in threads ---------------------------------------------------------------------------------------------
+
+    def _begin(self, session_id: int, asked: Asked) -> None:
+        name = f"session {asked.session!r}"
+        known = self._store.fields("session", session_id)
+        state = known.get("state", "waiting")
+        require(state != "done", f"{name} has ended: give another its own name")
+        require(state == "waiting", f"{name} has an answer under way: ask after it")
+        history = self._ids(session_id, 0, self.limits.max_len)
+        added = asked.prompt[len(history) :]
+        require(
+            added.size >= 1 and asked.prompt[: len(history)].tolist() == history,
+            f"{name}: the prompt must begin with the session's {len(history)} tokens, answers included, and add some",
+        )
+        self.coordinator.open(session_id)
+        number = int(known.get("round", -1)) + 1
+        self.coordinator.begin(session_id, number, added, decode_tokens=asked.max_tokens, is_last=asked.is_last)
+
+    def _ids(self, session_id: int, start: int, end: int) -> list[int]:
+        """Those of the session's tokens that are there."""
+        key = self._store.key("ids", session_id)
+        found = self._store.answered(lambda: self._store.client.getrange(key, 4 * start, 4 * end - 1))
+        ids: list[int] = np.frombuffer(found, dtype=np.int32).tolist()
+        return ids
+
+    def _settled(self) -> None:
+        self.coordinator.settle()
+        losses = Losses(tuple(self.coordinator.lost_workers), self.coordinator.num_taken_back)
+        if losses != self._losses:
+            self._losses = losses
+            self._store.tell(losses)
+
+    async def _settle(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SETTLE_S)
+            await loop.run_in_executor(self._coordinating, self._settled)
+
+    async def _hear(self) -> None:
+        loop, heard = asyncio.get_running_loop(), self._store.heard()
+        while True:
+            for session_id in await loop.run_in_executor(self._hearing, heard, LOOK_S):
+                if (news := self._under_way.get(session_id)) is not None:
+                    news.set()

@@ -1,0 +1,254 @@
+"""Live workers behind Dynamo's frontend: the real one where it is installed, and a stand-in of its interface everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.dynamo_stand_in import write_dynamo
+from support.fake_server import ends
+from support.live import HandFleet, needs_redis
+
+from baselines.servers.dynamo import ENVIRONMENTS
+from baselines.servers.environment import FOLDER_VARIABLE
+from engines.ampd.live.decisions import replay
+from engines.ampd.live.fleet import Fleet
+from engines.ampd.live.intake import Deciding, Limits
+from engines.ampd.live.record import answers, collect
+from engines.ampd.live.server import RedisServer
+from engines.ampd.live.store import Store
+from engines.ampd.live.worker import WorkerSpec
+from engines.ampd.performance import PerformanceModel
+from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ar.cluster.batching import ONE_BY_ONE
+from engines.ar.cluster.policy import LeastKvMemory
+from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.metrics import observe
+from engines.ar.session import OpenLoop, Round, Session
+from engines.ar.slo import Slo
+from engines.ar.torch.run import random_prompts
+from engines.errors import RunError, UserError
+from engines.models.qwen2_config import tiny_causal
+from repro.runs.cell import Cell
+from repro.runs.system import SYSTEMS
+from repro.systems.live.front import Direct
+from repro.systems.live.over_dynamo import OverDynamo
+
+pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+
+PREFIX = "{run}"
+ROLES = {0: "decode", 1: "prefill"}
+CONFIG = tiny_causal(d_model=32, n_layers=2)
+PROMPTS = random_prompts(CONFIG.vocab_size, 0)
+SESSIONS = [
+    Session(number, 0.02 * number, (Round(30 + number, 5, 0.01), Round(9, 1, 0.0), Round(4, 3))) for number in range(3)
+]
+NUM_TURNS = 9
+
+
+def router() -> AdaptiveRouter:
+    """The first prefill finds an empty window and goes away; after it no TTFT is short enough, and prefills stay."""
+    model = PerformanceModel(prefill={}, decode={}, transfer={}, decode_context=1)
+    return AdaptiveRouter(model, RoutingConfig(slo=Slo(ttft_s=1e-9, itl_s=1e3)))
+
+
+def deciding(url: str) -> Deciding:
+    return Deciding(
+        url=url, prefix=PREFIX, binder=LeastKvMemory(), router=router(), estimator=None, window_s=1e3, lease_s=600.0
+    )
+
+
+def over_dynamo(**changes: Any) -> OverDynamo:
+    limits = Limits(**{"vocab_size": CONFIG.vocab_size, "max_len": 2048, **changes})
+    return OverDynamo(limits=limits, tokenizer=None)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with RedisServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Dynamo's environment is a stand-in's, below the test's folder; where its processes write who they are."""
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
+    monkeypatch.setenv("FAKE_SERVER_PIDS", str(tmp_path / "pids"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    write_dynamo(ENVIRONMENTS["cpu"])
+    return tmp_path / "pids"
+
+
+def are_gone(pids: Path) -> bool:
+    found = [int(line) for line in pids.read_text().split()]
+    return len(found) == 2 and all(map(ends, found))
+
+
+def left(pids: Path) -> list[Path]:
+    return list(pids.parent.glob("repro-ampd-dynamo-*"))
+
+
+# ---- behind a stand-in ----------------------------------------------------------------------------------------------
+
+
+@needs_redis
+def test_sessions_over_http_are_rounds_of_the_coordinator(redis: RedisServer, pids: Path) -> None:
+    store = Store.connect(redis.url, PREFIX)
+    with HandFleet(redis.url, PREFIX) as fleet:
+        served = over_dynamo().serve(deciding(redis.url), SESSIONS, PROMPTS, store, fleet)
+    run = collect(store, SESSIONS, served.began, ROLES, {}, since=served.mark)
+    assert run.sessions["status"] == ["ok"] * len(SESSIONS)
+    assert (run.rounds["history"][:3], run.rounds["prefill_tokens"][:3]) == ([0, 35, 45], [30, 9, 4])
+    log = [line for line in store.log()[served.mark.decision :] if line != "+{}"]  # hands do not say why
+    found = replay(log, binder=LeastKvMemory(), router=router(), make_queue=lambda worker: PrefillQueue())
+    assert found.mismatches == []
+    assert (found.decisions["bind"], found.decisions["route"]) == (len(SESSIONS) + 1, NUM_TURNS + 1), "and one warms up"
+    assert True in run.tasks["is_local"]
+    assert served.client is not None
+    at_client, facts = served.client.saw(run, store)
+    seen, inside = observe(at_client), observe(run)
+    assert (seen.ttft_s > inside.ttft_s).all(), "HTTP takes time"
+    assert (seen.e2el_s > inside.e2el_s).all()
+    assert facts["added"]["ttft_s"]["mean"] == pytest.approx(float((seen.ttft_s - inside.ttft_s).mean()))
+    assert min(served.lags_s) >= 0
+    assert are_gone(pids)
+    assert not left(pids), "logs are of no use"
+
+
+@needs_redis
+def test_a_request_that_is_refused_fails_the_run_with_its_sentence(redis: RedisServer, pids: Path) -> None:
+    store = Store.connect(redis.url, PREFIX)
+    with HandFleet(redis.url, PREFIX) as fleet, pytest.raises(RunError) as caught:
+        over_dynamo(max_len=46).serve(deciding(redis.url), SESSIONS, PROMPTS, store, fleet)
+    said = "requests failed, the first with: status 400: prompt of 46 tokens and max_tokens=1 are more than the 46 a worker holds"
+    assert said in str(caught.value)
+    assert are_gone(pids)
+    assert len(left(pids)) == 1, "what was said is kept"
+
+
+@needs_redis
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RunError])
+def test_ctrl_c_and_a_worker_s_failure_stop_everything(
+    error: type[BaseException], redis: RedisServer, pids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.connect(redis.url, PREFIX)
+    with HandFleet(redis.url, PREFIX) as fleet:
+
+        def fail() -> None:
+            raise error
+
+        monkeypatch.setattr(fleet, "check", fail)
+        with pytest.raises(error):
+            over_dynamo().serve(deciding(redis.url), SESSIONS, PROMPTS, store, fleet)
+    assert are_gone(pids)
+
+
+# ---- what is refused, and what is computed --------------------------------------------------------------------------
+
+
+def cell(**knobs: Any) -> Cell:
+    return Cell(
+        system="ampd-live",
+        dataset="toolbench",
+        platform="cpu-tiny",
+        executor="torch",
+        rate=1.0,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+
+
+@needs_redis
+def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
+    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, frontend="dynamo"))
+    with pytest.raises(UserError, match=r"dynamo is not installed in .*: run 'repro install dynamo --device cpu'"):
+        deployment.check_machine()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="frontend='nginx' is unknown: use dynamo, or leave it out"):
+        SYSTEMS.get("ampd-live").prepare(cell(frontend="nginx"))
+    with pytest.raises(UserError, match=r"has no tokenizer\.json, which frontend='dynamo' reads"):
+        SYSTEMS.get("ampd-live").prepare(cell(frontend="dynamo", model=str(tmp_path)))
+
+
+def test_what_dynamo_is_is_part_of_what_is_behind_the_numbers(pids: Path) -> None:
+    over, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, frontend="dynamo"))
+    direct, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
+    assert over.basis.startswith(direct.basis)
+    assert over.basis != direct.basis
+    assert "engines.ampd.live.dynamo_router" in over.modules
+
+
+# ---- behind the real one --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def live(redis: RedisServer) -> Iterator[tuple[Store, Fleet]]:
+    store = Store.connect(redis.url, PREFIX)
+    store.call("create", 1e3)
+    specs = [
+        WorkerSpec(
+            worker_id=worker,
+            role=role,  # type: ignore[arg-type]
+            url=redis.url,
+            prefix=PREFIX,
+            model=CONFIG,
+            make_queue=PrefillQueue,
+            num_tokens=16000,
+            max_len=2048,
+            num_slots=64,
+            lease_s=30.0,
+        )
+        for worker, role in ROLES.items()
+    ]
+    with Fleet(specs, store, start_s=600.0) as fleet:
+        yield store, fleet
+
+
+@needs_redis
+def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without_it(
+    request: pytest.FixtureRequest, redis: RedisServer
+) -> None:
+    if ENVIRONMENTS["cpu"].packages is None:
+        pytest.skip(f"dynamo is not installed in {ENVIRONMENTS['cpu'].folder}: 'repro install dynamo --device cpu'")
+    store, fleet = request.getfixturevalue("live")
+    same = [replace(each, session_id=each.session_id + 100) for each in SESSIONS]
+
+    def prompts(session: Session, number: int) -> Any:
+        return PROMPTS(replace(session, session_id=session.session_id % 100), number)
+
+    over = over_dynamo().serve(deciding(redis.url), SESSIONS, prompts, store, fleet)
+    run = collect(store, SESSIONS, over.began, ROLES, {}, since=over.mark)
+    log = store.log()[over.mark.decision :]
+    direct = Direct().serve(deciding(redis.url), same, prompts, store, fleet)
+    assert {*run.tasks["is_local"]} == {False, True}
+    for logged in (log, store.log()[direct.mark.decision :]):
+        found = replay(logged, binder=LeastKvMemory(), router=router(), make_queue=lambda worker: PrefillQueue())
+        assert (found.mismatches, found.decisions["route"] - NUM_TURNS) == ([], int(logged is log))
+    assert (
+        [answers(store, each) for each in SESSIONS]
+        == [answers(store, each) for each in same]
+        == engine_answers(prompts)
+    )
+    assert over.client is not None
+    over.client.saw(run, store)  # which compares the tokens the client got
+
+
+def engine_answers(prompts: Callable[[Session, int], Any]) -> list[list[list[int]]]:
+    from engines.ar.torch.engine import Engine
+    from engines.ar.torch.executor import TorchExecutor
+    from engines.models.qwen2 import load_causal
+
+    executor = TorchExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=8, max_len=2048, num_tokens=4096)
+    run = Engine(executor=executor, batching=ONE_BY_ONE, prompts=prompts).run(OpenLoop(sessions=SESSIONS))
+    return [run.answers[each.session_id] for each in SESSIONS]
