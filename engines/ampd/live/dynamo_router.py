@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def main(spec: RouterSpec) -> None:
 
     async def generate(request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         try:
-            async for said in intake.generate(request, context):
-                yield said
+            async with aclosing(intake.generate(request, context)) as answer:
+                async for said in answer:
+                    yield said
         except UserError as error:
             raise HttpError(400, str(error)) from None
 
@@ -50,10 +52,10 @@ def main(spec: RouterSpec) -> None:
         )
         serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))
         keeping = asyncio.ensure_future(intake.keep())
-        await asyncio.wait((serving, keeping), return_when=asyncio.FIRST_COMPLETED)
+        over, _ = await asyncio.wait((serving, keeping), return_when=asyncio.FIRST_COMPLETED)
         keeping.cancel()
-        if keeping.done() and not keeping.cancelled():
-            keeping.result()  # which raises what the store did
+        for each in over:
+            each.result()  # which raises what went wrong
 
     uvloop.run(router())
 

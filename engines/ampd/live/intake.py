@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -152,7 +152,7 @@ class Intake:
         """What goes on beside requests, for ever: the overdue are looked for, and tokens heard of. Raises as the store does."""
         await asyncio.gather(self._settle(), self._hear())
 
-    async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncIterator[dict[str, Any]]:
+    async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncGenerator[dict[str, Any], None]:
         """A token each. UserError where the round can not be. The answer of a client that leaves is generated to its end."""
         asked = Asked.of(request, self.limits)
         session_id = self._id_of(asked.session)

@@ -11,7 +11,7 @@ from typing import Any
 from engines.bounds import check_fields
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
-from repro.systems.http.endpoint import Endpoint
+from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 NOTES = ("basis",)
@@ -96,6 +96,7 @@ class HttpKnobs:
             found = None
         if not isinstance(found, dict):
             raise UserError(f"extra={self.extra!r} is no JSON object: write it like '{{\"steps\": 8}}'")
+        require(EXTRA_HEADERS not in found, f"extra: {EXTRA_HEADERS} is no field of a request: leave it out")
         return found
 
 

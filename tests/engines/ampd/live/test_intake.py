@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
@@ -80,18 +80,13 @@ def served(intake: Intake, work: Callable[[], Any], *, is_kept: bool = True) -> 
 async def answer(intake: Intake, asked: dict[str, Any], client: Client | None = None) -> list[int]:
     ids: list[int] = []
     reasons: list[str | None] = []
-    async with aclosing(_said(intake, asked, client)) as said:
+    async with aclosing(intake.generate(asked, client or Client())) as said:
         async for each in said:
             ids += each["token_ids"]
             reasons.append(each["finish_reason"])
     if len(ids) == asked["stop_conditions"]["max_tokens"]:
         assert reasons == [None] * (len(ids) - 1) + ["length"]
     return ids
-
-
-async def _said(intake: Intake, asked: dict[str, Any], client: Client | None) -> AsyncIterator[dict[str, Any]]:
-    async for each in intake.generate(asked, client or Client()):
-        yield each
 
 
 @needs_redis
