@@ -137,7 +137,8 @@ class Worker:
             return Claimed(task_of(task), task["fence"], session["epoch"], home, address, found)
 
     def start_heartbeat(self) -> None:
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        for loop in (self._beat, self._end_with_parent):
+            threading.Thread(target=loop, name=loop.__name__, daemon=True).start()
 
     def stop_on_signal(self) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: self.is_stopping.set())
@@ -148,11 +149,14 @@ class Worker:
             key = self.store.key("worker", self.spec.worker_id)
             self.store.answered(lambda: self.store.client.hset(key, mapping=self.said))
 
+    def _end_with_parent(self) -> None:
+        """Nobody else is left to stop it, and it may be waiting for a Redis that went as well."""
+        if (parent := parent_process()) is not None:
+            parent.join()
+            os._exit(0)
+
     def _beat(self) -> None:
-        parent = parent_process()
         while not self.is_stopping.wait(self.spec.lease_s / 4):
-            if parent is not None and not parent.is_alive():
-                os._exit(0)  # nobody is left to stop it
             if not self.is_lost.is_set():
                 try:
                     self.call("beat", self.spec.lease_s)
