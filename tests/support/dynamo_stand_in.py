@@ -34,10 +34,8 @@ def write_dynamo(environment: Any) -> None:
     (environment.folder / MARK).write_text(json.dumps(mark))
 
 
-class HttpError(Exception):
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
+class InvalidArgument(Exception):
+    """The only error whose words a client gets to read."""
 
 
 def handed_over(body: dict[str, Any], headers: Any) -> dict[str, Any]:
@@ -73,17 +71,18 @@ class Endpoint:
             body = await request.json()
             answer = generate(handed_over(body, request.headers), SimpleNamespace(is_stopped=lambda: False))
             response = web.StreamResponse()
+            await response.prepare(request)
             count = 0
             try:
                 async for said in answer:
-                    if not count:
-                        await response.prepare(request)
                     count += len(said["token_ids"])
                     choice = {"text": "", "index": 0, "finish_reason": said["finish_reason"]}
                     ids = {"completion_token_ids": said["token_ids"]}
                     await response.write(_event({"choices": [choice], "usage": None, "nvext": ids}))
-            except HttpError as error:
-                return web.json_response({"message": error.message, "code": error.code}, status=error.code)
+            except Exception as error:
+                said = str(error) if isinstance(error, InvalidArgument) else "Internal server error"
+                await response.write(_event({"error": {"message": said}}) + b"data: [DONE]\n\n")
+                return response
             usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
             await response.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
             return response
@@ -143,7 +142,7 @@ def main(arguments: list[str]) -> None:
     _module("uvloop", run=asyncio.run)
     _module("dynamo")
     _module("dynamo.llm", ModelInput=kinds, ModelType=kinds, WorkerType=kinds, register_model=register_model)
-    _module("dynamo.llm.exceptions", HttpError=HttpError)
+    _module("dynamo.llm.exceptions", InvalidArgument=InvalidArgument)
     _module("dynamo.runtime", dynamo_worker=dynamo_worker)
     place = arguments.index("-m") + 1
     sys.argv = arguments[place:]

@@ -24,7 +24,7 @@ BLOCK_SIZE = 16
 def main(spec: RouterSpec) -> None:
     import uvloop
     from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
-    from dynamo.llm.exceptions import HttpError
+    from dynamo.llm.exceptions import InvalidArgument
     from dynamo.runtime import dynamo_worker
 
     intake = Intake(spec.deciding.coordinator(), spec.limits)
@@ -35,7 +35,7 @@ def main(spec: RouterSpec) -> None:
                 async for said in answer:
                     yield said
         except UserError as error:
-            raise HttpError(400, str(error)) from None
+            raise InvalidArgument(str(error)) from None  # the one kind whose words the frontend passes on
 
     @dynamo_worker()
     async def router(runtime: Any) -> None:

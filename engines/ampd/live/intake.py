@@ -142,8 +142,6 @@ class Intake:
         self._store = coordinator.store
         self._coordinating = ThreadPoolExecutor(1, thread_name_prefix="coordinator")
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="tokens")
-        self._named: dict[str, int] = {}
-        self._num_named = 0
         self._losses = Losses((), 0)
         self._under_way: dict[int, asyncio.Event] = {}
         """Sessions with a round, and what says that it has new tokens."""
@@ -155,9 +153,9 @@ class Intake:
     async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncGenerator[dict[str, Any], None]:
         """A token each. UserError where the round can not be. The answer of a client that leaves is generated to its end."""
         asked = Asked.of(request, self.limits)
-        session_id = self._id_of(asked.session)
-        require(session_id not in self._under_way, f"session {asked.session!r} waits for an answer: ask after it")
         loop = asyncio.get_running_loop()
+        session_id = await loop.run_in_executor(self._coordinating, self._id_of, asked.session)
+        require(session_id not in self._under_way, f"session {asked.session!r} waits for an answer: ask after it")
         news = self._under_way[session_id] = asyncio.Event()
         try:
             await loop.run_in_executor(self._coordinating, self._begin, session_id, asked)
@@ -172,22 +170,20 @@ class Intake:
                     yield {"token_ids": [token], "finish_reason": "length" if num_sent == asked.max_tokens else None}
         finally:
             del self._under_way[session_id]
-            if asked.is_last and asked.session is not None:
-                self._named.pop(asked.session, None)
-
-    def _id_of(self, session: str | None) -> int:
-        """A number is itself."""
-        if session is not None and session.isascii() and session.isdigit() and int(session) < NUM_NUMBERS:
-            return int(session)
-        if session is not None and session in self._named:
-            return self._named[session]
-        found = FIRST_NAMED + self._num_named
-        self._num_named += 1
-        if session is not None:
-            self._named[session] = found
-        return found
 
     # ---- in threads ---------------------------------------------------------------------------------------------
+
+    def _id_of(self, session: str | None) -> int:
+        """A number is itself; other names are in the store, for whoever goes on after this intake."""
+        if session is not None and session.isascii() and session.isdigit() and int(session) < NUM_NUMBERS:
+            return int(session)
+        store = self._store
+        known = None if session is None else store.fields("names").get(session)
+        if known is None:
+            known = store.answered(lambda: store.client.incr(store.key("num_names")))
+            if session is not None:
+                store.answered(lambda: store.client.hset(store.key("names"), session, known))
+        return FIRST_NAMED + int(known)
 
     def _begin(self, session_id: int, asked: Asked) -> None:
         name = f"session {asked.session!r}"

@@ -13,6 +13,7 @@
 --   ids:S, times:S            strings: token ids (int32), and when each generated one came (float64)
 --   unrouted, homeless        lists of tasks and sessions that wait for the coordinator
 --   log                       list of decisions; events a stream of finished rounds; wake:W what a worker sleeps on
+--   names, num_names          hash: a session's name -> its number; how many there are
 --   news                      channel: sessions that got a token
 --   losses                    hash: what a coordinator in a process of its own has counted
 --

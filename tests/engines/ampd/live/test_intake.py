@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,24 @@ def test_sessions_at_once_and_those_without_a_number(store: Store) -> None:
 
     assert served(intake, together) == [[7, 4, 5]] * 5
     assert store.fields("session", 0)["state"] == "waiting"
-    assert [store.fields("session", FIRST_NAMED + k).get("state") for k in range(5)] == [
+    assert [store.fields("session", FIRST_NAMED + k).get("state") for k in range(1, 6)] == [
         "done",
         "waiting",
         "waiting",
         "done",
         None,
     ]
+
+
+@needs_redis
+def test_another_intake_goes_on_with_what_one_began(store: Store) -> None:
+    async def ask(intake: Intake, ids: list[int]) -> tuple[list[int], list[int]]:
+        return await answer(intake, request(ids, 1, session="a")), await answer(intake, request(FIRST, 1))
+
+    for ids in (FIRST, [*FIRST, 7, 9]):
+        intake = intake_of(store)
+        assert served(intake, partial(ask, intake, ids)) == ([7], [7])
+    assert store.fields("session", FIRST_NAMED + 1)["round"] == "1"
 
 
 @needs_redis

@@ -67,6 +67,13 @@ def over_dynamo(**changes: Any) -> OverDynamo:
     return OverDynamo(limits=limits, tokenizer=None)
 
 
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of runs that fail are kept: here."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+
+
 @pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
     folder = tmp_path / "redis"
@@ -80,8 +87,6 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Dynamo's environment is a stand-in's, below the test's folder; where its processes write who they are."""
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
     monkeypatch.setenv("FAKE_SERVER_PIDS", str(tmp_path / "pids"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     write_dynamo(ENVIRONMENTS["cpu"])
     return tmp_path / "pids"
 
@@ -127,7 +132,7 @@ def test_a_request_that_is_refused_fails_the_run_with_its_sentence(redis: RedisS
     store = Store.connect(redis.url, PREFIX)
     with HandFleet(redis.url, PREFIX) as fleet, pytest.raises(RunError) as caught:
         over_dynamo(max_len=48).serve(deciding(redis.url), SESSIONS, PROMPTS, store, fleet)
-    said = r"3 of 9 requests failed, the first with: status 400: prompt of \d+ tokens and max_tokens=3 are more than the 48 a"
+    said = r"3 of 9 requests failed, the first with: in the stream: prompt of \d+ tokens and max_tokens=3 are more than the 48 a"
     assert re.match(said, str(caught.value))
     assert are_gone(pids)
     assert len(left(pids)) == 1, "what was said is kept"
@@ -243,6 +248,9 @@ def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without
     )
     assert over.client is not None
     over.client.saw(run, store)  # which compares the tokens the client got
+    others = [replace(each, session_id=each.session_id + 200) for each in SESSIONS]
+    with pytest.raises(RunError, match=r"in the stream: prompt of .* and max_tokens=3 are more than the 48"):
+        over_dynamo(max_len=48).serve(deciding(redis.url), others, prompts, store, fleet)
 
 
 def engine_answers(prompts: Callable[[Session, int], Any]) -> list[list[list[int]]]:
