@@ -1,7 +1,7 @@
 """A stand-in for a server's environment: its python answers as the server would, whatever it is asked to start.
 
 Run as a program it takes the arguments of a server, and behaves as FAKE_SERVER says: "serve", "fail" (ends at once), "silent" (never answers),
-"deaf" (ignores SIGTERM), or "die" (ends in its third answer).
+"deaf" (ignores SIGTERM), or "die" (ends in its third answer). One that serves does so once FAKE_SERVER_AFTER programs have been started.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def main(arguments: list[str]) -> None:
     ports = [i for i, word in enumerate(arguments) if word in ("--port", "--http-port")]
     if how == "silent" or not ports:
         time.sleep(600)
+    while said is not None and len(Path(said).read_text().splitlines()) < int(os.environ.get("FAKE_SERVER_AFTER", 1)):
+        time.sleep(0.01)
     asyncio.run(_serve(int(arguments[ports[0] + 1]), how))
 
 

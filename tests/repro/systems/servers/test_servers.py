@@ -92,8 +92,9 @@ def test_vllm_is_started_driven_and_stopped(dataset: str, knobs: dict[str, Any],
     assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "logs are of no use"
 
 
-def test_dynamo_s_frontend_and_workers(pids: Path) -> None:
+def test_dynamo_s_frontend_and_workers(pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_environment(DYNAMO["cpu"])
+    monkeypatch.setenv("FAKE_SERVER_AFTER", "3")
     record = prepare(cell("dynamo", workers="python", num_workers=2, prefill_us=7.5)).run()
     assert set(record.requests["status"]) == {"ok"}
     servers = started(pids)
