@@ -40,7 +40,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a CUDA device where there is none; torch is loaded only if some test asks."""
+    """The longest come first: at the end one worker would be at it alone. What needs a CUDA device is skipped where there is
+    none; torch is loaded only if some test asks."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     marked = [item for item in items if item.get_closest_marker("gpu") is not None]
     if not marked:
         return

@@ -70,6 +70,7 @@ print(json.dumps([repro.__file__, said]))
 """Commands one after the other: an interpreter and its imports take longer than most of them."""
 
 
+@pytest.mark.long
 def test_from_elsewhere(python: Path, tmp_path: Path) -> None:
     done = call(python, "-m", "repro", "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -49,6 +49,7 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(path=tmp_path, content={**content, "checkpoints": checkpoints, "cases": cases})
 
 
+@pytest.mark.long
 def test_the_embedded_cases_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every committed case, in this one place. They share a few checkpoints, which are loaded once."""
     monkeypatch.setattr(loader, "load_model", cache(loader.load_model))

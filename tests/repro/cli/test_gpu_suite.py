@@ -49,6 +49,7 @@ def run_script(command: Sequence[str], limit_s: float) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(list(command), code, said.getvalue(), "")
 
 
+@pytest.mark.long
 def test_the_small_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_process", run_script)
     # For good it would be, and tests that measure memory come after this one.
