@@ -34,10 +34,10 @@ SAY := @printf '%s\n'
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
 	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures; any other likewise' \
-	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, about ten minutes on two cores' \
+	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, some six minutes on two cores' \
 	  'make reproduce-ampd  every figure of AMPD: $(AMPD_FIGURES)' \
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
-  'make reproduce-laps  every figure of LAPS, some eight minutes: $(LAPS_FIGURES)' \
+  'make reproduce-laps  every figure of LAPS, some five minutes: $(LAPS_FIGURES)' \
   'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD and LAPS' \
 	  'make check-results   whether the committed figures are those of the code, calibration and data of today' \
 	  'make test            the tests' \
