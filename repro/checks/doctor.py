@@ -314,11 +314,8 @@ def _measured_row(machine: Machine, platform: Platform) -> Item:
 
 def _not_measurable(machine: Machine, platform: Platform) -> str | None:
     if platform.executor == "http":
-        return (
-            None
-            if dict(machine.packages).get("aiohttp")
-            else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
-        )
+        has_client = dict(machine.packages).get("aiohttp")
+        return None if has_client else "aiohttp is not installed: pip install 'dllm-serve-repro[http]'"
     if not any(isinstance(part, DllmPart) for part in platform.parts):
         return "clusters are simulated only"
     if (reason := _torch_reason(machine)) is not None:

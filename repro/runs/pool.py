@@ -94,6 +94,8 @@ class _Process:
     def __init__(self, pool: ProcessPoolExecutor, packing: Packing) -> None:
         self._pool = pool
         self._packing = packing
+        # For as long as the process lives: a cache of the module would hold workloads for ever.
+        self._pickled = lru_cache(maxsize=KEPT_WORKLOADS)(_pickled)
 
     def begun(self) -> Future[Any]:
         """It starts with its first run."""
@@ -104,7 +106,7 @@ class _Process:
     def submit(self, experiment: Experiment) -> Future[Made]:
         try:
             sent = replace(experiment, workload=None)
-            return self._pool.submit(_make, self._packing, sent, _pickled(_Itself(experiment.workload)))
+            return self._pool.submit(_make, self._packing, sent, self._pickled(_Itself(experiment.workload)))
         except BrokenProcessPool as error:
             future: Future[Made] = Future()
             future.set_exception(error)
@@ -132,7 +134,6 @@ class _Itself:
         return isinstance(other, _Itself) and other.held is self.held
 
 
-@lru_cache(maxsize=KEPT_WORKLOADS)
 def _pickled(workload: _Itself) -> bytes:
     return pickle.dumps(workload.held, protocol=pickle.HIGHEST_PROTOCOL)
 

@@ -224,7 +224,7 @@ class Store:
         return StoredRun(cell=cell, folder=folder, manifest=packed.manifest, provenance=packed.provenance)
 
     def _clear_leftovers(self) -> None:
-        """Of processes that were killed while they stored. Once a process: a look at all folders for each run takes longer
+        """Of processes that were killed while they stored. Once, before the first run: a look at all folders for each run takes longer
         than storing it where there are thousands."""
         if self._is_cleared:
             return
