@@ -15,6 +15,8 @@ from engines.errors import RunError
 
 STOP_S = 5.0
 _MODULES = {"prefill": "engines.ampd.live.prefill", "decode": "engines.ampd.live.decode"}
+_LATER = ("redis", "torch.fx.experimental.symbolic_shapes")
+"""What every worker imports when it connects and makes its model: a second, unless the server it is forked from has."""
 
 
 class Fleet:
@@ -24,7 +26,7 @@ class Fleet:
         self._specs = {spec.worker_id: spec for spec in specs}
         self._processes: dict[int, BaseProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(_MODULES.values()))
+        self._context.set_forkserver_preload([*_MODULES.values(), *_LATER])
         try:
             for spec in specs:
                 self.start(spec.worker_id)
