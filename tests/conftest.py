@@ -24,8 +24,8 @@ except ImportError:
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NUM_FROZEN = pytest.StashKey[int]()
-"""Modules that were loaded when the objects there were were taken from the garbage collector."""
+FROZEN = pytest.StashKey[tuple[Path, int]]()
+"""The test file, and how many modules were loaded, when the objects there were were taken from the garbage collector."""
 
 if settings is not None:
     settings.register_profile("repro", derandomize=True, deadline=None, max_examples=50)
@@ -73,12 +73,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is loaded stays. Without this a collection of garbage, which every measured peak of memory begins with, looks
-    through all of torch: a hundred times the work."""
-    if len(sys.modules) - item.config.stash.get(NUM_FROZEN, 0) > 100:
+    """What is loaded, and what earlier files keep, stays. Without this a collection of garbage, which every measured peak
+    of memory begins with, looks through all of torch and all tests: a hundred times the work."""
+    at, known = item.config.stash.get(FROZEN, (None, 0))
+    if at != item.path or len(sys.modules) - known > 100:
         gc.collect()
         gc.freeze()
-        item.config.stash[NUM_FROZEN] = len(sys.modules)
+        item.config.stash[FROZEN] = item.path, len(sys.modules)
 
 
 def pytest_unconfigure() -> None:
