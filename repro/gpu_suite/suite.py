@@ -21,7 +21,7 @@ from repro.gpu_suite.expected import expected_seconds
 from repro.gpu_suite.stages import Planned
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.provenance import utc_now
+from repro.runs.provenance import GitState, git_state, utc_now
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 
@@ -110,6 +110,8 @@ class Suite:
     now: Callable[[], float] = time.monotonic
     stages: frozenset[str] | None = None
     """Of the jobs that are run; None for all. The others are known, for what is said of the whole."""
+    git: GitState = field(default_factory=git_state)
+    """Of the code that is loaded: asked once, for a page after every job."""
     entries: dict[str, Entry] = field(default_factory=dict)
     _found: dict[str, tuple[tuple[int, int] | None, StoredRun | None]] = field(default_factory=dict, init=False)
     """Name of a job -> when its cell was stored, and the run: every page asks for most of them, after every job."""

@@ -35,7 +35,8 @@ def draw(suite: Suite, figures: Sequence[Drawn]) -> list[str]:
 
 def _lines(suite: Suite) -> list[str]:
     now = utc_now()
-    origin = collect(obtained="measured", timing=Timing(started_utc=now, finished_utc=now, elapsed_s=0.0))
+    timing = Timing(started_utc=now, finished_utc=now, elapsed_s=0.0)
+    origin = collect(obtained="measured", timing=timing, git=suite.git)
     gpu, git = origin["gpu"] or {}, origin["git"]
     machine = gpu.get("name") or origin["cpu"]["model"] or "an unnamed CPU"
     lines = [
