@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import os
@@ -67,8 +68,12 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_configure() -> None:
     """What tests leave is freed by reference counts, but for little: looking for that after every 700 objects, as
-    interpreters do, takes a twentieth of the time. Measured peaks of memory begin with a collection of their own."""
+    interpreters do, takes a twentieth of the time. Measured peaks of memory begin with a collection of their own.
+
+    At its end an interpreter takes apart what it can reach; some libraries report the rest as leaks. Not before: pytest looks
+    for garbage five times when the last test is over."""
     gc.set_threshold(50_000, 20, 20)
+    atexit.register(gc.unfreeze)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -80,11 +85,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.collect()
         gc.freeze()
         item.config.stash[FROZEN] = item.path, len(sys.modules)
-
-
-def pytest_unconfigure() -> None:
-    """At its end an interpreter takes apart what it can reach; some libraries report the rest as leaks."""
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

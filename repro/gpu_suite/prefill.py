@@ -44,7 +44,7 @@ SCRIPTS = (
 )
 SMALL_SCRIPTS = (
     Script(MIXING, "prefill", "--parts kappa --mixes least --repeats 2 --threads 1", 5.0),
-    Script(PREFILL, "prefill", "--parts times graphs host --repeats 2 --threads 1", 20.0),
+    Script(PREFILL, "prefill", "--parts times graphs host --repeats 1 --threads 1", 20.0),
     Script(
         PREFILL,
         "prefill_loops",

@@ -4,7 +4,6 @@ references in triton's interpreter, and their compilation for GPUs that are not 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import kernel_cases as cases
 from support.kernel_cases import DTYPES, Drawn, Sizes
-from support.kernel_compiler import compiling
+from support.kernel_compiler import compile_everything, set_variables
 
 import engines.kernels
 from engines.dllm.cache.sparsity import top_rows
@@ -69,14 +68,10 @@ requests = st.lists(sizes(), min_size=1, max_size=4)
 # ---- in other processes: triton looks at TRITON_INTERPRET when it is imported ----------------
 
 
-def _set(variables: dict[str, str]) -> None:
-    os.environ.update(variables)
-
-
 def _process(**variables: str) -> ProcessPoolExecutor:
     if find_spec("triton") is None:
         pytest.skip("triton is not installed")
-    return ProcessPoolExecutor(1, get_context("spawn"), _set, (variables,))
+    return ProcessPoolExecutor(1, get_context("spawn"), set_variables, (variables,))
 
 
 @pytest.fixture(scope="module")
@@ -220,37 +215,9 @@ def test_store(interpret: Interpret, seed: int, rows: int, heads: int, width: in
     interpret(cases.check_store, seed, rows, heads, width, dtype)
 
 
-def _launch_everything(capability: int, dtype: str) -> dict[str, str]:
-    """PTX of every kernel at LLaDA-8B's widths; nothing runs."""
-    draw = Drawn(0, "cpu")
-    building, rows, pool_rows = draw.building([Sizes(prefix=200, block=32, window=32, suffix=100, kept=150)] * 2)
-    q, k = draw.normal(rows, 32, 128, dtype=dtype), draw.normal(rows, 8, 128, dtype=dtype)
-    pool_k, pool_v = (draw.normal(pool_rows, 8, 128, dtype=dtype) for _ in "kv")
-    logits = draw.normal(3, 126464, dtype=dtype)
-    x, weight = draw.normal(3, 4096, dtype=dtype), draw.normal(4096, dtype=dtype)
-    hidden = draw.normal(3, 12288, dtype=dtype)
-    cos, sin = torch.zeros(2, rows, 1, 128).unbind(0)
-    compiled: dict[str, str] = {}
-    with compiling(capability, compiled):
-        pack(pool_k, pool_v, k, k, building, None, 150)
-        pack(pool_k, pool_v, k, k, building, torch.zeros(2, 8, 150, dtype=torch.int64), 150)
-        for selection in ("head", "uniform"):
-            score = scores(q, k, building, selection, 3, 32, 300)  # type: ignore[arg-type]
-        select(score, building.kept, 150)
-        confidence(logits, 126336)
-        cases.partial(logits, 126336, 126464)
-        rms_norm(x, weight, 1e-5)
-        rms_norm(x, weight, 1e-5, x)
-        rotate(q, k, cos, sin, building.kv_start.new_zeros(rows), full_precision=False)
-        rotate(q, k, cos, sin, full_precision=True)
-        swiglu(hidden, hidden)
-        store(pool_k, pool_v, building.kv_start, k[:2], k[:2])
-    return compiled
-
-
 @pytest.mark.parametrize(("capability", "dtype"), [(80, "fp16"), (90, "bf16")])
 def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int, dtype: str) -> None:
-    compiled = compiler.submit(_launch_everything, capability, dtype).result()
+    compiled = compiler.submit(compile_everything, capability, dtype).result()
     movers = {
         "pack_rows",
         "mean_queries",

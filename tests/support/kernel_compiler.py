@@ -1,12 +1,24 @@
-"""Compiles for a GPU, on a machine without one, every kernel a wrapper launches."""
+"""Compiles for a GPU, on a machine without one, every kernel a wrapper launches. In a process of its own, which imports
+this file and no test: triton looks at its variables when it is imported."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from support.kernel_cases import Drawn, Sizes
+
+from engines.kernels.confidence import confidence, partial
+from engines.kernels.pack import pack
+from engines.kernels.rmsnorm import rms_norm
+from engines.kernels.rotary import rotate
+from engines.kernels.scores import scores
+from engines.kernels.select import select
+from engines.kernels.store import store
+from engines.kernels.swiglu import swiglu
 
 CANONICAL = {
     torch.bfloat16: "bf16",
@@ -15,6 +27,10 @@ CANONICAL = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+
+
+def set_variables(variables: dict[str, str]) -> None:
+    os.environ.update(variables)
 
 
 @contextmanager
@@ -57,3 +73,31 @@ def compiling(capability: int, compiled: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         JITFunction.run = launch
+
+
+def compile_everything(capability: int, dtype: str) -> dict[str, str]:
+    """PTX of every kernel at LLaDA-8B's widths; nothing runs."""
+    draw = Drawn(0, "cpu")
+    building, rows, pool_rows = draw.building([Sizes(prefix=200, block=32, window=32, suffix=100, kept=150)] * 2)
+    q, k = draw.normal(rows, 32, 128, dtype=dtype), draw.normal(rows, 8, 128, dtype=dtype)
+    pool_k, pool_v = (draw.normal(pool_rows, 8, 128, dtype=dtype) for _ in "kv")
+    logits = draw.normal(3, 126464, dtype=dtype)
+    x, weight = draw.normal(3, 4096, dtype=dtype), draw.normal(4096, dtype=dtype)
+    hidden = draw.normal(3, 12288, dtype=dtype)
+    cos, sin = torch.zeros(2, rows, 1, 128).unbind(0)
+    compiled: dict[str, str] = {}
+    with compiling(capability, compiled):
+        pack(pool_k, pool_v, k, k, building, None, 150)
+        pack(pool_k, pool_v, k, k, building, torch.zeros(2, 8, 150, dtype=torch.int64), 150)
+        for selection in ("head", "uniform"):
+            score = scores(q, k, building, selection, 3, 32, 300)  # type: ignore[arg-type]
+        select(score, building.kept, 150)
+        confidence(logits, 126336)
+        partial(logits, 126336, 126464)
+        rms_norm(x, weight, 1e-5)
+        rms_norm(x, weight, 1e-5, x)
+        rotate(q, k, cos, sin, building.kv_start.new_zeros(rows), full_precision=False)
+        rotate(q, k, cos, sin, full_precision=True)
+        swiglu(hidden, hidden)
+        store(pool_k, pool_v, building.kv_start, k[:2], k[:2])
+    return compiled
