@@ -33,6 +33,8 @@ class RedisServer:
         self._command = [*guard, program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)]
         # A change is written before it is answered; a flush to the disk every second guards against a machine's death.
         self._command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no"]
+        # Who waits for an event or for the next session to be due is told of the latter so often a second: by default ten times.
+        self._command += ["--hz", "200"]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
