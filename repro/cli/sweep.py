@@ -60,15 +60,17 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     say(f"{line}; run folders: {root}", file=sys.stderr)
     for outcome in failed:
         say(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
-    for outcome in outcomes:
-        if outcome.run is not None and not outcome.run.validity.valid:
-            say(f"INVALID {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.reasons)}", file=sys.stderr)
-    contended = [outcome for outcome in outcomes if outcome.run is not None and outcome.run.validity.warnings]
-    for outcome in contended[:MAX_WARNED]:
-        assert outcome.run is not None
-        say(f"warning {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.warnings)}", file=sys.stderr)
-    if len(contended) > MAX_WARNED:
-        say(f"warning: so too {counted(len(contended) - MAX_WARNED, 'more run')}", file=sys.stderr)
+    invalid = [each.run for each in outcomes if each.run is not None and not each.run.validity.valid]
+    warned = [each.run for each in outcomes if each.run is not None and each.run.validity.warnings]
+    _say_of("INVALID", [(run, run.validity.reasons) for run in invalid])
+    _say_of("warning", [(run, run.validity.warnings) for run in warned])
+
+
+def _say_of(what: str, found: Sequence[tuple[StoredRun, Sequence[str]]]) -> None:
+    for run, reasons in found[:MAX_WARNED]:
+        say(f"{what} {run.cell.folder_name}: {'; '.join(reasons)}", file=sys.stderr)
+    if len(found) > MAX_WARNED:
+        say(f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}", file=sys.stderr)
 
 
 def is_failure(outcome: CellOutcome) -> bool:

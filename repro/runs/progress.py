@@ -82,8 +82,8 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
 
 def _short(cell: Cell) -> str:
     """What fits beside a bar on a narrow terminal."""
-    rate = "at once" if cell.rate is None else f"at {cell.rate:g}/s"
-    return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset} {rate}"
+    rate = "" if cell.rate is None else f" at {cell.rate:g}/s"
+    return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset}{rate}"
 
 
 def _log_event(event: CellEvent) -> None:
