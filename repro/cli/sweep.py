@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.cli.output import counted, say
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
     from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
-    from repro.runs.sweep import CellOutcome, Sweep
+    from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 
 
 MAX_WARNED = 3
@@ -43,10 +43,27 @@ def run_sweep(
     sweep.check(out_dir)
     if not sweep.num_cells:
         return []
+    ending: list[CellEvent] = []
+
+    def on_event(event: CellEvent) -> None:
+        # What ends the sweep is raised, and said once.
+        (ending.append if event.kind == "failed" and not continue_on_error else progress.on_event)(event)
+
     with sweep_progress(sweep.num_cells) as progress:
-        return sweep.run(
-            continue_on_error=continue_on_error, on_event=progress.on_event, on_step=progress.on_step, jobs=jobs
-        )
+        try:
+            return sweep.run(
+                continue_on_error=continue_on_error, on_event=on_event, on_step=progress.on_step, jobs=jobs
+            )
+        except (UserError, RunError) as error:
+            names = [event.cell.folder_name for event in ending if event.cell is not None]
+            if not names or names[-1] in str(error):
+                raise
+            kind = UserError if isinstance(error, UserError) else RunError
+            raise kind(f"{names[-1]}: {error}") from error
+        except Exception:
+            for event in ending:
+                progress.on_event(event)
+            raise
 
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:

@@ -93,4 +93,6 @@ def _log_event(event: CellEvent) -> None:
 
 def _line(event: CellEvent) -> str:
     name = "" if event.cell is None else f"{event.kind} {event.cell.folder_name}: "
-    return f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
+    line = f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
+    # A message may hold what a server or a file said.
+    return "".join(c if c.isprintable() else "?" for c in " ".join(line.split()))

@@ -118,6 +118,7 @@ MESSAGES = [
     (("ablate",), "Missing option '--component': see 'repro ablate --help'"),
     (("bench", "--num-prompts", "x"), "num_prompts='x' must be a whole number: see 'repro bench --help'"),
     (("bench", "--burstiness", "x"), "burstiness='x' must be a number"),
+    (("serve", "--host", ""), "host='' is empty: give an address, or 0.0.0.0"),
     (("check-results", "--results", "nope"), "results='nope' does not exist: check the path"),
     ((*LAPS, "--knob", "wait=nope"), "wait='nope' is unknown"),
     ((*LAPS, "--knob", "min_tokens=0"), "min_tokens=0, max_tokens=None"),
