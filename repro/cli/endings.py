@@ -95,6 +95,9 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
         return _refused(str(error))
     if isinstance(error, RunError):
         return _failed(str(error))
+    if isinstance(error, SystemExit):
+        # No code of this program ends so: a module that a user named does.
+        return _refused(f"code of a module that was named ends the program (SystemExit: {error}): take that out of it")
     return _of_the_machine(error) or _of_the_program(error)
 
 
