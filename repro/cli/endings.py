@@ -95,6 +95,8 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
         return _refused(str(error))
     if isinstance(error, RunError):
         return _failed(str(error))
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return ending_of(error.__context__)  # as the library of tables ends one
     if isinstance(error, SystemExit):
         # No code of this program ends so: a module that a user named does.
         return _refused(f"code of a module that was named ends the program (SystemExit: {error}): take that out of it")

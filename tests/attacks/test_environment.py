@@ -75,6 +75,15 @@ def test_a_plug_in_that_ends_the_program(tmp_path: Path, monkeypatch: pytest.Mon
     refused(repro(*BENCH, "--system", "ending_module:X", "--result-dir", tmp_path / "r"), "SystemExit: 0")
 
 
+def test_a_table_that_nobody_reads_is_no_fault() -> None:
+    with pytest.raises(SystemExit) as caught:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904 - as rich does
+    assert "what reads the output has closed it" in str(ending_of(caught.value).line)
+
+
 def test_input_that_is_closed_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("generate", "--prompt", "-", "--gen-length", 4, "--block-length", 4)
     monkeypatch.setattr(sys, "stdin", None)
