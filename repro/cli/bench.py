@@ -255,7 +255,11 @@ def bench(
     if families <= {"ar", "prefill"}:
         opt.check_ranges(knobs)
     with opened as pool:
-        with readable("dataset_path", dataset_path, datasets), opt.plugged_in("router", knobs.get("router")):
+        with (
+            opt.named_as_given(),
+            readable("dataset_path", dataset_path, datasets),
+            opt.plugged_in("router", knobs.get("router")),
+        ):
             sweep = sweep_of(cells, store, force=force, pool=pool)
         if dry_run:
             pool.check(sweep.experiments)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engines.errors import UserError
+from engines.errors import UserError, require
 from repro.cli import options as opt
 from repro.cli.output import counted, counting, print_json, print_table, say
 
@@ -28,6 +28,7 @@ def check_results(
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
+    require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
     with counting("comparing, runs:") as advance:
         today = Today(advance)
         found = [*check_figures(root, today), *check_claims(root, today)]

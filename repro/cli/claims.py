@@ -120,11 +120,24 @@ def _ours(each: Judged) -> str:
 
 
 def _value(value: float | tuple[float, ...] | None, unit: str | None) -> str:
+    """``unit`` may be one for each of several values, and say in brackets of what it is."""
     if value is None:
         return "ordering"
-    if isinstance(value, tuple):
-        same = len(set(value)) == 1
-        numbers = f"{value[0]:.4g}" if same else (" to " if len(value) == 2 else ", ").join(f"{v:.4g}" for v in value)
-    else:
-        numbers = f"{value:.4g}"
-    return f"{numbers} {(unit or '').partition(' (')[0]}".strip()
+    values = value if isinstance(value, tuple) else (value,)
+    units = [each.strip() for each in re.split("[,;]", (unit or "").partition(" (")[0])]
+    if len(units) == len(values):
+        return ", ".join(_number(one, each) for one, each in zip(values, units, strict=True))
+    if len(set(values)) == 1:
+        return _number(values[0], units[0])
+    *first, last = (f"{one:.4g}" for one in values)
+    return (" to " if len(values) == 2 else ", ").join([*first, f"{last} {units[0]}".strip()])
+
+
+def _number(value: float, unit: str) -> str:
+    if unit == "bool":
+        return "yes" if value else "no"
+    if unit == "rank":
+        return f"rank {value:.4g}"
+    if unit == "bytes":
+        return f"{value / 1e9:.4g} GB"
+    return f"{value:.4g} {'' if unit == 'fraction' else unit}".strip()

@@ -66,6 +66,8 @@ _FIXES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (ulimit -n)",
 }
+_KINDS = {"int": "a whole number", "float": "a number"}
+"""What a value should have been, by the beginning of the name of its error."""
 _KEPT = "finished runs are kept; the same command continues"
 
 
@@ -88,13 +90,32 @@ def ending_of(error: BaseException, *, is_terminated: bool = False) -> Ending:
     if isinstance(error, NoArgsIsHelpError):
         return Ending(code=DONE, help=error.format_message())
     if isinstance(error, ClickException):
-        # An unknown command or option, a missing argument, a value of the wrong type.
-        return _refused(f"{error.format_message().rstrip('.')}: see 'repro --help'")
+        return _refused(f"{_of_usage(error)}: see '{_command_of(error)} --help'")
     if isinstance(error, UserError):
         return _refused(str(error))
     if isinstance(error, RunError):
         return _failed(str(error))
+    if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
+        return ending_of(error.__context__)  # as the library of tables ends one
+    if isinstance(error, SystemExit):
+        # No code of this program ends so: a module that a user named does.
+        return _refused(f"code of a module that was named ends the program (SystemExit: {error}): take that out of it")
     return _of_the_machine(error) or _of_the_program(error)
+
+
+def _of_usage(error: ClickException) -> str:
+    """An unknown command or option, a missing argument, a value of the wrong type: that, where the library does not say it."""
+    errors = getattr(error.__cause__, "errors", None)
+    for each in errors() if callable(errors) else ():
+        kind = _KINDS.get(str(each.get("type")).partition("_")[0])
+        if kind is not None and (option := getattr(error, "param", None)) is not None:
+            return f"{option.name}={each.get('input')!r} must be {kind}"
+    return error.format_message().rstrip(".")
+
+
+def _command_of(error: ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    return "repro" if context is None else str(context.command_path)
 
 
 def _of_the_machine(error: BaseException) -> Ending | None:

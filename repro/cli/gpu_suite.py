@@ -55,10 +55,10 @@ def gpu_suite(
         raise UserError(f"stage={stage[0]!r} and first: give one of them")
     scale = plan.scale_of(platform)
     if scale.where.part(DllmPart).device == "cuda" and not dry_run and (missing := _missing_cuda()):
-        print(
-            f"gpu-suite: not run, {missing}. It needs\n"
-            "  an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B\n"
-            "  a CUDA build of torch: make clean, then make setup TORCH=torch\n"
+        say(f"gpu-suite: not run, {missing}. It needs")
+        say("an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B", "  ")
+        say("a CUDA build of torch: make clean, then make setup TORCH=torch", "  ")
+        say(
             "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says "
             "what they are."
         )

@@ -149,6 +149,27 @@ def check_ranges(knobs: Mapping[str, Any]) -> None:
             raise UserError(f"{name}={value} must be between {least:g} and {most:g}")
 
 
+KNOB_OF = {
+    "variant": "wait",
+    "low": "min_tokens",
+    "high": "max_tokens",
+    "itl": "itl_stat",
+    "degree": "deployment's degree",
+    "rate": "request_rate",
+}
+"""Fields of the parts of a system or workload -> the knob or option that sets each, where it has another name."""
+
+
+@contextmanager
+def named_as_given() -> Iterator[None]:
+    """What the body refuses is named as the user named it."""
+    try:
+        yield
+    except UserError as error:
+        said = re.sub(r"(?:^|(?<=, ))(\w+)(?==)", lambda field: KNOB_OF.get(field[0], field[0]), str(error))
+        raise UserError(said) from error
+
+
 @contextmanager
 def plugged_in(knob: str, named: object) -> Iterator[None]:
     """The body calls what the knob names, if it is given: one that cannot be called so is refused."""

@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import textwrap
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 NOT_A_TERMINAL = 160
 """Columns where nothing says how many there are."""
@@ -16,21 +17,36 @@ NARROW = 14
 """A cell with a number in it that is no wider is never broken into lines."""
 MOST_COLUMNS = 1000
 """Of a terminal that one would believe."""
+MOST_LINES = 3
+"""Of a row in a frame, where one without is lower."""
+
+
+class Layout(NamedTuple):
+    """Columns of the terminal between those of a table, and at its two edges."""
+
+    between: int
+    around: int
+
+
+FRAMED, OPEN = Layout(between=3, around=4), Layout(between=2, around=0)
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """No wider than the terminal: columns that say the same in every row become a line above (numbers only where the rest
-    still does not fit), words of a cell come one below the other, and where that is not enough each row is written
-    downwards."""
+    still does not fit), words of a cell come one below the other, frames give way where rows would be towers of words, and
+    where that is not enough each row is written downwards."""
     held = [tuple(row) for row in rows]
     width = _room(sys.stdout) or NOT_A_TERMINAL
     say(title)
-    if _taken(_lengths(columns, held, by_word=False)) > width and len(held) > 1:
+    if _taken(_lengths(columns, held, by_word=False), FRAMED) > width and len(held) > 1:
         columns, held = _without_constants(columns, held, width)
-    if _taken(_lengths(columns, held, by_word=True)) > width:
+    words = _lengths(columns, held, by_word=True)
+    fitting = [layout for layout in (FRAMED, OPEN) if _taken(words, layout) <= width]
+    low = [layout for layout in fitting if _height(columns, held, layout, width) <= MOST_LINES]
+    if not fitting:
         _print_downwards(columns, held, width)
     else:
-        _print_across(columns, held, width)
+        _print_across(columns, held, (low or fitting)[0], width)
 
 
 def say(text: str, indent: str = "", *, file: TextIO | None = None) -> None:
@@ -74,33 +90,44 @@ def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: 
     ]
 
 
-def _taken(lengths: Sequence[int]) -> int:
+def _taken(lengths: Sequence[int], layout: Layout) -> int:
     """Columns of the terminal that a table takes, with its borders."""
-    return sum(lengths) + 3 * len(lengths) + 1
+    return sum(lengths) + layout.between * (len(lengths) - 1) + layout.around
+
+
+def _height(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout, width: int) -> int:
+    """Lines of the highest row."""
+    given = _shared(columns, rows, layout, width)
+    return max((_num_lines(cell, room) for row in rows for cell, room in zip(row, given, strict=True)), default=1)
 
 
 def _without_constants(
     columns: Sequence[str], rows: Sequence[tuple[str, ...]], width: int
 ) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Without the words that are constant and, the longest first, as many of the numbers as have to go."""
     same = [i for i in range(len(columns)) if len({row[i] for row in rows}) == 1]
-    for asked in ([i for i in same if not any(map(str.isdigit, rows[0][i]))], same):
-        kept = [i for i in range(len(columns)) if i not in asked] or [0]
-        rest = [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
-        if _taken(_lengths(*rest, by_word=True)) <= width:
+    numbers = [i for i in same if any(map(str.isdigit, rows[0][i]))]
+    lengths = _lengths(columns, rows, by_word=True)
+    kept = [i for i in range(len(columns)) if i not in same or i in numbers]
+    for i in sorted(numbers, key=lambda i: -lengths[i]):
+        if _taken([lengths[i] for i in kept], OPEN) <= width:
             break
-    same = [i for i in same if i not in kept]
-    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same):
+        kept.remove(i)
+    kept = kept or [0]
+    if said := "; ".join(f"{columns[i]}: {rows[0][i]}" for i in same if i not in kept):
         say(said)
     return [columns[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
 
 
-def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
+def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout, width: int) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table()
-    for name, given in zip(columns, _shared(columns, rows, width), strict=True):
+    table = Table() if layout is FRAMED else Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    table.pad_edge = layout is FRAMED
+    for name, given in zip(columns, _shared(columns, rows, layout, width), strict=True):
         table.add_column(name, overflow="fold", width=given)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -108,17 +135,49 @@ def _print_across(columns: Sequence[str], rows: Sequence[Sequence[str]], width: 
     Console(width=width, height=len(rows)).print(table)
 
 
-def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Widths of the columns: none below its longest word, and what is left goes first to those that lack least."""
+def _shared(columns: Sequence[str], rows: Sequence[Sequence[str]], layout: Layout, width: int) -> list[int]:
+    """Widths of the columns: none below its longest word, so that the highest row is as low as can be; what is left goes
+    first to those that lack least."""
     whole = _lengths(columns, rows, by_word=False)
-    if _taken(whole) <= width:
+    if _taken(whole, layout) <= width:
         return whole
-    given = _lengths(columns, rows, by_word=True)
-    room = width - _taken(given)
+    least = _lengths(columns, rows, by_word=True)
+    texts = [
+        (name, sorted({str(cell) for cell in cells}, key=len)) for name, *cells in zip(columns, *rows, strict=True)
+    ]
+    given = least
+    for height in range(1, 1 + max((len(cell.split()) for _, cells in texts for cell in cells), default=1)):
+        asked = [_width(*text, height, *ends) for text, *ends in zip(texts, least, whole, strict=True)]
+        if _taken(asked, layout) <= width:
+            given = asked
+            break
+    room = width - _taken(given, layout)
     for done, i in enumerate(sorted(range(len(given)), key=lambda i: whole[i] - given[i])):
         more = min(whole[i] - given[i], room // (len(given) - done))
         given[i], room = given[i] + more, room - more
     return given
+
+
+def _width(name: str, cells: Sequence[str], height: int, least: int, most: int) -> int:
+    """The smallest width at which no cell of a column takes more lines; its head may take some in any case."""
+
+    def fits(width: int) -> bool:
+        head = _num_lines(name, width) <= max(height, MOST_LINES)
+        return head and all(_num_lines(cell, width) <= height for cell in reversed(cells))
+
+    return bisect_left(range(most), True, lo=least, key=fits)
+
+
+def _num_lines(cell: str, width: int) -> int:
+    """``len(_broken(cell, width))``, of words that are no longer."""
+    if len(cell) <= width:
+        return 1
+    lines, room = 0, 0
+    for length in map(len, cell.split()):
+        if length + 1 > room:
+            lines, room = lines + 1, width + 1
+        room -= length + 1
+    return lines
 
 
 def _print_downwards(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:

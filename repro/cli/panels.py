@@ -3,25 +3,30 @@ nothing."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
 FEW = 12
 """Options of a command that are one list."""
+OTHERS = "Options"
+"""What is in none of the panels, or alone in one: ``--help``, of commands that write nothing."""
 
 PANELS = {
     "What is run": "system dataset_name dataset task platform executor component model weights reading prompt prompt_ids chat "
     "system_prompt paper trace hardware gpus",
     "Workload": "request_rate num_prompts limit num_fewshot arrivals burstiness dataset_path dataset_source input_len seed "
     "num_runs rate slo_ttft_s slo_itl_s trace_path num_sessions",
-    "Engine": "scheduler max_num_batched_tokens max_num_logits max_num_seqs batch_size memory_limit logit_rows "
-    "batch_rule attention_backend cuda_graphs fused_kernels tensor_parallel dtype device knob constants method solver",
+    "Server": "url max_concurrency goodput served_model_name host port api_key max_queue request_timeout drain_timeout",
+    "Engine": "scheduler max_num_batched_tokens max_num_logits max_num_seqs max_model_len kv_tokens keep_kv batch_size "
+    "memory_limit logit_rows batch_rule attention_backend cuda_graphs fused_kernels tensor_parallel dtype device knob "
+    "constants method solver",
     "Decoding": "gen_length block_length steps temperature top_p top_k threshold factor alg alg_temp remasking cfg_scale "
     "cfg_interval stop_at_eos tie_policy compat",
     "Cache": "retention_ratio pool_kernel selection refresh_delay cache prompt_interval gen_interval transfer_ratio",
-    "Runs and output": "result_dir out_dir pool address jobs force accept_other_code continue_on_error dry_run profile profile_every plot top "
-    "json help",
+    "Runs and output": "result_dir out_dir pool address jobs force accept_other_code continue_on_error dry_run profile "
+    "profile_every plot top json help",
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 _UNBROKEN = "\u2011"
@@ -40,10 +45,14 @@ class PanelCommand(TyperCommand):
         shown = [
             (param, record) for param in self.get_params(ctx) if (record := param.get_help_record(ctx)) is not None
         ]
-        panels: dict[str, list[Any]] = {panel: [] for panel in ("Arguments", *PANELS, "Options")}
+        panels: dict[str, list[Any]] = {panel: [] for panel in ("Arguments", *PANELS, OTHERS)}
         for param, (name, text) in shown:
-            panel = "Options" if len(shown) <= FEW else _PANEL_OF.get(str(param.name), "Options")
-            panels["Arguments" if param.param_type_name == "argument" else panel].append((name, _held(text)))
+            panel = OTHERS if len(shown) <= FEW else _PANEL_OF.get(str(param.name), OTHERS)
+            panels["Arguments" if param.param_type_name == "argument" else panel].append(
+                (name, _held(_told(text, str(ctx.info_name))))
+            )
+        if [name for name, _ in panels["Runs and output"]] == ["--help"]:
+            panels[OTHERS] += panels.pop("Runs and output")
         for panel, records in panels.items():
             if records:
                 with formatter.section(panel):
@@ -60,6 +69,15 @@ class WholeGroup(TyperGroup):
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(10**6)) for name, command in commands if command])
+
+
+def _told(text: str, command: str) -> str:
+    """Defaults that the library appends, as those that a help names itself: in its sentence. Those of ``generate``, there
+    alone."""
+    text = re.sub(r"\.?  (\[[^\[\]]*\])$", r" \1.", text)
+    return re.sub(
+        r"default: ([^\]]*); (\S+) in generate", r"default: \2" if command == "generate" else r"default: \1", text
+    )
 
 
 def _held(text: str) -> str:

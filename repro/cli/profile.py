@@ -17,7 +17,7 @@ _COLUMNS = {"with a Refresh": ("refresh", "mixed"), "Reuse only": ("reuse",), "a
 
 def print_profile(run: StoredRun) -> None:
     summary, facts = run.summary, run.facts
-    name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate(run.cell.rate)} req/s"
+    name = f"{run.record.manifest['system']}, {run.cell.dataset}, {_rate(run.cell.rate)}"
     if summary["profile"] is None:
         say(f"{name}: no step was taken apart")
     else:
@@ -51,4 +51,4 @@ def _cells(seconds: Mapping[str, float], count: int) -> dict[str, str]:
 
 
 def _rate(rate: float | None) -> str:
-    return "inf" if rate is None else f"{rate:g}"
+    return "all at once" if rate is None else f"{rate:g} req/s"

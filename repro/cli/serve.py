@@ -94,6 +94,7 @@ def serve(
     from engines.server.settings import ServerSettings
     from repro.serving_ar import SYSTEM, is_causal
 
+    require(host.strip() != "", f"host={host!r} is empty: give an address, or 0.0.0.0 for all of this machine's")
     settings = ServerSettings(
         host=host,
         port=port,

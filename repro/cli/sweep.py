@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.cli.output import counted, say
 
 if TYPE_CHECKING:
     from repro.runs.cell import Cell
     from repro.runs.pool import Pool
     from repro.runs.store import Store, StoredRun
-    from repro.runs.sweep import CellOutcome, Sweep
+    from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 
 
 MAX_WARNED = 3
@@ -43,10 +43,27 @@ def run_sweep(
     sweep.check(out_dir)
     if not sweep.num_cells:
         return []
+    ending: list[CellEvent] = []
+
+    def on_event(event: CellEvent) -> None:
+        # What ends the sweep is raised, and said once.
+        (ending.append if event.kind == "failed" and not continue_on_error else progress.on_event)(event)
+
     with sweep_progress(sweep.num_cells) as progress:
-        return sweep.run(
-            continue_on_error=continue_on_error, on_event=progress.on_event, on_step=progress.on_step, jobs=jobs
-        )
+        try:
+            return sweep.run(
+                continue_on_error=continue_on_error, on_event=on_event, on_step=progress.on_step, jobs=jobs
+            )
+        except (UserError, RunError) as error:
+            names = [event.cell.folder_name for event in ending if event.cell is not None]
+            if not names or names[-1] in str(error):
+                raise
+            kind = UserError if isinstance(error, UserError) else RunError
+            raise kind(f"{names[-1]}: {error}") from error
+        except Exception:
+            for event in ending:
+                progress.on_event(event)
+            raise
 
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
@@ -60,15 +77,17 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     say(f"{line}; run folders: {root}", file=sys.stderr)
     for outcome in failed:
         say(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
-    for outcome in outcomes:
-        if outcome.run is not None and not outcome.run.validity.valid:
-            say(f"INVALID {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.reasons)}", file=sys.stderr)
-    contended = [outcome for outcome in outcomes if outcome.run is not None and outcome.run.validity.warnings]
-    for outcome in contended[:MAX_WARNED]:
-        assert outcome.run is not None
-        say(f"warning {outcome.cell.folder_name}: {'; '.join(outcome.run.validity.warnings)}", file=sys.stderr)
-    if len(contended) > MAX_WARNED:
-        say(f"warning: so too {counted(len(contended) - MAX_WARNED, 'more run')}", file=sys.stderr)
+    invalid = [each.run for each in outcomes if each.run is not None and not each.run.validity.valid]
+    warned = [each.run for each in outcomes if each.run is not None and each.run.validity.warnings]
+    _say_of("INVALID", [(run, run.validity.reasons) for run in invalid])
+    _say_of("warning", [(run, run.validity.warnings) for run in warned])
+
+
+def _say_of(what: str, found: Sequence[tuple[StoredRun, Sequence[str]]]) -> None:
+    for run, reasons in found[:MAX_WARNED]:
+        say(f"{what} {run.cell.folder_name}: {'; '.join(reasons)}", file=sys.stderr)
+    if len(found) > MAX_WARNED:
+        say(f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}", file=sys.stderr)
 
 
 def is_failure(outcome: CellOutcome) -> bool:

@@ -47,7 +47,9 @@ def verify_baselines(
                     row["method"],
                     row["verdict"],
                     f"{row['passed']} of {row['cases']}",
-                    f"{row['tie_sensitive_passed']} of {row['tie_sensitive_cases']}",
+                    f"{row['tie_sensitive_passed']} of {row['tie_sensitive_cases']}"
+                    if row["tie_sensitive_cases"]
+                    else "-",
                 )
                 for row in rows
             ],

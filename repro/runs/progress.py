@@ -82,8 +82,8 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
 
 def _short(cell: Cell) -> str:
     """What fits beside a bar on a narrow terminal."""
-    rate = "at once" if cell.rate is None else f"at {cell.rate:g}/s"
-    return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset} {rate}"
+    rate = "" if cell.rate is None else f" at {cell.rate:g}/s"
+    return f"{cell.system.partition(':')[2] or cell.system}, {cell.dataset}{rate}"
 
 
 def _log_event(event: CellEvent) -> None:
@@ -93,4 +93,6 @@ def _log_event(event: CellEvent) -> None:
 
 def _line(event: CellEvent) -> str:
     name = "" if event.cell is None else f"{event.kind} {event.cell.folder_name}: "
-    return f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
+    line = f"[{event.num_closed}/{event.num_total}] {name}{event.message}"
+    # A message may hold what a server or a file said.
+    return "".join(c if c.isprintable() else "?" for c in " ".join(line.split()))

@@ -69,6 +69,18 @@ def test_what_a_system_refuses_has_a_fix(number: int, fix: str) -> None:
     assert fix in str(ending_of(OSError(number, os.strerror(number), "x")).line)
 
 
+def test_a_plug_in_that_ends_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ending_module.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    refused(repro(*BENCH, "--system", "ending_module:X", "--result-dir", tmp_path / "r"), "SystemExit: 0")
+
+
+def test_a_table_that_nobody_reads_is_no_fault() -> None:
+    ended = SystemExit(1)
+    ended.__context__ = BrokenPipeError()  # as rich ends a program
+    assert "what reads the output has closed it" in str(ending_of(ended).line)
+
+
 def test_input_that_is_closed_or_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ("generate", "--prompt", "-", "--gen-length", 4, "--block-length", 4)
     monkeypatch.setattr(sys, "stdin", None)

@@ -76,6 +76,8 @@ def test_a_hostile_value(command: str, option: str, tmp_path: Path, monkeypatch:
     assert {path.name for path in tmp_path.iterdir()} <= kept
 
 
+LAPS = ("bench", "--platform", "h200", "--system", "laps")
+AMPD = ("bench", "--platform", "h20x32")
 BOUNDS = [
     (("generate", "--prompt", "x", "--pool-kernel", "99999999"), "pool_kernel=99999999 is more than 65535"),
     (("generate", "--prompt", "x", "--gen-length", "99999999999"), "gen_length=99999999999 is more than 131072"),
@@ -111,7 +113,18 @@ MESSAGES = [
     (("generate", "--model", "~nosuch", "--prompt", "x"), "model='~nosuch'"),
     (("generate", "--prompt", "\udcff"), "is not UTF-8 text"),
     (("bench", "--reading", "policy"), "reading='policy' has no effect with system='dllm-serve'"),
-    (("nope",), "No such command 'nope'"),
+    (("nope",), "No such command 'nope': see 'repro --help'"),
+    (("bench", "--nope"), ": see 'repro bench --help'"),
+    (("ablate",), "Missing option '--component': see 'repro ablate --help'"),
+    (("bench", "--num-prompts", "x"), "num_prompts='x' must be a whole number: see 'repro bench --help'"),
+    (("bench", "--burstiness", "x"), "burstiness='x' must be a number"),
+    (("serve", "--host", ""), "host='' is empty: give an address, or 0.0.0.0"),
+    (("check-results", "--results", "nope"), "results='nope' does not exist: check the path"),
+    ((*LAPS, "--knob", "wait=nope"), "wait='nope' is unknown"),
+    ((*LAPS, "--knob", "min_tokens=0"), "min_tokens=0, max_tokens=None"),
+    ((*AMPD, "--knob", "itl_stat=x"), "itl_stat='x' is unknown"),
+    ((*AMPD, "--knob", "deployment=P:TP0x1 D:TP1x1"), "deployment's degree=0, replicas=1"),
+    ((*AMPD, "--request-rate", "1e-300"), "request_rate=1e-300 is below"),
 ]
 
 

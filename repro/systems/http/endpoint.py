@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 
 from engines.errors import UserError, require
 from repro.runs.drivers.http import Clock, Reply, Send
+from repro.systems.http.asking import ask
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -24,10 +24,10 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 """Sent as the bearer token, and never stored."""
 EXTRA_HEADERS = "extra_headers"
 """A field of a body that goes into the request's headers, as OpenAI's client calls it."""
-ASK_S = 10.0
-"""For an endpoint to say what it serves."""
 LONGEST_LINE = 1 << 20
 """Bytes of an event."""
+MOST_TOKENS = 1 << 24
+"""That an endpoint may say an answer has."""
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
 """What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""
@@ -44,13 +44,19 @@ class Endpoint:
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
-        except ValueError as error:  # half an IPv6 address
-            raise UserError(f"url={self.url!r} is no address of a server ({error}): correct it") from None
+            host = parts.hostname, parts.port
+        except ValueError as error:  # half an IPv6 address, a port that is none
+            shown = "url" if "@" in self.url else f"url={self.url!r}"
+            raise UserError(f"{shown} is no address of a server ({error}): correct it") from None
+        require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
         require(
-            parts.scheme in ("http", "https") and bool(parts.netloc),
+            parts.scheme in ("http", "https") and bool(host[0]),
             f"url={self.url!r} is no address of a server: write it like http://127.0.0.1:8000",
         )
-        require(not parts.username and not parts.password, f"url holds a password: set {KEY_VARIABLE} instead")
+        require(
+            self.url.isascii() and self.url.isprintable() and " " not in self.url,
+            f"url={self.url!r} holds what an address cannot: write it in ASCII, other characters as %XX or xn--",
+        )
         require(not parts.query and not parts.fragment, f"url={self.url!r} has more than a path: leave the rest out")
         require(self.api in _PATHS, f"api={self.api!r} is unknown: use one of {', '.join(_PATHS)}")
         require(0 < self.timeout_s < 1e6, f"timeout_s={self.timeout_s:g} must be above 0 seconds")
@@ -62,15 +68,20 @@ class Endpoint:
     @property
     def headers(self) -> Mapping[str, str]:
         key = os.environ.get(KEY_VARIABLE)
+        # Never shown: it may be a real one with a line break behind it.
+        require(
+            key is None or (key.isascii() and key.isprintable() and " " not in key),
+            f"{KEY_VARIABLE} must be printable ASCII without blanks: correct it",
+        )
         return {"Content-Type": "application/json", **({} if key is None else {"Authorization": f"Bearer {key}"})}
 
     def models(self) -> list[Mapping[str, Any]]:
         """Cards of what it serves. Raise UserError where it does not answer."""
-        request = urllib.request.Request(f"{self.base}/v1/models", headers=dict(self.headers))
+        headers = self.headers
         try:
-            with urllib.request.urlopen(request, timeout=ASK_S) as response:
-                cards = json.loads(response.read())["data"]
-                return [card for card in cards if isinstance(card["id"], str)]
+            cards = json.loads(ask(f"{self.base}/v1/models", headers))["data"]
+            json.dumps(cards, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
+            return [card for card in cards if isinstance(card["id"], str)]
         except urllib.error.HTTPError as error:
             fix = f"set {KEY_VARIABLE} to its key" if error.code == 401 else "check the url"
             raise UserError(f"url={self.url!r} answers /v1/models with status {error.code}: {fix}") from None
@@ -79,7 +90,7 @@ class Endpoint:
             raise UserError(
                 f"url={self.url!r} does not answer ({reason}): start the server, or check the url"
             ) from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(
                 f"url={self.url!r} does not answer /v1/models as OpenAI's API does: check the url"
             ) from None
@@ -125,6 +136,10 @@ class Endpoint:
                     await _read(response, reply, clock, is_chat=self.api == "chat")
         except TimeoutError:
             reply.error = f"no whole answer within timeout_s={self.timeout_s:g}"
+        except (AttributeError, TypeError, RecursionError):
+            reply.error = "an event of the stream is not as OpenAI's API has them"
+        except aiohttp.http_exceptions.HttpProcessingError as error:
+            reply.error = f"no HTTP, or an event of more than {LONGEST_LINE} bytes ({type(error).__name__})"
         except (aiohttp.ClientError, OSError, ValueError) as error:
             reply.error = f"{type(error).__name__}: {_sentence(str(error))}"
         return reply
@@ -163,17 +178,25 @@ def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: lis
         # The latter is Dynamo's word, of requests of one answer.
         ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
         if text or ids:
-            reply.chunks_s.append(arrived_s)
+            (text or "").encode()  # half a character is none
             reply.text += text or ""
+            reply.chunks_s.append(arrived_s)
         elif not (choice.get("delta") or {}).get("role"):
             silent_s.append(arrived_s)
         if ids:
-            reply.token_ids = [*(reply.token_ids or ()), *ids]
+            reply.token_ids = [*(reply.token_ids or ()), *(_count("token_ids", each) for each in ids)]
         reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
     usage = said.get("usage")
     if usage:
-        reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        reply.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        reply.prompt_tokens = _count("prompt_tokens", usage.get("prompt_tokens"))
+        reply.completion_tokens = _count("completion_tokens", usage.get("completion_tokens"))
+        reply.cached_tokens = _count("cached_tokens", (usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+
+
+def _count(name: str, told: object) -> Any:
+    if told is not None and (type(told) is not int or not 0 <= told <= MOST_TOKENS):
+        raise ValueError(f"{name} is not a whole number of 0 to {MOST_TOKENS}")
+    return told
 
 
 def _sentence(text: str) -> str:

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from engines.bounds import check_fields
+from engines.bounds import MOST, check_fields
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
+MOST_WARMUPS = 1000
+MOST_LIMIT_MS = 1e9
+"""Of a good request; twelve days."""
 NOTES = ("basis",)
 """Knobs that are no settings."""
 
@@ -53,7 +56,13 @@ class HttpKnobs:
         check_fields(self)
         for name in ("num_prompts", "gen_length", "max_prompt_len"):
             require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        for name, most in (("num_warmups", MOST_WARMUPS), ("max_prompt_len", MOST["max_model_len"])):
+            value = getattr(self, name)
+            require(
+                value <= most, f"{name}={value} is more than {most:.16g}, the most that is taken: give a smaller number"
+            )
         require(self.num_warmups >= 0, f"num_warmups={self.num_warmups} must not be negative")
+        require(self.temperature >= 0, f"temperature={self.temperature:g} must not be negative: 0 is greedy")
         require(
             self.max_concurrency is None or self.max_concurrency >= 1,
             f"max_concurrency={self.max_concurrency} must be at least 1",
@@ -78,12 +87,17 @@ class HttpKnobs:
         found: dict[str, float] = {}
         for word in (self.goodput or "").split():
             match = re.fullmatch(r"([a-z0-9]+):(\d+(?:\.\d+)?)", word)
-            if match is None or match[1] not in GOODPUT_TIMES or float(match[2]) <= 0 or match[1] in found:
+            if match is None or match[1] not in GOODPUT_TIMES or match[1] in found:
                 raise UserError(
                     f"goodput={self.goodput!r} is no list of limits: write each of {', '.join(GOODPUT_TIMES)} once, in ms, "
                     f"like 'ttft:200 tpot:50'"
                 )
-            found[match[1]] = float(match[2]) / 1e3
+            limit_ms = float(match[2])
+            require(
+                0 < limit_ms <= MOST_LIMIT_MS,
+                f"goodput={self.goodput!r} is no list of limits: each is above 0 ms and at most {MOST_LIMIT_MS:g}",
+            )
+            found[match[1]] = limit_ms / 1e3
         return found
 
     @property
@@ -92,7 +106,8 @@ class HttpKnobs:
             return {}
         try:
             found = json.loads(self.extra)
-        except ValueError:
+            json.dumps(found, allow_nan=False)
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise UserError(f"extra={self.extra!r} is no JSON object: write it like '{{\"steps\": 8}}'")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
-ASK_S = 10.0
-MOST_BYTES = 1 << 24
+from repro.systems.http.asking import ask
+
 _INCREASING = ("_total", "_sum", "_count")
 """Ends of the names of what only grows; buckets of histograms are left out."""
 TOKEN_COUNTERS = (
@@ -55,11 +54,8 @@ def parse(text: str) -> ServerMetrics:
 
 def fetch(base: str, headers: Mapping[str, str]) -> str | None:
     """The page, unread; None where there is none."""
-    request = urllib.request.Request(f"{base}/metrics", headers=dict(headers))
     try:
-        with urllib.request.urlopen(request, timeout=ASK_S) as response:
-            content: bytes = response.read(MOST_BYTES)
-            return content.decode(errors="replace")
+        return ask(f"{base}/metrics", headers).decode(errors="replace")
     except (OSError, HTTPException):
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from engines.ampd.live.intake import Deciding
 from engines.ampd.live.store import Store, load_redis
 from engines.ar.cluster.policy import LeastKvMemory, Router
 from engines.ar.cluster.queue import PrefillQueue
-from engines.errors import require
+from engines.errors import UserError, require
 from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.ar.log import tables_of
 from repro.systems.live.front import Front
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
 
 START_S = 300.0
+ANSWER_S = 2.0
+"""For a server of one's own to say that it is there."""
 MAX_LEN = 4096
 NUM_SLOTS = 128
 
@@ -65,6 +68,8 @@ class LiveDeployment:
             self.settings.redis is not None or shutil.which("redis-server") is not None,
             "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT",
         )
+        if self.settings.redis is not None:
+            _check_redis(self.settings.redis)
         self.front.check_machine()
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -237,6 +242,23 @@ class LiveDeployment:
             "prefill_load": load,
             "overload_reason": reason,
         }
+
+
+def _check_redis(url: str) -> None:
+    """Refuse an address that is none, or where no server is."""
+    redis = load_redis()
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    shown = re.sub(r"(?<=://)[^/@]*@", "***@", url)  # a password
+    try:
+        redis.Redis.from_url(
+            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0)
+        ).ping()
+    except ValueError as error:
+        raise UserError(f"redis={shown!r} is no address ({error}): write redis://HOST:PORT") from None
+    except (redis.RedisError, OSError) as error:
+        raise UserError(f"redis={shown!r} does not answer ({error}): start it, or correct the address") from None
 
 
 def _profile_facts(profile: LiveProfile) -> dict[str, Any]:

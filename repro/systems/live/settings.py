@@ -26,6 +26,8 @@ TINY = "tiny"
 TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
 """A Qwen2 of 8 M parameters, random weights: large enough that a step's work outweighs what surrounds it."""
 MAX_WORKERS = 16
+MOST_KV_TOKENS = 10**7
+"""Of a worker."""
 NUM_SESSIONS = 20
 FRONTENDS = ("dynamo",)
 
@@ -114,7 +116,7 @@ def resolve(cell: Cell, system: str) -> Settings:
     )
     require(bool(deployment.prefill), f"deployment={str(deployment)!r} has no prefill workers: write P:TP1x1 D:TP1x1")
     kv_tokens, lease_s = int(given.get("kv_tokens", 32768)), float(given.get("lease_s", 5.0))
-    require(kv_tokens >= 1, f"kv_tokens={kv_tokens} must be at least 1")
+    require(1 <= kv_tokens <= MOST_KV_TOKENS, f"kv_tokens={kv_tokens} must be between 1 and {MOST_KV_TOKENS:,}")
     require(0.5 <= lease_s <= 600, f"lease_s={lease_s:g} must be between 0.5 and 600 s")
     model, frontend = str(given.get("model", TINY)), None if "frontend" not in given else str(given["frontend"])
     require(

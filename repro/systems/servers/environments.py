@@ -24,5 +24,5 @@ def environment_of(name: str, device: str | None) -> ServerEnvironment:
     if device is None:
         return made.get(machine_device()) or next(iter(made.values()))
     if device not in made:
-        raise UserError(f"device={device!r}: {name} is made for {' or '.join(made)}: use one of them")
+        raise UserError(f"device={device!r} is none that {name} is made for: use {' or '.join(made)}")
     return made[device]  # type: ignore[index]

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -63,6 +64,50 @@ def test_a_table_keeps_its_numbers(capsys: pytest.CaptureFixture[str], monkeypat
     assert not [line for line in lines if line.startswith("---")]
 
 
+VARIANTS = ("one queue, first come, first served", "classes apart, one long prompt a step (§3.2)")
+NUMBERS = {
+    "late %": "17.9",
+    "added, points": "-4.4",
+    "turns/s": "61.5",
+    "mean ms": "122",
+    "P90 short": "154",
+    "P90 long": "1,766",
+    "longest s": "1.3",
+    "graphs %": "38",
+}
+
+
+def shown(columns: Sequence[str], rows: Sequence[Sequence[str]], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    print_table("title", columns, rows)
+    return [BOXES.sub(" ", line) for line in capsys.readouterr().out.splitlines()[1:]]
+
+
+def test_rows_are_no_towers_of_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames go, and what words need is taken from where it is not needed, before a cell takes more than three lines."""
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [(variant, *(f"{number}{i}" for number in NUMBERS.values())) for i, variant in enumerate(VARIANTS)]
+    _, *lines = shown(("variant", *NUMBERS), rows, capsys)
+    assert not [line for line in lines if line.startswith("---")]
+    first = next(i for i, line in enumerate(lines) if line.startswith("one"))
+    assert len([line for line in lines[first:] if line.strip()]) <= 2 * 3
+
+
+def test_no_more_numbers_go_above_than_have_to(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table of names alone says nothing, even where every number is the same."""
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ("trace", "variant", *NUMBERS, "verdict")
+    said, *lines = shown(columns, [("gaia", each, *NUMBERS.values(), "VALID") for each in VARIANTS], capsys)
+    assert said == "trace: gaia; verdict: VALID"
+    assert all([line for line in lines if number in line] for number in NUMBERS.values())
+    monkeypatch.setenv("COLUMNS", "60")
+    said, *lines = shown(columns, [("gaia", each, *NUMBERS.values(), "VALID") for each in VARIANTS], capsys)
+    left = [name for name, number in NUMBERS.items() if [line for line in lines if number in line.split()]]
+    assert 0 < len(left) < len(NUMBERS)
+    assert {name for name in NUMBERS if f"{name}: " in said} | {*left} == {*NUMBERS}
+
+
 def test_a_paragraph_is_one_line_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,6 +142,17 @@ def test_help_is_whole(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\u2011" not in result.out
     if not command:
         assert all(f"  {name} " in result.out for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if "What is run:" in repro(name, "--help").out])
+def test_panels_hold_every_option(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And defaults are told in one way."""
+    monkeypatch.setenv("COLUMNS", "200")
+    said = repro(command, "--help").out
+    _, _, others = said.partition("\nOptions:\n")
+    assert others.split() in ([], ["--help", "Show", "this", "message", "and", "exit."])
+    assert not re.search(r"\S  \[", said)
+    assert "in generate" not in said
 
 
 def test_no_arguments_are_a_question() -> None:

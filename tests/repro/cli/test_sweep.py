@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.fake_system import breaking, fake_cell
 
-from engines.errors import UserError
-from repro.cli.sweep import sweep_of
+from engines.errors import RunError, UserError
+from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
 from repro.runs.cell import COMPARISON, Cell
+from repro.runs.experiment import prepare
 from repro.runs.store import Store
+from repro.runs.sweep import CellOutcome, Sweep
 
 KNOBS = ((COMPARISON, "rates"), ("num_prompts", 1))
 
@@ -28,3 +31,36 @@ def test_a_missing_device_comes_before_what_else_is_wrong(tmp_path: Path) -> Non
     cell = Cell(system="dllm-serve", dataset="osc", platform="h200", executor="torch", rate=8.0, seed=0, knobs=knobs)
     with pytest.raises(UserError, match="cuda:7"):
         sweep_of([cell], Store(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [UserError, RunError, KeyError])
+def test_what_ends_a_sweep_is_said_once_with_its_run(
+    kind: type[Exception], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = breaking(prepare(fake_cell(seed=1)).cell, kind("the server\nsaid \x1b[31mno"))
+    name = broken.cell.folder_name
+    with caplog.at_level("WARNING"), pytest.raises(kind) as raised:
+        run_sweep(Sweep([broken], Store(tmp_path)))
+    said = [entry.getMessage() for entry in caplog.records]
+    if kind is KeyError:
+        assert name in said[0]
+    else:
+        assert (said, str(raised.value).count(name)) == ([], 1)
+    with caplog.at_level("WARNING"):
+        run_sweep(Sweep([broken], Store(tmp_path)), continue_on_error=True)
+    assert all(line.isprintable() for line in (entry.getMessage() for entry in caplog.records) if name in line[:99])
+
+
+def test_what_many_runs_have_in_common_is_said_of_a_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    sweep = Sweep([prepare(fake_cell(seed=seed, num_prompts=3)) for seed in range(5)], Store(tmp_path))
+    outcomes: list[CellOutcome] = run_sweep(sweep, jobs=1)
+    for outcome in outcomes:
+        assert outcome.run is not None
+        outcome.run.manifest["validity"].update(valid=False, reasons=["too few"])  # type: ignore[union-attr]
+    say_what_ran(outcomes, tmp_path)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("INVALID")]
+    assert [line.endswith("too few") for line in lines] == [True, True, True, False]
+    assert lines[-1] == "INVALID: so too 2 more runs"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from repro.runs.cell import Cell
 from repro.runs.drivers.http import Exchange, Reply
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
+from repro.systems.http import asking
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs
 from repro.systems.http.log import tables_of
+from repro.systems.http.server_metrics import fetch
 from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
 from repro.systems.platforms import platform
 
@@ -285,6 +289,90 @@ def test_bench_drives_an_url(
     assert run["summary"]["num_requests"]["ok"] == 12
 
 
+# -- servers that answer otherwise ------------------------------------------------------------------------------
+
+PIECE = '{"choices": [{"text": "a", "token_ids": [1]}]}'
+STREAMS = {
+    "null": (("null",), "not as OpenAI's API has them"),
+    "a list": (("[1]",), "not as OpenAI's API has them"),
+    "choices of numbers": (('{"choices": [5]}',), "not as OpenAI's API has them"),
+    "deep": (("[" * 100_000,), "not as OpenAI's API has them"),
+    "text of a number": (('{"choices": [{"text": 5}]}',), "not as OpenAI's API has them"),
+    "half a character": (('{"choices": [{"text": "\\ud800"}]}',), "UnicodeEncodeError"),
+    "ids of words": (('{"choices": [{"text": "a", "token_ids": ["x"]}]}',), "token_ids is not a whole number"),
+    "usage of words": ((PIECE, '{"usage": {"completion_tokens": "x"}}'), "completion_tokens is not a whole number"),
+    "usage below 0": ((PIECE, '{"usage": {"completion_tokens": -4}}'), "completion_tokens is not a whole number"),
+    "usage without end": ((PIECE, '{"usage": {"prompt_tokens": 1e999}}'), "prompt_tokens is not a whole number"),
+    "usage of 80 bits": ((PIECE, f'{{"usage": {{"prompt_tokens": {2**80}}}}}'), "prompt_tokens is not a whole number"),
+    "details of a number": ((PIECE, '{"usage": {"prompt_tokens_details": 7}}'), "not as OpenAI's API has them"),
+    "half": (('{"choices": [',), "JSONDecodeError"),
+    "without end": (("x" * (3 << 20),), "an event of more than 1048576 bytes"),
+    "binary": (("\udcff",), "UnicodeDecodeError"),
+}
+
+
+class Saying(BaseHTTPRequestHandler):
+    """``GET`` says the server's ``page``, ``POST`` its ``events``; a page that is None trickles."""
+
+    server: Any
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        while self.server.page is None and not self.server.closing.wait(0.02):
+            self.wfile.write(b" ")
+        self.wfile.write(self.server.page or b"")
+
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        for event in (*self.server.events, "[DONE]"):
+            self.wfile.write(f"data: {event}\n\n".encode(errors="surrogateescape"))
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Saying)
+    made.page, made.events, made.closing = b'{"data": [{"id": "m"}]}', (), threading.Event()
+    made.url = f"http://127.0.0.1:{made.server_port}"
+    thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield made
+    made.closing.set()
+    made.shutdown()
+    thread.join()
+    made.server_close()
+
+
+def test_an_answer_of_another_shape_fails_its_request_alone(server: Any) -> None:
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    experiment = prepare(cell(server.url, num_prompts=1, num_warmups=0))
+    for name, (events, says) in STREAMS.items():
+        server.events = events
+        (error,) = experiment.run().requests["error"]
+        assert says in error, name
+
+
+def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ASK_S", 60.0)
+    assert fetch(server.url, {}) == '{"data": [{"id": "m"}]}'
+    cards = (b'{"id": "m", "root": NaN}', b'{"id": "m", "root": 1e999}', b'{"id": "\\ud800"}', b'{"id"')
+    odd = (b"[" * 10**6, b"[" * 50, b"\xff", b"", b"{}", b"[]", b'{"data": {"id": 5}}')
+    monkeypatch.setattr(asking, "MOST_BYTES", 200)
+    for page in (*odd, *(b'{"data": [%s]}' % card for card in cards)):
+        server.page = page
+        with pytest.raises(UserError, match="does not answer /v1/models as OpenAI's API does"):
+            prepare(cell(server.url))
+    server.page = None
+    monkeypatch.setattr(asking, "ASK_S", 0.05)
+    with pytest.raises(UserError, match=r"does not answer \(no whole answer within 0.05 s\)"):
+        prepare(cell(server.url))
+    assert fetch(server.url, {}) is None
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------
 
 
@@ -293,9 +381,21 @@ def test_bench_drives_an_url(
     [
         ({"url": "ftp://x"}, "url='ftp://x' is no address of a server"),
         ({"url": "http://a:b@x"}, "url holds a password: set OPENAI_API_KEY"),
+        ({"url": "http://x:99999"}, "url='http://x:99999' is no address of a server (Port out of range"),
+        ({"url": "http://a:b@x:y"}, "url is no address of a server (Port could not be cast"),
+        ({"url": "http://x:y"}, "url='http://x:y' is no address of a server (Port could not be cast"),
+        ({"url": "http://:80"}, "url='http://:80' is no address of a server"),
+        ({"url": "http://é"}, "url='http://é' holds what an address cannot"),
+        ({"url": "http://x/a b"}, "url='http://x/a b' holds what an address cannot"),
         ({"api": "embeddings"}, "api='embeddings' is unknown"),
         ({"goodput": "ttft:0"}, "goodput='ttft:0' is no list of limits"),
         ({"goodput": "ttft:1 ttft:2"}, "is no list of limits"),
+        ({"goodput": f"ttft:{'9' * 400}"}, "each is above 0 ms and at most 1e+09"),
+        ({"extra": '{"a": NaN}'}, "is no JSON object"),
+        ({"extra": "[" * 100_000}, "is no JSON object"),
+        ({"num_warmups": 10**9}, "num_warmups=1000000000 is more than 1000"),
+        ({"max_prompt_len": 10**12}, "max_prompt_len=1000000000000 is more than 1048576"),
+        ({"temperature": -1.0}, "temperature=-1 must not be negative"),
         ({"extra": "[1]"}, "is no JSON object"),
         ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
         ({"input_len": 5000}, "input_len=5000 must be between 1 and max_prompt_len=4096"),
@@ -305,6 +405,13 @@ def test_bench_drives_an_url(
 def test_knobs_are_refused_in_a_sentence(knobs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         HttpKnobs(**{"url": "http://127.0.0.1:1", **knobs})
+
+
+@pytest.mark.parametrize("key", ["a\nb", "é", "a b"])
+def test_a_key_that_is_none_is_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(UserError, match=r"^OPENAI_API_KEY must be printable ASCII"):
+        prepare(cell("http://127.0.0.1:9"))
 
 
 def test_an_endpoint_that_does_not_answer_is_refused_before_anything_runs() -> None:

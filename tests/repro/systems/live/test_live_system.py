@@ -38,6 +38,7 @@ def cell(**changes: Any) -> Cell:
         ({"window_s": 0.0}, "window_s=0.0 must be above 0 s"),
         ({"dataset": "dureader"}, "a live worker holds 4096: shorten it"),
         ({"kv_tokens": 100}, "a live worker holds 100: shorten it"),
+        ({"kv_tokens": 10**14}, "kv_tokens=100000000000000 must be between 1 and 10,000,000"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(changes: dict[str, Any], said: str) -> None:
@@ -53,6 +54,23 @@ def test_a_machine_without_redis_is_told_what_to_install(tmp_path: Path, monkeyp
     missing = "redis-server" if find_spec("redis") is not None else "redis client"
     with pytest.raises(UserError, match=f"{missing} is not installed"):
         deployment.check_machine()
+
+
+@pytest.mark.skipif(find_spec("redis") is None, reason="needs the extra redis: the client is not installed")
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("x", r"redis='x' is no address \(Redis URL must specify"),
+        ("redis://127.0.0.1:1", r"redis='redis://127.0.0.1:1' does not answer \(.*refused"),
+        ("redis://:secret@127.0.0.1:1", r"redis='redis://\*\*\*@127.0.0.1:1' does not answer"),
+        ("unix:///nonexistent", r"redis='unix:///nonexistent' does not answer"),
+    ],
+)
+def test_a_redis_that_is_not_there_is_seen_before_work(address: str, said: str) -> None:
+    deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, redis=address))
+    with pytest.raises(UserError, match=said) as caught:
+        deployment.check_machine()
+    assert "secret" not in str(caught.value)
 
 
 def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
