@@ -124,6 +124,10 @@ class Dynamo(Launch):
     def environment(self) -> ServerEnvironment:
         return ENVIRONMENTS[self.device]  # type: ignore[index]
 
+    @property
+    def listed_workers(self) -> int:
+        return self.num_workers
+
     def commands(self, place: Place) -> tuple[Command, ...]:
         python, environment = str(self.environment.python), variables(place)
         made = [frontend(self.environment, place, router=self.router)]
