@@ -155,9 +155,10 @@ class Store:
             streams = [entries for _, entries in found]
         return [(mark.decode(), texts(fields)) for entries in streams for mark, fields in entries]
 
-    def sleep(self, worker_id: int, wait_s: float) -> bool:
-        """Until the worker is woken; whether it was."""
-        return self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s)) is not None
+    def sleep(self, worker_id: int, wait_s: float) -> str | None:
+        """Until the worker is woken: "task" where one is queued, "left" where a session's client has left; None if it was not."""
+        found = self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s))
+        return None if found is None else found[1].decode()
 
     def heard(self) -> Callable[[float], set[int]]:
         """Waits up to so many seconds for sessions that get a token, and says which; what is said while Redis is away is
