@@ -173,7 +173,7 @@ class Intake:
                     await asyncio.wait_for(news.wait(), LOOK_S)
                 news.clear()
                 end = place + asked.max_tokens
-                for token in await loop.run_in_executor(None, self._ids, session_id, place + num_sent, end):
+                for token in await loop.run_in_executor(None, self._store.ids, session_id, place + num_sent, end):
                     num_sent += 1
                     yield {"token_ids": [token], "finish_reason": "length" if num_sent == asked.max_tokens else None}
         finally:
@@ -203,7 +203,7 @@ class Intake:
         state = known.get("state", "waiting")
         require(state != "done", f"{name} has ended: give another its own name")
         require(state in ("waiting", "left"), f"{name} has an answer under way: ask after it")
-        history = self._ids(session_id, 0, self.limits.max_len)
+        history = self._store.ids(session_id)
         added = asked.prompt[len(history) :]
         require(
             added.size >= 1 and asked.prompt[: len(history)].tolist() == history,
@@ -218,13 +218,6 @@ class Intake:
         """Unless its round never began."""
         if not begun.cancelled() and begun.exception() is None:
             self.coordinator.leave(session_id, begun.result())
-
-    def _ids(self, session_id: int, start: int, end: int) -> list[int]:
-        """Those of the session's tokens that are there."""
-        key = self._store.key("ids", session_id)
-        found = self._store.answered(lambda: self._store.client.getrange(key, 4 * start, 4 * end - 1))
-        ids: list[int] = np.frombuffer(found, dtype=np.int32).tolist()
-        return ids
 
     def _settled(self) -> None:
         self.coordinator.settle()

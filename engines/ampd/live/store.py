@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.task import PrefillTask, TaskKind
 from engines.errors import RunError, UserError
@@ -133,6 +135,15 @@ class Store:
         """A string of bytes."""
         found: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
         return found
+
+    def ids(self, session_id: int, start: int = 0, end: int = 2**28) -> list[int]:
+        """The session's token ids from ``start`` to before ``end``, as far as they are there."""
+        if end <= start:
+            return []
+        key = self.key("ids", session_id)
+        found = self.answered(lambda: self.client.getrange(key, 4 * start, 4 * end - 1))
+        ids: list[int] = np.frombuffer(found, dtype=np.int32).tolist()
+        return ids
 
     def fields(self, *parts: object) -> dict[str, str]:
         """A hash."""
