@@ -71,6 +71,7 @@ def variables(place: Place) -> Mapping[str, str]:
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         **dict.fromkeys(_LOOPBACK, "127.0.0.1"),
+        "TMPDIR": str(place.folder),  # where every process of it leaves a file
     }
 
 

@@ -101,7 +101,7 @@ def _submit(engine: ServedEngine, command: Submit) -> Accepted | Refused | Faile
 
 def main(descriptor: int) -> int:
     """Serve the model that comes first through the socket."""
-    # Ctrl-C, and a SIGTERM to the group, reach every process of the terminal; the server decides what they mean.
+    # The server decides what a signal means, and whoever looks for processes to end may find this one too.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))

@@ -254,7 +254,10 @@ def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = there.fileno()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _paths(sys.path)))}
     command = [sys.executable, "-m", "engines.server.process", str(descriptor)]
-    return subprocess.Popen(command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL)
+    # Where Ctrl-C in a terminal does not reach it, not even before it could ignore it: the server decides what that means.
+    return subprocess.Popen(
+        command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def _paths(paths: Sequence[str]) -> list[str]:

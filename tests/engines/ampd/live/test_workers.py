@@ -158,6 +158,18 @@ def test_answers_are_the_engines_and_the_log_replays(live: Live) -> None:
     assert found.decisions == {"bind": 4, "route": 12, "order": 12}
 
 
+def test_ctrl_c_in_a_terminal_is_not_the_workers(live: Live) -> None:
+    """Nor their server's, whatever it was doing."""
+    (server,) = {_said(live.fleet.pid(worker), "PPid") for worker in ROLES}
+    for pid in (int(server), *map(live.fleet.pid, ROLES)):
+        assert int(_said(pid, "SigBlk"), 16) & 1 << (signal.SIGINT - 1)
+
+
+def _said(pid: int, name: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith(f"{name}:")).split()[1]
+
+
 def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_nothing(live: Live) -> None:
     sessions = live.sessions(4, tokens=600)
     killed: list[str] = []

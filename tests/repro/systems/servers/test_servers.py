@@ -125,6 +125,7 @@ def test_ctrl_c_in_the_run_stops_the_server(pids: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(cell("vllm")).run(interrupt)
     assert all(ends(pid) for pid, _ in started(pids))
+    assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "nothing went wrong"
 
 
 # -- the commands -----------------------------------------------------------------------------------------------
