@@ -5,7 +5,8 @@
                the other. With --system ar the autoregressive engine and a random tiny model.
     attack     64 clients: whole answers, streams, clients that leave, prompts that do not fit, bodies that are no JSON.
                Every answer is compared with the one that the same prompt got alone; then the server must hold nothing.
-               Then the same again with SIGTERM in the middle: what was taken is answered.
+               Then the same again with SIGTERM in the middle: what was taken is answered. With --system ar a random Qwen2
+               with the embedded tokenizer, in a pool that half the clients fill.
 
 On the CPU, with the embedded model. Needs the extras server and http.
 """
@@ -20,6 +21,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -30,9 +32,12 @@ from typing import Any
 
 import aiohttp
 
+from baselines.servers.checkpoint import write_tiny
+
 LENGTH = 32
 SETTINGS = ("--gen-length", "32", "--block-length", "16", "--steps", "32")
 CAUSAL = ("--model", "tiny-qwen2", "--weights", "random", "--gen-length", "32", "--kv-tokens", "65536", "--no-keep-kv")
+SMALL_POOL = ("--gen-length", "32", "--max-model-len", "512", "--kv-tokens", "2560")
 TICK = os.sysconf("SC_CLK_TCK")
 PROMPTS = tuple(f"Story: The sky was green. Ben has {i} coins. Ida has {i + 2} keys.\nAnswer:" for i in range(1, 13))
 
@@ -242,6 +247,11 @@ class Attack:
     def _body(self, prompt: str, **more: Any) -> dict[str, Any]:
         return {"model": "tiny", "prompt": prompt, "seed": 0, **more}
 
+    def _stops(self, prompt: str) -> list[str]:
+        """Two, of which its answer has one."""
+        answer = self._expected[prompt]
+        return ["####", next(c for c in answer[len(answer) // 2 :] + "3" if c.isascii() and c.isprintable())]
+
     async def run(self, session: aiohttp.ClientSession, num: int) -> None:
         kinds = self._random.choices(
             ("whole", "stream", "stop", "leave", "oversize", "malformed"), (50, 20, 5, 15, 5, 5), k=num
@@ -277,7 +287,7 @@ class Attack:
                 (b"{", b"[]", b'{"model": "tiny"}', b"\xff\xfe", b'{"model": "tiny", "prompt": 3}')
             )
         elif kind == "stop":
-            content = json.dumps(self._body(prompt, stop=["3", "#"])).encode()
+            content = json.dumps(self._body(prompt, stop=self._stops(prompt))).encode()
         else:
             content = json.dumps(self._body(prompt, stream=kind == "stream")).encode()
         async with session.post(self._url, data=content) as response:
@@ -303,7 +313,7 @@ class Attack:
             said = json.loads(text)["choices"][0]["text"]
         wanted = self._expected[prompt]
         if kind == "stop":
-            wanted = min((wanted.partition(stop)[0] for stop in ("3", "#")), key=len)
+            wanted = min((wanted.partition(stop)[0] for stop in self._stops(prompt)), key=len)
         self.wrong += said != wanted or kind in ("oversize", "malformed")
 
 
@@ -355,10 +365,20 @@ async def attack(server: Server, num: int, num_clients: int, *, is_ended: bool, 
     )
 
 
+@contextmanager
+def target(system: str) -> Iterator[tuple[str, ...]]:
+    """Options of the server that is attacked."""
+    if system != "ar":
+        yield SETTINGS
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield ("--model", str(write_tiny(Path(folder))), "--served-model-name", "tiny", *SMALL_POOL)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("overhead", "attack"))
-    parser.add_argument("--system", choices=("dllm-serve", "ar"), default="dllm-serve", help="of overhead")
+    parser.add_argument("--system", choices=("dllm-serve", "ar"), default="dllm-serve")
     parser.add_argument("--requests", type=int, help="[default: 512 of overhead, 2000 of attack]")
     parser.add_argument("--repeats", type=int, default=3, help="of overhead")
     parser.add_argument("--clients", type=int, default=64)
@@ -375,7 +395,7 @@ def main() -> None:
     else:
         num = options.requests or 2000
         for is_ended in (False, True):
-            with serving(*SETTINGS) as server:
+            with target(options.system) as given, serving(*given) as server:
                 rows.append(
                     asyncio.run(attack(server, num, options.clients, is_ended=is_ended, seed=options.seed + is_ended))
                 )

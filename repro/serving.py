@@ -17,6 +17,7 @@ from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.protocol import Kind, ServedEngine
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
+from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.settings import Settings, options_of
 from repro.systems.dllm.system import DllmSystem
 
@@ -74,7 +75,7 @@ class DllmModel:
             length < model.max_model_len,
             f"gen_length={length} leaves no token for a prompt in max_model_len={model.max_model_len}: lower it",
         )
-        chosen.deployment(model.settings, [model.max_model_len])
+        _ = model._deployment
         return model
 
     @property
@@ -168,15 +169,19 @@ class DllmModel:
 
     # -- the engine ----------------------------------------------------------------------------------------
 
+    def check_machine(self) -> None:
+        self._deployment.check_machine()
+
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
         from engines.server.dllm.engine import ServedDllm
 
-        settings = self.settings
-        deployment = self._system.deployment(settings, [self.max_model_len])
-        deployment.check_machine()
-        with deployment.serving() as (engine, _):
+        with self._deployment.serving() as (engine, _):
             yield ServedDllm(engine)
+
+    @property
+    def _deployment(self) -> Deployment:
+        return self._system.deployment(self.settings, [self.max_model_len])
 
 
 @lru_cache(maxsize=MOST_SETTINGS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engines.bounds import check_most
+from engines.bounds import check_most, machine_memory_bytes
 from engines.errors import UserError, require
 from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.checkpoint import checkpoint_dir, read_json, weight_files
@@ -30,6 +30,8 @@ SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAP
 """Served with random weights: the full-size ones, and one for a CPU."""
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ID_BYTES = 8
+"""Of a token in its slot."""
 CPU_KV_BYTES = 1 << 30
 """K/V on a CPU, where nothing else is said."""
 CUDA_SHARE = 0.9
@@ -219,6 +221,29 @@ class ArModel:
 
     # -- the engine ----------------------------------------------------------------------------------------
 
+    def check_machine(self) -> None:
+        import torch
+
+        from engines.models.loader import check_device, parse_dtype
+
+        settings, device = self.settings, self.settings.device
+        check_device(device)
+        parse_dtype(self._dtype)
+        total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
+        if total is None:
+            return
+        limit, ids = settings.memory_limit, self._num_slots * self.max_model_len * ID_BYTES
+        require(
+            limit is None or limit <= total,
+            f"memory_limit={limit} is more than the {total} bytes of device={device!r}: give at most {total // 10**9}GB",
+        )
+        needed = self._weight_bytes + (settings.kv_tokens or 0) * self._token_bytes + ids
+        require(
+            needed <= total,
+            f"kv_tokens={settings.kv_tokens or 'as many as fit'} and max_num_seqs={settings.max_num_seqs} take "
+            f"{needed / 1e9:.1f} GB with the model's weights, and device={device!r} has {total / 1e9:.1f}: lower them",
+        )
+
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
         from engines.models.loader import parse_dtype
@@ -271,14 +296,18 @@ class ArModel:
             )
         executor = TorchExecutor(
             model,
-            # Kept K/V lies in slots of its own, and as much may be waiting to be gone on from.
-            num_slots=settings.max_num_seqs * (2 if settings.keep_kv else 1),
+            num_slots=self._num_slots,
             max_len=min(self.max_model_len, kv_tokens),
             num_tokens=kv_tokens,
             longest_bucket=LONGEST_BUCKET,
         )
         executor.capture(decode_sizes(settings.max_num_seqs))
         return executor
+
+    @property
+    def _num_slots(self) -> int:
+        """Kept K/V lies in slots of its own, and as much may be waiting to be gone on from."""
+        return self.settings.max_num_seqs * (2 if self.settings.keep_kv else 1)
 
     @property
     def _dtype(self) -> str:

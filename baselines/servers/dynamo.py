@@ -71,6 +71,7 @@ def variables(place: Place) -> Mapping[str, str]:
         "DYN_REQUEST_PLANE": "tcp",
         "DYN_EVENT_PLANE": "zmq",
         **dict.fromkeys(_LOOPBACK, "127.0.0.1"),
+        "TMPDIR": str(place.folder),  # where every process of it leaves a file
     }
 
 
@@ -123,6 +124,10 @@ class Dynamo(Launch):
     @property
     def environment(self) -> ServerEnvironment:
         return ENVIRONMENTS[self.device]  # type: ignore[index]
+
+    @property
+    def listed_workers(self) -> int:
+        return self.num_workers
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         python, environment = str(self.environment.python), variables(place)

@@ -1,7 +1,7 @@
 """A worker of known times behind Dynamo's frontend; run as a program in Dynamo's environment.
 
 Prompts are prefilled one after the other, ``prefill_us`` a token; then an answer has a token every ``decode_ms``. What a client
-measures beyond that is the frontend's, the router's and the transport's.
+measures beyond that is the frontend's, the router's and the transport's. A client that leaves takes no more of the worker's time.
 """
 
 from __future__ import annotations
@@ -22,22 +22,37 @@ class KnownTimes:
     prefill_s: float
     """A token."""
     decode_s: float
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Of the prompt that is prefilled; the others wait in the order they came in."""
     _free_s: float = field(default=0.0, init=False)
-    """When the last prompt that was taken is prefilled."""
+    """When the last prompt that had its turn was prefilled, or given up."""
 
     async def generate(self, request: Mapping[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
         loop = asyncio.get_running_loop()
-        prompt = request["token_ids"]
+        left = asyncio.ensure_future(context.async_killed_or_stopped())
+
+        async def is_there_at(time_s: float) -> bool:
+            await asyncio.wait((left,), timeout=max(0.0, time_s - loop.time()))
+            return not context.is_stopped()
+
+        prompt, arrived_s = request["token_ids"], loop.time()
         num_tokens = (request.get("stop_conditions") or {}).get("max_tokens") or 16
-        self._free_s = max(self._free_s, loop.time()) + len(prompt) * self.prefill_s
-        first_s = self._free_s
-        for k in range(num_tokens):
-            # Due times, not pauses: what is late once is not late for ever.
-            await asyncio.sleep(max(0.0, first_s + k * self.decode_s - loop.time()))
-            if context.is_stopped():
-                return
-            token = FIRST_ID + (len(prompt) + k) % NUM_IDS
-            yield {"token_ids": [token], "finish_reason": "length" if k == num_tokens - 1 else None}
+        try:
+            async with self._turn:
+                begun_s = max(self._free_s, arrived_s)
+                first_s = begun_s + len(prompt) * self.prefill_s
+                if context.is_stopped():
+                    return
+                is_there = await is_there_at(first_s)
+                self._free_s = first_s if is_there else max(begun_s, loop.time())
+            for k in range(num_tokens):
+                # Due times, not pauses: what is late once is not late for ever.
+                if not await is_there_at(first_s + k * self.decode_s):
+                    return
+                token = FIRST_ID + (len(prompt) + k) % NUM_IDS
+                yield {"token_ids": [token], "finish_reason": "length" if k == num_tokens - 1 else None}
+        finally:
+            left.cancel()
 
 
 def main() -> None:

@@ -72,12 +72,12 @@ class ServerEnvironment:
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def require_installed(self) -> None:
+    def require_installed(self, *, otherwise: str = "give the --url of a server that runs") -> None:
         if self.packages is None:
             option = "" if self.device == machine_device() else f" --device {self.device}"
             raise UserError(
                 f"{self.name} is not installed in {self.folder} ({FOLDER_VARIABLE} names another folder): run 'repro install "
-                f"{self.name}{option}' ({self.cost}), or give the --url of a server that runs"
+                f"{self.name}{option}' ({self.cost}), or {otherwise}"
             )
 
     def commands(self) -> Iterator[tuple[str, ...]]:

@@ -73,6 +73,11 @@ class Launch(ABC):
         return ("/health",)
 
     @property
+    def listed_workers(self) -> int | None:
+        """That ``/health`` lists once the server is up; None where it lists none."""
+        return None
+
+    @property
     def longest_request(self) -> int | None:
         """Tokens of a prompt and its answer; None where only the model knows."""
         return self.max_model_len or (MAX_MODEL_LEN if self.model == TINY else None)
@@ -108,7 +113,7 @@ class Launch(ABC):
             folder=folder, port=free_port(), model=str(model.absolute()) if is_local else self.model, is_local=is_local
         )
         url = f"http://127.0.0.1:{place.port}"
-        address = Address(url=url, model=SERVED_NAME, paths=self.ready_paths)
+        address = Address(url=url, model=SERVED_NAME, paths=self.ready_paths, num_workers=self.listed_workers)
         with running(
             self.name, self.commands(place), address, folder=folder, within_s=self.start_timeout_s
         ) as startup_s:

@@ -37,21 +37,36 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """``url`` answers once ``/v1/models`` lists ``model`` and every one of ``paths`` says 200."""
+    """``url`` is ready once ``/v1/models`` lists ``model``, every one of ``paths`` says 200, and ``/health`` lists
+    ``num_workers`` instances of ``endpoint``."""
 
     url: str
     model: str
     paths: tuple[str, ...] = ()
+    num_workers: int | None = None
+    """None where the server lists none."""
+    endpoint: str = "generate"
 
-    def answers(self) -> bool:
+    def missing(self) -> str | None:
+        """What it lacks, in a few words; None where it is ready."""
         try:
             for path in self.paths:
-                with urllib.request.urlopen(f"{self.url}{path}", timeout=ASK_S) as response:
-                    response.read()
-            with urllib.request.urlopen(f"{self.url}/v1/models", timeout=ASK_S) as response:
-                return any(card.get("id") == self.model for card in json.loads(response.read())["data"])
+                self._ask(path)
+            if all(card.get("id") != self.model for card in json.loads(self._ask("/v1/models"))["data"]):
+                return f"it lists no model {self.model!r}"
+            if self.num_workers is not None:
+                listed = json.loads(self._ask("/health"))["instances"]
+                came = len({each["instance_id"] for each in listed if each["endpoint"] == self.endpoint})
+                if came < self.num_workers:
+                    return f"{came} of {self.num_workers} workers are there"
         except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
-            return False
+            return "it does not answer"
+        return None
+
+    def _ask(self, path: str) -> bytes:
+        with urllib.request.urlopen(f"{self.url}{path}", timeout=ASK_S) as response:
+            found: bytes = response.read()
+            return found
 
 
 class _Process:
@@ -85,7 +100,7 @@ class _Process:
 def running(
     name: str, commands: Sequence[Command], address: Address, *, folder: Path, within_s: float
 ) -> Iterator[float]:
-    """The seconds it took to answer. Logs go into ``folder``. Raise RunError where a process ends before it is asked to, or
+    """The seconds until it was ready. Logs go into ``folder``. Raise RunError where a process ends before it is asked to, or
     where ``within_s`` is over."""
     processes: list[_Process] = []
 
@@ -100,22 +115,22 @@ def running(
         started = time.monotonic()
         for command in commands:
             processes.append(_Process(command, folder))
-        while not address.answers():
+        while (missing := address.missing()) is not None:
             check("while starting")
             if time.monotonic() - started > within_s:
                 raise RunError(
-                    f"{name} did not answer within start_timeout_s={within_s:g}: {processes[-1].last_words()}; all it "
-                    f"said: {folder}"
+                    f"{name} is not ready after start_timeout_s={within_s:g}, {missing}: {processes[-1].last_words()}; "
+                    f"all it said: {folder}"
                 )
             time.sleep(POLL_S)
         yield time.monotonic() - started
-        if not address.answers():
+        if (missing := address.missing()) is not None:
             # Connections break before the process that held them is gone.
             until = time.monotonic() + ASK_S
             while time.monotonic() < until:
                 check("during the run")
                 time.sleep(POLL_S)
-            raise RunError(f"{name} does not answer any more: {processes[0].last_words()}; all it said: {folder}")
+            raise RunError(f"{name} did not last, {missing}: {processes[0].last_words()}; all it said: {folder}")
         check("during the run")
     finally:
         # Each knows on its own what to do now, even if what follows is interrupted.

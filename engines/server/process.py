@@ -18,7 +18,7 @@ from typing import Any
 
 from engines.errors import RunError, UserError
 from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel
-from engines.server.wire import Cancel, Channel, Ready, Report, Stop, Submit, Unable
+from engines.server.wire import Able, Cancel, Channel, Ready, Report, Stop, Submit, Unable
 
 STATUS_EVERY_S = 0.05
 """Between two reports of a status in which nothing happened to a request."""
@@ -101,7 +101,7 @@ def _submit(engine: ServedEngine, command: Submit) -> Accepted | Refused | Faile
 
 def main(descriptor: int) -> int:
     """Serve the model that comes first through the socket."""
-    # Ctrl-C, and a SIGTERM to the group, reach every process of the terminal; the server decides what they mean.
+    # The server decides what a signal means, and whoever looks for processes to end may find this one too.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
@@ -110,6 +110,8 @@ def main(descriptor: int) -> int:
         return PARENT_GONE
     inbox = Inbox(channel)
     try:
+        model.check_machine()
+        channel.send(Able())
         with model.serving() as engine:
             channel.send(Ready(engine.status()))
             serve(engine, inbox.take, channel.send)

@@ -145,6 +145,10 @@ class ServedModel(Protocol):
         """Raise UserError for a prompt that cannot be run, as far as that is known without the engine."""
         ...
 
+    def check_machine(self) -> None:
+        """Raise UserError for what this machine lacks; called in the engine's process before anything is loaded."""
+        ...
+
     def serving(self) -> AbstractContextManager[ServedEngine]:
         """Load the model; called in the engine's process."""
         ...

@@ -21,6 +21,7 @@ from engines.server.settings import ServerSettings
 
 POLL_S = 0.02
 KEEP_ALIVE_S = 75
+BACKLOG = 2048
 FLUSH_S = 5
 """For a client to read the end of what was written to it."""
 
@@ -30,8 +31,9 @@ def run(model: ServedModel, codec: Codec, settings: ServerSettings, say: Callabl
 
     ``say`` hears a line when the socket is open, when requests are taken, and when the end begins. Raises UserError
     where the address or the model cannot be had, RunError where the engine is lost for good, or requests at the end.
+    Nobody can connect before the engine's process has found that this machine can run the model.
     """
-    with closing(_listen(settings)) as listener:
+    with closing(_bound(settings)) as listener:
         asyncio.run(_serve(model, codec, settings, listener, say))
 
 
@@ -56,19 +58,34 @@ async def _serve(
         http = HttpServer(config)
         signals = _Signals()
         service.start()
-        serving = asyncio.create_task(http.serve(sockets=[listener]))
-        say(f"listening on {address}, loading {model.name}")
+        serving: asyncio.Task[None] | None = None
         try:
+            await _until_able(service, signals)
+            if not signals.count:
+                with _named(settings):
+                    listener.listen(BACKLOG)
+                serving = asyncio.create_task(http.serve(sockets=[listener]))
+                say(f"listening on {address}, loading {model.name}")
             lost = await _until_over(service, server, signals, settings, say, address)
         finally:
             signals.close()
             http.should_exit = True
             http.force_exit = signals.count > 1
-            with suppress(asyncio.CancelledError):
-                await serving
+            if serving is not None:
+                with suppress(asyncio.CancelledError):
+                    await serving
             await service.stop()
     if lost:
         raise RunError(f"{lost} requests were given up at the end: allow them more with --drain-timeout")
+
+
+async def _until_able(service: EngineProcess, signals: _Signals) -> None:
+    """Or until a signal. Raises what this machine lacks."""
+    assert service.ended is not None
+    while not service.is_able and not signals.count:
+        if service.ended.done():
+            raise service.ended.result()
+        await asyncio.sleep(POLL_S)
 
 
 async def _until_over(
@@ -122,10 +139,26 @@ class _Signals:
             self._loop.remove_signal_handler(number)
 
 
-def _listen(settings: ServerSettings) -> socket.socket:
+def _bound(settings: ServerSettings) -> socket.socket:
+    """To its address, and not listening yet."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with _named(settings):
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind((settings.host, settings.port))
+        except OSError:
+            listener.close()
+            raise
+    return listener
+
+
+@contextmanager
+def _named(settings: ServerSettings) -> Iterator[None]:
     try:
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        yield
     except OSError as error:
         raise UserError(
             f"host={settings.host!r}, port={settings.port} cannot be listened on ({error.strerror or error}): give another "

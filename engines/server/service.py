@@ -30,7 +30,7 @@ from engines.server.protocol import (
     Submission,
     Unavailable,
 )
-from engines.server.wire import Cancel, Ready, Report, Stop, Submit, Unable, frame, read_frame
+from engines.server.wire import Able, Cancel, Ready, Report, Stop, Submit, Unable, frame, read_frame
 
 MOST_RESTARTS = 3
 """In a row, without a request finished in between."""
@@ -73,6 +73,8 @@ class EngineProcess:
         """Totals of the processes before this one."""
         self._num_finished = 0
         self.num_restarts = 0
+        self.is_able = False
+        """Whether this machine has what the model needs."""
         self.ended: asyncio.Future[Exception] | None = None
         """Done, with the reason, when no engine can be had any more."""
 
@@ -93,6 +95,8 @@ class EngineProcess:
             with suppress(ConnectionError, RuntimeError):
                 self._writer.write(frame(Stop()))
         if self._process is not None:
+            if not self._is_ready:
+                self._process.kill()  # it loads, and hears nothing meanwhile
             await asyncio.to_thread(_end, self._process)
         if self._writer is not None:
             self._writer.close()
@@ -129,7 +133,9 @@ class EngineProcess:
         said: Unable | None = None
         was_ready = False
         while (message := await read_frame(reader)) is not None:
-            if isinstance(message, Ready):
+            if isinstance(message, Able):
+                self.is_able = True
+            elif isinstance(message, Ready):
                 was_ready = self._is_ready = True
                 self._tell(message.status)
                 for open_ in self._open.values():
@@ -248,7 +254,10 @@ def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = there.fileno()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _paths(sys.path)))}
     command = [sys.executable, "-m", "engines.server.process", str(descriptor)]
-    return subprocess.Popen(command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL)
+    # Where Ctrl-C in a terminal does not reach it, not even before it could ignore it: the server decides what that means.
+    return subprocess.Popen(
+        command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def _paths(paths: Sequence[str]) -> list[str]:

@@ -26,6 +26,10 @@ class Stop(NamedTuple):
     """Nothing that runs is waited for."""
 
 
+class Able(NamedTuple):
+    """The machine has what the model needs, which is loaded now."""
+
+
 class Ready(NamedTuple):
     status: EngineStatus
 

@@ -160,6 +160,25 @@ def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
         DllmModel.of(system=system, platform="cpu-tiny", knobs=knobs, name=None)
 
 
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"dtype": "float8"}, "dtype='float8' is unknown: use one of float32, float16, bfloat16"),
+        ({"device": "tpu"}, "device='tpu' is unknown: use cpu, cuda or cuda:N"),
+        ({"device": "cuda:99"}, "device='cuda:99': "),
+        ({"weights": "lucky"}, "weights='lucky' is unknown"),
+    ],
+)
+def test_what_the_machine_lacks_is_known_without_the_model(
+    folders: dict[str, str], knobs: dict[str, Any], sentence: str
+) -> None:
+    model = DllmModel.of(
+        system="dllm-serve", platform="cpu-tiny", knobs={"model": folders["llada"], **SHORT, **knobs}, name=None
+    )
+    with pytest.raises(UserError, match=sentence):
+        model.check_machine()
+
+
 def test_the_model_and_its_settings_pickle(folders: dict[str, str], tmp_path: Path) -> None:
     import pickle
 

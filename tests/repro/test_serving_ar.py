@@ -336,6 +336,30 @@ def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
         ArModel.of(settings(folder, **options), None)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"device": "tpu"}, "device='tpu' is unknown: use cpu, cuda or cuda:N"),
+        ({"device": "cuda:99"}, "device='cuda:99': "),
+        (
+            {"memory_limit": 10**14},
+            "memory_limit=100000000000000 is more than the .* bytes of device='cpu': give at most",
+        ),
+        (
+            {"kv_tokens": 10**12},
+            r"kv_tokens=1000000000000 and max_num_seqs=8 take .* GB .*, and device='cpu' has .*: lower",
+        ),
+        ({"max_num_seqs": 2**20, "kv_tokens": None}, "kv_tokens=as many as fit and max_num_seqs=1048576 take 8.6 GB"),
+    ],
+)
+def test_what_the_machine_lacks_is_known_without_the_model(
+    folder: Path, options: dict[str, Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.serving_ar.machine_memory_bytes", lambda: 4 * 10**9)
+    with pytest.raises(UserError, match=sentence):
+        ArModel.of(settings(folder, **options), None).check_machine()
+
+
 def test_a_prompt_has_the_special_tokens_that_its_tokenizer_adds(tmp_path: Path) -> None:
     text = load_causal_text(write_causal(tmp_path / "bos", adds_bos=True))
     assert text is not None

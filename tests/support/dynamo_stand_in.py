@@ -34,6 +34,24 @@ def write_dynamo(environment: Any) -> None:
     (environment.folder / MARK).write_text(json.dumps(mark))
 
 
+class Context:
+    """Of a request, as a component is told of its client; for one event loop."""
+
+    def __init__(self) -> None:
+        self._left = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """The client leaves."""
+        if not self._left.done():
+            self._left.set_result(True)
+
+    def is_stopped(self) -> bool:
+        return self._left.done()
+
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        return asyncio.shield(self._left)
+
+
 class InvalidArgument(Exception):
     """The only error whose words a client gets to read."""
 
@@ -69,7 +87,7 @@ class Endpoint:
 
         async def complete(request: web.Request) -> web.StreamResponse:
             body = await request.json()
-            answer = generate(handed_over(body, request.headers), SimpleNamespace(is_stopped=lambda: False))
+            answer = generate(handed_over(body, request.headers), Context())
             response = web.StreamResponse()
             await response.prepare(request)
             count = 0

@@ -1,7 +1,8 @@
 """A stand-in for a server's environment: its python answers as the server would, whatever it is asked to start.
 
 Run as a program it takes the arguments of a server, and behaves as FAKE_SERVER says: "serve", "fail" (ends at once), "silent" (never answers),
-"deaf" (ignores SIGTERM), or "die" (ends in its third answer). One that serves does so once FAKE_SERVER_AFTER programs have been started.
+"deaf" (ignores SIGTERM), or "die" (ends in its third answer). One that serves does so once FAKE_SERVER_AFTER programs have been started; its
+/health lists one more worker at every call, FAKE_SERVER_WORKERS in the end, and before that it answers nobody.
 """
 
 from __future__ import annotations
@@ -53,8 +54,27 @@ class _Dying(MockOpenAI):
         await super()._answer(*args, **kwargs)  # type: ignore[arg-type]
 
 
-async def _serve(port: int, how: str) -> None:
-    mock = (_Dying if how == "die" else MockOpenAI)(model="served", counter="vllm:generation_tokens")
+class _Frontend(MockOpenAI):
+    """Before workers that come one after the other, each with an endpoint besides."""
+
+    num_listed = 0
+    num_workers = int(os.environ.get("FAKE_SERVER_WORKERS", 1))
+
+    def listed(self) -> dict[str, object]:
+        self.num_listed = min(self.num_listed + 1, self.num_workers)
+        names = ("generate", "clear_kv_blocks")
+        return {"instances": [{"instance_id": k, "endpoint": name} for k in range(self.num_listed) for name in names]}
+
+    async def _answer(self, *args: object, **kwargs: object) -> None:
+        if self.num_listed < self.num_workers:
+            os._exit(9)
+        await super()._answer(*args, **kwargs)  # type: ignore[arg-type]
+
+
+async def _serve(port: int, how: str, kind: type[MockOpenAI]) -> None:
+    mock = (_Dying if how == "die" else kind)(model="served", counter="vllm:generation_tokens")
+    if isinstance(mock, _Frontend):
+        mock.health = mock.listed
     server = await asyncio.start_server(mock.handle, "127.0.0.1", port)
     await server.serve_forever()
 
@@ -75,7 +95,8 @@ def main(arguments: list[str]) -> None:
         time.sleep(600)
     while said is not None and len(Path(said).read_text().splitlines()) < int(os.environ.get("FAKE_SERVER_AFTER", 1)):
         time.sleep(0.01)
-    asyncio.run(_serve(int(arguments[ports[0] + 1]), how))
+    kind = _Frontend if "--http-port" in arguments else MockOpenAI
+    asyncio.run(_serve(int(arguments[ports[0] + 1]), how, kind))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,9 @@ class HandFleet:
 
     worker_ids = (0, 1)
 
-    def __init__(self, url: str, prefix: str) -> None:
+    def __init__(self, url: str, prefix: str, *, longest: int = 10**6) -> None:
+        """``longest`` is the length in tokens at which a session's answer stands still."""
+        self._longest = longest
         store = Store.connect(url, prefix)
         store.call("create", 10.0)
         self.home = Hand(store=store, worker_id=0, role="decode", lease_s=600.0).register()
@@ -145,6 +147,9 @@ class HandFleet:
         self._is_over.set()
         self._thread.join()
 
+    def _length(self, session: int) -> int:
+        return len(self.home.store.read("ids", session)) // 4
+
     def _work(self) -> None:
         decoding: dict[int, int] = {}
         while not self._is_over.wait(0.001):
@@ -155,9 +160,10 @@ class HandFleet:
                         continue  # the queue has changed meanwhile
                     hand.start(task)
                     hand.compute(task)
-                    if self.home.land(task)[1] == b"decoding":
+                    if self.home.land(task)[1:2] == [b"decoding"]:
                         decoding[int(task["session_id"])] = int(task["epoch"])
-            if decoding:
-                _, rounds, ends, _ = self.home.decode(*decoding.items())
-                for session in (*rounds, *ends):
+            going = [each for each in decoding.items() if self._length(each[0]) < self._longest]
+            if going:
+                lost, rounds, ends, _ = self.home.decode(*going)
+                for session in (*lost, *rounds, *ends):
                     del decoding[int(session)]

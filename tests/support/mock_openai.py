@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,8 @@ class MockOpenAI:
     """Name under which /metrics counts the tokens of answers; None: it has no metrics."""
     uncounted_tokens: int = 0
     """That somebody else seems to have had, a request."""
+    health: Callable[[], Any] = dict
+    """What /health says."""
     received_s: list[float] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -50,7 +52,7 @@ class MockOpenAI:
                         writer, 200, {"data": [{"id": self.model, "owned_by": "tests", "created": received_s}]}
                     )
                 elif head.startswith(("get /health", "get /ready")):
-                    await self._say(writer, 200, {})
+                    await self._say(writer, 200, self.health())
                 elif head.startswith("get /metrics") and self.counter is not None:
                     count = sum(body["max_tokens"] + self.uncounted_tokens for body in self.bodies)
                     page = f"# TYPE {self.counter} counter\n{self.counter}_total {count}\n# TYPE open gauge\nopen 0\n"

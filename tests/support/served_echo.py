@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +61,10 @@ class EchoModel:
     load_s: float = 0.0
     refusal: str | None = None
     """Why the model cannot be loaded."""
+    lacks: str | None = None
+    """What this machine lacks."""
+    closed_port: int | None = None
+    """Nobody may listen there before the model is loaded."""
     options: Mapping[str, Kind] = field(default_factory=lambda: {"steps": int})
     facts: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,6 +78,13 @@ class EchoModel:
             f"prompt of {len(prompt_ids)} tokens and max_tokens={generation.max_tokens} make more than "
             f"max_model_len={self.max_model_len}: shorten the prompt or ask for fewer tokens",
         )
+
+    def check_machine(self) -> None:
+        require(self.lacks is None, str(self.lacks))
+        if self.closed_port is not None:
+            with socket.socket() as client:
+                code = client.connect_ex(("127.0.0.1", self.closed_port))
+            require(code == errno.ECONNREFUSED, f"port {self.closed_port} is open: {errno.errorcode.get(code)}")
 
     @contextmanager
     def serving(self) -> Iterator[EchoEngine]:

@@ -42,9 +42,13 @@ class Coordinator:
         """Leases that ran out on workers that were alive."""
         store.call("create", window_s)
 
-    def open(self, session_id: int) -> None:
-        """A session begins; where it is known already nothing happens."""
-        self.store.call("open", session_id)
+    def open(self, session_id: int) -> int:
+        """A session begins, where it is not known already; its rank by arrival."""
+        return int(self.store.call("open", session_id))
+
+    def leave(self, session_id: int, order: int) -> bool:
+        """Give up the round that is under way in the session of this rank, and all that was kept for it; whether one was."""
+        return bool(self.store.call("leave", session_id, order) == b"ok")
 
     def begin(
         self,

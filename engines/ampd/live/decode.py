@@ -42,8 +42,8 @@ class DecodeProcess:
         self.residents = Residents(self.executor)
         self._listener = Listener(self._answer)
         self.worker = Worker(spec, self._listener.address)
-        self._inbox: queue.SimpleQueue[Landed | None] = queue.SimpleQueue()
-        """What landed; None where something is queued here."""
+        self._inbox: queue.SimpleQueue[Landed | str] = queue.SimpleQueue()
+        """What landed, and what this worker was woken with."""
         self._batch: list[Resident] = []
         self._pending: Claimed | None = None
         """A local prefill there was no room for yet."""
@@ -90,27 +90,45 @@ class DecodeProcess:
     # ---- what comes in -------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        worker = self.worker
+        worker, num_outages = self.worker, 0
         while not worker.is_stopping.is_set():
-            if worker.store.sleep(worker.spec.worker_id, IDLE_S):
-                self._inbox.put(None)
+            word = worker.store.sleep(worker.spec.worker_id, IDLE_S)
+            if num_outages != worker.store.num_outages:
+                num_outages, word = worker.store.num_outages, "left"  # the word may have been lost with Redis: look
+            if word is not None:
+                self._inbox.put(word)
 
-    def _waited(self) -> list[Landed | None]:
+    def _waited(self) -> list[Landed | str]:
         try:
             return [self._inbox.get(timeout=IDLE_S)]
         except queue.Empty:
-            return [None]  # a wake-up may have been lost with Redis: look
+            return ["task"]  # a wake-up may have been lost with Redis: look
 
     def _drain(self) -> None:
         while not self._inbox.empty():
             self._take([self._inbox.get()])
 
-    def _take(self, items: list[Landed | None]) -> None:
+    def _take(self, items: list[Landed | str]) -> None:
         for item in items:
-            if item is None:
-                self._may_claim = True
-            else:
+            if isinstance(item, Landed):
                 self._admit(item)
+                continue
+            self._may_claim = True
+            if item == "left":
+                self._drop_strangers()
+
+    def _drop_strangers(self) -> None:
+        """Sessions that are no longer here, as their clients have left; the store hears of the room that makes."""
+        while True:
+            held = self.residents.held()
+            told = [word for each in held for word in (each.session_id, each.epoch)]
+            found = {int(one) for one in self.worker.call("strangers", self.residents.kv_tokens, *told)}
+            if not found:
+                return
+            self._leave(found, set(), set())
+            for each in held:
+                if each.session_id in found:
+                    self.residents.drop(each)
 
     def _answer(self, header: Header, payload: bytearray) -> tuple[Header, Buffer]:
         """A prefill worker asks for history, or brings an increment."""
@@ -187,6 +205,7 @@ class DecodeProcess:
             return False
         self._pending = None
         if self.worker.call("start", task.task_id, claimed.fence) == b"stale":
+            self._drop_strangers()
             return True
         began = time.perf_counter()
         # Where this was computed before and its lease ran out, all but the last token, whose row gives the first answer.
@@ -201,6 +220,8 @@ class DecodeProcess:
         said = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
         if self._is_landed(resident, said, claimed.fence, task.task_id):
             self._admit(Landed(resident, have, None, token, said[1].decode(), at_s))
+        elif said[0] == b"stale":
+            self._drop_strangers()
         return True
 
     # ---- decoding ---------------------------------------------------------------------------------------------

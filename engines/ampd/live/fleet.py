@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 
@@ -27,6 +29,7 @@ class Fleet:
         self._processes: dict[int, BaseProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*_MODULES.values(), *_LATER])
+        _start_server()
         try:
             for spec in specs:
                 self.start(spec.worker_id)
@@ -85,6 +88,16 @@ class Fleet:
             if time.monotonic() > until:
                 raise RunError(f"workers did not start within {start_s:g} s")
             time.sleep(0.02)
+
+
+def _start_server() -> None:
+    """Ctrl-C in a terminal reaches every process, but it is this one's to deal with, also while the server loads torch."""
+    resource_tracker.ensure_running()  # which takes every block of signals away
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def run_worker(spec: WorkerSpec) -> None:

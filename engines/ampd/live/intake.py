@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncGenerator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +92,10 @@ class Context(Protocol):
         """Whether its client has left."""
         ...
 
+    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
+        """Done once it has."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
@@ -151,24 +155,31 @@ class Intake:
         await asyncio.gather(self._settle(), self._hear())
 
     async def generate(self, request: Mapping[str, Any], context: Context) -> AsyncGenerator[dict[str, Any], None]:
-        """A token each. UserError where the round can not be. The answer of a client that leaves is generated to its end."""
+        """A token each. UserError where the round can not be. Where its client leaves, the session is given up."""
         asked = Asked.of(request, self.limits)
         loop = asyncio.get_running_loop()
         session_id = await loop.run_in_executor(self._coordinating, self._id_of, asked.session)
         require(session_id not in self._under_way, f"session {asked.session!r} waits for an answer: ask after it")
         news = self._under_way[session_id] = asyncio.Event()
+        left = asyncio.ensure_future(context.async_killed_or_stopped())
+        left.add_done_callback(lambda _: news.set())
+        begun = self._coordinating.submit(self._begin, session_id, asked)
+        num_sent = 0
         try:
-            await loop.run_in_executor(self._coordinating, self._begin, session_id, asked)
-            place, num_sent = asked.prompt.size, 0
+            await asyncio.wrap_future(begun)
+            place = asked.prompt.size
             while num_sent < asked.max_tokens and not context.is_stopped():
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), LOOK_S)
                 news.clear()
                 end = place + asked.max_tokens
-                for token in await loop.run_in_executor(None, self._ids, session_id, place + num_sent, end):
+                for token in await loop.run_in_executor(None, self._store.ids, session_id, place + num_sent, end):
                     num_sent += 1
                     yield {"token_ids": [token], "finish_reason": "length" if num_sent == asked.max_tokens else None}
         finally:
+            left.cancel()
+            if num_sent < asked.max_tokens:
+                await asyncio.shield(loop.run_in_executor(self._coordinating, self._leave, session_id, begun))
             del self._under_way[session_id]
 
     # ---- in threads ---------------------------------------------------------------------------------------------
@@ -185,28 +196,28 @@ class Intake:
                 store.answered(lambda: store.client.hset(store.key("names"), session, known))
         return FIRST_NAMED + int(known)
 
-    def _begin(self, session_id: int, asked: Asked) -> None:
+    def _begin(self, session_id: int, asked: Asked) -> int:
+        """The session's rank by arrival."""
         name = f"session {asked.session!r}"
         known = self._store.fields("session", session_id)
         state = known.get("state", "waiting")
         require(state != "done", f"{name} has ended: give another its own name")
-        require(state == "waiting", f"{name} has an answer under way: ask after it")
-        history = self._ids(session_id, 0, self.limits.max_len)
+        require(state in ("waiting", "left"), f"{name} has an answer under way: ask after it")
+        history = self._store.ids(session_id)
         added = asked.prompt[len(history) :]
         require(
             added.size >= 1 and asked.prompt[: len(history)].tolist() == history,
             f"{name}: the prompt must begin with the session's {len(history)} tokens, answers included, and add some",
         )
-        self.coordinator.open(session_id)
-        number = int(known.get("round", -1)) + 1
+        order = self.coordinator.open(session_id)
+        number = 0 if state == "left" else int(known.get("round", -1)) + 1
         self.coordinator.begin(session_id, number, added, decode_tokens=asked.max_tokens, is_last=asked.is_last)
+        return order
 
-    def _ids(self, session_id: int, start: int, end: int) -> list[int]:
-        """Those of the session's tokens that are there."""
-        key = self._store.key("ids", session_id)
-        found = self._store.answered(lambda: self._store.client.getrange(key, 4 * start, 4 * end - 1))
-        ids: list[int] = np.frombuffer(found, dtype=np.int32).tolist()
-        return ids
+    def _leave(self, session_id: int, begun: Future[int]) -> None:
+        """Unless its round never began."""
+        if not begun.cancelled() and begun.exception() is None:
+            self.coordinator.leave(session_id, begun.result())
 
     def _settled(self) -> None:
         self.coordinator.settle()

@@ -59,9 +59,9 @@ end
 
 function ops.open(session)
   local s = key('session', session)
-  if call('EXISTS', s) == 0 then
+  if call('EXISTS', s) == 0 or get(s, 'state') == 'left' then
     call('HSET', s, 'session_id', session, 'order', call('HINCRBY', key('run'), 'next_order', 1) - 1, 'home', '',
-         'epoch', 0, 'round', -1, 'left', 0, 'state', 'waiting', 'task', '', 'last', '0', 'arrived_s', exact(now))
+         'epoch', number(s, 'epoch'), 'round', -1, 'left', 0, 'state', 'waiting', 'task', '', 'last', '0', 'arrived_s', exact(now))
     call('RPUSH', key('homeless'), session)
   end
   return get(s, 'order')
@@ -69,7 +69,7 @@ end
 
 function ops.bind(session, worker, incarnation, line)
   local s = key('session', session)
-  if get(s, 'home') ~= '' then return 'done' end
+  if get(s, 'home') ~= '' or get(s, 'state') == 'left' then return 'done' end
   local fits = is_current(worker, incarnation) and get(key('worker', worker), 'role') == 'decode'
   call('RPUSH', key('log'), (fits and '+' or '-') .. line)
   if not fits then return 'gone' end
@@ -239,6 +239,39 @@ function ops.preempt(worker, incarnation, session, epoch)
   call('HINCRBY', key('worker', worker), 'preemptions', 1)
   make_task(session, 'recompute', 0, length(session), exact(now))
   return 'ok'
+end
+
+-- Its client has left in the middle of a round: the session is forgotten, whoever works on it finds out, and opened again
+-- it begins anew. `order` is what it was opened under.
+function ops.leave(session, order)
+  local s = key('session', session)
+  local state, home, task = get(s, 'state'), get(s, 'home'), get(s, 'task')
+  if get(s, 'order') ~= order or (state ~= 'prefill' and state ~= 'decoding') then return 'over' end
+  if state == 'prefill' then
+    if not withdraw(task) then call('LREM', key('unrouted'), 1, task) end
+    call('HSET', key('task', task), 'state', 'left')
+  end
+  call('LREM', key('homeless'), 1, session)
+  if home ~= '' then
+    call('SREM', key('bound', home), session)
+    wake(home, 'left')
+  end
+  call('DEL', key('ids', session), key('times', session))
+  call('HSET', s, 'state', 'left', 'home', '', 'task', '')
+  call('HINCRBY', s, 'epoch', 1)
+  return 'ok'
+end
+
+-- Which of the sessions {session, epoch} whose K/V a worker holds it is no longer home to.
+function ops.strangers(worker, incarnation, kv_tokens, ...)
+  if not is_current(worker, incarnation) then return 'lost' end
+  local held, found = {...}, {}
+  for place = 1, #held, 2 do
+    local s = key('session', held[place])
+    if get(s, 'home') ~= worker or get(s, 'epoch') ~= held[place + 1] then found[#found + 1] = held[place] end
+  end
+  call('HSET', key('worker', worker), 'kv_tokens', kv_tokens)
+  return found
 end
 
 -- Who is overdue: {workers lost, tasks taken back, what waits now}.

@@ -110,7 +110,7 @@ def collect(
 
 def answers(store: Store, session: Session) -> list[list[int]]:
     """The generated ids of the session's rounds."""
-    ids = np.frombuffer(store.read("ids", session.session_id), dtype=np.int32).tolist()
+    ids = store.ids(session.session_id)
     found, place = [], 0
     for prefill, decode, _ in session.rounds:
         place += prefill

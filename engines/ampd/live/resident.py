@@ -69,6 +69,10 @@ class Residents:
                 self._by_session[session_id] = self._by_order[order] = found
             return found
 
+    def held(self) -> list[Resident]:
+        with self._lock:
+            return list(self._by_session.values())
+
     def is_known(self, resident: Resident) -> bool:
         return self._by_session.get(resident.session_id) is resident
 
@@ -134,5 +138,5 @@ class Residents:
 
     def clear(self) -> None:
         with self._lock:
-            for resident in list(self._by_session.values()):
+            for resident in self.held():
                 self.drop(resident)

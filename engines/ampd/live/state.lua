@@ -81,20 +81,28 @@ local function forget_work(worker)
        'running_task', '', 'running_from', '0', 'running_s', '0', 'running_tokens', 0)
 end
 
-local function unroute(task)
-  -- Back to the coordinator, under a fence that whoever has it does not know.
+-- From whoever has it, under a fence that they do not know; whether somebody had it.
+local function withdraw(task)
   local t = key('task', task)
   local state, worker = get(t, 'state'), get(t, 'worker')
   if state == 'queued' then
     call('LREM', key('queue', worker), 1, task)
     dequeued(worker, task)
   elseif state ~= 'leased' then
-    return
+    return false
   end
   call('ZREM', key('leases'), task)
   call('HINCRBY', t, 'fence', 1)
+  call('HSET', t, 'worker', '')
+  return true
+end
+
+-- Back to the coordinator.
+local function unroute(task)
+  if not withdraw(task) then return end
+  local t = key('task', task)
   call('HINCRBY', t, 'requeued', 1)
-  call('HSET', t, 'state', 'unrouted', 'worker', '')
+  call('HSET', t, 'state', 'unrouted')
   call('RPUSH', key('unrouted'), task)
 end
 

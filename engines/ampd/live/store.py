@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
 from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.task import PrefillTask, TaskKind
 from engines.errors import RunError, UserError
@@ -134,6 +136,15 @@ class Store:
         found: bytes = self.answered(lambda: self.client.get(self.key(*parts))) or b""
         return found
 
+    def ids(self, session_id: int, start: int = 0, end: int = 2**28) -> list[int]:
+        """The session's token ids from ``start`` to before ``end``, as far as they are there."""
+        if end <= start:
+            return []
+        key = self.key("ids", session_id)
+        found = self.answered(lambda: self.client.getrange(key, 4 * start, 4 * end - 1))
+        ids: list[int] = np.frombuffer(found, dtype=np.int32).tolist()
+        return ids
+
     def fields(self, *parts: object) -> dict[str, str]:
         """A hash."""
         found = self.answered(lambda: self.client.hgetall(self.key(*parts)))
@@ -155,9 +166,10 @@ class Store:
             streams = [entries for _, entries in found]
         return [(mark.decode(), texts(fields)) for entries in streams for mark, fields in entries]
 
-    def sleep(self, worker_id: int, wait_s: float) -> bool:
-        """Until the worker is woken; whether it was."""
-        return self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s)) is not None
+    def sleep(self, worker_id: int, wait_s: float) -> str | None:
+        """Until the worker is woken: "task" where one is queued, "left" where a session's client has left; None if it was not."""
+        found = self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s))
+        return None if found is None else found[1].decode()
 
     def heard(self) -> Callable[[float], set[int]]:
         """Waits up to so many seconds for sessions that get a token, and says which; what is said while Redis is away is

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
@@ -31,6 +32,12 @@ MOST_TOKENS = 1 << 24
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 _LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
 """What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""
+
+
+def require_client() -> None:
+    """What requests are sent with."""
+    if find_spec("aiohttp") is None:
+        raise UserError("driving a server needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,16 +10,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from secrets import token_hex
 from typing import Any, ClassVar
 
-from engines.errors import RunError, UserError, require
+from engines.errors import RunError, require
 from repro.runs.cell import Cell
 from repro.runs.drivers.http import Exchange, drive_http
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
+from repro.systems.http.endpoint import require_client
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs, knobs_of
 from repro.systems.http.log import tables_of
@@ -56,8 +56,7 @@ class HttpDeployment:
         }
 
     def check_machine(self) -> None:
-        if find_spec("aiohttp") is None:
-            raise UserError("driving a server needs aiohttp, which is missing: pip install 'dllm-serve-repro[http]'")
+        require_client()
 
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         nonce = token_hex(8) if self.knobs.unique_prefix else None

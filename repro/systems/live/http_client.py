@@ -15,6 +15,7 @@ from engines.ampd.live.store import Store
 from engines.ar.session import Session
 from engines.errors import RunError
 from repro.runs.drivers.http import Clock, Exchange, Reply, Send, drive_http
+from repro.runs.metrics import distribution
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 from repro.systems.http.workload import Ask
 
@@ -132,14 +133,13 @@ class HttpClient:
             reply, tokens = self._by_round[key].reply, run.rounds["decode_tokens"][row]
             assert reply is not None
             place = run.rounds["history"][row] + run.rounds["prefill_tokens"][row]
-            ids = np.frombuffer(store.read("ids", key[0]), dtype=np.int32)[place : place + tokens].tolist()
-            if reply.token_ids != ids:
+            if reply.token_ids != store.ids(key[0], place, place + tokens):
                 raise RunError(f"session {key[0]}, round {key[1]}: the client got other tokens than the workers made")
             replies.append(reply)
         at_client = _at(run, [self._by_round[key].due_s for key in self._keys(run)], replies)
         seen, inside = observe(at_client), observe(run)
         added = {"ttft_s": seen.ttft_s - inside.ttft_s, "itl_s": seen.round_itl_s["mean"] - inside.round_itl_s["mean"]}
-        return at_client, {"added": {name: _spread(values) for name, values in added.items()}}
+        return at_client, {"added": {name: distribution(values[np.isfinite(values)]) for name, values in added.items()}}
 
     @staticmethod
     def _keys(run: ClusterRun) -> Iterator[tuple[int, int]]:
@@ -174,15 +174,3 @@ def _at(run: ClusterRun, due_s: Sequence[float], replies: Sequence[Reply]) -> Cl
         np.array([count for _, _, count in gaps], dtype=np.int64),
     )
     return replace(run, rounds=rounds, sessions=sessions, gaps=found)
-
-
-def _spread(values: Any) -> dict[str, float]:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return {}
-    return {
-        "mean": float(known.mean()),
-        "p50": float(np.median(known)),
-        "p90": float(np.quantile(known, 0.9)),
-        "max": float(known.max()),
-    }

@@ -9,22 +9,20 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import engines
 from baselines.servers.checkpoint import write_tiny
 from baselines.servers.dynamo import ENVIRONMENTS, frontend, variables
-from baselines.servers.environment import FOLDER_VARIABLE
 from baselines.servers.launch import SERVED_NAME, Place
 from baselines.servers.process import Address, Command, free_port, running
 from engines.ampd.live.intake import Deciding, Limits, RouterSpec
 from engines.ampd.live.store import Store
 from engines.ar.session import Session
-from engines.errors import RunError, UserError, require
+from engines.errors import RunError
 from repro.runs.drivers.http import Exchange
-from repro.systems.http.endpoint import Endpoint
+from repro.systems.http.endpoint import Endpoint, require_client
 from repro.systems.live.front import GIVEN_UP_S, Served
 from repro.systems.live.http_client import Driving, HttpClient
 from repro.systems.servers.system import log_folder
@@ -61,13 +59,8 @@ class OverDynamo:
         return {name: installed[name] for name in PACKAGES if name in installed}
 
     def check_machine(self) -> None:
-        require(
-            _ENVIRONMENT.packages is not None,
-            f"frontend='dynamo': dynamo is not installed in {_ENVIRONMENT.folder} ({FOLDER_VARIABLE} names another "
-            f"folder): run 'repro install dynamo --device cpu' ({_ENVIRONMENT.cost}), or leave frontend out",
-        )
-        if find_spec("aiohttp") is None:
-            raise UserError("frontend='dynamo' is driven with aiohttp: pip install 'dllm-serve-repro[http]'")
+        _ENVIRONMENT.require_installed(otherwise="leave frontend out")
+        require_client()
 
     def serve(
         self, deciding: Deciding, sessions: Sequence[Session], prompts: Prompts, store: Store, fleet: Fleet

@@ -85,9 +85,15 @@ class ServerDeployment:
 
 @contextmanager
 def log_folder(name: str) -> Iterator[Path]:
-    """Stays where something goes wrong: logs are in it."""
+    """Stays where something goes wrong: logs are in it. An interrupt is nothing wrong."""
     folder = Path(tempfile.mkdtemp(prefix=f"repro-{name}-"))
-    yield folder
+    try:
+        yield folder
+    except Exception:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
 
 

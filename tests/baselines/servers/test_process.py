@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_server import ends
+from support.mock_openai import MockOpenAI, mock_server
 
 from baselines.servers import process
 from baselines.servers.process import WARDEN, Address, Command, free_port, running
@@ -78,7 +79,7 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path, pids: Path) -> None:
     with (
-        pytest.raises(RunError, match=r"did not answer within start_timeout_s=0.5"),
+        pytest.raises(RunError, match=r"fake is not ready after start_timeout_s=0.5, it does not answer: nothing; all"),
         fake(tmp_path, "silent", within_s=0.5),
     ):
         pass
@@ -87,10 +88,20 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, pids: Path) -> 
 
 def test_one_that_does_not_list_the_model_or_says_no_is_not_ready(tmp_path: Path) -> None:
     with fake(tmp_path, "serve") as url:
-        assert Address(url=url, model="served").answers()
-        assert not Address(url=url, model="other").answers()
-        assert not Address(url=url, model="served", paths=("/nothing",)).answers()
-    assert not Address(url=url, model="served").answers()
+        assert Address(url=url, model="served").missing() is None
+        assert Address(url=url, model="other").missing() == "it lists no model 'other'"
+        assert Address(url=url, model="served", paths=("/nothing",)).missing() == "it does not answer"
+        assert Address(url=url, model="served", num_workers=1).missing() == "it does not answer", "it lists no workers"
+    assert Address(url=url, model="served").missing() == "it does not answer"
+
+
+def test_it_is_ready_once_every_worker_is_there() -> None:
+    listed = [[(1, "generate"), (1, "flush")], [(1, "generate"), (2, "flush")], [(1, "generate"), (2, "generate")]]
+    said = [{"instances": [{"instance_id": i, "endpoint": name} for i, name in each]} for each in listed]
+    with mock_server(MockOpenAI(health=lambda: said.pop(0))) as url:
+        address = Address(url=url, model="mock", num_workers=2)
+        waits = [address.missing() for _ in listed]
+    assert waits == ["1 of 2 workers are there", "1 of 2 workers are there", None]
 
 
 def test_no_server_outlives_who_started_it(tmp_path: Path, pids: Path) -> None:

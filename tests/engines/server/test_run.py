@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ pytest.importorskip("prometheus_client", reason="needs the extra server: prometh
 from support.http_client import ask, streaming
 from support.served_echo import ByteCodec, EchoModel, answer_of
 
-from engines.errors import RunError
+from engines.errors import RunError, UserError
 from engines.server.run import run
 from engines.server.settings import ServerSettings
 
@@ -25,7 +26,7 @@ LONG = {"model": "echo", "prompt": "a story", "max_tokens": 200, "seed": 0}
 WAIT_S = 120.0
 
 
-def run_with(client: Callable[[int], None], *, drain_timeout_s: float = 60.0) -> list[str]:
+def run_with(client: Callable[[int], None], *, drain_timeout_s: float = 60.0, port: int = 0, **model: Any) -> list[str]:
     """What the server says until its end; ``client`` gets its port once requests are taken, and sends the signals."""
     said: list[str] = []
     is_ready = threading.Event()
@@ -49,7 +50,8 @@ def run_with(client: Callable[[int], None], *, drain_timeout_s: float = 60.0) ->
     thread = threading.Thread(target=use, daemon=True)
     thread.start()
     try:
-        run(EchoModel(step_s=0.02), ByteCodec(), ServerSettings(port=0, drain_timeout_s=drain_timeout_s), hear)
+        settings = ServerSettings(port=port, drain_timeout_s=drain_timeout_s)
+        run(EchoModel(step_s=0.02, **model), ByteCodec(), settings, hear)
     finally:
         thread.join(WAIT_S)
         for number, handler in before.items():
@@ -102,3 +104,45 @@ def test_what_does_not_end_in_time_is_told_so(how: str) -> None:
         run_with(client, drain_timeout_s=0.2 if how == "the time is over" else 60.0)
     *_, error, done = got
     assert (error["error"]["message"], done) == ("the server has ended before this request: send it again", "[DONE]")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_nobody_can_connect_before_the_machine_is_known_to_do() -> None:
+    port = free_port()
+    said = run_with(lambda _: send(signal.SIGTERM), port=port, closed_port=port)
+    assert said[0] == f"listening on http://127.0.0.1:{port}, loading echo"
+
+
+def test_what_the_machine_lacks_is_said_and_nothing_else() -> None:
+    said: list[str] = []
+    with pytest.raises(UserError, match="there is no such card"):
+        run(EchoModel(lacks="there is no such card"), ByteCodec(), ServerSettings(port=0), said.append)
+    assert said == []
+
+
+def test_an_address_that_is_taken_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"port={port} cannot be listened on \(Address already in use\)"):
+            run(EchoModel(), ByteCodec(), ServerSettings(port=port), lambda _: None)
+
+
+def test_an_address_that_is_taken_meanwhile_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    others: list[socket.socket] = []
+
+    async def take(*_: object) -> None:
+        others.append(socket.create_server(("127.0.0.1", port)))
+
+    monkeypatch.setattr("engines.server.run._until_able", take)
+    said: list[str] = []
+    with pytest.raises(UserError, match=rf"port={port} cannot be listened on \(Address already in use\)"):
+        run(EchoModel(), ByteCodec(), ServerSettings(port=port), said.append)
+    others[0].close()
+    assert said == []

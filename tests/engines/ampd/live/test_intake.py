@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.dynamo_stand_in import Context
 from support.live import HandFleet, needs_redis
 
 from engines.ampd.live.coordinator import Coordinator
@@ -23,15 +24,6 @@ from engines.errors import UserError
 LIMITS = Limits(vocab_size=1000, max_len=64)
 FIRST, SECOND = [1, 2, 3], [7, 4, 5]
 """Prompts, and what hands answer: 7, then each token's place."""
-
-
-class Client:
-    def __init__(self, leaves_after: int = 10**9) -> None:
-        self.left = leaves_after
-
-    def is_stopped(self) -> bool:
-        self.left -= 1
-        return self.left < 0
 
 
 def request(ids: list[int], max_tokens: int = 3, **changes: Any) -> dict[str, Any]:
@@ -55,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
 @pytest.fixture
 def store(server: RedisServer, request: pytest.FixtureRequest) -> Iterator[Store]:
     prefix = f"{{{request.node.name}}}"
-    with HandFleet(server.url, prefix):
+    with HandFleet(server.url, prefix, longest=40):
         yield Store.connect(server.url, prefix)
 
 
@@ -78,13 +70,19 @@ def served(intake: Intake, work: Callable[[], Any], *, is_kept: bool = True) -> 
     return asyncio.run(run())
 
 
-async def answer(intake: Intake, asked: dict[str, Any], client: Client | None = None) -> list[int]:
+async def answer(intake: Intake, asked: dict[str, Any], *, leaves_after: int | None = None) -> list[int]:
+    """``leaves_after`` so many tokens."""
     ids: list[int] = []
     reasons: list[str | None] = []
-    async with aclosing(intake.generate(asked, client or Client())) as said:
+    context = Context()
+    if leaves_after == 0:
+        context.stop()
+    async with aclosing(intake.generate(asked, context)) as said:
         async for each in said:
             ids += each["token_ids"]
             reasons.append(each["finish_reason"])
+            if len(ids) == leaves_after:
+                context.stop()
     if len(ids) == asked["stop_conditions"]["max_tokens"]:
         assert reasons == [None] * (len(ids) - 1) + ["length"]
     return ids
@@ -173,17 +171,38 @@ def test_what_a_session_can_not_be_asked(store: Store) -> None:
 
 
 @needs_redis
-def test_the_answer_of_a_client_that_leaves_goes_on_without_it(store: Store) -> None:
+@pytest.mark.parametrize("leaves_after", [0, 2])
+def test_a_client_that_leaves_ends_its_round_and_its_session_begins_anew(store: Store, leaves_after: int) -> None:
     intake = intake_of(store)
 
-    async def leave() -> int:
-        got = await answer(intake, request(FIRST, 40, session="3"), Client(leaves_after=1))
-        while len(store.read("ids", 3)) // 4 < 43:
-            await asyncio.sleep(0.01)
-        assert await answer(intake, request([*FIRST, 7, *range(4, 43), 1], 1, session="3"))
-        return len(got)
+    async def leave() -> list[list[int]]:
+        before = await answer(intake, request(FIRST, session="3"))
+        got = await answer(intake, request([*FIRST, *before, 9], 56, session="3"), leaves_after=leaves_after)
+        assert len(got) < 56
+        assert store.fields("session", 3)["state"] == "left"
+        assert (store.read("ids", 3), store.client.smembers(store.key("bound", 0))) == (b"", set())
+        return [await answer(intake, request(SECOND, session="3")), await answer(intake, request(FIRST, session="4"))]
 
-    assert served(intake, leave) < 40
+    assert served(intake, leave) == [[7, 4, 5], [7, 4, 5]]
+    assert store.fields("session", 3)["epoch"] == "1"
+
+
+@needs_redis
+def test_an_answer_that_is_dropped_is_given_up_too(store: Store) -> None:
+    """As where the frontend is lost, and with it who asked."""
+    intake = intake_of(store)
+
+    async def drop() -> list[int]:
+        task = asyncio.ensure_future(answer(intake, request(FIRST, 60, session="3")))
+        while not store.read("ids", 3):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        assert store.fields("session", 3)["state"] == "left"
+        return await answer(intake, request(FIRST, session="3"))
+
+    assert served(intake, drop) == [7, 4, 5]
 
 
 @needs_redis

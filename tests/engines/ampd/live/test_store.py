@@ -217,6 +217,53 @@ def test_local_tasks_of_a_dead_home_are_routed_anew(store: Store) -> None:
     assert other.queued() == [0]
 
 
+@pytest.mark.parametrize("when", ["queued", "leased", "computed", "decoding"])
+def test_a_session_whose_client_leaves_is_nobody_s(store: Store, when: str) -> None:
+    setting = Setting(store)
+    order = setting.coordinator.open(7)
+    setting.begin(7)
+    setting.begin(8)
+    task = None if when == "queued" else setting.first.claim()
+    if task is not None and when != "leased":
+        setting.first.start(task)
+        setting.first.compute(task)
+    if task is not None and when == "decoding":
+        setting.home.land(task)
+    assert not setting.coordinator.leave(7, order + 1), "of another who was called so"
+    assert setting.coordinator.leave(7, order)
+    assert not setting.coordinator.leave(7, order), "told twice"
+    assert setting.first.queued() == []
+    assert (setting.num_tokens(7), store.members()[0].view.num_sessions) == (0, 1)
+    assert store.sleep(0, 0.01) == "left"
+    assert store.call("strangers", 0, "a", 16, 7, 0, 8, 0) == [b"7"]
+    assert setting.home.decode((7, 0))[0] == [b"7"]
+    if task is not None:
+        assert setting.first.start(task) == setting.first.compute(task) == b"stale" or when == "decoding"
+        assert setting.home.land(task) == [b"stale"]
+    assert setting.coordinator.settle() == 0, "nothing of it waits"
+
+    assert setting.coordinator.open(7) == order + 2
+    setting.begin(7, tokens=4)
+    again = next(
+        hand.claim() for hand in (setting.first, setting.second) if len(hand.queued()) > (hand is setting.second)
+    )
+    assert (again["session_id"], again["kind"], again["history"], again["epoch"]) == ("7", "initial", "0", "1")
+    assert setting.home.land(again)[0] == b"ok"
+    assert setting.home.land(setting.second.claim())[0] == b"ok", "the other goes on"
+
+
+def test_a_client_that_leaves_before_a_worker_is_there(store: Store) -> None:
+    coordinator = Coordinator(store, binder=LeastKvMemory(), router=Local(), estimator=None)
+    order = coordinator.open(1)
+    coordinator.begin(1, 0, [3], decode_tokens=1, is_last=True)
+    assert coordinator.settle() == 2
+    assert coordinator.leave(1, order)
+    assert coordinator.settle() == 0
+    home = Hand(store=store, worker_id=0, role="decode").register()
+    assert coordinator.settle() == 0
+    assert home.queued() == []
+
+
 def test_without_workers_sessions_wait(store: Store) -> None:
     coordinator = Coordinator(store, binder=LeastKvMemory(), router=Local(), estimator=None)
     coordinator.open(1)

@@ -158,6 +158,18 @@ def test_answers_are_the_engines_and_the_log_replays(live: Live) -> None:
     assert found.decisions == {"bind": 4, "route": 12, "order": 12}
 
 
+def test_ctrl_c_in_a_terminal_is_not_the_workers(live: Live) -> None:
+    """Nor their server's, whatever it was doing."""
+    (server,) = {_said(live.fleet.pid(worker), "PPid") for worker in ROLES}
+    for pid in (int(server), *map(live.fleet.pid, ROLES)):
+        assert int(_said(pid, "SigBlk"), 16) & 1 << (signal.SIGINT - 1)
+
+
+def _said(pid: int, name: str) -> str:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith(f"{name}:")).split()[1]
+
+
 def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_nothing(live: Live) -> None:
     sessions = live.sessions(4, tokens=600)
     killed: list[str] = []
@@ -192,6 +204,61 @@ def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live: Live) -> None
     while 3 not in {member.view.worker_id for member in live.store.members()}:
         time.sleep(0.05)
         live.coordinator.settle()  # it comes back by itself, as somebody new
+
+
+def test_a_session_whose_client_leaves_frees_its_rows_and_begins_anew(live: Live) -> None:
+    """In its answer, and in a prefill elsewhere over a history that is lent."""
+    store, coordinator = live.store, live.coordinator
+
+    def next_session(*rounds: Round) -> Session:
+        live.num_sessions += 1
+        return Session(live.num_sessions - 1, 0.0, rounds)
+
+    def begin(session: Session, number: int) -> int:
+        order = coordinator.open(session.session_id)
+        is_last = number == len(session.rounds) - 1
+        asked = session.rounds[number].decode_tokens
+        coordinator.begin(session.session_id, number, PROMPTS(session, number), decode_tokens=asked, is_last=is_last)
+        return order
+
+    def state(session: Session) -> str:
+        return store.fields("session", session.session_id)["state"]
+
+    def wait_for(session: Session, wanted: str) -> None:
+        until = time.monotonic() + UNTIL_S
+        while state(session) != wanted:
+            assert time.monotonic() < until, f"{state(session)}, not {wanted}"
+            time.sleep(0.002)
+
+    def leave(session: Session, order: int) -> None:
+        home = store.fields("session", session.session_id)["home"]
+        assert coordinator.leave(session.session_id, order)
+        until = time.monotonic() + UNTIL_S
+        while store.fields("worker", home)["kv_tokens"] != "0":
+            assert time.monotonic() < until, "rows are held"
+            time.sleep(0.002)
+
+    answering = next_session(Round(60, 1900))
+    order = begin(answering, 0)
+    wait_for(answering, "decoding")
+    leave(answering, order)
+    while True:
+        caught = next_session(Round(300, 2), Round(1500, 2))
+        order = begin(caught, 0)
+        wait_for(caught, "waiting")
+        begin(caught, 1)
+        worker = int(store.fields("task", store.fields("session", caught.session_id)["task"])["worker"])
+        is_stopped = False
+        while not is_stopped and state(caught) == "prefill":
+            is_stopped = live.is_computing(worker)
+        if is_stopped:
+            break
+    leave(caught, order)
+    os.kill(live.fleet.pid(worker), signal.SIGCONT)
+    for number in range(2):
+        begin(caught, number)
+        wait_for(caught, ("waiting", "done")[number])
+    assert answers(store, caught) == engine_answers([caught])[caught.session_id]
 
 
 def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:

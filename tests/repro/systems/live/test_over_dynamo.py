@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +39,7 @@ from engines.models.qwen2_config import tiny_causal
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.live.front import Direct
+from repro.systems.live.http_client import body_of
 from repro.systems.live.over_dynamo import OverDynamo
 
 pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
@@ -176,7 +180,9 @@ def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     deployment, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, frontend="dynamo"))
-    with pytest.raises(UserError, match=r"dynamo is not installed in .*: run 'repro install dynamo --device cpu'"):
+    with pytest.raises(
+        UserError, match=r"dynamo is not installed in .*: run 'repro install dynamo.*, or leave frontend out"
+    ):
         deployment.check_machine()
 
 
@@ -221,12 +227,38 @@ def live(redis: RedisServer) -> Iterator[tuple[Store, Fleet]]:
         yield store, fleet
 
 
+def needs_dynamo() -> None:
+    if ENVIRONMENTS["cpu"].packages is None:
+        pytest.skip(f"dynamo is not installed in {ENVIRONMENTS['cpu'].folder}: 'repro install dynamo --device cpu'")
+
+
+@needs_redis
+def test_a_client_that_leaves_frees_its_rows(
+    request: pytest.FixtureRequest, redis: RedisServer, tmp_path: Path
+) -> None:
+    needs_dynamo()
+    store, _ = request.getfixturevalue("live")
+    until = time.monotonic() + 600.0
+    with over_dynamo()._started(deciding(redis.url), tmp_path) as (url, _):
+        body = json.dumps(body_of(PROMPTS(SESSIONS[0], 0).tolist(), 1900))
+        client = HTTPConnection(url.removeprefix("http://"), timeout=60)
+        headers = {"Content-Type": "application/json", "x-dynamo-session-id": "5"}
+        client.request("POST", "/v1/completions", body, headers)
+        answer = client.getresponse()
+        assert answer.readline().startswith(b"data:")
+        assert store.fields("session", 5)["state"] == "decoding"
+        client.close()
+        answer.close()
+        while (store.fields("session", 5)["state"], store.fields("worker", 0)["kv_tokens"]) != ("left", "0"):
+            assert time.monotonic() < until, "the worker has not heard of it"
+            time.sleep(0.01)
+
+
 @needs_redis
 def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without_it(
     request: pytest.FixtureRequest, redis: RedisServer
 ) -> None:
-    if ENVIRONMENTS["cpu"].packages is None:
-        pytest.skip(f"dynamo is not installed in {ENVIRONMENTS['cpu'].folder}: 'repro install dynamo --device cpu'")
+    needs_dynamo()
     store, fleet = request.getfixturevalue("live")
     same = [replace(each, session_id=each.session_id + 100) for each in SESSIONS]
 

@@ -93,8 +93,10 @@ def test_vllm_is_started_driven_and_stopped(dataset: str, knobs: dict[str, Any],
 
 
 def test_dynamo_s_frontend_and_workers(pids: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frontend ends where it is asked anything before both workers have come."""
     write_environment(DYNAMO["cpu"])
     monkeypatch.setenv("FAKE_SERVER_AFTER", "3")
+    monkeypatch.setenv("FAKE_SERVER_WORKERS", "2")
     record = prepare(cell("dynamo", workers="python", num_workers=2, prefill_us=7.5)).run()
     assert set(record.requests["status"]) == {"ok"}
     servers = started(pids)
@@ -123,6 +125,7 @@ def test_ctrl_c_in_the_run_stops_the_server(pids: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare(cell("vllm")).run(interrupt)
     assert all(ends(pid) for pid, _ in started(pids))
+    assert not [path for path in pids.parent.iterdir() if path.name.startswith("repro-vllm-")], "nothing went wrong"
 
 
 # -- the commands -----------------------------------------------------------------------------------------------
