@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from server_process import Server, cpu_s, rss_mb, serving
 
 from baselines.servers.checkpoint import write_tiny
 
@@ -38,62 +39,7 @@ LENGTH = 32
 SETTINGS = ("--gen-length", "32", "--block-length", "16", "--steps", "32")
 CAUSAL = ("--model", "tiny-qwen2", "--weights", "random", "--gen-length", "32", "--kv-tokens", "65536", "--no-keep-kv")
 SMALL_POOL = ("--gen-length", "32", "--max-model-len", "512", "--kv-tokens", "2560")
-TICK = os.sysconf("SC_CLK_TCK")
 PROMPTS = tuple(f"Story: The sky was green. Ben has {i} coins. Ida has {i + 2} keys.\nAnswer:" for i in range(1, 13))
-
-
-@dataclass
-class Server:
-    process: subprocess.Popen[bytes]
-    url: str
-    engine_pid: int
-
-    def status(self) -> dict[str, Any]:
-        import urllib.request
-
-        with urllib.request.urlopen(f"{self.url}/status", timeout=60) as response:
-            found: dict[str, Any] = json.loads(response.read())
-        return found
-
-
-@contextmanager
-def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Server]:
-    """``cores`` are those of the engine and of the server."""
-    log_r, log_w = os.pipe()
-    command = [sys.executable, "-m", "repro", "serve", "--port", "0", *options]
-    process = subprocess.Popen(command, stderr=log_w, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    os.close(log_w)
-    try:
-        with os.fdopen(log_r) as log:
-            line = next(line for line in log if line.startswith("ready: "))
-            url = line.split()[1].removesuffix("/v1,")
-            (engine_pid,) = children(process.pid)
-            if cores is not None:
-                os.sched_setaffinity(engine_pid, {cores[0]})
-                os.sched_setaffinity(process.pid, {cores[1]})
-            yield Server(process, url, engine_pid)
-    finally:
-        with suppress(ProcessLookupError):
-            process.terminate()
-        process.wait()
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or [
-        int(child)
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-def rss_mb(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 # -- overhead ---------------------------------------------------------------------------------------------------

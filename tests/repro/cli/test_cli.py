@@ -480,7 +480,7 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
     assert run["facts"]["bound"]["source"].startswith("measured: ")
 
     shown = repro(*command, "--profile").out
-    assert "Where a step's time goes: dLLM-Serve, osc, inf req/s" in shown
+    assert "Where a step's time goes: dLLM-Serve, osc, all at once" in shown
     assert "share of roofline of this cpu (measured peaks): " in shown
 
 

@@ -180,7 +180,7 @@ def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert command(monkeypatch, "install triton") == 2
     assert "server='triton' is unknown: use one of vllm, dynamo, sglang, sglang-router" in capsys.readouterr().err
     assert command(monkeypatch, "install sglang --device cpu") == 2
-    assert "sglang is made for cuda" in capsys.readouterr().err
+    assert "device='cpu' is none that sglang is made for: use cuda" in capsys.readouterr().err
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------
