@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from engines.bounds import check_fields
 from engines.errors import require
 
+MOST_HELD = 1 << 30
+"""Requests that wait, or bytes of one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
@@ -29,7 +32,8 @@ class ServerSettings:
         check_fields(self)
         require(0 <= self.port < 1 << 16, f"port={self.port} must be between 0 and 65535")
         for name in ("max_queue", "max_body_bytes"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+            count = getattr(self, name)
+            require(1 <= count <= MOST_HELD, f"{name}={count} must be at least 1 and at most {MOST_HELD}")
         for name in ("request_timeout_s", "drain_timeout_s"):
             value = getattr(self, name)
             require(0 < value <= 86_400, f"{name}={value:g} must be above 0 and at most a day")

@@ -154,6 +154,7 @@ def test_the_official_client_completes_chats_and_streams(served: Served) -> None
     [
         (("--port", "99999"), "port=99999 must be between 0 and 65535"),
         (("--max-queue", "0"), "max_queue=0 must be at least 1"),
+        (("--max-queue", "1" + "0" * 30), "must be at least 1 and at most 1073741824"),
         (("--request-timeout", "0"), "request_timeout_s=0 must be above 0"),
         (("--stop-at-eos",), "stop_at_eos has no effect on a server"),
         (("--system", "dllm-cache"), "can only be simulated"),
