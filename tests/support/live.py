@@ -77,9 +77,11 @@ class Hand:
         return [int(texts(fields)["task_id"]) for fields in found[2]]
 
     def claim(self, task: int | None = None, *, lease_s: float = 10.0, request: str | None = None) -> dict[str, str]:
-        """The first task, or one of them; its fields, and ``epoch`` of its session."""
+        """The first task, or one of them; its fields, and ``epoch`` of its session, or what was ``said`` instead."""
         version, _, tasks = self._call("queue", self.incarnation)
         ids = [int(texts(fields)["task_id"]) for fields in tasks]
+        if task is None and not ids:
+            return {"said": "empty"}
         task = ids[0] if task is None else task
         rest = [part for each in ids if each != task for part in (each, 0)]
         self.requests += request is None
@@ -154,14 +156,13 @@ class HandFleet:
         decoding: dict[int, int] = {}
         while not self._is_over.wait(0.001):
             for hand in (self.home, self.prefill):
-                if hand.queued():
-                    task = hand.claim(lease_s=600.0)
-                    if "said" in task:
-                        continue  # the queue has changed meanwhile
-                    hand.start(task)
-                    hand.compute(task)
-                    if self.home.land(task)[1:2] == [b"decoding"]:
-                        decoding[int(task["session_id"])] = int(task["epoch"])
+                task = hand.claim(lease_s=600.0)
+                if "said" in task:
+                    continue  # nothing waits, or the queue has changed meanwhile
+                hand.start(task)
+                hand.compute(task)
+                if self.home.land(task)[1:2] == [b"decoding"]:
+                    decoding[int(task["session_id"])] = int(task["epoch"])
             going = [each for each in decoding.items() if self._length(each[0]) < self._longest]
             if going:
                 lost, rounds, ends, _ = self.home.decode(*going)
