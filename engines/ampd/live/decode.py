@@ -248,6 +248,8 @@ class DecodeProcess:
         self._may_claim |= num_queued > 0
         if lost or rounds or ends:
             self._leave({int(one) for one in lost}, {int(one) for one in rounds}, {int(one) for one in ends})
+        if lost:
+            self._drop_strangers()  # what it was woken for may have come before they were here
         self._took("busy_decode_s", time.perf_counter() - began)
         self._log_step(len(batch), int(contexts.sum()), time.perf_counter() - began)
 
