@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import sys
-from multiprocessing import forkserver, get_context
+from multiprocessing import get_context
 from multiprocessing.context import ForkServerContext
 from unittest import mock
+
+from engines.ampd.live.fleet import start_server
 
 IMPORTED = (
     "pytest",
@@ -26,9 +28,9 @@ IMPORTED = (
 
 
 def forks() -> ForkServerContext:
-    """One server for each worker, since there is one in a process."""
+    """One server for each worker, since there is one in a process: begun as a live fleet begins it, which may come later."""
     context = get_context("forkserver")
     context.set_forkserver_preload(list(IMPORTED))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(filter(None, sys.path))):
-        forkserver.ensure_running()
+        start_server()
     return context

@@ -29,7 +29,7 @@ class Fleet:
         self._processes: dict[int, BaseProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*_MODULES.values(), *_LATER])
-        _start_server()
+        start_server()
         try:
             for spec in specs:
                 self.start(spec.worker_id)
@@ -90,8 +90,9 @@ class Fleet:
             time.sleep(0.02)
 
 
-def _start_server() -> None:
-    """Ctrl-C in a terminal reaches every process, but it is this one's to deal with, also while the server loads torch."""
+def start_server() -> None:
+    """The one that processes of this one are forked from. Ctrl-C in a terminal reaches every process, but it is this one's to
+    deal with, also while the server loads torch."""
     resource_tracker.ensure_running()  # which takes every block of signals away
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
