@@ -2,6 +2,7 @@
 
     error   measured minus true: of the time to the first piece, from sending, and of every gap between two pieces. True is
             what the server says of its own clock reading, in a process of its own.
+    figure  the same of what a run reports: the mean and percentiles measured minus those that are true
     late    how long after its due time a request was sent
 
 Needs the extra http.
@@ -55,6 +56,8 @@ class Errors:
     ttft_ms: dict[str, float]
     gap_ms: dict[str, float]
     tpot_ms: dict[str, float]
+    ttft_figure_ms: dict[str, float]
+    gap_figure_ms: dict[str, float]
     late_ms: dict[str, float]
 
 
@@ -101,23 +104,32 @@ def errors_of(exchanges: Sequence[Exchange], truth: Mapping[str, Any], rate: flo
         for seed, begun, sent in zip(truth["seed"], truth["received_s"], truth["sent_s"], strict=True)
     }
     ttft, gaps, tpot, late = [], [], [], []
+    true_ttft, true_gaps = [], []
     for exchange in exchanges:
         assert exchange.reply is not None
         assert exchange.sent_s is not None
         received, sent = true[exchange.session_id]
         stamps = np.array(exchange.reply.chunks_s)
         assert len(stamps) == len(sent), exchange.error
-        ttft.append(stamps[0] - exchange.sent_s - (sent[0] - received))
-        gaps += (np.diff(stamps) - np.diff(sent)).tolist()
+        true_ttft.append(sent[0] - received)
+        ttft.append(stamps[0] - exchange.sent_s)
+        true_gaps += np.diff(sent).tolist()
+        gaps += np.diff(stamps).tolist()
         tpot.append((stamps[-1] - stamps[0] - (sent[-1] - sent[0])) / (len(sent) - 1))
         late.append(exchange.sent_s - exchange.due_s)
-    return Errors(rate, len(exchanges), *map(_said, (ttft, gaps, tpot, late)))
+    errors = (_said(np.subtract(ttft, true_ttft)), _said(np.subtract(gaps, true_gaps)), _said(tpot))
+    figures = (_between(_said(ttft), _said(true_ttft)), _between(_said(gaps), _said(true_gaps)))
+    return Errors(rate, len(exchanges), *errors, *figures, _said(late))
 
 
-def _said(values: Sequence[float]) -> dict[str, float]:
-    ms = 1e3 * np.array(values)
+def _said(values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    ms = 1e3 * np.asarray(values)
     found = {"mean": ms.mean(), "p50": np.percentile(ms, 50), "p99": np.percentile(ms, 99), "most": np.abs(ms).max()}
     return {name: round(float(value), 3) for name, value in found.items()}
+
+
+def _between(measured: Mapping[str, float], true: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value - true[name], 3) for name, value in measured.items() if name != "most"}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What serving over HTTP costs, and what a server survives: python benchmarks/serving.py --help
 
     overhead   the same requests through the engine in this process and through 'repro serve': tokens/s, and processor
-               seconds of the engine, which a busy machine does not change. The engine has one core, server and client
-               the other. With --system ar the autoregressive engine and a random tiny model.
+               seconds of the engine, which a busy machine does not change. The engine has one core, server and clients
+               the other; there are more clients than requests in a batch, and each asks again once it is answered. With
+               --system ar the autoregressive engine and a random tiny model.
     attack     64 clients: whole answers, streams, clients that leave, prompts that do not fit, bodies that are no JSON.
                Every answer is compared with the one that the same prompt got alone; then the server must hold nothing.
                Then the same again with SIGTERM in the middle: what was taken is answered. With --system ar a random Qwen2
@@ -27,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +124,26 @@ def in_process(num: int, system: str) -> Cost:
     return Cost("in process", LENGTH * num / seconds, cpu, steps, seconds, 1 - busy / seconds)
 
 
-def over_http(num: int, system: str) -> Cost:
+def over_http(num: int, system: str, num_clients: int) -> Cost:
     os.sched_setaffinity(0, {1})
     options, model = (CAUSAL, "tiny-qwen2") if system == "ar" else (SETTINGS, "tiny")
     with serving(*options, "--max-queue", str(2 * num), cores=(0, 1)) as server:
 
         async def load(prompts: Sequence[str]) -> float:
+            left = iter(prompts)
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
                 started = time.perf_counter()
 
-                async def one(prompt: str) -> None:
-                    # The random model has no tokenizer.
-                    ids = list(prompt.encode()) if system == "ar" else prompt
-                    body = {"model": model, "prompt": ids, "ignore_eos": True, "seed": 0}
-                    async with session.post(f"{server.url}/v1/completions", json=body) as response:
-                        said = await response.json()
-                        assert said["usage"]["completion_tokens"] == LENGTH, said
+                async def client() -> None:
+                    for prompt in left:
+                        # The random model has no tokenizer.
+                        ids = list(prompt.encode()) if system == "ar" else prompt
+                        body = {"model": model, "prompt": ids, "ignore_eos": True, "seed": 0}
+                        async with session.post(f"{server.url}/v1/completions", json=body) as response:
+                            said = await response.json()
+                            assert said["usage"]["completion_tokens"] == LENGTH, said
 
-                await asyncio.gather(*map(one, prompts))
+                await asyncio.gather(*(client() for _ in range(num_clients)))
                 return time.perf_counter() - started
 
         asyncio.run(load(asked(8)))
@@ -210,8 +214,8 @@ class Attack:
                     await self._one(session, kind)
                 except aiohttp.ClientConnectorError:
                     self.outcomes["not connected"] += 1
-                except (aiohttp.ServerDisconnectedError, ConnectionResetError):
-                    # Closed before a status came: the request was not taken.
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError):
+                    # Before a status came, often before all was sent: the request was not taken.
                     self.outcomes["closed before a status"] += 1
                 self.num_ended += 1
 
@@ -327,7 +331,7 @@ def main() -> None:
     parser.add_argument("--system", choices=("dllm-serve", "ar"), default="dllm-serve")
     parser.add_argument("--requests", type=int, help="[default: 512 of overhead, 2000 of attack]")
     parser.add_argument("--repeats", type=int, default=3, help="of overhead")
-    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--clients", type=int, help="[default: 400 of overhead, 64 of attack]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -335,16 +339,15 @@ def main() -> None:
     if options.what == "overhead":
         num = options.requests or 512
         for _ in range(options.repeats):
-            for measure in (in_process, over_http):
+            for measure in (in_process, partial(over_http, num_clients=options.clients or 400)):
                 rows.append(measure(num, options.system))
                 print(rows[-1], flush=True)
     else:
         num = options.requests or 2000
         for is_ended in (False, True):
             with target(options.system) as given, serving(*given) as server:
-                rows.append(
-                    asyncio.run(attack(server, num, options.clients, is_ended=is_ended, seed=options.seed + is_ended))
-                )
+                seed = options.seed + is_ended
+                rows.append(asyncio.run(attack(server, num, options.clients or 64, is_ended=is_ended, seed=seed)))
                 print(rows[-1], flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")

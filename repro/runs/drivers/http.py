@@ -7,7 +7,9 @@ Nothing here knows HTTP: what sends a request is given, and time is the event lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import gc
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,10 +109,12 @@ async def drive_http(
     driver = _Driver(ordered, send, max_concurrency, on_progress)
     tasks = set()
     try:
-        for conversation in ordered:
-            await driver.sleep_until(conversation.arrival_s)
-            tasks.add(asyncio.create_task(driver.hold(conversation)))
-        await asyncio.gather(*tasks)
+        with _without_collection():
+            driver.begin()
+            for conversation in ordered:
+                await driver.sleep_until(conversation.arrival_s)
+                tasks.add(asyncio.create_task(driver.hold(conversation)))
+            await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -125,13 +129,16 @@ class _Driver:
         max_concurrency: int | None,
         on_progress: OnProgress | None,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        self._time, self._zero = loop.time, loop.time()
+        self._time = asyncio.get_running_loop().time
+        self._zero = 0.0
         self._send, self._on_progress = send, on_progress
         self._places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._num_total = sum(len(conversation.delays_s) for conversation in conversations)
         self._num_sent = 0
         self.exchanges: list[Exchange] = []
+
+    def begin(self) -> None:
+        self._zero = self._time()
 
     def now(self) -> float:
         return self._time() - self._zero
@@ -200,6 +207,19 @@ class _Driver:
                     num_closed=num_closed,
                 )
             )
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A collection of garbage stops the clockwork for tens of milliseconds."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _check(conversations: Sequence[Conversation], max_concurrency: int | None) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from secrets import token_hex
 from typing import Any, ClassVar
@@ -61,8 +59,7 @@ class HttpDeployment:
     def run(self, workload: HttpWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
-        with _without_collection():
-            exchanges, told = asyncio.run(self._drive(sent, _seldom(on_progress)))
+        exchanges, told = asyncio.run(self._drive(sent, _seldom(on_progress)))
         facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges), "server_metrics": change(*told)}
         return RunRecord(
             tables=tables_of(exchanges),
@@ -109,19 +106,6 @@ def _seldom(on_progress: OnProgress | None) -> OnProgress | None:
             on_progress(progress)
 
     return tell
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """A collection of garbage stops the clockwork for tens of milliseconds."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
