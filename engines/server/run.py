@@ -143,7 +143,9 @@ def _bound(settings: ServerSettings) -> socket.socket:
     """To its address, and not listening yet."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     with _named(settings):
-        listener = socket.socket(family)
+        # Only where the protocol is named does asyncio send small pieces at once: else a stream's first one waits 40 ms for
+        # the client to acknowledge its head.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:

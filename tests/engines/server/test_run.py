@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -19,7 +20,7 @@ from support.http_client import ask, streaming
 from support.served_echo import ByteCodec, EchoModel, answer_of
 
 from engines.errors import RunError, UserError
-from engines.server.run import run
+from engines.server.run import _bound, run
 from engines.server.settings import ServerSettings
 
 LONG = {"model": "echo", "prompt": "a story", "max_tokens": 200, "seed": 0}
@@ -131,6 +132,27 @@ def test_an_address_that_is_taken_is_one_sentence() -> None:
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"port={port} cannot be listened on \(Address already in use\)"):
             run(EchoModel(), ByteCodec(), ServerSettings(port=port), lambda _: None)
+
+
+def test_small_pieces_are_sent_at_once() -> None:
+    """And not when the client has acknowledged those before, 40 ms later."""
+    found: list[int] = []
+
+    async def serve() -> None:
+        has_come = asyncio.Event()
+
+        def come(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            found.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+            has_come.set()
+
+        async with await asyncio.start_server(come, sock=_bound(ServerSettings(port=0))) as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            await has_come.wait()
+            writer.close()
+
+    asyncio.run(serve())
+    assert found == [1]
 
 
 def test_an_address_that_is_taken_meanwhile_too(monkeypatch: pytest.MonkeyPatch) -> None:
