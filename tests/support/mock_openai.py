@@ -29,6 +29,8 @@ class MockOpenAI:
     has_usage: bool = True
     word: str = "x "
     """Text of a token."""
+    num_silent: int = 0
+    """Last tokens of every answer that have no text, and no id."""
     model: str = "mock"
     counter: str | None = None
     """Name under which /metrics counts the tokens of answers; None: it has no metrics."""
@@ -82,8 +84,10 @@ class MockOpenAI:
             if (left := received_s + self.ttft_s + k * self.gap_s - time.monotonic()) > 0:
                 await asyncio.sleep(left)
             num = min(self.tokens_per_piece, asked - start)
-            said: dict[str, Any] = {"delta": {"content": self.word * num}} if is_chat else {"text": self.word * num}
-            if self.has_ids:
+            is_silent = start >= asked - self.num_silent
+            text = "" if is_silent else self.word * num
+            said: dict[str, Any] = {"delta": {"content": text}} if is_chat else {"text": text}
+            if self.has_ids and not is_silent:
                 said["token_ids"] = [100 + start + i for i in range(num)]
             stamps.append(time.monotonic())
             _write(writer, {"choices": [{"index": 0, **said, "finish_reason": None}]})

@@ -26,6 +26,8 @@ class Reply:
 
     chunks_s: list[float] = field(default_factory=list)
     """When each piece with content arrived."""
+    ended_s: float | None = None
+    """When the last piece did, with content or without: tokens that say nothing are part of an answer."""
     text: str = ""
     token_ids: list[int] | None = None
     """None where the endpoint tells none."""
@@ -188,8 +190,8 @@ class _Driver:
             due_s=due_s,
             queued_s=queued_s,
             sent_s=sent_s,
-            # The last piece of the answer, not what the endpoint says behind it.
-            ended_s=reply.chunks_s[-1] if reply.error is None and reply.chunks_s else self.now(),
+            # Not what the endpoint says behind its answer.
+            ended_s=reply.ended_s if reply.error is None and reply.ended_s is not None else self.now(),
             ask=ask,
             reply=reply,
             error=reply.error,

@@ -188,8 +188,10 @@ def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: lis
             (text or "").encode()  # half a character is none
             reply.text += text or ""
             reply.chunks_s.append(arrived_s)
+            reply.ended_s = arrived_s
         elif not (choice.get("delta") or {}).get("role"):
             silent_s.append(arrived_s)
+            reply.ended_s = arrived_s
         if ids:
             reply.token_ids = [*(reply.token_ids or ()), *(_count("token_ids", each) for each in ids)]
         reply.finish_reason = choice.get("finish_reason") or reply.finish_reason

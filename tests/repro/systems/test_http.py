@@ -23,6 +23,7 @@ from repro.runs.drivers.http import Exchange, Reply
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
 from repro.systems.http import asking
+from repro.systems.http.columns import CHUNKS
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs
@@ -265,6 +266,17 @@ def test_an_answer_of_tokens_without_text_is_one() -> None:
         record = prepare(cell(url, num_warmups=0)).run()
     assert set(record.requests["status"]) == {"ok"}
     assert record.requests["num_chunks"] == [4] * 12
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_an_answer_ends_with_its_last_token_though_that_says_nothing(api: str) -> None:
+    pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+    mock = MockOpenAI(gap_s=0.01, num_silent=2)
+    with mock_server(mock) as url:
+        record = prepare(cell(url, num_warmups=0, api=api)).run()
+    assert record.requests["num_chunks"] == [2] * 12
+    arrived = record.tables[CHUNKS]["arrived_s"][1::2]
+    assert all(end > last for end, last in zip(record.requests["finished_s"], arrived, strict=True))
 
 
 def test_bench_drives_an_url(

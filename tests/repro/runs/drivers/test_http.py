@@ -52,6 +52,7 @@ class Server:
         reply.chunks_s.append(clock())
         await asyncio.sleep(self.service_s - 0.5)
         reply.chunks_s.append(clock())
+        reply.ended_s = clock()
         reply.text = f"{body['session']}.{body['turn']}"
         # What an endpoint says behind its answer is in no latency.
         await asyncio.sleep(0.25)
