@@ -8,20 +8,21 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
 
+from baselines.servers.asking import ask
 from engines.errors import RunError
 
 WARDEN = Path(__file__).with_name("warden.py")
 GRACE_S = 20.0
 """Between asking a server to end and killing it."""
 POLL_S = 0.1
-ASK_S = 5.0
+BREAK_S = 5.0
+"""From when a process's connections break to its end, at most."""
 TOLD_LINES = 3
 OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "OMP_NUM_THREADS")
 """Of this process's environment, what would change a server's."""
@@ -51,22 +52,17 @@ class Address:
         """What it lacks, in a few words; None where it is ready."""
         try:
             for path in self.paths:
-                self._ask(path)
-            if all(card.get("id") != self.model for card in json.loads(self._ask("/v1/models"))["data"]):
+                ask(f"{self.url}{path}")
+            if all(card.get("id") != self.model for card in json.loads(ask(f"{self.url}/v1/models"))["data"]):
                 return f"it lists no model {self.model!r}"
             if self.num_workers is not None:
-                listed = json.loads(self._ask("/health"))["instances"]
+                listed = json.loads(ask(f"{self.url}/health"))["instances"]
                 came = len({each["instance_id"] for each in listed if each["endpoint"] == self.endpoint})
                 if came < self.num_workers:
                     return f"{came} of {self.num_workers} workers are there"
         except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
             return "it does not answer"
         return None
-
-    def _ask(self, path: str) -> bytes:
-        with urllib.request.urlopen(f"{self.url}{path}", timeout=ASK_S) as response:
-            found: bytes = response.read()
-            return found
 
 
 class _Process:
@@ -126,7 +122,7 @@ def running(
         yield time.monotonic() - started
         if (missing := address.missing()) is not None:
             # Connections break before the process that held them is gone.
-            until = time.monotonic() + ASK_S
+            until = time.monotonic() + BREAK_S
             while time.monotonic() < until:
                 check("during the run")
                 time.sleep(POLL_S)

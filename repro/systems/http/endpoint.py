@@ -13,9 +13,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+from baselines.servers.asking import ask
 from engines.errors import UserError, require
 from repro.runs.drivers.http import Clock, Reply, Send
-from repro.systems.http.asking import ask
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession

@@ -127,7 +127,7 @@ HTTP_METRICS: tuple[Metric, ...] = (
     Metric(
         "tpot_s",
         "s",
-        "distribution over requests of (last piece - first piece) / (output_len - 1)",
+        "distribution over requests of (end of the answer - first piece) / (output_len - 1)",
         "one token, or an answer in one piece",
         lambda r: _known(tpot_s(r)),
     ),

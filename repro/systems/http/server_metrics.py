@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 
-from repro.systems.http.asking import ask
+from baselines.servers.asking import ask
 
 _INCREASING = ("_total", "_sum", "_count")
 """Ends of the names of what only grows; buckets of histograms are left out."""

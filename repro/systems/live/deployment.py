@@ -252,9 +252,9 @@ def _check_redis(url: str) -> None:
 
     shown = re.sub(r"(?<=://)[^/@]*@", "***@", url)  # a password
     try:
-        redis.Redis.from_url(
-            url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0)
-        ).ping()
+        timeouts = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S}
+        with redis.Redis.from_url(url, **timeouts, retry=Retry(NoBackoff(), 0)) as client:
+            client.ping()
     except ValueError as error:
         raise UserError(f"redis={shown!r} is no address ({error}): write redis://HOST:PORT") from None
     except (redis.RedisError, OSError) as error:

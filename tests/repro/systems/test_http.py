@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from support.mock_openai import MockOpenAI, mock_server
 
+from baselines.servers import asking
 from baselines.servers.checkpoint import write_tiny
 from engines.errors import UserError
 from repro.cli.main import main
@@ -22,7 +23,6 @@ from repro.runs.cell import Cell
 from repro.runs.drivers.http import Exchange, Reply
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.systems.http import asking
 from repro.systems.http.columns import CHUNKS
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP

@@ -5,13 +5,14 @@ from __future__ import annotations
 import urllib.request
 from collections.abc import Mapping
 from threading import Thread
+from types import MappingProxyType
 
 ASK_S = 5.0
 """For a whole page, whatever trickles in before."""
 MOST_BYTES = 1 << 24
 
 
-def ask(url: str, headers: Mapping[str, str]) -> bytes:
+def ask(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """Raises OSError, ValueError or HTTPException where there is no such page."""
     found: list[bytes | Exception] = []
 
