@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -237,7 +239,14 @@ def test_a_client_that_leaves_frees_its_rows(
     request: pytest.FixtureRequest, redis: RedisServer, tmp_path: Path
 ) -> None:
     needs_dynamo()
-    store, _ = request.getfixturevalue("live")
+    store, fleet = request.getfixturevalue("live")
+
+    def wait_for(kind: str, number: int, field: str, wanted: str) -> None:
+        until = time.monotonic() + 60.0
+        while (found := store.fields(kind, number))[field] != wanted:
+            assert time.monotonic() < until, f"{kind} {number}: {found}"
+            time.sleep(0.01)
+
     with over_dynamo()._started(deciding(redis.url), tmp_path) as (url, _):
         body = json.dumps(body_of(PROMPTS(SESSIONS[0], 0).tolist(), 1900))
         client = HTTPConnection(url.removeprefix("http://"), timeout=60)
@@ -245,13 +254,16 @@ def test_a_client_that_leaves_frees_its_rows(
         client.request("POST", "/v1/completions", body, headers)
         answer = client.getresponse()
         assert answer.readline().startswith(b"data:")
-        assert store.fields("session", 5)["state"] == "decoding"
-        client.close()
-        answer.close()
-        until = time.monotonic() + 60.0
-        while (store.fields("session", 5)["state"], store.fields("worker", 0)["kv_tokens"]) != ("left", "0"):
-            assert time.monotonic() < until, f"{store.fields('session', 5)}, {store.fields('worker', 0)}"
-            time.sleep(0.01)
+        # The answer must not end before the frontend, which may be slow, knows that nobody waits for it.
+        os.kill(fleet.pid(0), signal.SIGSTOP)
+        try:
+            assert store.fields("session", 5)["state"] == "decoding"
+            client.close()
+            answer.close()
+            wait_for("session", 5, "state", "left")
+        finally:
+            os.kill(fleet.pid(0), signal.SIGCONT)
+        wait_for("worker", 0, "kv_tokens", "0")
 
 
 @needs_redis
