@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
@@ -24,7 +25,7 @@ from repro.cli.calibrate import calibrate
 from repro.cli.check_results import check_results
 from repro.cli.claims import claims
 from repro.cli.doctor import doctor
-from repro.cli.endings import DONE, FAILED, Ending, ending_of
+from repro.cli.endings import DONE, FAILED, INTERRUPTED, TERMINATED, Ending, ending_of
 from repro.cli.evaluate import evaluate
 from repro.cli.figure import figure, reproduce
 from repro.cli.generate import generate
@@ -117,6 +118,9 @@ def main() -> None:
         except BaseException as error:
             ending = ending_of(error, is_terminated=bool(terminated))
         code = _say(ending)
+    if code in (INTERRUPTED, TERMINATED):
+        # Nobody is left to whom another one could be told.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
     # An interrupt that passed through an exec of text (dataclasses are made by one) makes ``python -m`` end as SIGINT does,
     # whatever its code; until the next exec.
     exec("")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
@@ -12,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from types import TracebackType
 
 from engines.ampd.live.store import Store
-from engines.ampd.live.worker import WorkerSpec
+from engines.ampd.live.worker import WorkerSpec, end_with_parent
 from engines.errors import RunError
 
 STOP_S = 5.0
@@ -61,16 +62,20 @@ class Fleet:
                 raise RunError(f"worker {worker_id} ended with exit code {process.exitcode}: its output says why")
 
     def stop(self) -> None:
-        """May be called twice."""
+        """May be called twice, and interrupted: then no worker is waited for."""
+        try:
+            for process in self._processes.values():
+                if process.is_alive():
+                    process.terminate()
+            until = time.monotonic() + STOP_S
+            for process in self._processes.values():
+                process.join(max(0.0, until - time.monotonic()))
+        finally:
+            for process in self._processes.values():
+                if process.is_alive():
+                    process.kill()
         for process in self._processes.values():
-            if process.is_alive():
-                process.terminate()
-        until = time.monotonic() + STOP_S
-        for process in self._processes.values():
-            process.join(max(0.0, until - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
+            process.join()
         self._processes.clear()
 
     def __enter__(self) -> Fleet:
@@ -103,6 +108,7 @@ def start_server() -> None:
 
 def run_worker(spec: WorkerSpec) -> None:
     """In the worker's process."""
+    threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     if spec.role == "prefill":
         from engines.ampd.live.prefill import main

@@ -137,8 +137,7 @@ class Worker:
             return Claimed(task_of(task), task["fence"], session["epoch"], home, address, found)
 
     def start_heartbeat(self) -> None:
-        for loop in (self._beat, self._end_with_parent):
-            threading.Thread(target=loop, name=loop.__name__, daemon=True).start()
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def stop_on_signal(self) -> None:
         signal.signal(signal.SIGTERM, lambda number, frame: self.is_stopping.set())
@@ -148,12 +147,6 @@ class Worker:
         if self.said:
             key = self.store.key("worker", self.spec.worker_id)
             self.store.answered(lambda: self.store.client.hset(key, mapping=self.said))
-
-    def _end_with_parent(self) -> None:
-        """Nobody else is left to stop it, and it may be waiting for a Redis that went as well."""
-        if (parent := parent_process()) is not None:
-            parent.join()
-            os._exit(0)
 
     def _beat(self) -> None:
         while not self.is_stopping.wait(self.spec.lease_s / 4):
@@ -175,6 +168,13 @@ def executor_of(spec: WorkerSpec) -> TorchExecutor:
         seed=spec.seed,
     )
     return TorchExecutor(model, num_slots=spec.num_slots, max_len=spec.max_len, num_tokens=spec.num_tokens)
+
+
+def end_with_parent() -> None:
+    """Nobody else is left to stop this process, and it may be waiting for a Redis that went as well."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(0)
 
 
 def settle_on_core(core: int | None) -> None:
