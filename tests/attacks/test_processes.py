@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.command import refused, repro
+from support.processes import ends
 
 from repro.cli.endings import Ending
 from repro.cli.main import _say
@@ -53,13 +54,6 @@ def children_of(pid: int) -> set[int]:
     return found
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("after_start", [False, True], ids=["while they start", "while they work"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
@@ -81,10 +75,7 @@ def test_workers_end_with_their_parent(number: signal.Signals, after_start: bool
         time.sleep(0.01)
     parent.send_signal(number)
     parent.wait(30)
-    until = time.monotonic() + 30
-    while any(map(is_alive, workers)) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not [pid for pid in workers if is_alive(pid)]
+    assert all(map(ends, workers))
 
 
 def call(*arguments: str, **how: object) -> subprocess.Popen[str]:

@@ -34,19 +34,6 @@ def write_environment(environment: ServerEnvironment) -> Path:
     return environment.folder
 
 
-def ends(pid: int, within_s: float = 60.0) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-        time.sleep(0.01)
-    return False
-
-
 class _Dying(MockOpenAI):
     async def _answer(self, *args: object, **kwargs: object) -> None:
         if len(self.bodies) == 3:

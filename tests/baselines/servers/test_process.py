@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.fake_server import ends
 from support.mock_openai import MockOpenAI, mock_server
+from support.processes import ends
 
 from baselines.servers import process
 from baselines.servers.process import WARDEN, Address, Command, free_port, running

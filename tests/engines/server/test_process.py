@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import ends
 from support.served_echo import RAISE, REFUSE, EchoEngine, EchoGeneration, EchoModel, answer_of
 
 from engines.errors import RunError
@@ -102,14 +102,4 @@ def test_the_engine_ends_with_its_parent_however_that_ends(tmp_path: Path, numbe
     assert Path(f"/proc/{pid}").exists()
     parent.send_signal(number)
     parent.wait()
-    until = time.monotonic() + 60
-    while _is_alive(pid):
-        assert time.monotonic() < until, "the engine outlived its parent"
-        time.sleep(0.01)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert ends(pid)

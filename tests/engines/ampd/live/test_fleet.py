@@ -7,12 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.live import needs_redis
+from support.processes import ends, is_alive
 
 from engines.ampd.live.fleet import Fleet
 from engines.ampd.live.server import RedisServer
@@ -51,13 +51,6 @@ process.join()
 """
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_worker_that_waits_for_redis_ends_with_its_parent() -> None:
     path = os.pathsep.join((str(REPO), str(REPO / "tests")))
@@ -74,10 +67,7 @@ def test_a_worker_that_waits_for_redis_ends_with_its_parent() -> None:
         assert is_alive(pid)
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        until = time.monotonic() + 60
-        while is_alive(pid):
-            assert time.monotonic() < until, "the worker outlived its parent"
-            time.sleep(0.01)
+        assert ends(pid)
         connection.close()
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from support.dynamo_stand_in import write_dynamo
-from support.fake_server import ends
 from support.live import HandFleet, needs_redis
+from support.processes import ends
 
 from baselines.servers.dynamo import ENVIRONMENTS
 from baselines.servers.environment import FOLDER_VARIABLE

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_server import ends, write_environment
+from support.fake_server import write_environment
 from support.mock_openai import MockOpenAI, mock_server
+from support.processes import ends
 
 from baselines.servers.dynamo import ENVIRONMENTS as DYNAMO
 from baselines.servers.dynamo import Dynamo
