@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -37,14 +38,16 @@ def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Ser
     process = subprocess.Popen(command, stderr=log_w, env={**os.environ, "OMP_NUM_THREADS": "1"})
     os.close(log_w)
     try:
-        with os.fdopen(log_r) as log:
-            line = next(line for line in log if line.startswith("ready: "))
-            url = line.split()[1].removesuffix("/v1,")
-            (engine_pid,) = children(process.pid)
-            if cores is not None:
-                os.sched_setaffinity(engine_pid, {cores[0]})
-                os.sched_setaffinity(process.pid, {cores[1]})
-            yield Server(process, url, engine_pid)
+        log = os.fdopen(log_r)
+        line = next(line for line in log if line.startswith("ready: "))
+        # What it says from now on nobody needs, but unread it would hold it up.
+        Thread(target=log.read, daemon=True).start()
+        url = line.split()[1].removesuffix("/v1,")
+        (engine_pid,) = children(process.pid)
+        if cores is not None:
+            os.sched_setaffinity(engine_pid, {cores[0]})
+            os.sched_setaffinity(process.pid, {cores[1]})
+        yield Server(process, url, engine_pid)
     finally:
         with suppress(ProcessLookupError):
             process.terminate()

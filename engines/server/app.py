@@ -14,6 +14,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from engines.server.body import Asked, parse_json, read_chat, read_completion
@@ -53,6 +54,7 @@ class Server:
         app, page = self.app, files(__package__).joinpath("status.html").read_text(encoding="utf-8")
         app.add_exception_handler(ApiError, self._say)
         app.add_exception_handler(HTTPException, self._say_http)
+        app.add_exception_handler(ClientDisconnect, self._note_departure)
         app.add_exception_handler(Exception, self._say_fault)
 
         @app.post("/v1/completions")
@@ -169,6 +171,11 @@ class Server:
             else f"there is nothing at {request.url.path}: use /v1/completions or /v1/chat/completions"
         )
         return await self._say(request, ApiError(error.status_code, message))
+
+    async def _note_departure(self, _request: Request, _error: Exception) -> Response:
+        """In the middle of its body; nobody gets this answer."""
+        self.metrics.disconnects.inc()
+        return Response(status_code=499)
 
     async def _say_fault(self, request: Request, error: Exception) -> Response:
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
