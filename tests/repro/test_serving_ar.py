@@ -233,7 +233,6 @@ def test_the_official_client_completes_chats_and_streams(
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == text.decode(ids)
-    assert len([piece for piece in pieces if piece]) > LENGTH // 3
     assert chunks[-1].usage == chat.usage
     with pytest.raises(openai.BadRequestError, match="top_k=5 has no effect with system='ar'"):
         client.completions.create(model="mine", prompt="hello", extra_body={"top_k": 5})
