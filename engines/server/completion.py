@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
 from functools import partial
 from types import TracebackType
@@ -30,9 +30,6 @@ from engines.server.protocol import (
 )
 
 T = TypeVar("T")
-
-Heard = tuple[int, Event]
-"""Of a choice."""
 
 MOST_SEED = 2**63
 
@@ -65,12 +62,12 @@ class Completion:
 
     def __init__(self, served: Served, asked: Asked) -> None:
         self._served, self._asked = served, asked
-        self._events: asyncio.Queue[Heard] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._ids: dict[int, int] = {}
         """Choice -> id of its request, while it is open."""
         self._answers: list[Answer] = []
         self._prompt_tokens = 0
-        self._early: list[Heard] = []
+        self._early: list[tuple[int, Event]] = []
         self.has_begun_at: float | None = None
         """Of the first of its answers, on the loop's clock."""
 
@@ -97,34 +94,25 @@ class Completion:
         return self._prompt_tokens
 
     async def parts(self) -> AsyncIterator[Part]:
-        """Pieces of the answers as they become final, until all have ended. A reader who is late gets longer ones."""
+        """Pieces of the answers as they become final, until all have ended."""
         while self._ids:
-            for choice, event in merged(await self._news()):
-                if choice not in self._ids:
-                    continue
-                if isinstance(event, Failed | Refused):  # refused by an engine that was started again
-                    raise engine_failed(event.sentence)
-                if isinstance(event, Admitted):
-                    self._note_begin()
-                if not isinstance(event, Tokens | Finished):
-                    continue
-                answer = self._answers[choice]
-                piece = answer.add(event.token_ids, is_last=isinstance(event, Finished))
-                if isinstance(event, Finished):
-                    del self._ids[choice]
-                elif answer.finish_reason is not None:
-                    self._served.service.cancel(self._ids.pop(choice))
-                if piece.text or piece.token_ids or piece.finish_reason is not None:
-                    yield Part(choice, piece)
-
-    async def _news(self) -> list[Heard]:
-        """All that has come, one event at least."""
-        found, self._early = self._early, []
-        if not found:
-            found.append(await self._events.get())
-        while not self._events.empty():
-            found.append(self._events.get_nowait())
-        return found
+            choice, event = self._early.pop(0) if self._early else await self._events.get()
+            if choice not in self._ids:
+                continue
+            if isinstance(event, Failed | Refused):  # refused by an engine that was started again
+                raise engine_failed(event.sentence)
+            if isinstance(event, Admitted):
+                self._note_begin()
+            if not isinstance(event, Tokens | Finished):
+                continue
+            answer = self._answers[choice]
+            piece = answer.add(event.token_ids, is_last=isinstance(event, Finished))
+            if isinstance(event, Finished):
+                del self._ids[choice]
+            elif answer.finish_reason is not None:
+                self._served.service.cancel(self._ids.pop(choice))
+            if piece.text or piece.token_ids or piece.finish_reason is not None:
+                yield Part(choice, piece)
 
     # -- submission ----------------------------------------------------------------------------------------
 
@@ -212,27 +200,6 @@ class Completion:
         for request_id in self._ids.values():
             self._served.service.cancel(request_id)
         self._ids.clear()
-
-
-def merged(news: Iterable[Heard]) -> list[Heard]:
-    """The same, with an answer's tokens that follow each other as one event."""
-    found: list[Heard] = []
-    told: dict[int, int] = {}
-    """Choice -> place of its tokens."""
-    for choice, event in news:
-        place = told.get(choice)
-        if place is not None and isinstance(event, Tokens | Finished):
-            before = found[place][1]
-            assert isinstance(before, Tokens)
-            found[place] = choice, event._replace(token_ids=before.token_ids + event.token_ids)
-        else:
-            place = len(found)
-            found.append((choice, event))
-        if isinstance(event, Tokens):
-            told[choice] = place
-        else:
-            told.pop(choice, None)
-    return found
 
 
 def _ids_of(codec: Codec, prompt: Prompt) -> tuple[int, ...]:

@@ -119,6 +119,7 @@ def test_tokens_over_http_in_company_are_the_engine_s_own_run(server: Running, w
         asked = body(PROMPTS[i % 4], ignore_eos=True, return_token_ids=True, stream=True)
         with streaming(server.port, COMPLETIONS, asked) as events:
             parts = [event["choices"][0]["token_ids"] for event in events if event != "[DONE]"]
+        assert all(len(part) == 1 for part in parts), "token by token"
         return [token for part in parts for token in part]
 
     with ThreadPoolExecutor(8) as pool:
@@ -233,6 +234,7 @@ def test_the_official_client_completes_chats_and_streams(
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(pieces) == text.decode(ids)
+    assert len([piece for piece in pieces if piece]) > LENGTH // 3
     assert chunks[-1].usage == chat.usage
     with pytest.raises(openai.BadRequestError, match="top_k=5 has no effect with system='ar'"):
         client.completions.create(model="mine", prompt="hello", extra_body={"top_k": 5})
