@@ -75,7 +75,7 @@ def test_workers_end_with_their_parent(number: signal.Signals, after_start: bool
         time.sleep(0.01)
     parent.send_signal(number)
     parent.wait(30)
-    assert all(map(ends, workers))
+    assert all(ends(pid, within_s=30) for pid in workers)
 
 
 def call(*arguments: str, **how: object) -> subprocess.Popen[str]:

@@ -108,18 +108,17 @@ async def drive_http(
     """
     ordered = sorted(conversations, key=lambda conversation: conversation.arrival_s)
     _check(ordered, max_concurrency)
-    driver = _Driver(ordered, send, max_concurrency, on_progress)
     tasks = set()
-    try:
-        with _without_collection():
-            driver.begin()
+    with _without_collection():
+        driver = _Driver(ordered, send, max_concurrency, on_progress)
+        try:
             for conversation in ordered:
                 await driver.sleep_until(conversation.arrival_s)
                 tasks.add(asyncio.create_task(driver.hold(conversation)))
             await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
+        finally:
+            for task in tasks:
+                task.cancel()
     return sorted(driver.exchanges, key=lambda exchange: (exchange.due_s, exchange.session_id, exchange.turn))
 
 
@@ -131,16 +130,13 @@ class _Driver:
         max_concurrency: int | None,
         on_progress: OnProgress | None,
     ) -> None:
-        self._time = asyncio.get_running_loop().time
-        self._zero = 0.0
+        loop = asyncio.get_running_loop()
+        self._time, self._zero = loop.time, loop.time()
         self._send, self._on_progress = send, on_progress
         self._places = None if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         self._num_total = sum(len(conversation.delays_s) for conversation in conversations)
         self._num_sent = 0
         self.exchanges: list[Exchange] = []
-
-    def begin(self) -> None:
-        self._zero = self._time()
 
     def now(self) -> float:
         return self._time() - self._zero
