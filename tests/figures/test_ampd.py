@@ -154,6 +154,26 @@ def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path: Path) -> None:
     assert gains_of.count_ahead(table, "ours-tuned", ("dynamo-tuned",)) == 59
 
 
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        ([0.4, 0.4, 0.4], ["-10 points behind Dynamo"]),
+        ([0.41, 0.39, 0.4], ["-10 points behind Dynamo"]),
+        ([0.2, 0.6, 0.4], []),
+        ([0.45, 0.5, 0.55], []),
+        ([0.5, 0.5, 0.5], []),
+        ([0.6, 0.6, 0.6], []),
+        ([0.61, 0.59, 0.6], []),
+        ([0.4], ["-10 points behind Dynamo"]),
+        ([0.6], []),
+        ([math.nan], []),
+    ],
+)
+def test_behind_is_what_lies_below_by_more_than_the_interval(ours: list[float], said: list[str]) -> None:
+    found = gains_of.behind(table({"ampd": ours, "dynamo": [0.5] * len(ours)}), "ampd", ("dynamo",))
+    assert [text.partition(": ")[2] for text in found] == said
+
+
 def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
     runs = session_runs(fig5.cells(VIEW), share)
     fig5.render(runs, VIEW, tmp_path)

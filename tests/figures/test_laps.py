@@ -177,6 +177,31 @@ def test_figures_1_and_3_are_of_opposite_classes() -> None:
     assert by_claim(fig1.findings(flat, VIEW))["laps-fig1-interference"].holds is False
 
 
+@pytest.mark.parametrize(
+    ("odd", "ttft_s", "up", "more"),
+    [
+        # In one mixture short prompts wait no longer than alone, or less long; long ones even less so.
+        ((1, 64), 0.082, 8, 9),
+        ((16, 4), 0.05, 8, 9),
+        # Alone the short ones of 64 clients wait longer than one long one: relatively that one suffers more from company.
+        ((0, 64), 0.15, 9, 8),
+        # Nothing is odd.
+        ((0, 64), 0.082, 9, 9),
+    ],
+)
+def test_figure_3_holds_where_every_mixture_agrees(odd: tuple[int, int], ttft_s: float, up: int, more: int) -> None:
+    def slower(cell: Cell) -> dict[str, float]:
+        longs, shorts = (int(cell.knob_values[f"{kind}_clients"] or 0) for kind in ("long", "short"))
+        taken = ttft_s if (longs, shorts) == odd else 0.05 * (1 + longs) * (1 + shorts / 100)
+        return {"ttft_s": taken * (1 + 0.001 * cell.seed)}
+
+    found = by_claim(fig3.findings(prefill_runs(fig3.cells(VIEW), slower), VIEW))
+    rises, convoy = found["laps-fig3-interference"], found["laps-convoy"]
+    assert f"in {up} of 9 mixtures" in rises.how
+    assert f"than for long ones in {more};" in rises.how
+    assert (rises.holds, convoy.holds, convoy.value) == (up == more == 9, more == 9, more)
+
+
 def test_figure_5_asks_for_a_gain_in_most_settings() -> None:
     def waited(cell: Cell) -> dict[str, float]:
         return {"rps": 100 + 1000 * float(cell.knob_values["max_window_s"] or 0) + 0.01 * cell.seed}

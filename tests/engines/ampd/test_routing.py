@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -116,6 +117,23 @@ def test_order_by_load_visits_the_shortest_backlog_first() -> None:
     workers = [prefill(7, backlog_s=2.0), prefill(8, running_s=0.4, backlog_s=1.0), prefill(9, backlog_s=1.5)]
     for seed in range(5):
         assert router(config, seed).route(task(), home(), workers, 0.0).worker_id == 8
+
+
+def test_equal_costs_stay_local_and_then_go_to_the_first_worker() -> None:
+    asked, busy = task(tokens=400), home(itl_s=1.0)
+    local_s = local_cost_s(HandModel(), asked, busy)  # type: ignore[arg-type]
+    idle_s = remote_cost_s(HandModel(), asked, busy, prefill(7))  # type: ignore[arg-type]
+    equal = [prefill(index, ttft_s=9.0, backlog_s=local_s - idle_s) for index in (9, 7, 8)]
+    assert remote_cost_s(HandModel(), asked, busy, equal[0]) == local_s  # type: ignore[arg-type]
+    assert router().route(asked, busy, equal, 5.0) == Decision(0, True, "cost")
+    assert router().route(asked, replace(busy, backlog_s=1e-6), equal, 5.0) == Decision(9, False, "cost")
+
+
+def test_order_by_load_visits_equal_workers_by_id() -> None:
+    config = replace(CONFIG, route_order="load")
+    for order in itertools.permutations((7, 8, 9)):
+        workers = [prefill(index, backlog_s=1.0 - (index - 7) * 0.5, running_s=(index - 7) * 0.5) for index in order]
+        assert router(config).route(task(), home(), workers, 0.0).worker_id == 7
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 import pytest
-from support.clusters import LinearCost, hardware, serve, session, simulation
+from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 
 from engines.ar.cluster.cluster import Cluster, Policies
 from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import FewestSessions, LeastKvMemory, RoundRobin, WorkerSnapshot
+from engines.ar.cluster.policy import (
+    Decision,
+    DecodeView,
+    FewestSessions,
+    LeastKvMemory,
+    PrefillView,
+    RoundRobin,
+    WorkerSnapshot,
+)
 from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.cluster.sink import Sink
 from engines.ar.deployment import Deployment, Pool, place, replications, splits
 from engines.ar.session import ClosedLoop, OpenLoop
+from engines.ar.task import PrefillTask
 from engines.errors import UserError
 
 
@@ -93,6 +105,36 @@ def test_session_stays_with_its_worker_for_life() -> None:
     assert len(set(home.values())) == 3
     for owner, worker in zip(run.tasks["session_id"], run.tasks["worker_id"], strict=True):
         assert home[owner] == worker
+
+
+@dataclass(frozen=True)
+class Noting(Scripted):
+    """Notes the TTFT a router is shown, by worker."""
+
+    shown: list[tuple[float, dict[int, float]]] = field(default_factory=list)
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        self.shown.append((now, {each.worker_id: each.windowed_ttft_s(now) for each in prefills}))
+        return super().route(task, home, prefills, now)
+
+
+def test_a_router_is_shown_the_mean_ttft_of_the_last_ten_seconds() -> None:
+    """From ready to the first token, transfers of K/V among it, of what each worker has prefilled."""
+    router = Noting(places=(100, 101, 100, 100, 101) * 9)
+    rounds = [(300 + 100 * (index % 4), 3, 0.4) for index in range(9)]
+    sessions = [session(index, 1.7 * index, *rounds[: 2 + index % 3]) for index in range(9)]
+    run = serve(simulation(prefills=2, router=router, kv_links=links(1e-4)), *sessions)
+    tasks = run.tasks
+    done = [
+        (landed, worker, landed - ready)
+        for landed, worker, ready in zip(tasks["landed_s"], tasks["worker_id"], tasks["ready_s"], strict=True)
+    ]
+    assert len(router.shown) == len(done) > 20
+    for now, shown in router.shown:
+        for worker_id, ttft_s in shown.items():
+            inside = [ttft for landed, worker, ttft in done if worker == worker_id and now - 10 < landed <= now]
+            assert ttft_s == pytest.approx(np.mean(inside) if inside else 0.0)
+    assert max(ttft_s for _, shown in router.shown for ttft_s in shown.values()) > 0.4
 
 
 def test_memory_of_a_run_in_progress_counts_as_it_grows() -> None:

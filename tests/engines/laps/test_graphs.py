@@ -44,6 +44,15 @@ def test_a_budget_keeps_the_smallest_steps() -> None:
     assert shapes_of("none") == ()
 
 
+def test_of_shapes_of_equal_size_a_budget_keeps_the_deeper() -> None:
+    """It serves shorter batches of its length too. From whatever order they are given in."""
+    shapes = (Bucket(64, 1), Bucket(8, 8), Bucket(32, 2), Bucket(16, 4), Bucket(8, 4))
+    for given_shapes in (shapes, shapes[::-1]):
+        kept = captured_buckets(3, 1, given_shapes)
+        assert kept == (Bucket(8, 4), Bucket(8, 8), Bucket(16, 4))
+        assert captured_buckets(None, 1, given_shapes) == (*kept, Bucket(32, 2), Bucket(64, 1))
+
+
 @given(tokens=lengths, kept=st.sets(st.sampled_from(GRID)))
 def test_nearest_is_the_smallest_shape_that_covers(tokens: list[int], kept: set[Bucket]) -> None:
     chunks = chunks_of(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, tu
 
 from engines.ar.cluster.batching import StepPlan
 from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.metrics import summarise
@@ -85,6 +87,29 @@ def test_room_bounds_admission() -> None:
     assert len(queue) == 1
     queue = queue_of((20, 0.0), (30, 0.0))
     assert given_tokens(ask(policy(max_num_seqs=1), queue, 0.0)) == [(0, 20)]
+
+
+def test_history_costs_what_the_step_model_says() -> None:
+    """At 1 ms a token and a microsecond for each pair, 500 tokens of history double a token's price."""
+    model = replace(LINEAR_MODEL, alpha=1e-6)
+    assert model.work_s(500, 20) == pytest.approx(20 * (1e-3 + 1e-6 * (20 + 2 * 500)))
+
+    def planned(*tasks: PrefillTask) -> list[tuple[int, int]]:
+        queue = OpenQueue()
+        for each in tasks:
+            queue.push(each)
+        return given_tokens(ask(Reserve(model, ReserveConfig(share=0.2, aging=0.0)), queue, 0.0))
+
+    # 41.6 ms of work go before 50.6 ms; for the rest of the 50 ms four tokens fit at 2 ms each.
+    assert planned(task(0, 25, history=500), task(1, 40)) == [(1, 40), (0, 4)]
+    # 195 tokens make 428 ms, too late for 400 ms, 180 tokens 392 ms: that is on time, and its first 40 ms go behind 10 ms.
+    late, on_time = task(0, 195, history=500), task(1, 180, history=500)
+    budget = 0.15 * (model.work_s(500, 195) + model.work_s(500, 180))
+    (first, late_tokens), (second, tokens) = planned(late, on_time)
+    assert (first, second) == (0, 1)
+    spent_late, spent = model.work_s(500, late_tokens), model.work_s(500, tokens)
+    assert spent_late <= 0.2 * budget < model.work_s(500, late_tokens + 1)
+    assert spent <= budget - spent_late < model.work_s(500, tokens + 1)
 
 
 @given(

@@ -119,6 +119,22 @@ def test_the_nearer_deadline_goes_first_by_urgency() -> None:
     assert kinds(ask(temporal(class_rule="urgency", short_tokens=1000), queue, 0.0)) == {"short"}
 
 
+@pytest.mark.parametrize("limit_s", [0.0, 0.25, 1.0])
+def test_a_long_request_gets_every_other_step_once_it_has_waited_its_limit(limit_s: float) -> None:
+    """By default a second."""
+    given_limit = {} if limit_s == 1.0 else {"max_long_wait_s": limit_s}
+    batching, queue = temporal(chunk_tokens=100, **given_limit), ClassQueue(BOUNDARY)
+    queue.push(task(99, 5000, ready_s=2.0))
+    found = []
+    begun: list = []
+    for index, now in enumerate((1.999, 2.0, 2.001, 2.002)):
+        queue.push(task(index, 50, ready_s=now + limit_s))
+        plan = ask(batching, queue, now + limit_s, begun)
+        begun = execute(plan, begun)
+        found.append(*kinds(plan))
+    assert found == ["short", "long", "short", "long"]
+
+
 @pytest.mark.parametrize("long_dispatch", ["single", "pack"])
 def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch: LongDispatch) -> None:
     """Three times more short work than the instance can do. A long request starts once it has waited a second, after

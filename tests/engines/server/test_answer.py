@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.served_echo import ByteCodec
@@ -125,3 +126,16 @@ def test_a_stop_text_may_begin_in_one_piece_and_end_in_the_next() -> None:
     answer = Answer(BYTES, ["xyz"])
     first, second = answer.add(b"abx", is_last=False), answer.add(b"yq", is_last=True)
     assert (first.text, second.text, second.finish_reason) == ("ab", "xyq", "length")
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+@pytest.mark.parametrize("length", range(1, 7))
+def test_a_stop_text_is_found_however_it_streams(length: int, size: int) -> None:
+    """Token by token or in pieces of ``size``, wherever in a piece it begins, and beside a longer one that never comes."""
+    stop = "uvwxyz"[:length]
+    for lead in range(size + 1):
+        for others in ((), (stop + "!" * 3,)):
+            ids = ("a" * lead + stop + "bc").encode()
+            answer = Answer(BYTES, (*others, stop))
+            pieces = pieces_of(answer, ids, range(0, len(ids), size))
+            assert (joined(pieces), answer.finish_reason) == ("a" * lead, "stop")

@@ -23,8 +23,10 @@ def scripted(values: Iterable[float]) -> Callable[[], float]:
     return iter(values).__next__
 
 
-def load(cpu_s: float = 10.0, slowdown: float = 1.0, busy_s: float | None = 8.0) -> dict[str, float | None]:
-    times = Load(cpu_s=cpu_s, wall_s=12.0, loop_before_s=0.05, loop_after_s=0.05 * slowdown, best_loop_s=0.05)
+def load(
+    cpu_s: float = 10.0, slowdown: float = 1.0, busy_s: float | None = 8.0, before: float = 1.0
+) -> dict[str, float | None]:
+    times = Load(cpu_s=cpu_s, wall_s=12.0, loop_before_s=0.05 * before, loop_after_s=0.05 * slowdown, best_loop_s=0.05)
     return {**asdict(times), "busy_s": busy_s}
 
 
@@ -34,6 +36,8 @@ def load(cpu_s: float = 10.0, slowdown: float = 1.0, busy_s: float | None = 8.0)
         (load(), ()),
         (load(slowdown=MAX_SLOWDOWN), ()),
         (load(slowdown=1.5), ("contended: the calibration loop took 1.50 times the session's best",)),
+        (load(before=1.5), ("contended: the calibration loop took 1.50 times the session's best",)),
+        (load(before=1.3, slowdown=1.4), ("contended: the calibration loop took 1.40 times the session's best",)),
         (load(cpu_s=MIN_CPU_SHARE * 8), ()),
         (load(cpu_s=4.0), ("contended: 0.50 processor seconds per second of steps",)),
         (load(cpu_s=4.0, busy_s=None), ()),
@@ -80,6 +84,14 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
         "best_loop_s": 0.05,
         "busy_s": pytest.approx(3.0),
     }
+
+
+def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path: Path) -> None:
+    run = measured(tmp_path, [0.05] * WARM_UP + [0.1, 0.05])
+    assert (run.validity.warnings, run.obtained) == (
+        ("contended: the calibration loop took 2.00 times the session's best",),
+        "measured, contended",
+    )
 
 
 def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
