@@ -75,10 +75,20 @@ def _refusal(name: str, path: Path, use: str, error: OSError) -> UserError:
 
 
 def read_yaml(path: Path) -> Any:
-    """Raises one of ``unreadable_yaml``."""
+    """Raises one of ``unreadable_yaml``; a key that is given twice is none of YAML's."""
     import yaml
 
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+                if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                    problem = f"the key {key.value[:60]!r} is given twice, keep one"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add((key.tag, str(key.value)))
+            return super().construct_mapping(node, deep)
+
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=Strict)
 
 
 def unreadable_yaml() -> tuple[type[Exception], ...]:

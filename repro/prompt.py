@@ -14,6 +14,7 @@ from engines.errors import UserError, require
 from engines.models.chat import Message, cut_at_end, end_token_ids, load_chat_template
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from engines.strict_json import RepeatedKeyError, unique
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,8 @@ def read_prompt_ids(path: Path) -> tuple[int, ...]:
         raise UserError(
             f"prompt_ids={str(path)!r} cannot be read ({error.strerror}): change its permissions"
         ) from error
+    except RepeatedKeyError as error:
+        raise UserError(f"prompt_ids={str(path)!r}: {error}: keep one") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"prompt_ids={str(path)!r} is not a list of integers: write them as JSON, [1, 2, 3]") from error
     if not ids:
@@ -70,7 +73,7 @@ def _token_ids(text: str) -> tuple[int, ...]:
     words = text.replace(",", " ").split()
     if all(re.fullmatch(r"-?[0-9]+", word) for word in words):
         return tuple(int(word) for word in words)
-    parsed = json.loads(text)
+    parsed = json.loads(text, object_pairs_hook=unique)
     if isinstance(parsed, dict):
         parsed = parsed.get("prompt_ids")
     if not isinstance(parsed, list) or any(type(value) is not int for value in parsed):

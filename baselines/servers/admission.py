@@ -21,6 +21,7 @@ from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
+from engines.strict_json import RepeatedKeyError, unique
 
 POLICIES = ("laps", "reserve")
 
@@ -59,8 +60,10 @@ class AdmissionConfig:
     def parse(text: str, *, policy: str) -> AdmissionConfig:
         """Of a JSON object of settings."""
         try:
-            given = json.loads(text)
-        except ValueError:
+            given = json.loads(text, object_pairs_hook=unique)
+        except RepeatedKeyError as error:
+            raise UserError(f"policy_settings={text!r}: {error}: keep one") from None
+        except (ValueError, RecursionError):
             given = None
         known = [field.name for field in fields(AdmissionConfig) if field.name != "policy"]
         if not isinstance(given, dict):

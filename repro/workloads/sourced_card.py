@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from engines.errors import UserError, require
+from repro.files import one_line, read_yaml, unreadable_yaml
 
 Role = Literal["stated", "inferred", "assumed", "by construction"]
 
@@ -34,16 +35,14 @@ def known_cards(cards_dir: Path) -> tuple[str, ...]:
 
 def load_card(name: str, cards_dir: Path, parse: Callable[..., Card], *, unknown: str) -> Card:
     """The card in the file of this name; case does not matter. ``unknown`` says what is wrong where there is none."""
-    import yaml
-
     names = known_cards(cards_dir)
     if name.lower() not in names:
         raise UserError(f"{unknown}: use one of {', '.join(names) or 'none: there are no cards'}")
     path = cards_dir / f"{name.lower()}.yaml"
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path.name} is not YAML: {error}") from error
+        raw = read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
     card = parse(raw, where=path.name)
     require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
     return card

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from engines.errors import UserError
+from engines.strict_json import RepeatedKeyError, unique
 from repro.workloads.row import UNREADABLE, PromptRow, bad_line, open_text
 
 TraceFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl"]
@@ -200,6 +201,10 @@ def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple
             for column in columns:
                 if column not in header:
                     raise bad_line(path, 1, column, None, f"column missing, the file has {', '.join(header) or 'none'}")
+                if header.count(column) > 1:
+                    raise bad_line(
+                        path, 1, "header", ",".join(header), f"the column {column!r} is given twice, keep one"
+                    )
             picked = [header.index(column) for column in columns]
             for cells in reader:
                 if not cells:
@@ -227,7 +232,9 @@ def json_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                 if not text.strip():
                     continue
                 try:
-                    record = json.loads(text)
+                    record = json.loads(text, object_pairs_hook=unique)
+                except RepeatedKeyError as error:
+                    raise bad_line(path, line, "line", text.strip(), f"{error}, keep one") from None
                 except json.JSONDecodeError as error:
                     raise bad_line(
                         path, line, "line", text.strip(), f"not JSON ({error.msg}), one object a line"

@@ -10,6 +10,7 @@ from typing import Any
 
 from engines.bounds import MOST, check_fields
 from engines.errors import UserError, require
+from engines.strict_json import RepeatedKeyError, unique
 from repro.runs.cell import Cell
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 
@@ -105,8 +106,10 @@ class HttpKnobs:
         if self.extra is None:
             return {}
         try:
-            found = json.loads(self.extra)
+            found = json.loads(self.extra, object_pairs_hook=unique)
             json.dumps(found, allow_nan=False)
+        except RepeatedKeyError as error:
+            raise UserError(f"extra={self.extra!r}: {error}: keep one") from None
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):

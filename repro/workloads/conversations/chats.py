@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from engines.errors import UserError
+from engines.strict_json import DECODER, RepeatedKeyError
 from repro.workloads.row import UNREADABLE, bad_line, open_text
 from repro.workloads.sessions.traces import RecordedRound, text_tokens
 
@@ -136,25 +137,24 @@ def _json(path: Path) -> Iterator[object]:
 def _lines(file: TextIO, start: str) -> Iterator[object]:
     for text in file:
         if (start + text).strip():
-            yield json.loads(start + text)
+            yield DECODER.decode(start + text)
         start = ""
 
 
 def _array(file: TextIO) -> Iterator[object]:
     """Values between the brackets, a piece of the file in memory at a time: ShareGPT's is 673 MB."""
-    decoder = json.JSONDecoder()
     text, is_whole = "", False
     while True:
         text = text.lstrip().removeprefix(",").lstrip()
         if text.startswith("]"):
             return
         try:
-            value, end = decoder.raw_decode(text)
+            value, end = DECODER.raw_decode(text)
             # A number at the end of a piece may go on in the next.
             if end == len(text) and not is_whole:
                 raise json.JSONDecodeError("it may go on", text, end)
-        except json.JSONDecodeError:
-            if is_whole:
+        except json.JSONDecodeError as error:
+            if is_whole or isinstance(error, RepeatedKeyError):
                 raise
             # Growing pieces: a value of many of them is parsed a few times, not once for each.
             piece = file.read(max(_CHUNK, len(text)))

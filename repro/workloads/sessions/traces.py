@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engines.errors import UserError
+from engines.strict_json import unique
 from repro.workloads.row import UNREADABLE, bad_line, open_text
 from repro.workloads.sessions.card import MOST_DELAY_S, SessionFormat
 from repro.workloads.trace import MOST_SECONDS, MOST_TOKENS, json_rows
@@ -173,7 +174,7 @@ def _field(record: Mapping[str, Any], name: str, kind: type) -> Any:
 def _json_array(path: Path) -> Iterable[Any]:
     try:
         with open_text(path) as file:
-            records = json.load(file)
+            records = json.load(file, object_pairs_hook=unique)
     except (ValueError, RecursionError, *UNREADABLE) as error:
         if isinstance(error, UserError):
             raise

@@ -1,0 +1,30 @@
+"""JSON that people and servers write: a key that is given twice is refused, as nobody can tell which value was meant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+_LONGEST_KEY = 60
+
+
+class RepeatedKeyError(json.JSONDecodeError):
+    """``msg`` names the key; where in the text it stands is not known."""
+
+    def __str__(self) -> str:
+        return self.msg
+
+
+def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``object_pairs_hook``."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            shown = key if len(key) <= _LONGEST_KEY else f"{key[: _LONGEST_KEY - 3]}..."
+            raise RepeatedKeyError(f"the key {shown!r} is given twice", "", 0)
+        found[key] = value
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=unique)

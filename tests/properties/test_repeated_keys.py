@@ -1,0 +1,57 @@
+"""Whatever a user writes, a name that is given twice is refused: nobody can tell which value was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baselines.servers.admission import AdmissionConfig
+from engines.errors import UserError
+from repro.files import read_yaml, unreadable_yaml
+from repro.prompt import read_prompt_ids
+from repro.systems.http.knobs import HttpKnobs
+from repro.workloads.conversations.chats import read_chats
+from repro.workloads.sessions.traces import read_sessions
+from repro.workloads.sourced_card import load_card
+from repro.workloads.trace import parse_lengths_csv, parse_mooncake_jsonl, parse_prompts_jsonl, parse_trace
+
+READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
+    "a trace": (parse_trace, '{"prompt_len": 8, "prompt_len": 9}', "prompt_len"),
+    "a trace of Mooncake's": (parse_mooncake_jsonl, '{"timestamp": 1, "input_length": 1, "timestamp": 2}', "timestamp"),
+    "prompts": (lambda path: parse_prompts_jsonl(path, "q"), '{"q": "a", "q": "a"}', "q"),
+    "a line within": (lambda path: parse_prompts_jsonl(path, "q"), '{"q": "a", "b": [{"c": 1, "c": 2}]}', "c"),
+    "sessions": (lambda path: read_sessions(path, "sessions_jsonl"), '{"rounds": [[1, 2]], "rounds": 3}', "rounds"),
+    "an array": (
+        lambda path: read_sessions(path, "hotpotqa_distractor"),
+        '[{"question": 1, "question": 2}]',
+        "question",
+    ),
+    "chats": (lambda path: read_chats([path]), '{"rounds": [[1, 2]], "rounds": [[3, 4]]}', "rounds"),
+    "an array of chats": (lambda path: read_chats([path]), '[{"rounds": [[1, 2]], "rounds": [[3, 4]]}]', "rounds"),
+    "a table": (lambda path: parse_lengths_csv(path, "n"), "n,m,n\n1,2,3", "n"),
+    "ids": (read_prompt_ids, '{"prompt_ids": [1], "prompt_ids": [2]}', "prompt_ids"),
+    "a card": (lambda path: load_card("own", path.parent, dict, unknown="x"), "a: 1\nb: {c: 1, c: 2}", "c"),
+    "a knob": (lambda path: HttpKnobs(url="http://x", extra=path.read_text()), '{"top_k": 1, "top_k": 2}', "top_k"),
+    "settings": (lambda path: AdmissionConfig.parse(path.read_text(), policy="laps"), '{"a": 1, "a": 2}', "a"),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_a_name_that_is_given_twice_is_refused(what: str, tmp_path: Path) -> None:
+    read, text, name = READERS[what]
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=rf"the (key|column) '{name}' is given twice"):
+        read(path)
+
+
+def test_what_yaml_may_say_of_a_key_again(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("base: &base {a: 1}\nown: {<<: *base, a: 2}\n1: x\n'1': y\n")
+    assert read_yaml(path) == {"base": {"a": 1}, "own": {"a": 2}, 1: "x", "1": "y"}
+    path.write_text("!!map [a, b]")
+    with pytest.raises(unreadable_yaml()):
+        read_yaml(path)
