@@ -33,7 +33,7 @@ SAY := @printf '%s\n'
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 1.5 GB)' \
-	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures; any other likewise' \
+	  'make reproduce-fig3  run and draw dLLM-Serve Figure 3 into results/figures/dllm-serve; any other likewise' \
 	  'make reproduce-ampd-fig4  simulate and draw AMPD Figure 4: 6,000 runs, some six minutes on two cores' \
 	  'make reproduce-ampd  every figure of AMPD: $(AMPD_FIGURES)' \
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \

@@ -18,3 +18,8 @@ CALIBRATION = _DATA / "results" / "calibration"
 RESULTS = Path("results") if IS_INSTALLED else REPO / "results"
 LOCAL = RESULTS / "local"
 LOCAL_FIGURES = RESULTS / "figures"
+
+
+def figures_beside(result_dir: Path | None) -> Path:
+    """Where figures of the runs in a folder go, of the default one where it is None."""
+    return LOCAL_FIGURES if result_dir is None else result_dir / "figures"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paper_figures.ampd.panels import DETAIL_MODEL
 from paper_figures.common import style
-from paper_figures.common.caption import device_text, figure_title, invalid_notes
+from paper_figures.common.caption import device_text, invalid_notes
 from paper_figures.common.repeats import Repeats
 from repro.reports.claims import Finding
 from repro.reports.figures import Rendered, View
@@ -87,7 +87,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             marker="o",
             capsize=2,
             color="#0072B2",
-            label="ours (measured)",
+            label="ours: seconds measured",
         )
         for num in GPUS:
             style.paper_marker(axes, num, paper[num], color="black", marker="D", label="paper")
@@ -101,10 +101,10 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             [axes],
             out,
             stem,
-            title=figure_title(TITLE, runs, view),
+            title=f"{TITLE}\nseconds measured: {where}; the cluster that is planned for, simulated: {view.platform.title}",
             caption=[
-                f"What is planned is simulated; the seconds are measured: processor time of one process on {where}, coefficients and "
-                "solver.",
+                f"Measured: processor seconds of one process on {where}, for the coefficients and for the integer program, solved by "
+                f"{_solvers(runs)}. Simulated, uncalibrated: the cluster and its sessions.",
                 *invalid_notes(runs),
                 "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
                 f"{len(view.seeds)} samples of sessions: mean, and bars for its 95 % interval (Student's t).",
@@ -193,6 +193,11 @@ def _csv_row(num: int, run: StoredRun, paper: dict[int, float]) -> tuple[object,
         run.obtained,
         run.validity.valid,
     )
+
+
+def _solvers(runs: Sequence[StoredRun]) -> str:
+    names = {"enumeration": "enumeration of all plans", "scip": "SCIP", "highs": "HiGHS"}
+    return " and ".join(sorted({names[run.facts["solver"]] for run in runs}))
 
 
 def _pm(interval: Interval) -> str:

@@ -29,12 +29,14 @@ def claims(
     paper: Annotated[str, typer.Option(help="dllm-serve, ampd or laps, or module:NAME.")] = "dllm-serve",
     result_dir: opt.ResultDir = None,
     accept_other_code: opt.OtherCode = False,
-    out_dir: Annotated[Path | None, typer.Option(help="Where the CSV goes [default: results/figures].")] = None,
+    out_dir: Annotated[
+        Path | None, typer.Option(help="Where the CSV goes [default: results/figures, or figures in --result-dir].")
+    ] = None,
     json: opt.Json = False,
 ) -> None:
     """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does)."""
     from repro.files import readable_folder, writable_folder
-    from repro.paths import LOCAL, LOCAL_FIGURES
+    from repro.paths import LOCAL, figures_beside
     from repro.reports.claims import count, count_by_role, judge_all
     from repro.reports.claims_file import as_row, save
     from repro.reports.evidence import stored_answers
@@ -45,7 +47,7 @@ def claims(
     chosen = paper_of(paper)
     stated = read_claims(chosen.claims, chosen.name)
     root = readable_folder("result_dir", result_dir or LOCAL)
-    out = writable_folder("out_dir", out_dir or LOCAL_FIGURES)
+    out = writable_folder("out_dir", out_dir or figures_beside(result_dir))
     store = Store(root, accept_other_code=accept_other_code, accept_other_machine=True)
     with counting("looking at stored runs, figures:") as advance:
         answers = stored_answers(chosen.entries, store, advance)

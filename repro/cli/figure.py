@@ -52,7 +52,10 @@ class FigureOptions:
     weights: opt.Weights = None
     result_dir: opt.ResultDir = None
     accept_other_code: opt.OtherCode = False
-    out_dir: Annotated[Path | None, typer.Option(help="Where figures go [default: results/figures].")] = None
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."),
+    ] = None
 
     def views(self, name: str) -> list[View]:
         from engines.bounds import check_most
@@ -95,11 +98,11 @@ class FigureOptions:
 
         return Store(self.result_dir or LOCAL, accept_other_code=self.accept_other_code)
 
-    @property
-    def out(self) -> Path:
-        from repro.paths import LOCAL_FIGURES
+    def out(self, name: str) -> Path:
+        """Folder of the figure ``PAPER/NAME``: papers have figures of one name, on one platform too."""
+        from repro.paths import figures_beside
 
-        return self.out_dir or LOCAL_FIGURES
+        return self.out_dir or figures_beside(self.result_dir) / name.rpartition("/")[0]
 
 
 Name = Annotated[
@@ -159,7 +162,7 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
     opened = placement.opened()
     entry = figure_of(name)
     module, views = entry.load(), asked.views(name)
-    store, out = asked.store, asked.out
+    store, out = asked.store, asked.out(entry.name)
     if draw_only:
         readable_folder("result_dir", store.root)
         store.accept_other_machine = True

@@ -39,7 +39,9 @@ def plan_cluster(
     method: Annotated[
         str | None, typer.Option(help="Coefficients: direct, cached or closed [default: by the number of GPUs].")
     ] = None,
-    solver: Annotated[str | None, typer.Option(help="scip, highs or enumeration [default: what is installed].")] = None,
+    solver: Annotated[
+        str, typer.Option(help="enumeration, or scip or highs where '.[planner]' is installed; all are exact.")
+    ] = "enumeration",
     top: Annotated[int, typer.Option(help="Plans to show.")] = 3,
     json: opt.Json = False,
 ) -> None:

@@ -89,7 +89,7 @@ def test_from_elsewhere(python: Path, tmp_path: Path) -> None:
     assert "fitted on" in items["l40s simulated"]["detail"]
     (drawn,) = figures["figures"]
     assert not [note for note in drawn["notes"] if "ncalibrated" in note]
-    assert sorted(drawn["files"])[0] == "results/figures/fig8-l40s.csv"
+    assert sorted(drawn["files"])[0] == "results/figures/dllm-serve/fig8-l40s.csv"
     assert sum(claims["verdicts"].values()) > 100
     assert len(generated["token_ids"]) == 8
     assert all(err.startswith("error: ") for _, _, err in said[len(fine) :])

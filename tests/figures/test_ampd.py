@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -272,10 +273,15 @@ def test_the_planner_ranks_by_its_own_numbers_so_that_what_it_says_can_be_otherw
     assert found["ampd-gpus"].role == "by construction"
 
 
-def test_figure_7_times_plans_on_other_samples(tmp_path: Path) -> None:
+def test_figure_7_times_plans_on_other_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, Any] = {}
+    monkeypatch.setattr(style, "publish", lambda *place, **words: said.update(words) or ())
     runs = [planner_run(cell, seconds=float(cell.knob_values["num_gpus"] or 0) / 100) for cell in fig7.cells(VIEW)]
     assert len(runs) == len(fig7.GPUS) * 3
     fig7.render(runs, VIEW, tmp_path)
+    assert "seconds measured: an unnamed CPU" in said["title"]
+    assert said["title"].endswith("the cluster that is planned for, simulated: 4 servers of 8 NVIDIA H20 96 GB")
+    assert "solved by enumeration of all plans" in said["caption"][0]
     found = by_claim(fig7.findings(runs, VIEW))
     assert found["ampd-plan-8"].value == pytest.approx(0.09)
     assert not found["ampd-plan-256"].comparable

@@ -49,7 +49,7 @@ def planner_run(
     }
     facts = {
         "calibration": "h20, uncalibrated: constants physical (assumed), made up",
-        "facts": {"method": "direct", "solver": "scip"},
+        "facts": {"method": "direct", "solver": "enumeration"},
     }
     tables = {REQUESTS: empty_table(REQUEST_COLUMNS)}
     return _stored(cell, summary, facts, tables, "measured" if is_timed else "simulated")

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import Coefficients, Method, PhaseLatency, coefficients
-from engines.ampd.planner.program import SOLVERS, Choice, Objective, Program, SolverName, available_solver
+from engines.ampd.planner.program import SOLVERS, Choice, Objective, Program, SolverName
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.deployment import Deployment
 from engines.errors import UserError, require
@@ -26,8 +26,8 @@ class PlannerConfig:
     uses_all: bool = True
     method: Method | None = None
     """None: direct simulation for small clusters, closed forms for large ones."""
-    solver: SolverName | None = None
-    """None: SCIP, else HiGHS, else enumeration, by what is installed."""
+    solver: SolverName = "enumeration"
+    """All are exact. Enumeration needs nothing installed, so that every machine plans alike."""
 
     def __post_init__(self) -> None:
         for name, kind in (("latency", Latency), ("objective", Objective)):
@@ -35,7 +35,7 @@ class PlannerConfig:
                 raise UserError(f"{name}={getattr(self, name)!r} is unknown: use one of {', '.join(get_args(kind))}")
         if self.method is not None and self.method not in get_args(Method):
             raise UserError(f"method={self.method!r} is unknown: use one of {', '.join(get_args(Method))}")
-        if self.solver is not None and self.solver not in SOLVERS:
+        if self.solver not in SOLVERS:
             raise UserError(f"solver={self.solver!r} is unknown: use one of {', '.join(SOLVERS)}")
 
 
@@ -68,7 +68,6 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
     """Each further plan by cutting off those found (no-good cuts)."""
     config = config or PlannerConfig()
     require(top >= 1, f"top={top} must be at least 1")
-    solver = config.solver or available_solver()
     program = Program(
         prefill={key: getattr(latency, config.latency) for key, latency in table.prefill.items()},
         decode={key: getattr(latency, config.latency) for key, latency in table.decode.items()},
@@ -78,7 +77,7 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
     )
     found: list[Choice] = []
     while len(found) < top:
-        choice = SOLVERS[solver](program, found)
+        choice = SOLVERS[config.solver](program, found)
         if choice is None:
             break
         found.append(choice)
@@ -88,7 +87,7 @@ def solve(table: Coefficients, num_gpus: int, *, top: int = 1, config: PlannerCo
             value=program.value(prefill, decode),
             prefill=table.prefill[prefill],
             decode=table.decode[decode],
-            solver=solver,
+            solver=config.solver,
         )
         for prefill, decode in found
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -213,15 +212,9 @@ def by_highs(program: Program, excluded: Sequence[Choice] = ()) -> Choice | None
 SOLVERS: Mapping[SolverName, Solver] = MappingProxyType(
     {"scip": by_scip, "highs": by_highs, "enumeration": by_enumeration}
 )
-_PACKAGES: Mapping[SolverName, str] = MappingProxyType({"scip": "pyscipopt", "highs": "scipy"})
-
-
-def available_solver() -> SolverName:
-    """SCIP as in the paper, else HiGHS, else plain enumeration: all are exact."""
-    return next((name for name, package in _PACKAGES.items() if find_spec(package) is not None), "enumeration")
 
 
 def _missing(solver: str, package: str) -> UserError:
     return UserError(
-        f"solver={solver!r}: {package} is not installed: pip install '.[planner]', or use solver='enumeration'"
+        f"solver={solver!r}: {package} is not installed: pip install '.[planner]', or use solver='enumeration', which is as exact"
     )

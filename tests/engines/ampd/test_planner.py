@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
 from itertools import product, starmap
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,16 +25,7 @@ from engines.ampd.planner.coefficients import (
     simulate_prefill,
 )
 from engines.ampd.planner.planner import PlannerConfig, plan, solve
-from engines.ampd.planner.program import (
-    TIE,
-    Choice,
-    Program,
-    Solver,
-    available_solver,
-    by_enumeration,
-    by_highs,
-    by_scip,
-)
+from engines.ampd.planner.program import TIE, Choice, Program, Solver, by_enumeration, by_highs, by_scip
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.queueing import erlang_c
 from engines.ar.session import Session
@@ -303,11 +297,14 @@ def test_method_goes_by_size() -> None:
     assert [default_method(gpus) for gpus in (8, 32, 64, 256)] == ["direct", "direct", "cached", "closed"]
 
 
-def test_solver_is_one_that_is_installed() -> None:
-    name = available_solver()
-    assert name in ("scip", "highs", "enumeration")
-    (found,) = plan(MODEL, workload(0.5), (2, 4), 8)
-    assert found.solver == name
+def test_a_plan_does_not_depend_on_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plan(MODEL, workload(0.5), (2, 4), 8)
+    for package in ("pyscipopt", "scipy"):
+        fake = ModuleType(package)
+        fake.__spec__ = ModuleSpec(package, None)
+        monkeypatch.setitem(sys.modules, package, fake)
+    assert plan(MODEL, workload(0.5), (2, 4), 8) == before
+    assert {found.solver for found in before} == {"enumeration"}
 
 
 def test_missing_solver_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 from engines.errors import UserError
 from repro.cli.figure import FigureOptions, check_rates
+from repro.cli.main import app
+from repro.paths import LOCAL_FIGURES
 from repro.reports.figures import FIGURES, MEASURED_RUNS, figure
 
 
@@ -52,3 +57,14 @@ def test_a_card_that_is_measured_is_repeated_too() -> None:
     (view,) = FigureOptions(platform=["rtx4090"], executor="torch").views("fig3")
     assert view.num_runs == MEASURED_RUNS
     assert {cell.comparison for cell in figure("fig3").load().cells(view)} == {"rates"}
+
+
+def test_papers_have_folders_of_their_own_and_figures_go_where_the_runs_do(tmp_path: Path) -> None:
+    """Tables of one name: neither replaces the other, and none lands outside the folder that is given."""
+    for name in ("table1", "ampd/table1"):
+        result = CliRunner().invoke(app, ["reproduce", name, "--result-dir", str(tmp_path)])
+        assert result.exit_code == 0, result.output
+    made = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("table1-*.md")}
+    assert made == {"figures/dllm-serve/table1-rtx4090.md", "figures/ampd/table1-h20x32.md"}
+    assert FigureOptions().out("laps/fig2") == LOCAL_FIGURES / "laps"
+    assert FigureOptions(out_dir=tmp_path).out("laps/fig2") == tmp_path
