@@ -101,7 +101,7 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
             [axes],
             out,
             stem,
-            title=f"{TITLE}\nseconds measured: {where}; the cluster that is planned for, simulated: {view.platform.title}",
+            title=f"{TITLE}\nmeasured: the seconds, on {where}\nsimulated: what is planned for, {view.platform.title}",
             caption=[
                 f"Measured: processor seconds of one process on {where}, for the coefficients and for the integer program, solved by "
                 f"{_solvers(runs)}. Simulated, uncalibrated: the cluster and its sessions.",
