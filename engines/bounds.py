@@ -49,6 +49,9 @@ MOST: Mapping[str, float] = MappingProxyType(
         "length_scale": 1e3,
         "rate": 1e6,
         "burstiness": 1e6,
+        "seed": 2**63 - 1,
+        # Of a sweep.
+        "jobs": 1024,
         # Of a comparison.
         "num_runs": 1000,
         "limit": 10**5,
@@ -73,6 +76,9 @@ MOST: Mapping[str, float] = MappingProxyType(
 )
 """By name of the option or field."""
 
+LEAST: Mapping[str, int] = MappingProxyType({"seed": 0, "jobs": 1, "num_runs": 1})
+"""Likewise."""
+
 
 class _Field(NamedTuple):
     name: str
@@ -89,8 +95,33 @@ def check_most(name: str, value: object, *, prefix: str = "") -> None:
     most = MOST.get(name)
     if most is not None and isinstance(value, int | float) and value > most:
         raise UserError(
-            f"{prefix}{name}={value} is more than {most:.16g}, the most that is taken: give a smaller number"
+            f"{prefix}{name}={_written(value)} is more than {most:.16g}, the most that is taken: give a smaller number"
         )
+
+
+def check_least(name: str, value: object) -> None:
+    """Refuse a number below its bound; what has none, or is no number, passes."""
+    least = LEAST.get(name)
+    if least is not None and isinstance(value, int | float) and value < least:
+        raise UserError(f"{name}={_written(value)} must be at least {least}")
+
+
+def _written(number: float) -> str:
+    """Python writes no integer of more than 4,300 digits."""
+    try:
+        return str(number)
+    except ValueError:
+        return f"{'-' if number < 0 else ''}9999..."
+
+
+def check_count(name: str, value: object) -> None:
+    """Refuse what is no whole number within its bounds; None, which stands for a default, passes."""
+    if value is None:
+        return
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise UserError(f"{name}={value!r} must be a whole number")
+    check_least(name, int(value))
+    check_most(name, int(value))
 
 
 def check_fields(instance: Any) -> None:

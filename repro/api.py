@@ -1,12 +1,13 @@
-"""The same from Python: ``repro.run``, ``repro.sweep`` and ``repro.load``."""
+"""The same from Python: ``repro.run``, ``repro.sweep`` and ``repro.load``. Bad input is a UserError, as on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from engines.errors import UserError, require
 from repro.paths import LOCAL
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import Cell, Scalar, plain
 from repro.runs.experiment import prepare, prepare_all
 from repro.runs.pools import pool_of
 from repro.runs.progress import sweep_progress
@@ -32,7 +33,7 @@ def run(
         system=system,
         dataset=dataset,
         platform=platform,
-        executor=executor or platform_of(platform).executor,
+        executor=platform_of(plain(platform)).executor if executor is None else executor,
         rate=rate,
         seed=seed,
         knobs=tuple(knobs.items()),
@@ -51,8 +52,11 @@ def sweep(
 ) -> list[StoredRun]:
     """The runs of the cells, in their order; missing ones are made, simulated ones ``jobs`` at once, on this machine or in the
     ``pool`` ray: a cluster started for the call, or the one at ``address``."""
-    with pool_of(pool, address) as where:
-        found = Sweep(prepare_all(cells), Store(Path(result_dir)), force=force, pool=where)
+    root = _folder(result_dir)
+    asked = _cells(cells)
+    require(isinstance(plain(force), bool), f"force={plain(force)!r} must be true or false")
+    with pool_of(pool, address, jobs) as where:
+        found = Sweep(prepare_all(asked), Store(root), force=force, pool=where)
         found.check()
         with sweep_progress(found.num_cells) as progress:
             found.run(on_event=progress.on_event, on_step=progress.on_step, jobs=jobs)
@@ -61,4 +65,27 @@ def sweep(
 
 def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun:
     """A run that is stored, by this code; raises StoreError where there is none."""
-    return Store(Path(result_dir)).load(prepare(cell))
+    root = _folder(result_dir)
+    (asked,) = _cells((cell,))
+    return Store(root).load(prepare(asked))
+
+
+def _folder(result_dir: object) -> Path:
+    """Refuses what is no path; an empty one would be the working directory."""
+    text = plain(result_dir)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise UserError(f"result_dir={text!r} is no path of a folder: give one, or leave it out")
+    return Path(text)
+
+
+def _cells(cells: object) -> list[Cell]:
+    if isinstance(cells, Cell):
+        raise UserError("cells is one Cell and must be a list of them: write [cell]")
+    given = plain(cells)
+    if isinstance(given, str | bytes | type) or not isinstance(given, Iterable):
+        raise UserError(f"cells={given!r} must be a list of repro.runs.cell.Cell")
+    found = list(given)
+    for each in found:
+        if not isinstance(each, Cell):
+            raise UserError(f"cell={plain(each)!r} must be a repro.runs.cell.Cell")
+    return found

@@ -25,7 +25,11 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def get(self, name: str) -> T:
-        """Raises UserError for a name that is not known, or a module that has no such thing."""
+        """Raises UserError for a name that is not known or is none, or a module that has no such thing."""
+        if not isinstance(name, str):
+            raise UserError(
+                f"{self.kind}={name!r} must be a name: use one of {', '.join(self._entries)}, or module:NAME"
+            )
         if name in self._entries:
             return self._load(self._entries[name])
         if ":" in name:

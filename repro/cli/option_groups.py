@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from engines.errors import require
 from repro.cli import options as opt
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Place:
     def opened(self) -> AbstractContextManager[Pool]:
         from repro.runs.pools import pool_of
 
-        return pool_of(self.pool, self.address)
+        return pool_of(self.pool, self.address, getattr(self, "jobs", None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +70,6 @@ class Placement(Place):
     """And how many at once, of simulated ones."""
 
     jobs: opt.Jobs = None
-
-    def opened(self) -> AbstractContextManager[Pool]:
-        require(self.jobs is None or self.jobs >= 1, f"jobs={self.jobs} must be at least 1")
-        return super().opened()
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -30,7 +30,8 @@ Address = Annotated[
     ),
 ]
 Jobs = Annotated[
-    int | None, typer.Option(help="Simulated runs at once [default: as many as pay, at most one a CPU of the pool].")
+    int | None,
+    typer.Option(help="Simulated runs at once [default: as many as pay, at most one a core that may be used]."),
 ]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw the runs into this file, .png or .pdf, with a CSV of the same name beside it.")

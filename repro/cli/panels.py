@@ -1,12 +1,16 @@
-"""Help that names every command and option whole, in panels where there are many; plain text, so that ``--help`` loads
-nothing."""
+"""Commands whose help names every option whole, in panels where there are many, as plain text, so that ``--help`` loads
+nothing; and which refuse an option that would silently win over itself, and a number that nothing can hold."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from engines.bounds import LEAST, check_count
+from engines.errors import UserError
 
 FEW = 12
 """Options of a command that are one list."""
@@ -37,6 +41,13 @@ class PanelCommand(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = _held(self.help or "")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _refuse_repeated(self, ctx, args)
+        rest = super().parse_args(ctx, args)
+        for name in LEAST.keys() & ctx.params.keys():
+            check_count(name, ctx.params[name])
+        return rest
 
     def get_help(self, ctx: Any) -> str:
         return _released(super().get_help(ctx))
@@ -69,6 +80,17 @@ class WholeGroup(TyperGroup):
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(10**6)) for name, command in commands if command])
+
+
+def _refuse_repeated(command: TyperCommand, ctx: Any, args: list[str]) -> None:
+    """Of an option that takes one value the library keeps the last, and drops the others without a word."""
+    *_, given = command.make_parser(ctx).parse_args(args=list(args))
+    options: Iterator[Any] = (each for each in given if each.param_type_name == "option")
+    for option in dict.fromkeys(options):
+        # Once more the same switch says nothing else; on and off, or two values, do.
+        may_come_again = option.multiple or option.count or (option.is_flag and not option.secondary_opts)
+        if not may_come_again and (num := given.count(option)) > 1:
+            raise UserError(f"{max(option.opts, key=len)} is given {num} times and takes one value: keep one")
 
 
 def _told(text: str, command: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+from engines.bounds import check_most
 from engines.errors import UserError
 
 Scalar = str | int | float | bool | None
@@ -44,6 +46,8 @@ class Cell:
     knobs: tuple[tuple[str, Scalar], ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("figure", "system", "dataset", "platform", "executor", "seed", "rate", "knobs"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         for name in ("system", "dataset", "platform", "executor"):
             _check_text(name, getattr(self, name))
         if self.figure is not None:
@@ -51,10 +55,12 @@ class Cell:
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise UserError(f"seed={self.seed!r} must be an integer of at least 0, and below 2^63")
         if self.rate is not None:
-            is_number = _is_int(self.rate) or isinstance(self.rate, float)
-            if not is_number or not math.isfinite(self.rate) or self.rate <= 0:
-                raise UserError(f"rate={self.rate!r} must be a positive number of requests per second, or null")
-            object.__setattr__(self, "rate", float(self.rate))
+            rate = self.rate
+            # Compared, not asked whether it is finite: an integer may be too large for a float.
+            if not (_is_int(rate) or isinstance(rate, float)) or not 0 < rate < math.inf:
+                raise UserError(f"rate={rate!r} must be a positive number of requests per second, or null")
+            check_most("rate", rate)
+            object.__setattr__(self, "rate", float(rate))
         object.__setattr__(self, "knobs", _sorted_knobs(self.knobs))
 
     @classmethod
@@ -113,6 +119,18 @@ class Cell:
         return prefix[:PREFIX_LENGTH]
 
 
+def plain(value: Any) -> Any:
+    """A number of numpy or torch, or a path, as Python's own; an integer that no float holds as infinity, which can be
+    written in a refusal; everything else as it is."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
+    found = value.item() if is_scalar else value
+    if not isinstance(found, int) or found.bit_length() <= 1024:
+        return found
+    return math.inf if found > 0 else -math.inf
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -123,16 +141,21 @@ def _check_text(name: str, value: object) -> None:
 
 
 def _sorted_knobs(knobs: tuple[tuple[str, Scalar], ...]) -> tuple[tuple[str, Scalar], ...]:
-    for name, value in knobs:
+    if not isinstance(knobs, tuple | list) or not all(
+        isinstance(pair, tuple | list) and len(pair) == 2 for pair in knobs
+    ):
+        raise UserError(f"knobs={knobs!r} must be pairs of a name and a value: write (('num_prompts', 8),)")
+    pairs = tuple((name, plain(value)) for name, value in knobs)
+    for name, value in pairs:
         _check_text("knob name", name)
         if value is not None and not isinstance(value, str | int | float | bool):
             raise UserError(f"knob {name}={value!r} must be a string, a number, a boolean or null")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"knob {name}={value!r} must be finite")
-    names = [name for name, _ in knobs]
+    names = [name for name, _ in pairs]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UserError(f"knob {repeated[0]!r} is given more than once: keep one")
-    return tuple(sorted(knobs, key=lambda pair: pair[0]))
+    return tuple(sorted(pairs, key=lambda pair: pair[0]))
 
 
 def _canonical(value: Any) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
+from repro.cores import usable_cores
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
 from repro.runs.packing import Made, Packing
@@ -65,7 +66,7 @@ class LocalPool:
         self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
     ) -> None:
         """In processes of their own only where there are enough runs to gain by it."""
-        num = jobs or min(os.cpu_count() or 1, max(1, len(experiments) // CELLS_PER_WORKER))
+        num = min(jobs or min(usable_cores(), max(1, len(experiments) // CELLS_PER_WORKER)), len(experiments))
         if num == 1:
             run_here(claims.one_by_one(experiments), packing.make, hooks)
         else:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
+from engines.bounds import check_count
 from engines.errors import UserError, require
+from repro.runs.cell import plain
 from repro.runs.pool import LocalPool, Pool
 
 POOLS = ("local", "ray")
 
 
-def pool_of(name: str, address: str | None = None) -> AbstractContextManager[Pool]:
-    """Refuses what cannot be, at once; ends with the body whatever was started for it."""
-    if name not in POOLS:
+def pool_of(name: str, address: str | None = None, jobs: int | None = None) -> AbstractContextManager[Pool]:
+    """Refuses what cannot be, ``jobs`` that the pool is to make at once included; ends with the body whatever was started
+    for it."""
+    check_count("jobs", jobs)
+    name, address = plain(name), plain(address)
+    require(address is None or isinstance(address, str), f"address={address!r} must be a text: auto or host:port")
+    if not isinstance(name, str) or name not in POOLS:
         raise UserError(f"pool={name!r} is unknown: use {' or '.join(POOLS)}")
     if name == "local":
         require(address is None, f"address={address!r} is of a Ray cluster: add --pool ray, or leave it out")

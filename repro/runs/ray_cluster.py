@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import RunError, UserError
+from repro.cores import usable_cores
 from repro.runs.experiment import Experiment
 from repro.runs.shipping import gather
 
@@ -116,9 +117,7 @@ def _started_here(stack: ExitStack) -> dict[str, Any]:
     how: dict[str, Any] = {"_temp_dir": folder, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > 2 * OBJECT_STORE_BYTES:
         how["object_store_memory"] = OBJECT_STORE_BYTES
-    if hasattr(os, "sched_getaffinity"):
-        how["num_cpus"] = len(os.sched_getaffinity(0))
-    return how
+    return how | {"num_cpus": usable_cores()}
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from engines.bounds import check_count
 from engines.errors import RunError, UserError
 from repro.files import writable_folder
 from repro.runs.cell import Cell
@@ -117,8 +118,7 @@ class Sweep:
         A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception.
         ``on_step`` hears of every step of a run made in this process. ``KeyboardInterrupt`` is reported and raised again; finished runs stay stored.
         """
-        if jobs is not None and jobs < 1:
-            raise UserError(f"jobs={jobs} must be at least 1")
+        check_count("jobs", jobs)
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
         packing = Packing.of_this_process()
         session = session or Session()

@@ -89,10 +89,18 @@ BOUNDS = [
     (("bench", "--max-num-batched-tokens", "2000000000", "--memory-limit", "100000GB"), "is more than 1048576"),
     (("bench", "--max-num-seqs", "20000"), "max_num_seqs=20000 is more than 16384"),
     (("plan", "--memory-limit", "999999999999GB"), "is more than 1000 TB"),
+    (("train-tiny", "--out", "t", "--seed", "-1"), "seed=-1 must be at least 0"),
+    (("train-tiny", "--out", "t", "--seed", "9" * 30), "is more than 9.223372036854776e+18"),
+    (("bench", "--jobs", "1000000000"), "jobs=1000000000 is more than 1024"),
+    (("reproduce", "fig3", "--jobs", "-1"), "jobs=-1 must be at least 1"),
     (("train-tiny", "--out", "t", "--steps", "99999999999"), "steps=99999999999 is more than 10000000"),
     (("bench", "--request-rate", "1e-300", "--platform", "rtx4090"), "below 1e-06"),
     (("bench", "--request-rate", "1e300", "--platform", "rtx4090"), "request_rate=1e+300 is more than 1000000"),
     (("bench", "--knob", "gen_length=abc"), "gen_length='abc' must be a whole number"),
+    (
+        ("bench", "--platform", "rtx4090", "--system", "llada", "--knob", "batch_size=x"),
+        "batch_size='x' must be a whole number",
+    ),
     (("bench", "--knob", "gen_length=true"), "gen_length=True must be a whole number"),
     (("bench", "--knob", "length_scale=1e300"), "length_scale=1e+300 is more than 1000"),
 ]
@@ -142,6 +150,21 @@ def test_one_line_names_the_field_and_the_fix(
     )
     refused(repro(*arguments, *where), says)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_takes_one_value_is_not_given_two() -> None:
+    """Of every command, before anything else is looked at: the library would take the last in silence."""
+    num = 0
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        for param in command.params:
+            if param.param_type_name == "argument" or param.multiple or (param.is_flag and not param.secondary_opts):
+                continue
+            option = max(param.opts, key=len)
+            first, second = ([option], param.secondary_opts) if param.is_flag else ([option, "1"], [f"{option}=2"])
+            refused(repro(name, *first, *second), f"{option} is given 2 times and takes one value: keep one")
+            num += 1
+    assert num > 150
+    assert repro("bench", "--dry-run", "--num-prompts", "2", "--json", "--json").code == 0
 
 
 def test_a_reading_is_of_the_baselines(tmp_path: Path) -> None:

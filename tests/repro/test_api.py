@@ -1,7 +1,9 @@
 """The Python interface: the same runs as the command line's."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import repro
@@ -56,3 +58,64 @@ def test_a_name_that_is_unknown_is_refused(tmp_path: Path) -> None:
         repro.run("fastest", "burst", result_dir=tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'simulate'"):
         _ = repro.simulate  # type: ignore[attr-defined]
+
+
+KNOWN: dict[str, Any] = {"system": "dllm-serve", "dataset": "osc", "platform": "rtx4090", "rate": 0.5, "num_prompts": 2}
+CELL = Cell(
+    system="dllm-serve",
+    dataset="osc",
+    platform="rtx4090",
+    executor="roofline",
+    rate=0.5,
+    seed=0,
+    knobs=(("num_prompts", 2),),
+)
+NO_VALUES = (object(), [], {}, b"x", 10**400, 10**5000, float("nan"), "", "\0", (1,), np.array([1, 2]), Cell, -1)
+NUMBERS = {"rate": np.float64(0.5), "seed": np.int64(0), "num_prompts": np.int64(2), "length_scale": np.float32(1)}
+
+
+@pytest.mark.parametrize("name", [*KNOWN, "executor", "seed", "force", "gen_length", "temperature", "result_dir"])
+def test_arguments_of_another_kind_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of error for all of them, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    for value in (*NO_VALUES, *([] if name in ("rate", "executor") else [None]), *([] if name == "force" else [True])):
+        with pytest.raises(UserError):
+            repro.run(**{"result_dir": tmp_path / "runs", **KNOWN, name: value})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["cells", "jobs", "pool", "address", "force", "result_dir"])
+def test_what_is_no_sweep_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in (*NO_VALUES, *([] if name in ("jobs", "address") else [None])):
+        if name == "cells" and isinstance(value, list | dict):
+            continue  # no cells
+        with pytest.raises(UserError):
+            repro.sweep(**{"cells": [CELL], "result_dir": tmp_path / "runs", name: value})
+        with pytest.raises(UserError):
+            repro.load(value, result_dir=tmp_path / "runs")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: repro.sweep(CELL), r"cells is one Cell and must be a list of them: write \[cell\]"),  # type: ignore[arg-type]
+        (lambda: repro.sweep([CELL], jobs="2"), "jobs='2' must be a whole number"),  # type: ignore[arg-type]
+        (lambda: repro.sweep([CELL], jobs=True), "jobs=True must be a whole number"),
+        (lambda: repro.load(None), "cell=None must be a repro.runs.cell.Cell"),  # type: ignore[arg-type]
+        (lambda: repro.run("llada", "osc", platform=None), "platform=None must be a name"),  # type: ignore[arg-type]
+        (lambda: repro.run("llada", "osc", rate=10**400), "rate=inf must be a positive number"),
+        (lambda: repro.run("llada", "osc", result_dir=""), "result_dir='' is no path of a folder"),
+    ],
+)
+def test_a_sentence_names_the_argument(call: Any, says: str) -> None:
+    with pytest.raises(UserError, match=f"^{says}"):
+        call()
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """The same run as with Python's own."""
+    own = repro.run(**{**KNOWN, "length_scale": 1.0}, result_dir=tmp_path)
+    assert repro.run(**{**KNOWN, **NUMBERS}, result_dir=tmp_path).folder == own.folder
+    assert Cell(**{**CELL.identity, "knobs": (("dataset_path", Path("a")),)}).knob_values == {"dataset_path": "a"}

@@ -124,6 +124,9 @@ class Settings:
     batch_size: int | None = None
     batch_rule: str = DEFAULT_BATCH_RULE
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @property
     def is_simulated(self) -> bool:
         return self.executor == "roofline"
@@ -255,12 +258,6 @@ def _check_knobs(knobs: Mapping[str, Scalar]) -> None:
         not isinstance(seqs, int) or seqs <= _MOST_SEQS,
         f"max_num_seqs={seqs} is more than {_MOST_SEQS}, the most that is taken: give a smaller number",
     )
-    require(
-        isinstance(limit := knobs.get("memory_limit", 1), int),
-        f"memory_limit={limit!r} must be a whole number of bytes",
-    )
-    model = knobs.get("model", "tiny")
-    require(isinstance(model, str), f"model={model!r} must be the name of one")
     every = knobs.get("profile_every", 1)
     require(
         isinstance(every, int) and not isinstance(every, bool) and every >= 1,

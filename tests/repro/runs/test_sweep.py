@@ -343,7 +343,7 @@ def note_process(folder: Path) -> None:
 
 @pytest.mark.usefixtures("workers_can_import")
 def test_few_cells_run_here_and_measured_ones_always(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(pool, "usable_cores", lambda: 2)
     monkeypatch.setattr(pool, "CELLS_PER_WORKER", CELLS_PER_WORKER)
     many = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(2 * CELLS_PER_WORKER)]
     here = {str(os.getpid())}
@@ -360,9 +360,21 @@ def test_few_cells_run_here_and_measured_ones_always(tmp_path: Path, monkeypatch
     assert not processes("many", many) & here
 
 
-def test_jobs_are_checked(store: Store) -> None:
-    with pytest.raises(UserError, match="jobs=0"):
-        run(store, jobs=0)
+@pytest.mark.parametrize("jobs", [0, -1, 10**9, 2.0, "2", True])
+def test_jobs_are_checked(store: Store, jobs: Any) -> None:
+    with pytest.raises(UserError, match=f"^jobs={jobs!r} "):
+        run(store, jobs=jobs)
+
+
+def test_no_more_workers_are_begun_than_there_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    monkeypatch.setattr(pool, "run_in_pool", lambda experiments, turns, starts, hooks: begun.append(len(starts)))
+    monkeypatch.setattr(pool, "run_here", lambda *asked: begun.append(1))
+    for num in (1, 3):
+        experiments = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(num)]
+        with pytest.raises(KeyError):  # nothing was made
+            run(Store(tmp_path), experiments, jobs=1000)
+    assert begun == [1, 3]
 
 
 def test_importing_the_harness_loads_nothing_heavy() -> None:
