@@ -18,6 +18,9 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
+        # What lies there is a dead process's, or a link that somebody put there to be written through.
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield temporary
         temporary.replace(path)
     except BaseException as error:

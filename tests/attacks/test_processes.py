@@ -88,13 +88,11 @@ def call(*arguments: str, **how: object) -> subprocess.Popen[str]:
     )
 
 
-def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    locks, results = tmp_path / "locks", tmp_path / "results"
-    locks.mkdir()
-    monkeypatch.setenv("TMPDIR", str(locks))
+def test_sigterm_ends_as_an_interrupt_does(tmp_path: Path) -> None:
+    results = tmp_path / "results"
     process = call("bench", "--num-prompts", "60", "--result-dir", str(results), "--json")
     # It takes the lock of a run just before it makes it.
-    while not list(locks.iterdir()) and process.poll() is None:
+    while not list(results.glob(".*.lock")) and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
@@ -174,6 +172,16 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_is_not_written_through_a_link_of_its_temporary_name(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (tmp_path / f".x.csv.partial-{os.getpid()}").symlink_to(target)
+    replace_text(tmp_path / "x.csv", "a,b\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
+    assert not (tmp_path / "x.csv").is_symlink()
+    (tmp_path / "y").touch()
+    assert (tmp_path / "x.csv").stat().st_mode == (tmp_path / "y").stat().st_mode
+
+
 def test_an_interrupt_leaves_no_half_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_text("old")
@@ -196,17 +204,17 @@ def test_a_cell_is_measured_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest
     assert repro(*BENCH, "--result-dir", tmp_path / "a").code == 0
     (made,) = (tmp_path / "a").iterdir()
     asked = []
-    lockf = fcntl.lockf
+    flock = fcntl.flock
 
-    def busy(file: object, how: int, *place: int) -> None:
+    def busy(file: int, how: int) -> None:
         asked.append(how)
         if how & fcntl.LOCK_NB:
             raise BlockingIOError(11, "busy")
         # Meanwhile the other is done.
         made.rename(tmp_path / "b" / made.name)
-        lockf(file, how, *place)  # type: ignore[arg-type]
+        flock(file, how)
 
-    monkeypatch.setattr(fcntl, "lockf", busy)
+    monkeypatch.setattr(fcntl, "flock", busy)
     result = repro(*BENCH, "--result-dir", tmp_path / "b", "--json")
     assert result.code == 0, result
     assert "0 runs done, 1 reused" in result.err

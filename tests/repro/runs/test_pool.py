@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-from collections.abc import Sequence
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -207,6 +212,100 @@ def test_claims_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
             assert others_find(tmp_path, [0, 1, 2]) == [False, False, False]
         assert others_find(tmp_path, [0, 1, 2]) == [False, False, True]
     assert others_find(tmp_path, [0, 1, 2]) == [True, True, True]
+
+
+def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two containers see it, or two users: neither the name nor TMPDIR is theirs alone."""
+    cells = [fake_cell(seed=0)]
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "also").symlink_to("runs")
+    with CellLocks(tmp_path / "runs").held(cells, wait=False) as is_mine:
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr("tempfile.tempdir", None)
+        assert is_mine
+        assert others_find(tmp_path / "also", [0]) == [False]
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == [f".{cells[0].folder_name}.lock"]
+        with CellLocks(tmp_path / "runs").held(cells, wait=False) as is_mine_too:  # a thread of this process
+            assert not is_mine_too
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path: Path) -> None:
+    """Though the file it waited for is removed with it: no two ever have the cell."""
+    cell = fake_cell(seed=0)
+    in_it, twice = [0], []
+
+    def work() -> None:
+        for _ in range(20):
+            with CellLocks(tmp_path).held([cell], wait=True) as is_mine:
+                in_it[0] += 1
+                twice.append((is_mine, in_it[0]))
+                time.sleep(0)
+                in_it[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert twice == [(True, 1)] * 80
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_a_dead_process_left_behind_is_free(tmp_path: Path) -> None:
+    (tmp_path / f".{fake_cell(seed=0).folder_name}.lock").write_text("left")
+    assert others_find(tmp_path, [0]) == [True]
+    assert list(tmp_path.iterdir()) == []
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parent / "target")
+
+
+def listening(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        # Its name may have 108 characters.
+        folder = os.open(path.parent, os.O_RDONLY)
+        server.bind(f"/proc/self/fd/{folder}/{path.name}")
+        os.close(folder)
+
+
+@pytest.mark.parametrize(
+    ("put", "why"),
+    [
+        (pipe, "it is no plain file"),
+        (link, "it is a symbolic link"),
+        (Path.mkdir, "Is a directory"),
+        (listening, "No such device or address"),
+    ],
+)
+def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path: Path, put: Callable[[Path], None], why: str) -> None:
+    put(tmp_path / f".{fake_cell(seed=0).folder_name}.lock")
+    with (
+        pytest.raises(RunError, match=rf"\.lock cannot be locked in .* \({why}\): remove it, or give another"),
+        CellLocks(tmp_path).held([fake_cell(seed=0)], wait=False),
+    ):
+        pytest.fail("it was taken")
+    assert not (tmp_path / "target").exists()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_file_system_without_locks_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with CellLocks(tmp_path).held([fake_cell(seed=0)], wait=False) as is_mine:
+        assert is_mine
+    assert "has no locks (No locks available): run one sweep at a time in it" in caplog.text
 
 
 def others_find(root: Path, seeds: Sequence[int]) -> list[bool]:
