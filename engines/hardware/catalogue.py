@@ -75,6 +75,36 @@ H200 = Gpu(
     source="NVIDIA H200 SXM datasheet: BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense; 141 GB HBM3e, "
     "4.8 TB/s, NVLink 900 GB/s, PCIe Gen5 128 GB/s.",
 )
+H100 = Gpu(
+    name="h100",
+    bf16_tflops=989.5,
+    memory_bandwidth_gb_s=3350,
+    memory_bytes=80 * GB,
+    nvlink_gb_s=900,
+    pcie_gb_s=128,
+    source="NVIDIA H100 SXM datasheet: BFLOAT16 Tensor Core 1,979 TFLOPS with sparsity, half of it dense; 80 GB HBM3, "
+    "3.35 TB/s, NVLink 900 GB/s, PCIe Gen5 128 GB/s.",
+)
+A100 = Gpu(
+    name="a100",
+    bf16_tflops=312,
+    memory_bandwidth_gb_s=2039,
+    memory_bytes=80 * GB,
+    nvlink_gb_s=600,
+    pcie_gb_s=64,
+    source="NVIDIA A100 80GB SXM datasheet: BFLOAT16 Tensor Core 312 TFLOPS dense, 80 GB HBM2e, 2,039 GB/s, NVLink "
+    "600 GB/s, PCIe Gen4 64 GB/s.",
+)
+B200 = Gpu(
+    name="b200",
+    bf16_tflops=2250,
+    memory_bandwidth_gb_s=8000,
+    memory_bytes=180 * GB,
+    nvlink_gb_s=1800,
+    pcie_gb_s=128,
+    source="NVIDIA HGX B200 datasheet, an eighth of its eight GPUs: BF16 Tensor Core 36 PFLOPS with sparsity, half of it "
+    "dense; 1.4 TB HBM3e, 62 to 64 TB/s, NVLink 14.4 TB/s, PCIe Gen5 x16.",
+)
 H20 = Gpu(
     name="h20",
     bf16_tflops=148,
@@ -86,7 +116,7 @@ H20 = Gpu(
     "96 GB HBM3, 4.0 TB/s, NVLink 900 GB/s, PCIe Gen5 x16.",
 )
 
-GPUS: tuple[Gpu, ...] = (RTX4090, L40S, H200, H20)
+GPUS: tuple[Gpu, ...] = (RTX4090, L40S, A100, H100, H200, B200, H20)
 
 
 def gpu(name: str) -> Gpu:
@@ -97,14 +127,17 @@ def gpu(name: str) -> Gpu:
     raise UserError(f"gpu={name!r} is unknown: use one of {', '.join(known.name for known in GPUS)}")
 
 
-_OTHER_CARDS = {"d", "3e", "laptop", "mobile", "mig"}
+_OTHER_CARDS = {"d", "3e", "laptop", "mobile", "mig", "nvl", "pcie"}
 """What a driver adds to the name of a card with other peaks, or of a part of one."""
+_SAID_MEMORY = re.compile(r"(\d+)gb")
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
-    """The card a driver calls ``device_name`` ("NVIDIA GeForce RTX 4090"); None where it is not in the catalogue."""
+    """The card a driver calls ``device_name`` ("NVIDIA H100 80GB HBM3"); None where it is not in the catalogue, or is
+    sold under the same name with other peaks or another memory."""
     words = re.findall(r"[a-z0-9]+", device_name.lower())
     names = {*words, *(first + second for first, second in pairwise(words))}
     if names & _OTHER_CARDS:
         return None
-    return next((known for known in GPUS if known.name in names), None)
+    said = {int(found[1]) * GB for word in words if (found := _SAID_MEMORY.fullmatch(word))}
+    return next((known for known in GPUS if known.name in names and said <= {known.memory_bytes}), None)

@@ -36,7 +36,7 @@ def bench(
         ),
     ] = None,
     platform: Annotated[
-        str, typer.Option(help="cpu-tiny, rtx4090, l40s, h200, h20x32 for clusters, or module:NAME.")
+        str, typer.Option(help="cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 for clusters, or module:NAME.")
     ] = "cpu-tiny",
     executor: Annotated[
         str | None, typer.Option(help="torch (measured) or roofline (simulated) [default: the platform's].")

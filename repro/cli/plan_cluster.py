@@ -23,7 +23,9 @@ def plan_cluster(
     model: Annotated[str, typer.Option(help="A shape: Qwen3-32B, Llama-3.1-70B, Mixtral-8x7B, Qwen2.5-7B, ...")],
     trace: Annotated[str, typer.Option(help="toolbench, gaia, hotpotqa or dureader.")],
     gpus: Annotated[int, typer.Option(help="GPUs to split.")],
-    hardware: Annotated[str, typer.Option(help="The kind of GPU: h20, h200, l40s or rtx4090.")] = "h20",
+    hardware: Annotated[
+        str, typer.Option(help="The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090.")
+    ] = "h20",
     rate: Annotated[
         float | None, typer.Option(help="Sessions/s to plan for [default: 0.6 for the GPUs of the trace's card].")
     ] = None,

@@ -27,7 +27,8 @@ def serve(
         ),
     ] = None,
     platform: Annotated[
-        str | None, typer.Option(help="Of a diffusion LLM: cpu-tiny, rtx4090, l40s, h200, or module:NAME.")
+        str | None,
+        typer.Option(help="Of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."),
     ] = None,
     model: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""Platforms of diffusion LLMs: this CPU, the paper's two cards, and one more."""
+"""Platforms of diffusion LLMs: this CPU, the paper's two cards, and larger ones."""
 
 from __future__ import annotations
 
@@ -81,21 +81,22 @@ L40S = Platform(
     ),
 )
 
-H200 = Platform(
-    name="h200",
-    title="NVIDIA H200 141 GB, LLaDA-8B",
-    executor="roofline",
-    gpu="h200",
-    parts=(
-        DllmPart(
-            model="llada-8b",
-            memory_bytes=141 * GB,
-            max_num_batched_tokens=16384,
-            max_num_logits=2048,
-            max_model_len=4096,
-            rates=(1.0, 2.0, 4.0, 6.0),
-            num_requests=PAPER_REQUESTS,
-        ),
-    ),
-)
-"""Not a card of the paper, and without a calibration: simulated from datasheet peaks."""
+
+def _large(gpu: str, title: str, memory_bytes: int) -> Platform:
+    """A card that is none of the paper's, without a calibration: simulated from datasheet peaks."""
+    part = DllmPart(
+        model="llada-8b",
+        memory_bytes=memory_bytes,
+        max_num_batched_tokens=16384,
+        max_num_logits=2048,
+        max_model_len=4096,
+        rates=(1.0, 2.0, 4.0, 6.0),
+        num_requests=PAPER_REQUESTS,
+    )
+    return Platform(name=gpu, title=f"NVIDIA {title}, LLaDA-8B", executor="roofline", gpu=gpu, parts=(part,))
+
+
+A100 = _large("a100", "A100 80 GB", 80 * GB)
+H100 = _large("h100", "H100 80 GB", 80 * GB)
+H200 = _large("h200", "H200 141 GB", 141 * GB)
+B200 = _large("b200", "B200 180 GB", 180 * GB)

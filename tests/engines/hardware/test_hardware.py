@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from engines.errors import UserError
-from engines.hardware.catalogue import GPUS, H20, H200, L40S, RTX4090, gpu, gpu_of_device
+from engines.hardware.catalogue import A100, B200, GPUS, H20, H100, H200, L40S, RTX4090, gpu, gpu_of_device
 
 
 def test_peaks_are_the_datasheets():
@@ -11,7 +11,10 @@ def test_peaks_are_the_datasheets():
     assert rows == [
         ("rtx4090", 165.2, 1008, 24_000_000_000),
         ("l40s", 362.05, 864, 48_000_000_000),
+        ("a100", 312, 2039, 80_000_000_000),
+        ("h100", 989.5, 3350, 80_000_000_000),
         ("h200", 989.5, 4800, 141_000_000_000),
+        ("b200", 2250, 8000, 180_000_000_000),
         ("h20", 148, 4000, 96_000_000_000),
     ]
     assert all(g.source.startswith("NVIDIA") and g.source.endswith(".") for g in GPUS)
@@ -25,8 +28,8 @@ def test_ridge_points():
 
 def test_unknown_gpu_lists_the_known_ones():
     assert gpu("L40S") is L40S
-    with pytest.raises(UserError, match=r"gpu='a100'.*rtx4090, l40s, h200, h20"):
-        gpu("a100")
+    with pytest.raises(UserError, match=r"gpu='v100'.*rtx4090, l40s, a100, h100, h200, b200, h20"):
+        gpu("v100")
 
 
 def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
@@ -36,7 +39,10 @@ def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
         "NVIDIA H200": H200,
         "NVIDIA H20": H20,
         "NVIDIA RTX4090": RTX4090,
-        "nvidia h200 nvl": H200,
+        "nvidia h200": H200,
+        "NVIDIA H100 80GB HBM3": H100,
+        "NVIDIA A100-SXM4-80GB": A100,
+        "NVIDIA B200": B200,
     }
     assert {name: gpu_of_device(name) for name in named} == named
     for name in (
@@ -46,7 +52,15 @@ def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
         "NVIDIA L40",
         "NVIDIA GH200 480GB",
         "NVIDIA H20-3e",
-        "NVIDIA A100-SXM4-80GB",
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 NVL",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 96GB HBM3",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA A800-SXM4-80GB",
+        "NVIDIA GB200",
         "NVIDIA GeForce RTX 3090",
         "",
     ):
