@@ -4,7 +4,8 @@
 #   TORCH        what pip installs as torch; by default a CPU build, or plain torch where nvidia-smi works
 #   TORCH_INDEX  where CPU builds are looked for, besides the usual index
 #   TEST_JOBS    pytest workers; each computes with one thread
-#   BUDGET       seconds of one call of gpu-suite and gpu-first; GPU_PLATFORM is the platform they measure
+#   BUDGET       seconds of one call of gpu-suite and gpu-first; GPU_PLATFORM is the platform they measure, read off the
+#                card unless given
 #   TESTS        1 runs the tests marked gpu again before gpu-suite
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ TORCH_CPU := torch==2.13.0
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 TEST_JOBS ?= 2
 BUDGET ?= 520
-GPU_PLATFORM ?= h200
+GPU_PLATFORM ?=
 TESTS ?=
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines growth
@@ -106,14 +107,22 @@ lint: $(STAMP)
 
 check: lint test
 
-gpu-suite: $(STAMP)
-	@if [ -n '$(TESTS)' ]; then echo 'gpu-suite: the tests marked gpu, again'; $(BIN)/python -m pytest -m gpu -n 0; fi
-	$(SAY) 'gpu-suite: up to $(BUDGET) s; the same command goes on where this one stops'
-	@$(BIN)/python -m repro gpu-suite --platform $(GPU_PLATFORM) --budget $(BUDGET)
+# Where torch with CUDA and the rest are there already nothing is installed: many such machines have no network.
+HAS_ALL = $(PYTHON) -c 'import torch, numpy, pandas, matplotlib, seaborn, typer, rich, yaml, safetensors, tokenizers, pytest; assert torch.cuda.is_available()'
+GPU_SUITE = repro gpu-suite $(if $(GPU_PLATFORM),--platform $(GPU_PLATFORM)) --budget $(BUDGET)
+GPU_READY = [ -e $(STAMP) ] || $(HAS_ALL) 2>/dev/null || $(MAKE) --no-print-directory setup
+ON_GPU = py=$(PYTHON); [ ! -e $(STAMP) ] || py=$(BIN)/python; $$py -m
 
-gpu-first: $(STAMP)
+gpu-suite:
+	@$(GPU_READY)
+	@if [ -n '$(TESTS)' ]; then echo 'gpu-suite: the tests marked gpu, again'; $(ON_GPU) pytest -m gpu -n 0; fi
+	$(SAY) 'gpu-suite: up to $(BUDGET) s; the same command goes on where this one stops'
+	@$(ON_GPU) $(GPU_SUITE)
+
+gpu-first:
+	@$(GPU_READY)
 	$(SAY) 'gpu-first: up to $(BUDGET) s; the same command goes on where this one stops'
-	@$(BIN)/python -m repro gpu-suite --first --platform $(GPU_PLATFORM) --budget $(BUDGET)
+	@$(ON_GPU) $(GPU_SUITE) --first
 
 clean:
 	$(SAY) 'clean: removing $(VENV), caches and build files; results stay'

@@ -25,6 +25,18 @@ class Allocator(Protocol):
     def empty_cache(self) -> None: ...
 
 
+def check_memory(device: torch.device, memory_bytes: int | None, allocator: Allocator | None = None) -> int:
+    """The bytes that a CUDA device has. Refuses a limit that it does not have."""
+    allocator = torch.cuda if allocator is None else allocator
+    index = allocator.current_device() if device.index is None else device.index
+    total = int(allocator.get_device_properties(index).total_memory)
+    if memory_bytes is not None and total < SMALLER_THAN_NAMED * memory_bytes:
+        raise UserError(
+            f"memory_bytes={memory_bytes}: the device has {total}: give a --memory-limit of at most {total / 1e9:.0f}GB"
+        )
+    return total
+
+
 def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Allocator | None = None) -> int | None:
     """Let torch allocate at most ``memory_bytes`` on a CUDA device from here on, None for all there is.
 
@@ -39,11 +51,7 @@ def limit_memory(device: torch.device, memory_bytes: int | None, allocator: Allo
         return None
     allocator = torch.cuda if allocator is None else allocator
     index = allocator.current_device() if device.index is None else device.index
-    total = int(allocator.get_device_properties(index).total_memory)
-    if memory_bytes is not None and total < SMALLER_THAN_NAMED * memory_bytes:
-        raise UserError(
-            f"memory_bytes={memory_bytes}: the device has {total}: give a --memory-limit of at most {total / 1e9:.0f}GB"
-        )
+    total = check_memory(device, memory_bytes, allocator)
     # What nobody can reach any more counts until it is collected.
     gc.collect()
     allocator.empty_cache()

@@ -16,6 +16,8 @@ from repro.cli.output import counted, print_json, print_table, say
 if TYPE_CHECKING:
     from repro.gpu_suite.suite import Suite
 
+LISTED = "h200"
+"""Platform whose jobs are listed where none is given and no card tells."""
 EXPECTED = "gpu-suite-expected.json"
 """Below the results of this machine: what its simulations expect of every cell."""
 
@@ -27,8 +29,8 @@ def gpu_suite(
         Path | None, typer.Option(help="Folder for one archive of the results, written anew after every job.")
     ] = None,
     platform: Annotated[
-        str, typer.Option(help="h200, l40s or rtx4090; cpu-tiny runs the stages small, on this CPU.")
-    ] = "h200",
+        str | None, typer.Option(help="The card's, which is read off it; cpu-tiny runs the stages small, on this CPU.")
+    ] = None,
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None,
     first: Annotated[bool, typer.Option("--first", help="Only the stages of the first minutes on a card.")] = False,
     dry_run: Annotated[
@@ -41,11 +43,13 @@ def gpu_suite(
     from repro.files import writable_folder
     from repro.gpu_suite import stages as plan
     from repro.gpu_suite.calibration import Calibrating
+    from repro.gpu_suite.card import driver_card, platform_on, torch_card
     from repro.gpu_suite.suite import Suite, jobs_of
     from repro.gpu_suite.summary import README, draw, write_summary
     from repro.gpu_suite.verdict import VERDICT, write_verdict
     from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
     from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import platform as find_platform
 
     if not budget > 0:
         raise UserError(f"budget={budget:g} must be a positive number of seconds")
@@ -53,16 +57,26 @@ def gpu_suite(
         raise UserError("gpu-suite runs the tests and benchmarks of a checkout: clone the repository, and run it there")
     if first and stage:
         raise UserError(f"stage={stage[0]!r} and first: give one of them")
-    scale = plan.scale_of(platform)
-    if scale.where.part(DllmPart).device == "cuda" and not dry_run and (missing := _missing_cuda()):
-        say(f"gpu-suite: not run, {missing}. It needs")
-        say("an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B", "  ")
-        say("a CUDA build of torch: make clean, then make setup TORCH=torch", "  ")
-        say(
-            "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says "
-            "what they are."
-        )
-        return
+    card = driver_card()
+    if dry_run:
+        platform = platform or (LISTED if card is None else platform_on(card, None))
+    elif platform is not None or card is not None:
+        platform = platform_on(card, platform)  # a card that is another is said at once, before torch is loaded
+    needs_card = platform is None or find_platform(platform).part(DllmPart).device != "cpu"
+    if needs_card and not dry_run:
+        found = torch_card()
+        if isinstance(found, str):
+            say(f"gpu-suite: nothing was run, {found}. It needs")
+            say("an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B", "  ")
+            say("a CUDA build of torch: make clean, then make setup TORCH=torch", "  ")
+            say(
+                "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says "
+                "what they are."
+            )
+            raise typer.Exit(1)
+        card, platform = found, platform_on(found, platform)
+    assert platform is not None
+    scale = plan.scale_of(platform, None if card is None else card.memory_bytes)
     root = result_dir or RESULTS / platform
     asked = plan.stages(scale)
     known = list(dict.fromkeys(each.stage for each in asked))
@@ -135,7 +149,7 @@ def gpu_suite(
         if first and (root / VERDICT).is_file():
             print("", (root / VERDICT).read_text(encoding="utf-8"), sep="\n")
         say(f"summary: {root / README}, verdict: {root / VERDICT}")
-    if outcome.failed:
+    if outcome.failed or (outcome.left and not outcome.ran):
         raise typer.Exit(1)
 
 
@@ -143,6 +157,7 @@ def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:
     jobs = [
         {
             "stage": job.stage,
+            "what": job.what,
             "name": job.name,
             "expected_s": round(suite.expected_s(job)),
             "status": suite.entries[job.name].status,
@@ -151,16 +166,8 @@ def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:
     ]
     left_s = sum(suite.expected_s(job) for job in suite.chosen if suite.entries[job.name].status != "done")
     if json:
-        print_json({"jobs": jobs, "left_s": left_s})
+        print_json({"platform": suite.platform, "jobs": jobs, "left_s": left_s})
         return
-    rows = [tuple(map(str, job.values())) for job in jobs]
+    rows = [tuple(str(job[name]) for name in ("stage", "what", "expected_s", "status")) for job in jobs]
     print_table(f"GPU suite on {title}", ("stage", "job", "expected s", "status"), rows)
     say(f"{counted(len(rows), 'job')}, about {left_s:.0f} s left")
-
-
-def _missing_cuda() -> str | None:
-    try:
-        import torch
-    except (ImportError, OSError) as error:
-        return f"torch cannot be loaded ({type(error).__name__})"
-    return None if torch.cuda.is_available() else "torch sees no CUDA device"

@@ -21,6 +21,7 @@ from engines.hardware.roofline import Calibration, Roofline, StepWork
 from engines.models.shape import ModelShape
 from repro.files import replace_text
 from repro.gpu_suite.expected import simulated
+from repro.gpu_suite.stages import title_of
 from repro.gpu_suite.suite import Suite, json_text
 from repro.runs.metrics import throughput_tok_s
 from repro.runs.store import StoredRun
@@ -307,7 +308,7 @@ class Calibrating:
                 model = run.manifest["facts"]["model"]
                 found.append(
                     Comparison(
-                        name=f"{cell.system} on {cell.dataset}, {job.stage}, {model}",
+                        name=f"{title_of(cell)} on {cell.dataset}, {job.stage}, {model}",
                         role="prediction",
                         unit="tok/s",
                         measured=run.summary["throughput_tok_s"],

@@ -1,4 +1,4 @@
-"""How long a cell should take on a card: what its simulated run says, kept so that it is simulated once per code."""
+"""What a cell should take and make on a card: what its simulated run says, kept so that it is simulated once per code."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration
@@ -15,7 +16,9 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
+from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.system import DllmSystem
 
 SLOWER_THAN_PEAK = 2.0
 """Times datasheet peaks that a step is expected to take."""
@@ -26,10 +29,19 @@ MEASURED_ALONE = ("weights", "device", "dtype", "profile_every")
 """Knobs that a simulated run has no use for."""
 
 
+class Expected(NamedTuple):
+    seconds: float
+    throughput_tok_s: float | None
+    """By datasheet peaks, whose shares no card reaches; ratios of systems rest on them less."""
+
+
 def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     """The same cell on its platform's roofline, by datasheet peaks unless a calibration is given; the stored one is not
     looked at, so that nothing changes once there is one."""
     knobs = tuple(knob for knob in cell.knobs if knob[0] not in (*MEASURED_ALONE, "basis"))
+    system = SYSTEMS.get(cell.system)
+    if isinstance(system, DllmSystem) and system.has_readings and "reading" not in cell.knob_values:
+        knobs += (("reading", "efficient"),)  # what is measured is our implementation
     experiment = prepare(replace(cell, executor="roofline", knobs=knobs))
     assert isinstance(experiment.deployment, Deployment)
     card = experiment.deployment.settings.platform.gpu
@@ -38,12 +50,12 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     return replace(experiment, deployment=replace(experiment.deployment, calibration=given))
 
 
-def expected_seconds(cells: Sequence[Cell], cache: Path) -> list[float]:
+def expected(cells: Sequence[Cell], cache: Path) -> list[Expected]:
     """Of each cell. ``cache`` holds what was expected before, by the cell and by the code that simulates it; one that
     cannot be read is made again."""
     experiments = [simulated(cell) for cell in cells]
     keys = [f"{each.cell.key} {each.code.digest}" for each in experiments]
-    known = {key: seconds for key, seconds in _read(cache).items() if key in keys}
+    known = {key: found for key, found in _read(cache).items() if key in keys}
     missing = {key: each for key, each in zip(keys, experiments, strict=True) if key not in known}
     if missing:
         with TemporaryDirectory(prefix="repro-expected-") as folder:
@@ -53,14 +65,18 @@ def expected_seconds(cells: Sequence[Cell], cache: Path) -> list[float]:
                 summary = outcome.run.summary
                 last_arrival = max(outcome.run.record.requests["arrival_s"])
                 busy = SLOWER_THAN_PEAK * summary["busy_s"] + STEP_OVERHEAD_S * summary["num_steps"]
-                known[key] = round(PREPARATION_S + max(last_arrival, busy), 1)
+                seconds = round(PREPARATION_S + max(last_arrival, busy), 1)
+                known[key] = Expected(seconds, summary["throughput_tok_s"])
         replace_text(cache, json.dumps(_read(cache) | known, indent=1) + "\n")
     return [known[key] for key in keys]
 
 
-def _read(cache: Path) -> dict[str, float]:
+def _read(cache: Path) -> dict[str, Expected]:
     try:
         found = json.loads(cache.read_text(encoding="utf-8"))
-        return {str(key): float(seconds) for key, seconds in found.items()}
+        return {
+            str(key): Expected(float(seconds), None if speed is None else float(speed))
+            for key, (seconds, speed) in found.items()
+        }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from engines.dllm.config import EngineConfig
+from engines.dllm.memory.budget import divide_memory
+from engines.models.shape import model_shape
 from repro.gpu_suite import prefill
 from repro.gpu_suite.checks import check_cell
 from repro.gpu_suite.prefill import MIXING, PREFILL
@@ -18,14 +21,25 @@ from repro.systems.dllm.part import DllmPart
 from repro.systems.dllm.settings import default_profile_every
 from repro.systems.platforms import GB, MIB, Platform, platform
 
+STEP_BATCHES, STEP_LENGTH = (1, 16, 64, 256), 256
+"""Requests of the steps that are timed, and tokens of each."""
+
 OURS = "dllm-serve"
 COMPARED = (OURS, "fast-dllm", "sparse-dllm", "dllm-cache")
 """Fast-dLLM with its dual cache, its default."""
+ONE_REFRESH: Mapping[str, Scalar] = {"refresh_delay": 0}
+"""dLLM-Serve with a single refresh of each block, the faster of the two by the simulator: measured beside the published."""
 
 FIRST = ("tests", MIXING, "throughput", "step", "small-card", "goldens", "profile", "shapes")
 """Stages of the first minutes on a card, in this order: what the verdict rests on. The suite has them first too."""
 
 Knobs = Mapping[str, Scalar]
+
+
+def title_of(cell: Cell) -> str:
+    """The system, and what sets it apart from the same system beside it."""
+    is_single = ONE_REFRESH.items() <= cell.knob_values.items()
+    return f"{cell.system}, one refresh" if is_single else cell.system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +103,23 @@ class Scale:
     check_s: Mapping[str, float] = field(default_factory=dict)
 
 
-def scale_of(name: str) -> Scale:
+def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
+    """``memory_bytes`` is what the card that is there has; a platform that counts on more is held to it."""
     where = platform(name)
-    return _tiny(where) if where.gpu is None else _card(where)
+    return _tiny(where) if where.gpu is None else _card(where, memory_bytes)
 
 
-def _card(where: Platform) -> Scale:
+def _card(where: Platform, memory_bytes: int | None) -> Scale:
     part = where.part(DllmPart)
+    knobs: dict[str, Scalar] = {"weights": "random"}
+    if memory_bytes is not None and memory_bytes < part.memory_bytes:
+        where = where.with_part(DllmPart, memory_bytes=memory_bytes)
+        knobs["memory_limit"] = memory_bytes
+        part = where.part(DllmPart)
     rates = (part.rates[-1], part.rates[1])
     return Scale(
         where=where,
-        knobs={"weights": "random"},
+        knobs=knobs,
         # Half the paper's tokens: twenty minutes are to hold two loads and two shapes.
         first_knobs={"gen_length": 128, "steps": 128},
         saturating=Load(dataset="osc", num_prompts=256),
@@ -122,7 +142,7 @@ def _card(where: Platform) -> Scale:
         # A Refresh of 256 requests is 65,536 rows: some 1.5 s, ten times a round.
         step_benchmarks={
             "peaks": "",
-            "step": "--model llada-8b --batch 1 16 64 256 --length 256 --repeats 2 --warmup 1",
+            "step": f"--model llada-8b --batch {' '.join(map(str, _step_batches(part)))} --length {STEP_LENGTH} --repeats 2 --warmup 1",
             "host": "",
         },
         figures=dict.fromkeys(("fig3", "fig4", "fig5", "table4", "fig7", "fig8", "growth"), (rates, 64)),
@@ -136,6 +156,22 @@ def _card(where: Platform) -> Scale:
             "host": 30.0,
         },
     )
+
+
+def _step_batches(part: DllmPart) -> list[int]:
+    """Those whose pool and activations the card holds beside the weights."""
+    shape, held = model_shape("llada-8b"), []
+    for size in STEP_BATCHES:
+        config = EngineConfig(
+            max_num_batched_tokens=size * STEP_LENGTH,
+            max_num_logits=part.max_num_logits,
+            max_model_len=STEP_LENGTH,
+            max_num_seqs=size,
+        )
+        rows = size * (config.sparsity.kept_rows(STEP_LENGTH - part.block_length) + part.block_length)
+        if divide_memory(shape, part.memory_bytes, config, logit_rows="decomposed").kv_rows >= rows:
+            held.append(size)
+    return held
 
 
 def _tiny(where: Platform) -> Scale:
@@ -228,9 +264,12 @@ def _benchmarks(scale: Scale, stage: str, scripts: Mapping[str, str]) -> Iterato
 def _saturated(
     scale: Scale, stage: str, load: Load, knobs: Knobs, own: Mapping[str, Knobs] | None = None
 ) -> Iterable[Planned]:
-    """Every system, in one run of the suite; ``own`` are knobs of single ones."""
+    """Every system, in one run of the suite; ``own`` are knobs of single ones. Ours is also served with a single refresh."""
     for system in COMPARED:
-        yield _cell(scale, stage, system, load, {**knobs, **(own or {}).get(system, {})})
+        every = {**knobs, **(own or {}).get(system, {})}
+        yield _cell(scale, stage, system, load, every)
+        if system == OURS:
+            yield _cell(scale, stage, system, load, {**every, **ONE_REFRESH})
 
 
 def _cell(scale: Scale, stage: str, system: str, load: Load, knobs: Knobs) -> Planned:

@@ -17,8 +17,8 @@ from typing import Any, Literal, get_args
 from engines.errors import UserError
 from repro.files import replace_text, replacing
 from repro.gpu_suite.checks import Check
-from repro.gpu_suite.expected import expected_seconds
-from repro.gpu_suite.stages import Planned
+from repro.gpu_suite.expected import expected
+from repro.gpu_suite.stages import Planned, title_of
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.provenance import GitState, git_state, utc_now
@@ -44,10 +44,22 @@ class Job:
     stage: str
     experiment: Experiment
     estimate_s: float
+    simulated_tok_s: float | None = None
+    """Throughput that the simulator expects of the cell on this card, by datasheet peaks; None of what is not simulated."""
 
     @property
     def name(self) -> str:
         return self.experiment.cell.folder_name
+
+    @property
+    def what(self) -> str:
+        """The name for a reader: the check and what it is of, or the system and its load."""
+        cell = self.experiment.cell
+        if not isinstance(self.experiment.deployment, Check):
+            return f"{title_of(cell)}, {cell.dataset}{'' if cell.rate is None else f' at {cell.rate:g}/s'}"
+        knobs = cell.knob_values
+        said = [str(knobs[name]) for name in ("script", "options", "model") if knobs.get(name)]
+        return " ".join(said) or cell.system.rpartition(":")[2].lower().replace("_", " ")
 
     @property
     def kind(self) -> str:
@@ -84,15 +96,17 @@ def jobs_of(asked: Sequence[Planned], cache: Path) -> list[Job]:
     its simulated run says, once (``cache``)."""
     experiments = [prepare(each.cell) for each in asked]
     unknown = [each.cell for each in asked if each.estimate_s is None]
-    simulated = dict(zip((cell.key for cell in unknown), expected_seconds(unknown, cache), strict=True))
-    return [
-        Job(
-            stage=each.stage,
-            experiment=experiment,
-            estimate_s=simulated[each.cell.key] if each.estimate_s is None else each.estimate_s,
+    simulated = dict(zip((cell.key for cell in unknown), expected(unknown, cache), strict=True))
+    jobs = []
+    for each, experiment in zip(asked, experiments, strict=True):
+        if each.estimate_s is not None:
+            jobs.append(Job(stage=each.stage, experiment=experiment, estimate_s=each.estimate_s))
+            continue
+        told = simulated[each.cell.key]
+        jobs.append(
+            Job(stage=each.stage, experiment=experiment, estimate_s=told.seconds, simulated_tok_s=told.throughput_tok_s)
         )
-        for each, experiment in zip(asked, experiments, strict=True)
-    ]
+    return jobs
 
 
 @dataclass(frozen=True, kw_only=True)

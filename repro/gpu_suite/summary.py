@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from repro.files import replace_text
 from repro.gpu_suite.checks import CHECK
-from repro.gpu_suite.stages import Drawn
+from repro.gpu_suite.stages import OURS, Drawn, title_of
 from repro.gpu_suite.suite import Job, Suite
 from repro.reports.figures import figure
 from repro.runs.experiment import prepare_all
@@ -15,7 +15,6 @@ from repro.runs.store import StoredRun
 from repro.runs.sweep import Sweep
 
 README = "README.md"
-OURS = "dllm-serve"
 
 
 def write_summary(suite: Suite) -> None:
@@ -131,7 +130,7 @@ def _row(job: Job, run: StoredRun, best: float | None) -> str:
         job.stage,
         run.manifest["facts"]["model"],
         size,
-        cell.system,
+        title_of(cell),
         "-" if speed is None else f"{speed:.1f}",
         ratio,
         *shares,

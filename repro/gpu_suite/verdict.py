@@ -16,7 +16,7 @@ from repro.gpu_suite.calibration import (
     measured_card,
     timed_steps,
 )
-from repro.gpu_suite.stages import OURS
+from repro.gpu_suite.stages import OURS, title_of
 from repro.gpu_suite.suite import Job, Suite
 from repro.reports.fitting import PROTOCOLS
 from repro.runs.store import StoredRun
@@ -42,21 +42,32 @@ class Line:
     found: str
     target: str
     answer: Answer
+    simulated: str = "-"
+    """What the simulator expects of this card, by datasheet peaks."""
 
     @property
     def text(self) -> str:
-        return f"| {self.what} | {self.found} | {self.target} | {self.answer} |"
+        return f"| {self.what} | {self.found} | {self.simulated} | {self.target} | {self.answer} |"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """A system's run with all requests there at once."""
+    """A system's run with all requests there at once; ``run`` is None where it has none yet, or no valid one."""
 
     system: str
     model: str
-    speed: float
-    uses_graphs: bool
-    run: StoredRun
+    is_ours: bool
+    simulated: float | None
+    """Tokens per second by datasheet peaks."""
+    run: StoredRun | None
+
+    @property
+    def speed(self) -> float:
+        return 0.0 if self.run is None else self.run.summary["throughput_tok_s"]
+
+    @property
+    def uses_graphs(self) -> bool:
+        return self.run is not None and any(self.run.table(STEPS)["graph"])
 
 
 def write_verdict(suite: Suite, calibrating: Calibrating) -> str:
@@ -80,8 +91,8 @@ def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
     if platform(suite.platform).gpu is None:
         yield "The targets are a card's; the sizes on this platform are those of a test, and saturate nothing."
     yield ""
-    yield "| what | found | target | |"
-    yield "|---|---|---|---|"
+    yield "| what | found | simulated, datasheet peaks | target | |"
+    yield "|---|---|---|---|---|"
     yield from (line.text for line in lines)
     yield ""
     yield from _throughputs(suite)
@@ -117,15 +128,15 @@ def _correct(suite: Suite) -> Iterator[Line]:
 
 
 def _fast(suite: Suite) -> Iterator[Line]:
-    for (_, where), (served, missing) in _compared(suite).items():
-        yield _ratio_line(f"{where}: dLLM-Serve over the best static baseline", served, missing)
+    for (_, where), served in _compared(suite).items():
+        yield from (_ratio_line(where, ours, served) for ours in served if ours.is_ours)
     yield _roofline_line(suite)
 
 
-def _compared(suite: Suite) -> dict[tuple[str, str], tuple[list[Served], list[str]]]:
-    """(stage, model and memory) -> what was served, and the systems that were not yet, or not validly."""
+def _compared(suite: Suite) -> dict[tuple[str, str], list[Served]]:
+    """(stage, model and memory) -> the systems that serve the load."""
     own = platform(suite.platform).part(DllmPart).model
-    found: dict[tuple[str, str], tuple[list[Served], list[str]]] = {}
+    found: dict[tuple[str, str], list[Served]] = {}
     for job in suite.jobs:
         if job.stage not in COMPARED_IN:
             continue
@@ -134,40 +145,40 @@ def _compared(suite: Suite) -> dict[tuple[str, str], tuple[list[Served], list[st
         memory = "whole card" if limit is None else f"{float(limit) / 1e9:.3g} GB"
         length = cell.knob_values.get("gen_length")
         where = f"{model}, {memory}" + ("" if length is None else f", {length} tokens each")
-        served, missing = found.setdefault((job.stage, where), ([], []))
-        one = _served(suite, job, model)
-        if one is None:
-            missing.append(cell.system)
-        else:
-            served.append(one)
+        found.setdefault((job.stage, where), []).append(_served(suite, job, model))
     return found
 
 
-def _served(suite: Suite, job: Job, model: str) -> Served | None:
-    run = suite.stored(job)
-    if run is None or not run.validity.valid or not run.summary["throughput_tok_s"]:
-        return None
+def _served(suite: Suite, job: Job, model: str) -> Served:
+    cell, run = job.experiment.cell, suite.stored(job)
+    is_usable = run is not None and run.validity.valid and run.summary["throughput_tok_s"]
     return Served(
-        system=job.experiment.cell.system,
+        system=title_of(cell),
         model=model,
-        speed=run.summary["throughput_tok_s"],
-        uses_graphs=any(run.table(STEPS)["graph"]),
-        run=run,
+        is_ours=cell.system == OURS,
+        simulated=job.simulated_tok_s,
+        run=run if is_usable else None,
     )
 
 
-def _ratio_line(what: str, served: list[Served], missing: list[str]) -> Line:
+def _ratio_line(where: str, ours: Served, served: list[Served]) -> Line:
+    what = f"{where}: {ours.system} over the best static baseline"
     target = f"at least {LEAST_RATIO:g} x"
-    ours = next((one for one in served if one.system == OURS), None)
-    others = [one for one in served if one.system != OURS]
-    if ours is None or not others:
-        return Line(what=what, found="-", target=target, answer=NOT_RUN)
-    best = max(others, key=lambda one: one.speed)
+    others = [one for one in served if not one.is_ours]
+    simulated = "-"
+    if ours.simulated is not None and (told := [one for one in others if one.simulated is not None]):
+        fastest = max(told, key=lambda one: one.simulated or 0.0)
+        assert fastest.simulated is not None
+        simulated = f"{ours.simulated / fastest.simulated:.2f} x {fastest.system}"
+    best = max((one for one in others if one.run is not None), key=lambda one: one.speed, default=None)
+    if ours.run is None or best is None:
+        return Line(what=what, found="-", simulated=simulated, target=target, answer=NOT_RUN)
     ratio = ours.speed / best.speed
     found = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
-    if missing:
-        return Line(what=what, found=f"{found}, without {', '.join(missing)}", target=target, answer=NOT_RUN)
-    return Line(what=what, found=found, target=target, answer="met" if ratio >= LEAST_RATIO else "NOT met")
+    answer: Answer = "met" if ratio >= LEAST_RATIO else "NOT met"
+    if missing := [one.system for one in others if one.run is None]:
+        found, answer = f"{found}, without {', '.join(missing)}", NOT_RUN
+    return Line(what=what, found=found, simulated=simulated, target=target, answer=answer)
 
 
 def _graphs(ours: Served, other: Served) -> str:
@@ -236,20 +247,23 @@ def _host(suite: Suite) -> Iterator[Line]:
 def _throughputs(suite: Suite) -> Iterator[str]:
     yield "## Throughput, all requests there at once"
     yield ""
-    groups = [(stage, served) for (stage, _), (served, _) in _compared(suite).items() if served]
+    groups = [(stage, served) for (stage, _), served in _compared(suite).items() if any(one.run for one in served)]
     if not groups:
         yield from ("Not run yet.", "")
         return
-    yield "| stage | model | system | requests | tok/s | dLLM-Serve over it | CUDA graphs | roofline |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| stage | model | system | requests | tok/s | simulated | dLLM-Serve over it | CUDA graphs | roofline |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for stage, served in groups:
-        ours = next((one for one in served if one.system == OURS), None)
+        ours = next((one for one in served if one.is_ours and one.run is not None), None)
         for one in served:
+            if one.run is None:
+                continue
             ratio = "-" if ours is None or one is ours else f"{ours.speed / one.speed:.2f} x, {_graphs(ours, one)}"
             share = one.run.summary["roofline_share"]
+            simulated = "-" if one.simulated is None else f"{one.simulated:.1f}"
             yield (
-                f"| {stage} | {one.model} | {one.system} | {one.run.record.num_requests} | {one.speed:.1f} | {ratio} | "
-                f"{'yes' if one.uses_graphs else 'no'} | {'-' if share is None else f'{100 * share:.0f} %'} |"
+                f"| {stage} | {one.model} | {one.system} | {one.run.record.num_requests} | {one.speed:.1f} | {simulated} | "
+                f"{ratio} | {'yes' if one.uses_graphs else 'no'} | {'-' if share is None else f'{100 * share:.0f} %'} |"
             )
     yield ""
 

@@ -12,7 +12,7 @@ from engines.hardware.catalogue import H200
 from engines.hardware.roofline import Calibration, StepWork
 from engines.models.shape import LLADA_8B
 from repro.gpu_suite.calibration import TimedSteps
-from repro.gpu_suite.stages import FIRST, scale_of, stages
+from repro.gpu_suite.stages import FIRST, scale_of, stages, title_of
 from repro.gpu_suite.suite import Job, Suite
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -27,6 +27,8 @@ KNOWN = Calibration(
     note="",
 )
 BLOCK, LENGTH = 32, 512
+SIMULATED = {"dllm-serve": 500.0, "dllm-serve, one refresh": 600.0, "fast-dllm": 400.0, "sparse-dllm": 300.0}
+"""Tokens per second that a simulator might expect."""
 
 
 class Validity(NamedTuple):
@@ -83,7 +85,15 @@ class ToldSuite(Suite):
 @lru_cache
 def first_jobs(platform: str = "h200") -> tuple[Job, ...]:
     asked = [each for each in stages(scale_of(platform)) if each.stage in FIRST]
-    return tuple(Job(stage=each.stage, experiment=prepare(each.cell), estimate_s=1.0) for each in asked)
+    return tuple(
+        Job(
+            stage=each.stage,
+            experiment=prepare(each.cell),
+            estimate_s=1.0,
+            simulated_tok_s=SIMULATED.get(title_of(each.cell)),
+        )
+        for each in asked
+    )
 
 
 def told_suite(root: Path, told: Mapping[str, ToldRun], platform: str = "h200") -> ToldSuite:
@@ -95,10 +105,10 @@ def served(stage: str, speeds: Mapping[str, float], *, model: str | None = None,
     found = {}
     for job in first_jobs():
         cell = job.experiment.cell
-        if job.stage == stage and cell.system in speeds and cell.knob_values.get("model") == model:
+        if job.stage == stage and title_of(cell) in speeds and cell.knob_values.get("model") == model:
             found[job.name] = ToldRun(
                 cell=cell,
-                summary={"throughput_tok_s": speeds[cell.system], "roofline_share": 0.5},
+                summary={"throughput_tok_s": speeds[title_of(cell)], "roofline_share": 0.5},
                 facts={"bound": {"card": "h200", "flops_per_s": H200.peak_flops, "bytes_per_s": H200.bandwidth}},
                 graphs=cell.system == "dllm-serve",
                 **more,

@@ -37,7 +37,7 @@ from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
-from engines.runtime.memory_limit import limit_memory
+from engines.runtime.memory_limit import check_memory, limit_memory
 from repro.systems.dllm import packed, static
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.on_roofline import executor_on
@@ -86,9 +86,12 @@ def check_machine(settings: Settings) -> None:
 
 
 def _check_memory(settings: Settings) -> None:
-    """An emulated size above the machine's own; a card's is checked where it is enforced."""
+    """A size above the machine's own, or the card's: a model is not loaded for it."""
+    if settings.on.device.startswith("cuda"):
+        check_memory(torch.device(settings.on.device), settings.memory_limit)
+        return
     total = machine_memory_bytes()
-    if settings.on.device == "cpu" and total is not None and settings.memory_limit > total:
+    if total is not None and settings.memory_limit > total:
         raise UserError(
             f"memory_limit={settings.memory_limit} is more than this machine's {total} bytes: give at most "
             f"{total // 10**9}GB"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import runpy
 import subprocess
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def test_the_small_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(dict.fromkeys(job["stage"] for job in state.values())) == known
     assert (early["ran"], early["left"], early["drawn"]) == (len(state), [], [])
     verdict = (root / "verdict.md").read_text()
-    assert "| golden cases in float32 | 18 of 18 cases | all, token by token | met |" in verdict
+    assert "| golden cases in float32 | 18 of 18 cases | - | all, token by token | met |" in verdict
     assert "| throughput | tiny | fast-dllm | 2 |" in verdict
     assert "not run yet" not in verdict
     assert "## Calibration of the card" in verdict
@@ -133,8 +134,8 @@ def test_without_a_card_it_says_what_is_missing(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     done = repro("gpu-suite", "--result-dir", tmp_path / "none")
-    assert done.code == 0
-    assert "not run, torch sees no CUDA device" in done.out
+    assert done.code == 1
+    assert "nothing was run, torch sees no CUDA device" in done.out
     assert not (tmp_path / "none").exists()
 
 
@@ -154,6 +155,66 @@ def test_refusals(arguments: tuple[str, ...], says: str) -> None:
     done = repro("gpu-suite", *arguments)
     assert done.code == 2
     assert says in done.err
+
+
+def test_a_budget_that_nothing_fits_into_is_no_success(tmp_path: Path) -> None:
+    done = repro(
+        "gpu-suite", "--platform", "cpu-tiny", "--budget", 0.5, "--stage", "agreement", "--result-dir", tmp_path
+    )
+    assert done.code == 1
+    assert "0 jobs ran" in done.out
+
+
+DRIVERS = {"h100": "NVIDIA H100 80GB HBM3, 81559", "h200": "NVIDIA H200, 143771", "v100": "Tesla V100-SXM2-32GB, 32768"}
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A card as nvidia-smi tells it, on a machine whose torch sees none."""
+
+    def tell(name: str) -> None:
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!/bin/sh\necho '{DRIVERS[name]}'\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+
+    return tell
+
+
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_the_platform_is_that_of_the_card(driver: Callable[[str], None], name: str) -> None:
+    driver(name)
+    listed = json.loads(repro("gpu-suite", "--first", "--dry-run", "--json").out)
+    assert listed["platform"] == name
+    assert {job["name"].split("_")[2] for job in listed["jobs"] if job["stage"] == "throughput"} == {name}
+
+
+@pytest.mark.parametrize(
+    ("card", "arguments", "says"),
+    [
+        ("h100", ("--platform", "h200"), "and this machine has 'NVIDIA H100 80GB HBM3': give --platform h100"),
+        ("h200", ("--platform", "l40s"), "and this machine has 'NVIDIA H200': give --platform h200"),
+        (
+            "v100",
+            (),
+            "card 'Tesla V100-SXM2-32GB' is none that a platform stands for (rtx4090, l40s, a100, h100, h200, b200)",
+        ),
+        (
+            "v100",
+            ("--platform", "h100"),
+            "and this machine has 'Tesla V100-SXM2-32GB': give --platform module:NAME of your",
+        ),
+    ],
+)
+def test_another_card_is_refused_by_name(
+    driver: Callable[[str], None], tmp_path: Path, card: str, arguments: tuple[str, ...], says: str
+) -> None:
+    driver(card)
+    done = repro("gpu-suite", "--result-dir", tmp_path / "none", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    assert not (tmp_path / "none").exists()
 
 
 def test_one_stage_alone(tmp_path: Path) -> None:

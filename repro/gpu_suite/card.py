@@ -1,0 +1,68 @@
+"""The card of this machine, told before anything heavy is loaded, and the platform that stands for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+from engines.errors import UserError
+from engines.hardware.catalogue import GPUS, gpu_of_device
+from repro.systems.platforms import MIB, PLATFORMS, platform
+
+ASK_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    name: str
+    """As the driver calls it."""
+    memory_bytes: int
+
+
+def driver_card() -> Card | None:
+    """The first card that this process may use, asked of nvidia-smi; None where that cannot tell."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    command = ["nvidia-smi", "-i", visible, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
+        name, _, mebibytes = done.stdout.splitlines()[0].rpartition(",")
+        return Card(name=name.strip(), memory_bytes=int(mebibytes) * MIB) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
+        return None
+
+
+def torch_card() -> Card | str:
+    """The card that torch runs on, or why there is none. It knows of parts of a card that nvidia-smi does not."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return f"torch cannot be loaded ({type(error).__name__})"
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    properties = torch.cuda.get_device_properties(0)
+    return Card(name=properties.name, memory_bytes=properties.total_memory)
+
+
+def platform_on(card: Card | None, asked: str | None) -> str:
+    """The platform that is measured: that of the card, which ``asked`` has to be where it is given. Refuses a card that no
+    platform stands for, and another platform than the card's."""
+    known = None if card is None else gpu_of_device(card.name)
+    if asked is None:
+        if card is None:
+            raise UserError("platform is not given and this machine has no NVIDIA card that tells it: give --platform")
+        if known is None or known.name not in PLATFORMS:
+            cards = ", ".join(each.name for each in GPUS if each.name in PLATFORMS)
+            raise UserError(
+                f"this machine's card {card.name!r} is none that a platform stands for ({cards}): give --platform module:NAME"
+            )
+        return known.name
+    where = platform(asked)
+    if card is None or where.gpu is None or (known is None and where.name not in PLATFORMS):
+        return asked
+    if known is None or known.name != where.gpu:
+        fix = "module:NAME of your own" if known is None or known.name not in PLATFORMS else known.name
+        raise UserError(
+            f"platform={asked!r} is a {where.title}, and this machine has {card.name!r}: give --platform {fix}"
+        )
+    return asked
