@@ -492,7 +492,10 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
             "system='nosuch' is unknown: use one of dllm-serve, fast-dllm, dllm-cache, sparse-dllm, llada, dream",
         ),
         (["--dataset-name", "nosuch"], "dataset='nosuch' is unknown: use one of burst"),
-        (["--platform", "nosuch"], "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s, a100, h100, h200, b200"),
+        (
+            ["--platform", "nosuch"],
+            "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s, a100, h100, h200, b200",
+        ),
         (["--executor", "nosuch"], "executor='nosuch' is unknown: use torch or roofline"),
         (["--platform", "cpu-tiny", "--executor", "roofline"], "executor='roofline' needs a GPU model"),
         (["--scheduler", "nosuch"], "scheduler='nosuch' is unknown: use one of phase, request, lookahead"),
