@@ -252,7 +252,7 @@ def bench(
         for name in systems
     ]
     store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
-    if families <= {"ar", "prefill"}:
+    if families <= {"ar", "live", "prefill"}:
         opt.check_ranges(knobs)
     with opened as pool:
         with (
@@ -353,7 +353,24 @@ def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
         number(latency["mean"], 2),
         number(latency["p50"], 2),
         number(latency["p90"], 2),
-        *(percent(summary[each.metric]) if each.is_share else number(summary[each.metric]) for each in shown),
+        *(_shown(run, each) for each in shown),
         run.obtained,
         "VALID" if run.validity.valid else "INVALID",
     )
+
+
+def _shown(run: StoredRun, each: Shown) -> str:
+    if each.is_predicted:
+        if (found := run.facts["simulated"].get(each.metric)) is None:
+            return "-"
+        if each.is_share:
+            return f"{percent(found['predicted'])} ({100 * found['error']:+.0f} points)"
+        return f"{number(each.scale * found['predicted'])} ({100 * found['error']:+.0f} %)"
+    value = run.summary[each.metric]
+    if each.stat is not None:
+        value = value.get(each.stat)
+    if each.is_share:
+        return percent(value)
+    if isinstance(value, int) and each.scale == 1:
+        return str(value)
+    return number(None if value is None else each.scale * value)

@@ -19,6 +19,11 @@ class Shown(NamedTuple):
     title: str
     metric: str
     is_share: bool = False
+    stat: str | None = None
+    """Of a metric that is a distribution."""
+    scale: float = 1.0
+    is_predicted: bool = False
+    """Of a measured run: what the simulator said, and its error, instead of what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ def client_of_any(directory: Path) -> Iterator[Any]:
         import redis
 
         with RedisServer(directory) as server:
-            client = redis.Redis(port=server.port)
+            client = redis.Redis.from_url(server.url)
             yield client
             client.close()
     else:

@@ -37,9 +37,6 @@ class Coordinator:
         self._binder, self._router, self._estimator = binder, router, estimator
         self._num_outages = store.num_outages
         self._looked_s = store.clock.now()
-        self.lost_workers: list[int] = []
-        self.num_taken_back = 0
-        """Leases that ran out on workers that were alive."""
         store.call("create", window_s)
 
     def open(self, session_id: int) -> int:
@@ -79,10 +76,7 @@ class Coordinator:
         self._num_outages, self._looked_s = self.store.num_outages, now
         if was_away:  # then heartbeats may have been in vain
             self.store.call("extend", self.lease_s)
-        lost, taken, num_waiting = self.store.call("reap")
-        self.lost_workers += map(int, lost)
-        self.num_taken_back += len(taken)
-        if not num_waiting:
+        if not self.store.call("reap"):
             return 0
         homeless, tasks = self.store.call("waiting")
         left = sum(not self._bound(int(session)) for session in homeless)

@@ -17,6 +17,10 @@ from engines.ampd.live.worker import WorkerSpec, end_with_parent
 from engines.errors import RunError
 
 STOP_S = 5.0
+LOOK_S = 1.0
+"""How often the store is asked who is alive."""
+SILENT_S = 30.0
+"""After its last lease ran out, how long a role may be without a worker whose process is still there: it may come back."""
 _MODULES = {"prefill": "engines.ampd.live.prefill", "decode": "engines.ampd.live.decode"}
 _LATER = ("redis", "torch.fx.experimental.symbolic_shapes")
 """What every worker imports when it connects and makes its model: a second, unless the server it is forked from has."""
@@ -27,6 +31,12 @@ class Fleet:
         """Returns once every worker takes part."""
         self.store = store
         self._specs = {spec.worker_id: spec for spec in specs}
+        self._of_role: dict[str, set[int]] = {}
+        for spec in specs:
+            self._of_role.setdefault(spec.role, set()).add(spec.worker_id)
+        self._looked_s = 0.0
+        self._silent_s: dict[str, float] = {}
+        """Roles of which nobody is alive in the store, and since when."""
         self._processes: dict[int, BaseProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([*_MODULES.values(), *_LATER])
@@ -55,11 +65,35 @@ class Fleet:
         assert found is not None
         return found
 
+    @property
+    def ended(self) -> dict[int, int]:
+        """Workers whose process is over, and how: its exit code."""
+        codes = {worker_id: process.exitcode for worker_id, process in self._processes.items()}
+        return {worker_id: code for worker_id, code in codes.items() if code is not None}
+
     def check(self) -> None:
-        """RunError where a worker has ended by itself with an error; one that was killed is a loss to be survived."""
-        for worker_id, process in self._processes.items():
-            if process.exitcode is not None and process.exitcode > 0:
-                raise RunError(f"worker {worker_id} ended with exit code {process.exitcode}: its output says why")
+        """RunError where a worker has ended by itself with an error, or where none of a role is left; any other that was lost is
+        a loss to be survived."""
+        ended = self.ended
+        for worker_id, code in ended.items():
+            if code > 0:
+                raise RunError(f"worker {worker_id} ended with exit code {code}: its output says why")
+        now = time.monotonic()
+        if now > self._looked_s + LOOK_S:
+            self._looked_s = now
+            alive = {member.role for member in self.store.members()}
+            self._silent_s = {role: self._silent_s.get(role, now) for role in self._of_role if role not in alive}
+        for role, own in self._of_role.items():
+            if ended.keys() >= own:
+                how = ", ".join(f"worker {each} {_ending(ended[each])}" for each in sorted(own))
+                raise RunError(
+                    f"no {role} worker is left ({how}): see whether memory ran out, and run the command again"
+                )
+            if now - self._silent_s.get(role, now) > SILENT_S:
+                names = ", ".join(map(str, sorted(own)))
+                raise RunError(
+                    f"no {role} worker has answered for {SILENT_S:g} s (of {names}): see what stops them, and run the command again"
+                )
 
     def stop(self) -> None:
         """May be called twice, and interrupted: then no worker is waited for."""
@@ -89,10 +123,15 @@ class Fleet:
     def _wait(self, start_s: float) -> None:
         until = time.monotonic() + start_s
         while {member.view.worker_id for member in self.store.members()} < set(self._specs):
-            self.check()
+            for worker_id, code in self.ended.items():
+                raise RunError(f"worker {worker_id} {_ending(code)} before it took part: its output says why")
             if time.monotonic() > until:
                 raise RunError(f"workers did not start within {start_s:g} s")
             time.sleep(0.02)
+
+
+def _ending(code: int) -> str:
+    return f"ended with exit code {code}" if code >= 0 else f"was killed by signal {-code}"
 
 
 def start_server() -> None:

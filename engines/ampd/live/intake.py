@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ampd.live.coordinator import SETTLE_S, Coordinator
-from engines.ampd.live.store import Losses, Store
+from engines.ampd.live.store import Store
 from engines.ar.cluster.policy import Binder, Estimator, Router
 from engines.errors import require
 
@@ -76,6 +76,8 @@ class RouterSpec:
     served_name: str
 
     def write(self, path: Path) -> None:
+        """For the user alone: it holds the password of Redis."""
+        path.touch(mode=0o600)
         path.write_bytes(pickle.dumps(self))
 
     @staticmethod
@@ -146,7 +148,6 @@ class Intake:
         self._store = coordinator.store
         self._coordinating = ThreadPoolExecutor(1, thread_name_prefix="coordinator")
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="tokens")
-        self._losses = Losses((), 0)
         self._under_way: dict[int, asyncio.Event] = {}
         """Sessions with a round, and what says that it has new tokens."""
 
@@ -219,18 +220,11 @@ class Intake:
         if not begun.cancelled() and begun.exception() is None:
             self.coordinator.leave(session_id, begun.result())
 
-    def _settled(self) -> None:
-        self.coordinator.settle()
-        losses = Losses(tuple(self.coordinator.lost_workers), self.coordinator.num_taken_back)
-        if losses != self._losses:
-            self._losses = losses
-            self._store.tell(losses)
-
     async def _settle(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SETTLE_S)
-            await loop.run_in_executor(self._coordinating, self._settled)
+            await loop.run_in_executor(self._coordinating, self.coordinator.settle)
 
     async def _hear(self) -> None:
         loop, heard = asyncio.get_running_loop(), self._store.heard()

@@ -274,23 +274,19 @@ function ops.strangers(worker, incarnation, kv_tokens, ...)
   return found
 end
 
--- Who is overdue: {workers lost, tasks taken back, what waits now}.
+-- Take from who is overdue, and count it; how much waits now.
 function ops.reap()
-  local lost, taken = {}, {}
-  for _, worker in ipairs(call('ZRANGEBYSCORE', key('alive'), '-inf', exact(now))) do
-    lost[#lost + 1] = worker
-    lose(worker)
-  end
+  for _, worker in ipairs(call('ZRANGEBYSCORE', key('alive'), '-inf', exact(now))) do lose(worker) end
   for _, task in ipairs(call('ZRANGEBYSCORE', key('leases'), '-inf', exact(now))) do
     local worker = get(key('task', task), 'worker')
     if worker ~= '' then  -- else taken back with another of the same worker
-      taken[#taken + 1] = task
+      call('HINCRBY', key('run'), 'taken_back', 1)
       -- Until it finishes or claims something: no evidence of load is no evidence of speed.
       call('HSET', key('worker', worker), 'suspended', '1')
       release_leases(worker)
     end
   end
-  return {lost, taken, call('LLEN', key('homeless')) + call('LLEN', key('unrouted'))}
+  return call('LLEN', key('homeless')) + call('LLEN', key('unrouted'))
 end
 
 -- After an outage, in which nobody could renew anything: nothing is overdue within another lease.

@@ -1,11 +1,17 @@
-"""A Redis server of a run's own, whose state survives its being killed: every acknowledged change is in its append-only file."""
+"""A Redis server of a run's own, whose state survives its being killed: every acknowledged change is in its append-only file.
+
+It asks for a password that is made for it and that no file and no command line holds: other users of the machine reach the
+port, and a script that they run there would be the run's.
+"""
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -30,25 +36,46 @@ class RedisServer:
             self.port: int = probe.getsockname()[1]
         # Dies with this process, however that ends.
         guard = [found, "--pdeathsig", "TERM"] if (found := shutil.which("setpriv")) is not None else []
-        self._command = [*guard, program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(directory)]
-        # A change is written before it is answered; a flush to the disk every second guards against a machine's death.
-        self._command += ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no"]
-        # Who waits for an event or for the next session to be due is told of the latter so often a second: by default ten times.
-        self._command += ["--hz", "200"]
+        self._command = [*guard, program, "-"]  # what it is told comes by its standard input
+        self._directory, self._password = directory, secrets.token_hex(32)
+        settings = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "protected-mode": "yes",
+            "requirepass": self._password,
+            # A change is written before it is answered; a flush to the disk every second guards against a machine's death.
+            "save": '""',
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "daemonize": "no",
+            # Who waits for an event or for the next session to be due is told of the latter so often a second: by default ten times.
+            "hz": 200,
+        }
+        self._settings = "".join(f"{name} {value}\n" for name, value in settings.items()).encode()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}"
+        """With the password: it is not to be shown."""
+        return f"redis://:{self._password}@127.0.0.1:{self.port}"
 
     def start(self) -> None:
         """Start, or start again over what is in the directory; returns once it answers."""
-        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        none = subprocess.DEVNULL
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=none, stderr=none, cwd=self._directory
+        )
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as told:
+            told.write(self._settings)
         redis = load_redis()
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
         until = time.monotonic() + START_S
         while True:
-            client = redis.Redis(port=self.port)
+            client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0))
             try:
                 client.ping()
             except (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError) as error:

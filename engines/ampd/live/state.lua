@@ -2,7 +2,7 @@
 --
 -- KEYS[1] the run's prefix; ARGV[1] the operation, ARGV[2] the time in seconds, then its own arguments.
 --
---   run                       hash    window_s, next_task, next_order
+--   run                       hash    window_s, next_task, next_order, taken_back
 --   worker:W                  hash    role, degree, address, incarnation, its queue's sums, what runs, K/V, window sums
 --   queue:W, ready:W          list, sorted set of the tasks queued at W, by place and by the time they became ready
 --   window:ttft:W, window:itl:W  list "time total count" of the last seconds
@@ -15,7 +15,7 @@
 --   log                       list of decisions; events a stream of finished rounds; wake:W what a worker sleeps on
 --   names, num_names          hash: a session's name -> its number; how many there are
 --   news                      channel: sessions that got a token
---   losses                    hash: what a coordinator in a process of its own has counted
+--   lost                      list of workers, each as often as it was lost; how many leases ran out elsewhere is run's taken_back
 --
 -- A worker's calls name its incarnation, a change of a task its fence: who lost either is told so and changes nothing.
 -- Every operation may be sent twice: a client that heard no answer sends it again.
@@ -126,6 +126,7 @@ end
 
 local function lose(worker)
   local w = key('worker', worker)
+  if get(w, 'incarnation') ~= '' then call('RPUSH', key('lost'), worker) end
   call('ZREM', key('alive'), worker)
   call('HSET', w, 'incarnation', '')
   release_leases(worker)

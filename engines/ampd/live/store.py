@@ -5,7 +5,7 @@ While Redis is away callers wait; ``outage_s`` later they are told. One clock co
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,9 +59,10 @@ class Member:
 
 
 class Losses(NamedTuple):
-    """What a coordinator has counted."""
+    """Of all of the run, its profile included."""
 
     workers: tuple[int, ...]
+    """Each as often as it was lost."""
     num_taken_back: int
     """Leases that ran out on workers that were alive."""
 
@@ -85,7 +86,7 @@ class Store:
         try:
             client = redis.Redis.from_url(url, socket_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0))
         except ValueError as error:
-            raise UserError(f"redis={url!r} is no address ({error}): write redis://HOST:PORT") from error
+            raise UserError(f"redis={shown(url)!r} is no address ({error}): write redis://HOST:PORT") from error
         return Store(client, prefix, outage_s=outage_s)
 
     def key(self, *parts: object) -> str:
@@ -185,14 +186,9 @@ class Store:
 
         return hear
 
-    def tell(self, losses: Losses) -> None:
-        """For who starts a coordinator elsewhere."""
-        fields = {"workers": json.dumps(losses.workers), "taken_back": losses.num_taken_back}
-        self.answered(lambda: self.client.hset(self.key("losses"), mapping=fields))
-
     def losses(self) -> Losses:
-        fields = self.fields("losses")
-        return Losses(tuple(json.loads(fields.get("workers", "[]"))), int(fields.get("taken_back", 0)))
+        lost = self.answered(lambda: self.client.lrange(self.key("lost"), 0, -1))
+        return Losses(tuple(map(int, lost)), int(self.fields("run").get("taken_back", 0)))
 
     def clear(self) -> None:
         """Forget the run."""
@@ -206,6 +202,11 @@ def load_redis() -> Any:
     except ImportError:
         raise UserError("the redis client is not installed: pip install 'dllm-serve-repro[redis]'") from None
     return redis
+
+
+def shown(url: str) -> str:
+    """The address as it may be said: without its password."""
+    return re.sub(r"(?<=://).*@", "***@", re.sub(r"(?<=password=)[^&]*", "***", url))
 
 
 def _errors() -> tuple[tuple[type[Exception], ...], type[Exception]]:

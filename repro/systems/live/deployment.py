@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ampd.live.intake import Deciding
-from engines.ampd.live.store import Store, load_redis
+from engines.ampd.live.store import Store, load_redis, shown
 from engines.ar.cluster.policy import LeastKvMemory, Router
 from engines.ar.cluster.queue import PrefillQueue
 from engines.errors import UserError, require
@@ -92,6 +91,7 @@ class LiveDeployment:
                 lease_s=settings.lease_s,
             )
             served = self.front.serve(deciding, sessions, prompts, store, fleet)
+            losses, ended = store.losses(), fleet.ended
             fleet.stop()  # with which workers report for the last time
             began, mark, end_s = served.began, served.mark, served.end_s
             run = collect(store, sessions, began, settings.roles, {"end_s": end_s}, since=mark)
@@ -113,8 +113,9 @@ class LiveDeployment:
             **self._facts(run, end_s),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
             "answers": hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:12],
-            "lost_workers": list(served.losses.workers),
-            "prefills_taken_back": served.losses.num_taken_back,
+            # One that died within a lease of the end is not yet missed.
+            "lost_workers": [*losses.workers, *sorted({*ended} - {*losses.workers})],
+            "prefills_taken_back": losses.num_taken_back,
             "profile": _profile_facts(profile),
             "simulated": simulated,
         }
@@ -234,6 +235,7 @@ class LiveDeployment:
                 reason = f"prefills took {load:.2f} times what the workers had time for while sessions arrived"
         return {
             "deployment": str(settings.deployment),
+            "roles": {str(worker): role for worker, role in settings.roles.items()},
             "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
             "attainment_reading": str(settings.reading),
             "is_transient": settings.is_transient,
@@ -250,15 +252,15 @@ def _check_redis(url: str) -> None:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    shown = re.sub(r"(?<=://)[^/@]*@", "***@", url)  # a password
+    named = shown(url)
     try:
         timeouts = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S}
         with redis.Redis.from_url(url, **timeouts, retry=Retry(NoBackoff(), 0)) as client:
             client.ping()
     except ValueError as error:
-        raise UserError(f"redis={shown!r} is no address ({error}): write redis://HOST:PORT") from None
+        raise UserError(f"redis={named!r} is no address ({error}): write redis://HOST:PORT") from None
     except (redis.RedisError, OSError) as error:
-        raise UserError(f"redis={shown!r} does not answer ({error}): start it, or correct the address") from None
+        raise UserError(f"redis={named!r} does not answer ({error}): start it, or correct the address") from None
 
 
 def _profile_facts(profile: LiveProfile) -> dict[str, Any]:
@@ -285,6 +287,7 @@ def compared(run: ClusterRun, simulated: ClusterRun) -> dict[str, dict[str, floa
         ("ttft_initial_s", lambda seen: seen.ttft_s[seen.round_index == 0]),
         ("ttft_incremental_s", lambda seen: seen.ttft_s[seen.round_index > 0]),
         ("itl_s", lambda seen: seen.round_itl_s["mean"]),
+        ("itl_p95_s", lambda seen: seen.round_itl_s["p95"]),
         ("e2el_s", lambda seen: seen.e2el_s),
     ):
         for stat, reduce in (("mean", np.nanmean), ("p50", np.nanmedian), ("p90", partial(np.nanquantile, q=0.9))):

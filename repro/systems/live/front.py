@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engines.ampd.live.intake import Deciding
-from engines.ampd.live.store import Losses, Store
+from engines.ampd.live.store import Store
 from engines.ar.session import Session
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ class Served:
     """What the store held before."""
     lags_s: list[float]
     """Of each session's first round: how much later than due it was asked for."""
-    losses: Losses
     client: Client | None = None
     """None where rounds are timed in the store alone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -83,5 +82,4 @@ class Direct:
             end_s=end_s,
             mark=mark,
             lags_s=[max(at - session.arrival_s, 0.0) for at, session in zip(arrived, sessions, strict=True)],
-            losses=Losses(tuple(coordinator.lost_workers), coordinator.num_taken_back),
         )

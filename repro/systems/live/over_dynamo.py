@@ -87,7 +87,6 @@ class OverDynamo:
             end_s=end_s,
             mark=mark,
             lags_s=[_lag(first[each.session_id]) for each in sessions],
-            losses=store.losses(),
             client=HttpClient(exchanges),
             facts={"name": "dynamo", "packages": dict(self._packages), "startup_s": round(startup_s, 1)},
         )

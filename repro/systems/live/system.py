@@ -9,8 +9,8 @@ from engines.ampd.live.intake import Limits
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.systems.ar.family import AR
 from repro.systems.live.deployment import MAX_LEN, LiveDeployment
+from repro.systems.live.family import LIVE
 from repro.systems.live.front import Direct, Front
 from repro.systems.live.settings import TINY, Settings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
@@ -31,7 +31,7 @@ class LiveSystem:
 
     @property
     def family(self) -> Family:
-        return AR
+        return LIVE
 
     def prepare(self, cell: Cell) -> tuple[LiveDeployment, SessionWorkload]:
         settings = resolve(cell, self.name)

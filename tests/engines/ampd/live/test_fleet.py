@@ -19,6 +19,7 @@ from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ar.cluster.queue import PrefillQueue
+from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
 from repro.paths import REPO
 
@@ -88,3 +89,21 @@ def test_a_stop_that_is_interrupted_waits_for_no_worker(tmp_path: Path, monkeypa
                 fleet.stop()
             process.join()
             assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_worker_that_dies_before_it_takes_part_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RedisServer(tmp_path) as server:
+        store = Store.connect(server.url, SPEC.prefix)
+        store.call("create", 10.0)
+        start = Fleet.start
+
+        def doomed(self: Fleet, worker_id: int) -> None:
+            start(self, worker_id)
+            os.kill(self.pid(worker_id), signal.SIGKILL)
+
+        monkeypatch.setattr(Fleet, "start", doomed)
+        specs = [replace(SPEC, url=server.url, worker_id=number) for number in (0, 1)]
+        with pytest.raises(RunError, match="worker 0 was killed by signal 9 before it took part"):
+            Fleet(specs, store, start_s=600.0)

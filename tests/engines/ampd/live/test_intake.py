@@ -16,7 +16,7 @@ from support.live import HandFleet, needs_redis
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.intake import FIRST_NAMED, Asked, Deciding, Intake, Limits, RouterSpec
 from engines.ampd.live.server import RedisServer
-from engines.ampd.live.store import Losses, Store
+from engines.ampd.live.store import Store
 from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.policy import LeastKvMemory
 from engines.errors import UserError
@@ -203,13 +203,6 @@ def test_an_answer_that_is_dropped_is_given_up_too(store: Store) -> None:
         return await answer(intake, request(FIRST, session="3"))
 
     assert served(intake, drop) == [7, 4, 5]
-
-
-@needs_redis
-def test_losses_are_told(store: Store) -> None:
-    assert store.losses() == Losses((), 0)
-    store.tell(Losses((2, 0), 3))
-    assert store.losses() == Losses((2, 0), 3)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def test_a_dead_worker_loses_its_tasks_and_its_late_answer(store: Store) -> None
     late = setting.first.claim()
     setting.first.start(late)
     setting.pass_s(11.0)  # nobody sent a heartbeat
-    assert sorted(setting.coordinator.lost_workers) == [0, 1, 2]
+    assert sorted(setting.store.losses().workers) == [0, 1, 2]
     setting.home.incarnation, setting.second.incarnation = "b", "b"
     setting.home.register()
     setting.second.register()
@@ -165,7 +165,7 @@ def test_a_slow_worker_loses_its_lease_and_is_offered_nothing_until_it_answers(s
     slow = setting.first.claim(lease_s=1.0)
     setting.first.start(slow)
     setting.pass_s(2.0, setting.home, setting.first, setting.second)
-    assert setting.coordinator.num_taken_back == 1
+    assert setting.store.losses().num_taken_back == 1
     assert setting.first.queued() == []
     assert sorted(setting.second.queued()) == [0, 1, 2, 3]
     setting.begin(4)
@@ -191,7 +191,7 @@ def test_sessions_of_a_dead_home_go_on_at_another(store: Store) -> None:
     other.register()
     setting.pass_s(11.0, setting.first, setting.second, other)
 
-    assert setting.coordinator.lost_workers == [0]
+    assert list(setting.store.losses().workers) == [0]
     assert [setting.state(session)["home"] for session in (1, 2, 3)] == ["5", "5", "5"]
     assert other.land(running | {"epoch": "1"})[0] == b"stale"  # of the fence before
     queued = [*setting.first.queued(), *setting.second.queued()]
@@ -291,7 +291,7 @@ def test_slow_workers_are_offered_tasks_where_all_are_slow(store: Store) -> None
         setting.begin(session)
         worker.claim(lease_s=1.0)
     setting.pass_s(2.0, setting.home, setting.first, setting.second)
-    assert setting.coordinator.num_taken_back == 2
+    assert setting.store.losses().num_taken_back == 2
     assert sorted([*setting.first.queued(), *setting.second.queued()]) == [0, 1]
 
 
@@ -324,10 +324,10 @@ def test_after_an_outage_nobody_is_overdue(store: Store, is_seen: bool) -> None:
         store.num_outages += 1
         setting.coordinator._looked_s = 100.0
     setting.coordinator.settle()
-    assert setting.coordinator.lost_workers == []
-    assert setting.coordinator.num_taken_back == 0
+    assert list(setting.store.losses().workers) == []
+    assert setting.store.losses().num_taken_back == 0
     setting.pass_s(3.0)
-    assert sorted(setting.coordinator.lost_workers) == [0, 1, 2]
+    assert sorted(setting.store.losses().workers) == [0, 1, 2]
 
 
 def test_a_store_that_forgot_the_run_says_so(store: Store) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from support.live import needs_redis
 
+from engines.ampd.live import fleet as fleet_module
 from engines.ampd.live.client import serve
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import replay
@@ -181,7 +182,7 @@ def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_noth
 
     began = live.serve(sessions, kill)
     check_whole(live, sessions, began)
-    assert live.coordinator.lost_workers == [2]
+    assert list(live.store.losses().workers) == [2]
     task = live.store.fields("task", killed[0])
     assert (task["state"], task["requeued"], task["worker"]) == ("done", "1", "3")
     live.again(2)
@@ -190,16 +191,16 @@ def test_killing_a_prefill_worker_in_the_middle_of_a_task_loses_and_doubles_noth
 def test_a_worker_that_was_stopped_and_wakes_late_is_refused(live: Live) -> None:
     sessions = live.sessions(4, tokens=600)
     stopped: list[str] = []
-    before = list(live.coordinator.lost_workers)
+    before = list(live.store.losses().workers)
 
     def stop(num_ended: int) -> None:
         if not stopped and live.is_computing(3):
             stopped.append(live.store.fields("worker", 3)["running_task"])
-        elif stopped and live.coordinator.lost_workers != before:
+        elif stopped and list(live.store.losses().workers) != before:
             os.kill(live.fleet.pid(3), signal.SIGCONT)
 
     check_whole(live, sessions, live.serve(sessions, stop))
-    assert live.coordinator.lost_workers == [*before, 3]
+    assert list(live.store.losses().workers) == [*before, 3]
     assert live.store.fields("task", stopped[0])["worker"] == "2"
     while 3 not in {member.view.worker_id for member in live.store.members()}:
         time.sleep(0.05)
@@ -273,10 +274,10 @@ def test_redis_killed_and_restarted_loses_nothing(live: Live) -> None:
             time.sleep(1.5 if restarts == 1 else 0.1)  # once longer than a lease: no heartbeat gets through
             live.server.start()
 
-    lost = list(live.coordinator.lost_workers)
+    lost = list(live.store.losses().workers)
     check_whole(live, sessions, live.serve(sessions, restart))
     assert restarts == 2
-    assert live.coordinator.lost_workers == lost
+    assert list(live.store.losses().workers) == lost
 
 
 def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None:
@@ -310,13 +311,43 @@ def test_sessions_of_a_killed_home_are_finished_by_the_other(live: Live) -> None
         hunter.join()
     ((killed, sessions_held),) = held.items()
     (other,) = set(HOMES) - {killed}
-    assert live.coordinator.lost_workers[-1] == killed
+    assert live.store.losses().workers[-1] == killed
     assert {live.store.fields("session", int(each))["home"] for each in sessions_held} == {str(other)}
     for session in sessions:
         assert live.store.fields("session", session.session_id)["state"] == "done"
         assert len(live.store.read("ids", session.session_id)) // 4 == session.context_tokens
     assert collect(live.store, sessions, began, ROLES, {}).sessions["status"] == ["ok"] * 4
     live.again(killed)
+
+
+def test_the_last_prefill_worker_that_dies_or_falls_silent_ends_the_run(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is killed leaves the work to the other; that one, stopped, may come back for a while, and killed may not."""
+    monkeypatch.setattr(fleet_module, "SILENT_S", 0.2)
+    monkeypatch.setattr(fleet_module, "LOOK_S", 0.0)
+    sessions = live.sessions(4, tokens=600)
+    lost = list(live.store.losses().workers)
+    numbers = {2: signal.SIGKILL}
+
+    def disturb(num_ended: int) -> None:
+        for worker in list(numbers):
+            os.kill(live.fleet.pid(worker), numbers.pop(worker))
+        live.fleet.check()
+
+    check_whole(live, sessions, live.serve(sessions, disturb))
+    numbers[3] = signal.SIGSTOP
+    with pytest.raises(RunError, match=r"no prefill worker has answered for 0\.2 s \(of 2, 3\): see what stops them"):
+        live.serve(live.sessions(4, tokens=600), disturb)
+    assert list(live.store.losses().workers) == [*lost, 2, 3]
+    monkeypatch.setattr(fleet_module, "SILENT_S", 600.0)
+    numbers[3] = signal.SIGKILL
+    sentence = r"no prefill worker is left \(worker 2 was killed by signal 9, worker 3 was killed by signal 9\)"
+    with pytest.raises(RunError, match=sentence):
+        live.serve(live.sessions(4, tokens=600), disturb)
+    assert live.fleet.ended == {2: -9, 3: -9}
+    for worker in PREFILLS:
+        live.again(worker)
 
 
 def test_profile_and_its_twin(live: Live) -> None:
@@ -345,6 +376,34 @@ def test_profile_and_its_twin(live: Live) -> None:
     assert {"ttft_s mean", "itl_s p50", "local_share"} <= found.keys()
     assert len(run.tasks["task_id"]) == len(simulated.tasks["task_id"]) == 9
     assert run.tasks["task_id"] == list(range(9))
+
+
+def test_a_redis_asks_for_a_password_that_only_the_run_knows(tmp_path: Path) -> None:
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    (elsewhere := tmp_path / "other").mkdir()
+    with RedisServer(tmp_path) as server, RedisServer(elsewhere) as other:
+        password = server.url.partition("://:")[2].partition("@")[0]
+        assert len(password) >= 32
+        assert password not in other.url
+        for wrong in (None, "", password[:-1], password[::-1]):
+            once = Retry(NoBackoff(), 0)
+            with (
+                redis.Redis(port=server.port, password=wrong, retry=once) as stranger,
+                pytest.raises(redis.AuthenticationError),
+            ):
+                stranger.ping()
+        assert server._process is not None
+        seen = Path(f"/proc/{server._process.pid}")
+        assert password.encode() not in (seen / "cmdline").read_bytes() + (seen / "environ").read_bytes()
+        server.kill()
+        server.start()
+        with redis.Redis.from_url(server.url) as known:
+            assert known.config_get("bind")["bind"] == "127.0.0.1"
+            assert known.config_get("appendonly")["appendonly"] == "yes"
+        assert not any(password.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 def test_a_redis_that_stays_away_is_one_sentence(tmp_path: Path) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.live import needs_redis
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
+from repro.cli.bench import _print_runs
 from repro.runs.cell import Cell
+from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
+from repro.systems.live.family import LIVE
 
 
 def cell(**changes: Any) -> Cell:
@@ -78,3 +86,87 @@ def test_redis_scripts_are_part_of_what_is_behind_the_numbers(monkeypatch: pytes
     other, _ = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2, slo_ttft_s=0.1))
     assert deployment.basis != other.basis
     assert deployment.obtained == "measured"
+
+
+@needs_redis
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_last_worker_of_a_role_ends_the_run_in_its_profile(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engines.ampd.live import fleet
+
+    class Doomed(fleet.Fleet):
+        """Its home is killed once the profile asks how it is, and the processes that it had are kept."""
+
+        def check(self) -> None:
+            processes = self._processes
+            if (home := processes[0]).exitcode is None:
+                left.append(processes[1])
+                os.kill(self.pid(0), number)
+                home.join()
+            super().check()
+
+    left: list[Any] = []
+    monkeypatch.setattr(fleet, "Fleet", Doomed)
+    deployment, workload = SYSTEMS.get("ampd-live").prepare(cell(num_prompts=2))
+    how = "was killed by signal 9" if number == signal.SIGKILL else "ended with exit code 0"
+    with pytest.raises(RunError, match=rf"no decode worker is left \(worker 0 {how}\): see whether memory ran out"):
+        deployment.run(workload)
+    assert [process.exitcode is not None for process in left] == [True]
+
+
+def record(**facts: Any) -> RunRecord:
+    """A simulated run in a live one's place."""
+    asked = replace(cell(platform="h20x32", executor="roofline", num_prompts=8), system="ampd")
+    deployment, workload = SYSTEMS.get("ampd").prepare(asked)
+    found = deployment.run(workload)
+    facts = {"lost_workers": [], "roles": {"0": "decode", "1": "prefill"}, "simulated": {}} | facts
+    return replace(found, manifest={**found.manifest, "facts": {**found.facts, **facts}})
+
+
+def test_lost_workers_are_in_verdict_and_table() -> None:
+    assert LIVE.assess(record()).valid
+    lost = record(lost_workers=[1, 1])
+    (reason,) = LIVE.assess(lost).reasons
+    assert reason.startswith("prefill worker 1, prefill worker 1 died or fell silent: what was measured is less than ")
+    assert LIVE.summarize(lost)["lost_workers"] == 2
+
+
+def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    found = record(simulated={"ttft_s mean": {"measured": 0.2, "predicted": 0.15, "error": -0.25}})
+    summary, rounds = LIVE.summarize(found), found.tables["rounds"]
+    count = len(rounds["round"])
+    waits = [first - ready for first, ready in zip(rounds["first_token_s"], rounds["ready_s"], strict=True)]
+    span_s = max(found.requests["finished_s"]) - min(found.requests["arrival_s"])
+    _print_runs(
+        [
+            SimpleNamespace(  # type: ignore[list-item]
+                family=LIVE,
+                title="AMPD live",
+                cell=cell(),
+                summary=summary,
+                facts=found.facts,
+                obtained="measured",
+                validity=LIVE.assess(found),
+            )
+        ]
+    )
+    _, _, titles, _, values, *_ = capsys.readouterr().out.splitlines()
+    shown = dict(
+        zip(
+            *([cell.strip() for cell in line.strip("│┃ ").replace("┃", "│").split("│")] for line in (titles, values)),
+            strict=True,
+        )
+    )
+    assert shown["in tok"] == f"{sum(rounds['prefill_tokens']) / count:.1f}"
+    assert shown["out tok"] == f"{sum(rounds['decode_tokens']) / count:.1f}"
+    assert shown["ttft ms"] == f"{1000 * sum(waits) / count:.1f}"
+    assert shown["sim ttft"] == "150.0 (-25 %)"
+    assert shown["sim tpot"] == "-"
+    assert shown["tpot ms"] == f"{1000 * summary['itl_s']['mean']:.1f}"
+    assert shown["itl p95 ms"] == f"{1000 * summary['itl_p95_s']['mean']:.1f}"
+    assert shown["goodput/s"] == f"{summary['slo_attainment'] * count / span_s:.1f}"
+    assert shown["lost"] == "0"

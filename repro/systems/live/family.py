@@ -1,0 +1,86 @@
+"""The family of live clusters: that of simulated ones, with a client's metrics, the simulator's prediction and lost workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from repro.runs.family import Shown
+from repro.runs.metrics import Metric, distribution, floats, per_second, window_s
+from repro.runs.record import RunRecord
+from repro.systems.ar.columns import ROUNDS
+from repro.systems.ar.family import AR
+from repro.systems.ar.metrics import reading_of, slo_attainment
+
+
+def workers_lived(record: RunRecord) -> Iterator[str]:
+    facts = record.facts
+    if lost := facts["lost_workers"]:
+        roles = facts["roles"]
+        names = ", ".join(f"{roles[str(each)]} worker {each}" for each in lost)
+        yield f"{names} died or fell silent: what was measured is less than {facts['deployment']}"
+
+
+def round_ttft_s(record: RunRecord) -> dict[str, Any]:
+    rounds = record.tables[ROUNDS]
+    times = floats(rounds["first_token_s"]) - floats(rounds["ready_s"])
+    return distribution(times[~np.isnan(times)])
+
+
+def goodput(record: RunRecord) -> float | None:
+    share = slo_attainment(record)
+    counted = record.tables[ROUNDS]["round"] if reading_of(record).scope == "round" else record.requests["status"]
+    return None if share is None else per_second(round(share * len(counted)), window_s(record))
+
+
+def _tokens(column: str) -> Any:
+    return lambda record: distribution(record.tables[ROUNDS][column])
+
+
+LIVE = replace(
+    AR,
+    name="live",
+    metrics=(
+        *AR.metrics,
+        Metric("round_ttft_s", "s", "distribution over rounds of first token - ready", "no round", round_ttft_s),
+        Metric(
+            "goodput",
+            "1/s",
+            "rounds or sessions that meet both objectives / (last end - first arrival)",
+            "no session ended",
+            goodput,
+        ),
+        Metric(
+            "input_len", "tokens", "distribution over rounds of what each adds", "no round", _tokens("prefill_tokens")
+        ),
+        Metric(
+            "output_len",
+            "tokens",
+            "distribution over rounds of what each asks for",
+            "no round",
+            _tokens("decode_tokens"),
+        ),
+        Metric("lost_workers", "workers", "losses of workers", "never", lambda r: len(r.facts["lost_workers"])),
+    ),
+    checks=(*AR.checks, workers_lived),
+    shown=(
+        Shown("in tok", "input_len", stat="mean"),
+        Shown("out tok", "output_len", stat="mean"),
+        Shown("ttft ms", "round_ttft_s", stat="mean", scale=1e3),
+        Shown("sim ttft", "ttft_s mean", scale=1e3, is_predicted=True),
+        Shown("tpot ms", "itl_s", stat="mean", scale=1e3),
+        Shown("sim tpot", "itl_s mean", scale=1e3, is_predicted=True),
+        Shown("itl p95 ms", "itl_p95_s", stat="mean", scale=1e3),
+        Shown("sim itl p95", "itl_p95_s mean", scale=1e3, is_predicted=True),
+        *AR.shown[:1],
+        Shown("goodput/s", "goodput"),
+        Shown("local", "local_share", is_share=True),
+        Shown("sim local", "local_share", is_share=True, is_predicted=True),
+        *AR.shown[2:],
+        Shown("lost", "lost_workers"),
+    ),
+)
+"""ITL is the 95th percentile of a round's gaps, TPOT their mean; both are averaged over rounds."""
