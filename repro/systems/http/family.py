@@ -13,5 +13,14 @@ HTTP = Family(
     tables={CHUNKS: CHUNK_COLUMNS},
     metrics=HTTP_METRICS,
     checks=HTTP_CHECKS,
-    shown=(Shown("sent req/s", "achieved_rate"), Shown("at once", "peak_concurrency")),
+    shown=(
+        Shown("in tok", "input_len", stat="mean"),
+        Shown("out tok", "output_len", stat="mean"),
+        Shown("ttft ms", "ttft_s", stat="mean", scale=1e3),
+        Shown("tpot ms", "tpot_s", stat="mean", scale=1e3),
+        Shown("itl ms", "itl_s", stat="mean", scale=1e3),
+        Shown("goodput/s", "goodput_http", stat="requests_s"),
+        Shown("sent req/s", "achieved_rate"),
+        Shown("at once", "peak_concurrency"),
+    ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,10 @@ def _known(times: Floats) -> dict[str, Any]:
     return distribution(times[~np.isnan(times)])
 
 
+def _lengths(column: str) -> Callable[[RunRecord], dict[str, Any]]:
+    return lambda record: distribution(floats(record.requests[column])[is_ok(record)])
+
+
 def _prompt_tokens(record: RunRecord) -> int:
     return int(sum(n for n, ok in zip(record.requests["prompt_len"], is_ok(record), strict=True) if ok))
 
@@ -157,6 +162,12 @@ HTTP_METRICS: tuple[Metric, ...] = (
     Metric("due_rate", "requests/s", "(first turns - 1) / span of their due times", _FEW, due_rate),
     Metric("achieved_rate", "requests/s", "(first turns - 1) / span of their sending", _FEW, achieved_rate),
     Metric("peak_concurrency", "requests", "most under way at once", "never", peak_concurrency),
+    Metric(
+        "input_len", "tokens", "distribution of prompt_len over ok requests", "no ok request", _lengths("prompt_len")
+    ),
+    Metric(
+        "output_len", "tokens", "distribution of output_len over ok requests", "no ok request", _lengths("output_len")
+    ),
     Metric("prompt_tokens", "tokens", "sum of prompt_len over ok requests", "never", _prompt_tokens),
     Metric("goodput_http", "requests/s, share", "within the limits of goodput / window_s; / all", "no limits", goodput),
 )
