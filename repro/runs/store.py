@@ -93,7 +93,7 @@ class StoredRun:
         return Validity(
             valid=bool(stored["valid"]),
             reasons=tuple(map(str, stored["reasons"])),
-            warnings=contention(self.provenance.get("load")),
+            warnings=(*contention(self.provenance.get("load")), *map(str, self.facts.get("warnings", ()))),
         )
 
     @property
@@ -103,7 +103,7 @@ class StoredRun:
         obtained = str(self.manifest["obtained"])
         if "uncalibrated" in str(self.manifest["facts"].get("calibration")):
             obtained += ", uncalibrated"
-        if self.validity.warnings:
+        if contention(self.provenance.get("load")):
             obtained += ", contended"
         obtained += ", other code" if self.other_code else ""
         return obtained + (", other machine" if self.is_of_other_machine else "")

@@ -25,7 +25,7 @@ class Validity:
     reasons: tuple[str, ...]
     """Why not."""
     warnings: tuple[str, ...] = ()
-    """What a reader of valid numbers has to know: that the machine was busy with something else."""
+    """What a reader of valid numbers has to know: that the machine was busy with something else, or the facts' ``warnings``."""
 
 
 def request_counts(record: RunRecord) -> Iterator[str]:

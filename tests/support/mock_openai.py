@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +27,9 @@ class MockOpenAI:
     """Every n-th request is refused (0: none); the n + 1st stream breaks off."""
     has_ids: bool = True
     has_usage: bool = True
+    prompt_tokens: int | None = None
+    """That it says it got, and made; None for what is true."""
+    completion_tokens: int | None = None
     word: str = "x "
     """Text of a token."""
     num_silent: int = 0
@@ -38,6 +41,9 @@ class MockOpenAI:
     """That somebody else seems to have had, a request."""
     health: Callable[[], Any] = dict
     """What /health says."""
+    raw: Mapping[str, Callable[[], Iterable[bytes]]] = field(default_factory=dict)
+    """By the beginning of a request's head: all it gets to hear, byte by byte as it stands, before the connection is closed."""
+    heads: list[str] = field(default_factory=list)
     received_s: list[float] = field(default_factory=list)
     sent_s: list[list[float]] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -45,10 +51,19 @@ class MockOpenAI:
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+                head = self.heads[-1].lower()
                 length = next((int(x.split(":")[1]) for x in head.split("\r\n") if x.startswith("content-length")), 0)
                 received_s = time.monotonic()
                 content = await reader.readexactly(length)
+                if (
+                    says := next((says for start, says in self.raw.items() if head.startswith(start)), None)
+                ) is not None:
+                    for piece in says():
+                        writer.write(piece)
+                        await writer.drain()
+                        await asyncio.sleep(0)
+                    break
                 if head.startswith("get /v1/models"):
                     await self._say(
                         writer, 200, {"data": [{"id": self.model, "owned_by": "tests", "created": received_s}]}
@@ -95,7 +110,11 @@ class MockOpenAI:
                 writer.close()
                 return
         if self.has_usage:
-            usage: dict[str, Any] = {"prompt_tokens": len(body.get("prompt", ())), "completion_tokens": asked}
+            text = "".join(each["content"] for each in body.get("messages", ()))
+            true = (len(body["prompt"]) if "prompt" in body else 8 + len(text) // 3, asked)
+            told = (self.prompt_tokens, self.completion_tokens)
+            said = [is_so if claim is None else claim for is_so, claim in zip(true, told, strict=True)]
+            usage: dict[str, Any] = {"prompt_tokens": said[0], "completion_tokens": said[1]}
             if self.cached_tokens is not None:
                 usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
             _write(writer, {"choices": [], "usage": usage})

@@ -16,6 +16,16 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
         meaning="wait for a place under max_concurrency; null if not sent",
     ),
     Column(name="asked_tokens", kind="int", nullable=True, meaning="tokens asked for; null if not sent"),
+    Column(
+        name="least_prompt",
+        kind="int",
+        nullable=True,
+        meaning="fewest tokens that what was sent can be; of token ids their number; null if not sent",
+    ),
+    Column(name="most_prompt", kind="int", nullable=True, meaning="most tokens that what was sent can be"),
+    Column(name="num_ids", kind="int", nullable=True, meaning="token ids of the answer; null where not told"),
+    Column(name="text_bytes", kind="int", nullable=True, meaning="of the answer, in UTF-8; null if not sent"),
+    Column(name="finish_reason", kind="str", nullable=True, meaning="as the endpoint says it"),
     Column(name="num_chunks", kind="int", meaning="pieces of the answer that have content"),
     Column(name="cached_tokens", kind="int", nullable=True, meaning="prompt tokens from a cache; null where not told"),
 )

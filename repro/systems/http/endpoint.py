@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.error
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from http.client import HTTPException
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from baselines.servers.asking import ask
+from baselines.servers.asking import NoPage, ask, redirect, unread
 from engines.errors import UserError, require
+from engines.strict_json import DECODER
 from repro.runs.drivers.http import Clock, Reply, Send
 
 if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+    from aiohttp import ClientResponse, ClientSession, StreamReader
 
 Api = Literal["completions", "chat"]
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -27,6 +26,8 @@ EXTRA_HEADERS = "extra_headers"
 """A field of a body that goes into the request's headers, as OpenAI's client calls it."""
 LONGEST_LINE = 1 << 20
 """Bytes of an event."""
+LONGEST_ANSWER = 1 << 26
+"""Bytes of all of them."""
 MOST_TOKENS = 1 << 24
 """That an endpoint may say an answer has."""
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -86,17 +87,16 @@ class Endpoint:
         """Cards of what it serves. Raise UserError where it does not answer."""
         headers = self.headers
         try:
-            cards = json.loads(ask(f"{self.base}/v1/models", headers))["data"]
+            cards = DECODER.decode(ask(f"{self.base}/v1/models", headers).decode())["data"]
             json.dumps(cards, allow_nan=False, ensure_ascii=False).encode()  # what no file of a run could hold
             return [card for card in cards if isinstance(card["id"], str)]
-        except urllib.error.HTTPError as error:
-            fix = f"set {KEY_VARIABLE} to its key" if error.code == 401 else "check the url"
-            raise UserError(f"url={self.url!r} answers /v1/models with status {error.code}: {fix}") from None
-        except (OSError, urllib.error.URLError, HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            raise UserError(
-                f"url={self.url!r} does not answer ({reason}): start the server, or check the url"
-            ) from None
+        except NoPage as error:
+            if error.status is None:
+                raise UserError(
+                    f"url={self.url!r} does not answer ({error}): start the server, or check the url"
+                ) from None
+            fix = f"set {KEY_VARIABLE} to its key" if error.status == 401 else "check the url"
+            raise UserError(f"url={self.url!r} answers /v1/models with {error}: {fix}") from None
         except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(
                 f"url={self.url!r} does not answer /v1/models as OpenAI's API does: check the url"
@@ -104,12 +104,18 @@ class Endpoint:
 
     def card(self, model: str | None) -> Mapping[str, Any]:
         """What of the model's card is lasting; of the only one where none is named."""
-        cards = {str(card["id"]): card for card in self.models()}
+        cards: dict[str, Mapping[str, Any]] = {}
+        for card in self.models():
+            lasting = {name: card[name] for name in _LASTING if name in card}
+            require(
+                cards.setdefault(card["id"], lasting) == lasting,
+                f"url={self.url!r} lists model {card['id']!r} twice and otherwise: correct the server",
+            )
         if model is None:
             require(len(cards) == 1, f"model: url={self.url!r} serves {', '.join(cards) or 'none'}: name one of them")
             (model,) = cards
         require(model in cards, f"model={model!r} is not served at {self.url!r}: use {', '.join(cards)}")
-        return {name: cards[model][name] for name in _LASTING if name in cards[model]}
+        return cards[model]
 
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[Send]:
@@ -119,7 +125,12 @@ class Endpoint:
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, headers=dict(self.headers), read_bufsize=LONGEST_LINE
+            timeout=timeout,
+            connector=connector,
+            headers={**self.headers, "Accept-Encoding": "identity"},
+            read_bufsize=LONGEST_LINE,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
 
             async def send(body: Mapping[str, Any], clock: Clock) -> Reply:
@@ -135,39 +146,46 @@ class Endpoint:
         headers = fields.pop(EXTRA_HEADERS, None)
         content = json.dumps(fields).encode()
         try:
-            async with session.post(f"{self.base}{_PATHS[self.api]}", data=content, headers=headers) as response:
-                if response.status != 200:
+            async with session.post(
+                f"{self.base}{_PATHS[self.api]}", data=content, headers=headers, allow_redirects=False
+            ) as response:
+                if 300 <= response.status < 400:
+                    reply.error = redirect(response.status, response.headers.get("Location"))
+                elif response.status != 200:
                     said = _sentence((await response.content.read(4096)).decode(errors="replace"))
                     reply.error = f"status {response.status}: {said}"
+                elif wrong := unread(lambda name: response.headers.getall(name, ())):
+                    reply.error = wrong
                 else:
-                    await _read(response, reply, clock, is_chat=self.api == "chat")
+                    await _read(response, reply, clock, is_chat=self.api == "chat", most=fields.get("max_tokens"))
         except TimeoutError:
             reply.error = f"no whole answer within timeout_s={self.timeout_s:g}"
         except (AttributeError, TypeError, RecursionError):
             reply.error = "an event of the stream is not as OpenAI's API has them"
-        except aiohttp.http_exceptions.HttpProcessingError as error:
-            reply.error = f"no HTTP, or an event of more than {LONGEST_LINE} bytes ({type(error).__name__})"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError) as error:
+            reply.error = f"what it says is no HTTP: {_sentence(error.message)}"
+        except Exception as error:
             reply.error = f"{type(error).__name__}: {_sentence(str(error))}"
         return reply
 
 
-async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat: bool) -> None:
+async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat: bool, most: int | None) -> None:
+    """``most`` is how many tokens were asked for, and so pieces: an answer that goes on behind them may have no end."""
     is_done = False
     silent_s: list[float] = []
-    async for line in response.content:
-        if not line.startswith(b"data:"):
-            continue
+    async for content in _events(response.content):
         arrived_s = clock()
-        content = line[5:].strip()
         if content == b"[DONE]":
             is_done = True
             continue
-        said = json.loads(content)
+        said = DECODER.decode(content.decode())
         if said.get("error") is not None:
             reply.error = f"in the stream: {_sentence(json.dumps(said['error']))}"
             return
         _take(said, reply, arrived_s, silent_s, is_chat=is_chat)
+        if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
+            reply.error = f"the answer goes on behind the {most} tokens that were asked for"
+            return
     # Ends of text that are ignored are tokens without text: an answer of nothing else came when they did.
     reply.chunks_s = reply.chunks_s or silent_s
     if not is_done:
@@ -178,9 +196,32 @@ async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat
         reply.error = "the answer is empty"
 
 
+async def _events(content: StreamReader) -> AsyncIterator[bytes]:
+    """What lines of data say."""
+    held, num_bytes = bytearray(), 0
+    async for data in content.iter_any():
+        num_bytes += len(data)
+        held += data
+        lines: list[bytearray] = []
+        if b"\n" in data:
+            *lines, held = held.split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield bytes(line[5:].strip())
+        if len(held) > LONGEST_LINE:
+            raise ValueError(f"an event of more than {LONGEST_LINE} bytes")
+        if num_bytes > LONGEST_ANSWER:
+            raise ValueError(f"the answer is longer than {LONGEST_ANSWER} bytes")
+    if held.startswith(b"data:"):
+        yield bytes(held[5:].strip())
+
+
 def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: list[float], *, is_chat: bool) -> None:
     """``silent_s`` are the stamps of pieces without content, but for the one that opens a turn."""
-    for choice in said.get("choices") or ():
+    choices = said.get("choices") or ()
+    if len(choices) > 1 or any(choice.get("index") for choice in choices):
+        raise ValueError("more than one answer, though one was asked for")
+    for choice in choices:
         text = (choice.get("delta") or {}).get("content") if is_chat else choice.get("text")
         # The latter is Dynamo's word, of requests of one answer.
         ids = choice.get("token_ids") or (said.get("nvext") or {}).get("completion_token_ids")
@@ -193,7 +234,8 @@ def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: lis
             silent_s.append(arrived_s)
             reply.ended_s = arrived_s
         if ids:
-            reply.token_ids = [*(reply.token_ids or ()), *(_count("token_ids", each) for each in ids)]
+            reply.token_ids = reply.token_ids or []
+            reply.token_ids += [_count("token_ids", each) for each in ids]
         reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
     usage = said.get("usage")
     if usage:
@@ -213,6 +255,6 @@ def _sentence(text: str) -> str:
     try:
         found = json.loads(text)
         text = found.get("error", found)["message"]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    return " ".join(str(text).split())[:300]
+    return "".join(each if each.isprintable() else "?" for each in " ".join(str(text).split())[:300])

@@ -20,6 +20,19 @@ MOST_LIMIT_MS = 1e9
 """Of a good request; twelve days."""
 NOTES = ("basis",)
 """Knobs that are no settings."""
+_ONE = "each request is answered once, as a stream, whose pieces are timed: leave it out"
+_NOT_EXTRA: Mapping[str, str] = {
+    "model": "use --model",
+    "prompt messages prompt_embeds input input_ids input_tokens inputs": "prompts are those of --dataset-name",
+    "max_tokens max_completion_tokens max_new_tokens max_output_tokens min_tokens min_new_tokens": "use --gen-length",
+    "temperature": "use --temperature",
+    "seed": "use --seed",
+    "ignore_eos": "use --knob ignore_eos=false, or leave it out",
+    "stream stream_options n best_of use_beam_search num_return_sequences echo": _ONE,
+    "truncate_prompt_tokens": "prompts are sent whole: use --knob max_prompt_len, or --input-len",
+    f"{EXTRA_HEADERS} extra_query extra_body": "it is no field of a request: leave it out, and give the fields themselves",
+}
+"""What the benchmark itself decides of a request, or is read off it, and what to use instead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +127,9 @@ class HttpKnobs:
             found = None
         if not isinstance(found, dict):
             raise UserError(f"extra={self.extra!r} is no JSON object: write it like '{{\"steps\": 8}}'")
-        require(EXTRA_HEADERS not in found, f"extra: {EXTRA_HEADERS} is no field of a request: leave it out")
+        for name in (*found, *(found["nvext"] if isinstance(found.get("nvext"), dict) else ())):
+            fix = next((fix for names, fix in _NOT_EXTRA.items() if name.lower() in names.split()), None)
+            require(fix is None, f"extra: {name} is not for it to set: {fix}")
         return found
 
 

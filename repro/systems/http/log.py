@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from repro.runs.drivers.http import Exchange
 from repro.runs.record import REQUESTS, Table
 from repro.systems.http.columns import CHUNKS
+from repro.systems.http.workload import prompt_bounds
 
 
 def tables_of(exchanges: Sequence[Exchange]) -> dict[str, Table]:
@@ -45,6 +46,11 @@ def _row(number: int, exchange: Exchange) -> dict[str, object]:
         "turn": exchange.turn,
         "client_queue_s": queue_s,
         "asked_tokens": None if ask is None else ask.asked_tokens,
+        "least_prompt": None if ask is None else prompt_bounds(ask)[0],
+        "most_prompt": None if ask is None else prompt_bounds(ask)[1],
+        "num_ids": None if reply is None or reply.token_ids is None else len(reply.token_ids),
+        "text_bytes": None if reply is None else len(reply.text.encode()),
+        "finish_reason": None if reply is None or reply.finish_reason is None else str(reply.finish_reason)[:40],
         "num_chunks": len(stamps),
         "cached_tokens": None if reply is None else reply.cached_tokens,
     }

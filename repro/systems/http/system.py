@@ -21,7 +21,8 @@ from repro.systems.http.endpoint import require_client
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs, knobs_of
 from repro.systems.http.log import tables_of
-from repro.systems.http.server_metrics import change, fetch
+from repro.systems.http.server_metrics import Page, change, fetch
+from repro.systems.http.validity import unseen_tokens
 from repro.systems.http.workload import HttpWorkload, workload_of
 
 EXECUTOR = "http"
@@ -60,15 +61,19 @@ class HttpDeployment:
         nonce = token_hex(8) if self.knobs.unique_prefix else None
         sent = workload if nonce is None else workload.with_prefixes(nonce)
         exchanges, told = asyncio.run(self._drive(sent, _seldom(on_progress)))
-        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges), "server_metrics": change(*told)}
-        return RunRecord(
+        counted, warnings = change(*told)
+        facts = {**self.facts, "prefix_nonce": nonce, "history": _history(exchanges), "server_metrics": counted}
+        record = RunRecord(
             tables=tables_of(exchanges),
             manifest={"obtained": self.obtained, "dataset": asdict(workload.provenance), "facts": facts},
         )
+        # The manifest holds these very facts.
+        facts["warnings"] = [*warnings, *unseen_tokens(record)]
+        return record
 
     async def _drive(
         self, workload: HttpWorkload, on_progress: OnProgress | None
-    ) -> tuple[list[Exchange], tuple[str | None, str | None]]:
+    ) -> tuple[list[Exchange], tuple[Page, Page]]:
         """Every exchange, and what the server's page of metrics said before them and after them."""
         endpoint = self.knobs.endpoint
         async with endpoint.sending() as send:

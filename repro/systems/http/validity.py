@@ -55,6 +55,33 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
         yield f"{wrong} answers have not {rule} the tokens that were asked for"
 
 
+def prompt_lengths(record: RunRecord) -> Iterator[str]:
+    """As the endpoint counts them, where it does: it cannot have read more or less than was sent."""
+    names = ("prompt_len", "least_prompt", "most_prompt")
+    rows = zip(*(record.requests[name] for name in names), is_ok(record), strict=True)
+    wrong = [row[:3] for row in rows if row[3] and not row[1] <= row[0] <= row[2]]
+    if wrong:
+        told, least, most = wrong[0]
+        sent = f"{least} that were sent" if least == most else f"{least} to {most} that what was sent can be"
+        yield (
+            f"in {len(wrong)} answers the endpoint counts other prompt tokens (usage) than it got, the first {told} of the {sent}"
+        )
+
+
+def answers_sent(record: RunRecord) -> Iterator[str]:
+    """A token comes in one piece, and with its id where ids come; an end of text that was heeded may stay unsaid."""
+    names = ("output_len", "num_ids", "num_chunks", "finish_reason")
+    wrong = []
+    for told, ids, pieces, reason, ok in zip(*(record.requests[name] for name in names), is_ok(record), strict=True):
+        if not ok:
+            continue
+        unsaid = 0 if ids is None else told - ids
+        if pieces > told or unsaid not in (0, int(reason == "stop")):
+            wrong.append(f"{told} in {pieces} pieces" + ("" if ids is None else f" with {ids} ids"))
+    if wrong:
+        yield f"{len(wrong)} answers have not the tokens that the endpoint counts (usage), the first {wrong[0]}"
+
+
 def cold_cache(record: RunRecord) -> Iterator[str]:
     """A first turn has seen nothing of its prompt before; later ones may find their own history."""
     rows = zip(record.requests["turn"], record.requests["cached_tokens"], strict=True)
@@ -95,4 +122,24 @@ def nobody_else(record: RunRecord) -> Iterator[str]:
         )
 
 
-HTTP_CHECKS = (enough_requests, submissions, rate_was_kept, output_lengths, cold_cache, no_drift, nobody_else)
+def unseen_tokens(record: RunRecord) -> Iterator[str]:
+    """What a reader of valid numbers has to know: ends of text that are ignored leave no text, and neither does a lie."""
+    rows = zip(*(record.requests[name] for name in ("output_len", "text_bytes", "num_ids")), is_ok(record), strict=True)
+    if unseen := sum(ok and ids is None and told > num_bytes for told, num_bytes, ids, ok in rows):
+        yield (
+            f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: let the endpoint tell "
+            f"ids, as with --knob extra='{{\"return_token_ids\": true}}'"
+        )
+
+
+HTTP_CHECKS = (
+    enough_requests,
+    submissions,
+    rate_was_kept,
+    prompt_lengths,
+    output_lengths,
+    answers_sent,
+    cold_cache,
+    no_drift,
+    nobody_else,
+)

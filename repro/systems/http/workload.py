@@ -14,6 +14,7 @@ from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.runs.cell import Cell
+from repro.runs.drivers.http import Ask as AnyAsk
 from repro.runs.drivers.http import Reply
 from repro.systems.http.knobs import HttpKnobs
 from repro.workloads.arrivals import ArrivalConfig
@@ -24,6 +25,11 @@ from repro.workloads.workload import WorkloadConfig, build_workload
 
 PREFIX_TOKENS = 16
 """At the front of a conversation, drawn anew in every run: a block of the caches that keep whole blocks."""
+
+CHARACTERS_OF_TOKEN = 16
+"""That no tokenizer packs into one on the mean of a text, whatever its vocabulary; published ones come to 3 to 5."""
+TEMPLATE_TOKENS = 1024
+"""That a chat template may add to a conversation, its own system prompt included, and a 16th of it to each message."""
 
 Ids = tuple[int, ...]
 
@@ -115,6 +121,18 @@ class HttpWorkload:
     @cached_property
     def _known(self) -> list[int]:
         return sorted({i for each in self.conversations for i in each.turns[0].new_ids})
+
+
+def prompt_bounds(ask: AnyAsk) -> tuple[int, int]:
+    """The fewest and the most tokens that an endpoint can truly have counted: of ids their number, of text as many as a
+    tokenizer and a template make of it."""
+    messages = ask.body.get("messages")
+    if messages is None:
+        return ask.prompt_len, ask.prompt_len
+    texts = [str(each["content"]) for each in messages]
+    least = sum(len(" ".join(text.split())) for text in texts) // CHARACTERS_OF_TOKEN
+    room = TEMPLATE_TOKENS + TEMPLATE_TOKENS // 16 * len(texts)
+    return max(1, least), sum(len(text.encode()) for text in texts) + room
 
 
 @lru_cache(maxsize=2)

@@ -28,7 +28,7 @@ from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs
 from repro.systems.http.log import tables_of
-from repro.systems.http.server_metrics import fetch
+from repro.systems.http.server_metrics import Page, fetch
 from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
 from repro.systems.platforms import platform
 
@@ -145,7 +145,11 @@ def test_reasons_not_to_use_a_run() -> None:
         if e.reply
     ]
     assert "sent at 0.667 per second and fell due at 1 (max_concurrency held requests back)" in reasons(slow)
-    short = [replace(e, reply=replace(e.reply, completion_tokens=9)) for e in steady() if e.reply]
+    short = [
+        replace(e, reply=replace(e.reply, completion_tokens=9, chunks_s=e.reply.chunks_s[:9]))
+        for e in steady()
+        if e.reply
+    ]
     assert "12 answers have not exactly the tokens" in reasons(short)
     assert reasons(short, ignore_eos=False) == ""
     warm = [replace(e, reply=replace(e.reply, cached_tokens=16)) for e in steady() if e.reply]
@@ -370,19 +374,22 @@ def test_an_answer_of_another_shape_fails_its_request_alone(server: Any) -> None
 
 def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asking, "ASK_S", 60.0)
-    assert fetch(server.url, {}) == '{"data": [{"id": "m"}]}'
+    assert fetch(server.url, {}) == Page(text='{"data": [{"id": "m"}]}')
     cards = (b'{"id": "m", "root": NaN}', b'{"id": "m", "root": 1e999}', b'{"id": "\\ud800"}', b'{"id"')
-    odd = (b"[" * 10**6, b"[" * 50, b"\xff", b"", b"{}", b"[]", b'{"data": {"id": 5}}')
+    odd = (b"[" * 50, b"\xff", b"", b"{}", b"[]", b'{"data": {"id": 5}}')
     monkeypatch.setattr(asking, "MOST_BYTES", 200)
     for page in (*odd, *(b'{"data": [%s]}' % card for card in cards)):
         server.page = page
         with pytest.raises(UserError, match="does not answer /v1/models as OpenAI's API does"):
             prepare(cell(server.url))
+    server.page = b"[" * 10**6
+    with pytest.raises(UserError, match=r"does not answer \(its body is longer than 200 bytes\)"):
+        prepare(cell(server.url))
     server.page = None
     monkeypatch.setattr(asking, "ASK_S", 0.05)
     with pytest.raises(UserError, match=r"does not answer \(no whole answer within 0.05 s\)"):
         prepare(cell(server.url))
-    assert fetch(server.url, {}) is None
+    assert fetch(server.url, {}) == Page(fault="no whole answer within 0.05 s")
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,396 @@
+"""Servers that redirect, lie, break off, or never end: each a sentence in bounded time, and nothing of theirs is a number."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mock_openai import MockOpenAI, mock_server
+
+from baselines.servers import asking
+from baselines.servers.asking import NoPage, ask
+from engines.errors import RunError, UserError
+from repro.cli.main import main
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.runs.record import RunRecord
+from repro.systems.http import endpoint
+from repro.systems.http.family import HTTP
+from repro.systems.http.server_metrics import Page, change
+
+pytest.importorskip("aiohttp", reason="needs the extra http: aiohttp is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra http: prometheus_client is not installed")
+
+CARDS = b'{"data": [{"id": "mock"}]}'
+EVENT = b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n'
+END = b'data: {"choices": [], "usage": {"prompt_tokens": 8, "completion_tokens": 1}}\n\ndata: [DONE]\n\n'
+
+
+def says(*pieces: bytes, then: bytes | None = None) -> Callable[[], Iterable[bytes]]:
+    """``then`` for ever, after the pieces."""
+    return lambda: chain(pieces, () if then is None else repeat(then))
+
+
+def page(body: bytes, *heads: str, status: str = "200 OK") -> bytes:
+    return "\r\n".join([f"HTTP/1.1 {status}", *heads, "", ""]).encode() + body
+
+
+def sized(body: bytes, more: int = 0, *heads: str) -> bytes:
+    return page(body, f"Content-Length: {len(body) + more}", *heads)
+
+
+def chunk(body: bytes) -> bytes:
+    return f"{len(body):x}\r\n".encode() + body + b"\r\n"
+
+
+def cell(url: str, **knobs: Any) -> Cell:
+    own = {"url": url, "num_prompts": 1, "gen_length": 1, "input_len": 8, "num_warmups": 0, **knobs}
+    return Cell(
+        system="openai-http",
+        dataset="osc",
+        platform="endpoint",
+        executor="http",
+        rate=None,
+        seed=0,
+        knobs=tuple(own.items()),
+    )
+
+
+# -- redirects --------------------------------------------------------------------------------------------------
+
+PATHS = {"get /v1/models": "answers /v1/models with", "post /v1/": "", "get /metrics": "/metrics is not used:"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("status", [300, 301, 302, 303, 304, 307, 308, 399])
+def test_no_redirect_is_followed(path: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    other = MockOpenAI()
+    with mock_server(other) as elsewhere:
+        mock = MockOpenAI(
+            raw={path: says(page(b"", f"Location: {elsewhere}/v1/models", "Set-Cookie: a=b", status=f"{status} X"))}
+        )
+        with mock_server(mock) as url:
+            host = elsewhere.removeprefix("http://")
+            wanted = f"{PATHS[path]} status {status}, a redirect to the host '{host}', which is not followed".strip()
+            if path.endswith("models"):
+                with pytest.raises(UserError) as refused:
+                    prepare(cell(url))
+                assert wanted in str(refused.value)
+            else:
+                record = prepare(cell(url, num_prompts=2, max_concurrency=1)).run()
+                errors = [error for error in record.requests["error"] if error is not None]
+                assert wanted in (errors[0] if path.startswith("post") else record.facts["warnings"][0])
+    assert not other.heads, "nobody asked it anything"
+    assert all("Authorization: Bearer sk-secret" in head and "Cookie" not in head for head in mock.heads)
+
+
+@pytest.mark.parametrize(
+    ("location", "told"),
+    [
+        ("http://user:word@evil.example:81/x", "the host 'evil.example:81'"),
+        ("//evil.example/x", "the host 'evil.example'"),
+        ("/v2/models", "another path of this host"),
+        ("http://[half", "the host '?'"),
+        ("http://" + "a" * 5000, "the host 'aaa"),
+        ("http://evil\x1b.example/", "the host 'evil\\x1b.example'"),
+        (None, "nowhere"),
+    ],
+)
+def test_where_a_redirect_leads_is_told_without_passwords(location: str | None, told: str) -> None:
+    said = asking.redirect(302, location)
+    assert f"a redirect to {told}" in said
+    assert len(said) < 200
+    assert "word" not in said
+
+
+# -- pages ------------------------------------------------------------------------------------------------------
+
+PAGES: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
+    "shorter than its length": (says(sized(CARDS, 9)), "broke off, 9 bytes before its Content-Length"),
+    "a body of nothing": (says(sized(b"", 9)), "broke off, 9 bytes"),
+    "a cut chunk": (says(page(b"ff\r\n" + CARDS, "Transfer-Encoding: chunked")), "its body broke off"),
+    "no last chunk": (says(page(chunk(CARDS), "Transfer-Encoding: chunked")), "its body broke off"),
+    "chunks of no size": (says(page(b"zz\r\n" + CARDS, "Transfer-Encoding: chunked")), "its body broke off"),
+    "two lengths": (says(sized(CARDS, 0, "Content-Length: 5")), "Content-Length is no length"),
+    "a length below 0": (says(page(CARDS, "Content-Length: -1")), "Content-Length is no length"),
+    "a length of words": (says(page(CARDS, "Content-Length: many")), "Content-Length is no length"),
+    "gzip": (says(sized(gzip.compress(CARDS), 0, "Content-Encoding: gzip")), "its body is compressed ('gzip')"),
+    "gzip for the way": (says(page(CARDS, "Transfer-Encoding: gzip, chunked")), "Transfer-Encoding is not known"),
+    "endless": (says(page(CARDS), then=b" " * 65536), "its body is longer than 1000000 bytes"),
+    "endless chunks": (says(page(b"", "Transfer-Encoding: chunked"), then=chunk(b" " * 65536)), "longer than 1000000"),
+    "endless heads": (says(b"HTTP/1.1 200 OK\r\n", then=b"a: b\r\n" * 1000), "no HTTP: HTTPException"),
+    "an endless head": (says(b"HTTP/1.1 200 OK\r\na: ", then=b"b" * 65536), "no HTTP: LineTooLong"),
+    "an endless status": (says(then=b"b" * 65536), "no HTTP: LineTooLong"),
+    "for ever about to": (says(then=b"HTTP/1.1 100 Continue\r\n\r\n"), "no whole answer within"),
+    "no HTTP": (says(b"+OK ready\r\n\r\n"), "no HTTP: BadStatusLine"),
+    "nothing": (says(), "does not answer"),
+    "a part": (says(page(CARDS, status="206 Partial Content")), "status 206"),
+    "nothing new": (says(page(b"", status="204 No Content")), "status 204"),
+    "a page of errors": (says(page(b"x", status="500 No")), "status 500"),
+}
+
+
+@pytest.mark.parametrize("what", PAGES)
+def test_a_page_that_is_not_whole_is_none(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, sentence = PAGES[what]
+    monkeypatch.setattr(asking, "MOST_BYTES", 10**6)
+    monkeypatch.setattr(asking, "ASK_S", 0.3 if "within" in sentence else 30.0)
+    raw = {"get /v1/models": pieces, "get /metrics": pieces}
+    with mock_server(MockOpenAI(raw=raw)) as url:
+        with pytest.raises(UserError) as refused:
+            prepare(cell(url))
+        with pytest.raises(NoPage):
+            ask(f"{url}/metrics")
+    assert sentence in str(refused.value)
+
+
+def test_two_cards_of_one_name_are_refused() -> None:
+    for other, is_refused in (("b", True), ("a", False)):
+        cards = json.dumps({"data": [{"id": "m", "root": root, "created": i} for i, root in enumerate(("a", other))]})
+        with mock_server(MockOpenAI(raw={"get /v1/models": says(sized(cards.encode()))})) as url:
+            if not is_refused:
+                assert endpoint.Endpoint(url=url).card(None) == {"id": "m", "root": "a"}
+                continue
+            with pytest.raises(UserError, match="lists model 'm' twice and otherwise"):
+                prepare(cell(url))
+    with (
+        mock_server(MockOpenAI(raw={"get /v1/models": says(sized(b'{"data": [], "data": [{"id": "m"}]}'))})) as url,
+        pytest.raises(UserError, match="does not answer /v1/models as OpenAI's API does"),
+    ):
+        prepare(cell(url))
+
+
+# -- answers ----------------------------------------------------------------------------------------------------
+
+
+ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
+    "shorter than its length": (says(sized(EVENT + END, 9)), "ClientPayloadError"),
+    "a cut chunk": (says(page(b"fff\r\n" + EVENT + END, "Transfer-Encoding: chunked")), "ClientPayloadError"),
+    "no last chunk": (says(page(chunk(EVENT + END), "Transfer-Encoding: chunked")), "ClientPayloadError"),
+    "cut behind a piece": (says(page(EVENT)), "broke off before its end"),
+    "cut in a number": (says(page(EVENT + b'data: {"usage": {"completion_tokens": 1')), "JSONDecodeError"),
+    "gzip": (says(page(gzip.compress(EVENT + END), "Content-Encoding: gzip")), "its body is compressed ('gzip')"),
+    "deflate for the way": (says(page(EVENT + END, "Transfer-Encoding: deflate")), "Transfer-Encoding is not known"),
+    "two lengths": (says(sized(EVENT + END, 0, "Content-Length: 5")), "no HTTP"),
+    "a length of words": (says(page(EVENT, "Content-Length: many")), "no HTTP"),
+    "brotli": (says(page(b"x", "Content-Encoding: br")), "its body is compressed ('br')"),
+    "endless pieces": (says(page(b""), then=EVENT * 100), "goes on behind the 1 tokens that were asked for"),
+    "endless ids": (
+        says(page(b'data: {"choices": [{"text": "x", "token_ids": [1, 2, 3]}]}\n\n'), then=EVENT),
+        "goes on behind the 1 tokens",
+    ),
+    "endless silence": (says(page(EVENT + END), then=b": still here\n\n" * 4000), "longer than 1000000 bytes"),
+    "endless blanks": (says(page(b""), then=b"\n" * 65536), "longer than 1000000 bytes"),
+    "an endless line": (says(page(b"data: "), then=b"x" * 65536), "an event of more than"),
+    "endless heads": (says(b"HTTP/1.1 200 OK\r\n", then=b"a: b\r\n" * 1000), "no HTTP"),
+    "an endless head": (says(b"HTTP/1.1 200 OK\r\na: ", then=b"b" * 65536), "no HTTP"),
+    "for ever about to": (says(then=b"HTTP/1.1 100 Continue\r\n\r\n"), "no whole answer within timeout_s=0.3"),
+    "dripping": (says(page(b""), then=b": \n"), "no whole answer within timeout_s=0.3"),
+    "two answers": (says(page(b'data: {"choices": [{"text": "x"}, {"text": "y"}]}\n\n')), "more than one answer"),
+    "another's answer": (says(page(b'data: {"choices": [{"index": 1, "text": "x"}]}\n\n')), "more than one answer"),
+    "a count twice": (
+        says(page(EVENT + b'data: {"usage": {"completion_tokens": 1, "completion_tokens": 64}}\n\n')),
+        "the key 'completion_tokens' is given twice",
+    ),
+    "an error that is nested": (says(page(b"[" * 4000, status="500 No")), "status 500: [[["),
+    "an error in colour": (says(page(b'{"message": "\\u001b[31m\\ud800no"}', status="500 No")), "status 500: ?[31m?no"),
+    "a part": (says(page(EVENT + END, status="206 Part")), "status 206"),
+    "no HTTP": (says(b"+OK ready\r\n\r\n"), "no HTTP"),
+}
+
+
+@pytest.mark.parametrize("what", ANSWERS)
+def test_an_answer_that_is_not_whole_is_none(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, sentence = ANSWERS[what]
+    monkeypatch.setattr(endpoint, "LONGEST_ANSWER", 10**6)
+    with mock_server(MockOpenAI(raw={"post /v1/": pieces})) as url:
+        record = prepare(cell(url, timeout_s=0.3 if "0.3" in sentence else 30.0)).run()
+    (error,) = record.requests["error"]
+    assert sentence in error
+    assert record.requests["output_len"] == [None]
+    assert not HTTP.assess(record).valid
+
+
+def test_a_bomb_is_never_unpacked() -> None:
+    """768 kB that are 768 MB: the answer is refused for what its head says."""
+    bomb = gzip.compress(b"data: {}\n\n" * 100_000)
+    for path, run in (
+        ("post /v1/", lambda url: prepare(cell(url)).run().requests["error"][0]),
+        ("get /metrics", _metrics_of),
+    ):
+        with mock_server(MockOpenAI(raw={path: says(page(bomb, "Content-Encoding: gzip"))})) as url:
+            assert "its body is compressed ('gzip'), which was not asked for" in run(url)
+
+
+def _metrics_of(url: str) -> str:
+    with pytest.raises(NoPage) as refused:
+        ask(f"{url}/metrics")
+    return str(refused.value)
+
+
+def test_what_fails_the_warm_up_is_said() -> None:
+    raw = {"post /v1/": says(page(b"", "Location: http://evil.example/", status="307 X"))}
+    with (
+        mock_server(MockOpenAI(raw=raw)) as url,
+        pytest.raises(RunError, match=r"warm-up request 0 failed: status 307, a redirect to the host 'evil.example'"),
+    ):
+        prepare(cell(url, num_warmups=1)).run()
+
+
+# -- counts -----------------------------------------------------------------------------------------------------
+
+
+def reasons(mock: MockOpenAI, **knobs: Any) -> tuple[str, RunRecord]:
+    with mock_server(mock) as url:
+        record = prepare(cell(url, **{"num_prompts": 12, "gen_length": 4, "num_warmups": 1, **knobs})).run()
+    return "; ".join(each for each in HTTP.assess(record).reasons if "late by the harness" not in each), record
+
+
+@pytest.mark.parametrize("told", [0, 1, 7, 9, 315])
+def test_a_prompt_is_as_long_as_it_was_sent(told: int) -> None:
+    wanted = f"in 12 answers the endpoint counts other prompt tokens (usage) than it got, the first {told} of the 8 that were sent"
+    assert reasons(MockOpenAI(prompt_tokens=told))[0] == wanted
+
+
+@pytest.mark.parametrize(("told", "is_so"), [(None, True), (1, False), (15, False), (10**6, False), (400, True)])
+def test_a_text_has_as_many_tokens_as_a_tokenizer_and_a_template_make_of_it(told: int | None, is_so: bool) -> None:
+    said, record = reasons(MockOpenAI(prompt_tokens=told), api="chat", input_len=200)
+    assert ("counts other prompt tokens" not in said) is is_so, record.requests["least_prompt"]
+    assert all(15 < least < 60 for least in record.requests["least_prompt"])
+
+
+@pytest.mark.parametrize(
+    ("mock", "sentence"),
+    [
+        (MockOpenAI(completion_tokens=3, has_ids=False), "the first 3 in 4 pieces"),
+        (MockOpenAI(completion_tokens=5), "the first 5 in 4 pieces with 4 ids"),
+        (MockOpenAI(completion_tokens=3), "the first 3 in 4 pieces with 4 ids"),
+        (MockOpenAI(num_silent=3), "the first 4 in 1 pieces with 1 ids"),
+    ],
+)
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_an_answer_has_the_tokens_that_are_counted(mock: MockOpenAI, sentence: str, api: str) -> None:
+    found, _ = reasons(replace(mock), api=api, ignore_eos=False)
+    assert f"12 answers have not the tokens that the endpoint counts (usage), {sentence}" in found
+
+
+def test_tokens_that_nothing_shows_are_told_and_no_fault() -> None:
+    found, record = reasons(MockOpenAI(has_ids=False, word="", gap_s=0.0))
+    assert found == ""
+    assert record.facts["warnings"] == [
+        "12 answers have fewer bytes of text than tokens (usage), and nothing shows the others: let the endpoint tell ids, "
+        "as with --knob extra='{\"return_token_ids\": true}'"
+    ]
+    assert reasons(MockOpenAI(has_ids=False))[1].facts["warnings"] == []
+
+
+# -- /metrics ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counted", "warning"),
+    [
+        ("a_total 1\n", "a_total 5\n", {"a_total": 4.0}, ""),
+        ("", "a_total 5\nb 2\n", {"a_total": 5.0, "b": 2.0}, ""),
+        ("a_total 1\n", "a_total NaN\nb 2\n", {"b": 2.0}, "a_total is no finite number"),
+        ("a_total NaN\n", "a_total 5\nb 2\n", {"b": 2.0}, "a_total is no finite number"),
+        ("", "a_total +Inf\n", {}, "a_total is no finite number"),
+        ("", "a 1e308\n", {}, "a is no finite number"),
+        ("", "a_sum -5\n", {}, "a_sum is -5, though it only grows"),
+        ("", "a -5\n", {"a": -5.0}, ""),
+        ("", "# TYPE a_count gauge\na_count -5\n", {"a_count": -5.0}, ""),
+        ("a_total 5\n", "a_total 2\n", {}, "a_total fell from 5 to 2"),
+        ("", "a_total 5\na_total 6\nb 1\n", {"b": 1.0}, "a_total is given twice"),
+        ("", 'a{x="1",y="2"} 5\na{y="2",x="1"} 6\na{x="1",y="2"} 7\n', {}, 'a{x="1",y="2"} is given twice'),
+        ("a 1\na 2\n", "a 5\n", {}, "a is given twice"),
+        ("", 'a{quantile="0.5"} NaN\n', {}, ""),
+        ("", "a NaN\nb NaN\nc NaN\nd NaN\ne NaN\n", {}, "c is no finite number; and 2 more"),
+        ("", "a_total 12", None, "is not used: its last line has no end"),
+        ("a_total 1", "a_total 12\n", None, "is not used: its last line has no end"),
+        ("", "<html></html>\n", None, "is not used: "),
+        ("", "a{" + "x" * 20000 + "} 5\n", None, "is not used: it has a line of more than 16384 characters"),
+        ("", "a five\n", None, "is not used: "),
+        ("", 'a{x="1" 5\n', None, "is not used: "),
+    ],
+)
+def test_what_a_server_counts(before: str, after: str, counted: dict[str, float] | None, warning: str) -> None:
+    found, warnings = change(Page(text=before), Page(text=after))
+    assert found == counted
+    assert (warning in warnings[0]) if warning else not warnings
+
+
+def test_pages_that_are_none_are_told_apart() -> None:
+    assert change(Page(), Page()) == (None, [])
+    whole = Page(text="a_total 1\n")
+    for faulty in ((Page(fault="it broke off"), whole), (whole, Page(fault="it broke off"))):
+        assert change(*faulty) == (None, ["the server's /metrics is not used: it broke off"])
+
+
+def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = says(sized(b"vllm:generation_tokens_total 12\n", 5))
+    with mock_server(MockOpenAI(raw={"get /metrics": cut}, gap_s=0.002)) as url:
+        words = f"repro bench --url {url} --num-prompts 12 --gen-length 3 --input-len 8 --result-dir {tmp_path}"
+        monkeypatch.setattr(sys, "argv", [*words.split(), "--goodput", "ttft:60000"])
+        monkeypatch.setenv("COLUMNS", "80")
+        with pytest.raises(SystemExit):
+            main()
+    said = capsys.readouterr()
+    told = " ".join(said.err.split())
+    assert "the server's /metrics is not used: its body broke off, 5 bytes before its Content-Length" in told
+    lines = said.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    table = dict(line.split(":", 1) for line in lines if ":" in line)
+    assert (table["in tok"].strip(), table["out tok"].strip()) == ("8.0", "3.0")
+    assert all(float(table[name]) > 0 for name in ("ttft ms", "tpot ms", "itl ms", "goodput/s"))
+    (summary,) = tmp_path.rglob("summary.json")
+    stored = json.loads(summary.read_text())
+    assert float(table["ttft ms"]) == pytest.approx(1e3 * stored["ttft_s"]["mean"], abs=0.051)
+    assert (stored["input_len"]["max"], stored["output_len"]["n"]) == (8, 12)
+
+
+# -- extra ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("max_tokens", "use --gen-length"),
+        ("max_completion_tokens", "use --gen-length"),
+        ("min_tokens", "use --gen-length"),
+        ("model", "use --model"),
+        ("temperature", "use --temperature"),
+        ("seed", "use --seed"),
+        ("ignore_eos", "use --knob ignore_eos=false"),
+        ("prompt", "those of --dataset-name"),
+        ("messages", "those of --dataset-name"),
+        ("prompt_embeds", "those of --dataset-name"),
+        ("stream", "leave it out"),
+        ("stream_options", "leave it out"),
+        ("n", "leave it out"),
+        ("best_of", "leave it out"),
+        ("echo", "leave it out"),
+        ("truncate_prompt_tokens", "prompts are sent whole"),
+        ("extra_body", "it is no field of a request"),
+    ],
+)
+def test_extra_sets_nothing_that_the_benchmark_sets(name: str, fix: str) -> None:
+    for extra in ({name: None}, {"top_k": 3, name: 1}, {"nvext": {name: 1}}):
+        with pytest.raises(UserError, match=rf"extra: {name} is not for it to set: .*{fix}"):
+            prepare(cell("http://127.0.0.1:9", extra=json.dumps(extra)))
+
+
+def test_extra_adds_all_else() -> None:
+    mock = MockOpenAI()
+    with mock_server(mock) as url:
+        prepare(cell(url, extra='{"top_k": 3, "nvext": {"extra_fields": ["completion_token_ids"]}}')).run()
+    assert (mock.bodies[0]["top_k"], mock.bodies[0]["max_tokens"]) == (3, 1)
