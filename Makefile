@@ -40,7 +40,7 @@ help:
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
   'make reproduce-laps  every figure of LAPS, some five minutes: $(LAPS_FIGURES)' \
   'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD and LAPS' \
-	  'make check-results   whether the committed figures are those of the code, calibration and data of today' \
+	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
 	  'make test            the tests' \
 	  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
@@ -91,7 +91,7 @@ reproduce-laps: $(LAPS_FIGURES:%=reproduce-laps-%)
 reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd reproduce-laps
 
 check-results: $(STAMP)
-	$(SAY) 'check-results: every committed figure against what it would be drawn from today (seconds)'
+	$(SAY) 'check-results: every committed result against what it would be made from today (half a minute of one core)'
 	@$(BIN)/repro check-results
 
 # Tests start some hundred interpreters: what one has compiled, the next ones read.

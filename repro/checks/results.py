@@ -1,25 +1,33 @@
-"""Committed figures, calibration reports and claims against the code, calibration and data of today: would they come out
-the same?"""
+"""Committed figures against the code, calibration, data and stated numbers of today: would they come out the same? What
+needs no run is drawn again."""
 
 from __future__ import annotations
 
-import json
+import os
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from math import isclose
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from engines.errors import UserError
 from repro.reports import claims_file
 from repro.reports.evidence import sources
-from repro.reports.figures import PAPERS, View, figure
-from repro.reports.fitting import PROTOCOLS
-from repro.reports.predictions import PREDICTIONS_OF, medians, predictions_note, read_report, report_path
-from repro.reports.stamp import changed_files, name_of, read_stamp
+from repro.reports.figures import PAPERS, FigureEntry, View, default_num_runs, default_reading, figure
+from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
+from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, stated
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.systems.calibration import load_calibration
 from repro.systems.platforms import platform
+
+OTHER_FOLDERS = ("paper", "calibration", "local", "figures")
+"""Of results: what was put in, and what this machine made."""
+SUFFIXES = (".csv", ".md", ".txt", ".png", ".pdf")
+"""Of a figure's own files."""
 
 Status = Literal["same", "other code", "stale", "no stamp"]
 
@@ -35,6 +43,8 @@ class Checked:
     status: Status
     is_measured: bool
     reason: str
+    command: str = "-"
+    """Makes it again."""
 
     @property
     def is_fault(self) -> bool:
@@ -71,78 +81,11 @@ def check_results(root: Path, today: Today | None = None) -> list[Checked]:
     return [_check(path, today) for path in sorted(_figures(root))]
 
 
-def check_reports(today: Today | None = None) -> list[Checked]:
-    """The report of every calibrated card: of the stored constants, of runs that would be made today, and its medians
-    those of its own comparisons."""
-    today = today or Today()
-    return [_check_report(card, today) for card in PROTOCOLS]
-
-
-def check_claims(root: Path, today: Today | None = None) -> list[Checked]:
-    """Every ``claims-PAPER.csv`` below ``root``: of runs that would be made today, by today's code."""
-    today, paths = today or Today(), {paper: root / f"claims-{paper}.csv" for paper in PAPERS}
-    return [_check_claims(paper, path, today) for paper, path in paths.items() if path.is_file()]
-
-
-def _check_report(card: str, today: Today) -> Checked:
-    path = report_path(card)
-
-    def checked(status: Status, reason: str) -> Checked:
-        return Checked(figure="calibration", path=path, status=status, is_measured=False, reason=reason)
-
-    try:
-        report = read_report(card)
-    except UserError as error:
-        return checked("stale", str(error))
-    if report is None:
-        return checked("stale", "no report is stored")
-    if report["calibration"] != _plain(asdict(load_calibration(card))):
-        return checked("stale", "the constants are not the stored ones")
-    if report["medians"] != medians(report["comparisons"]):
-        return checked("stale", "the medians are not those of its comparisons")
-    runs = {key for each in report["comparisons"] for key in each["runs"]}
-    codes = today.codes("dllm-serve", (card,))
-    if unknown := sorted(runs - codes.keys()):
-        return checked(
-            "stale", f"{len(unknown)} of {len(runs)} runs are of other data, calibration or settings: {unknown[0]}"
-        )
-    if others := {code for each in report["comparisons"] for code in each["code"]} - set(codes.values()):
-        return checked("other code", f"runs were made by other code: {sorted(others)[0]}")
-    return checked("same", f"{len(runs)} runs")
-
-
-def _check_claims(paper: str, path: Path, today: Today) -> Checked:
-    def checked(status: Status, reason: str) -> Checked:
-        return Checked(figure="claims", path=path, status=status, is_measured=False, reason=reason)
-
-    try:
-        rows = claims_file.read(path)
-    except UserError as error:
-        return checked("stale", str(error))
-    runs = {key: row for row in rows for key in row["runs"].split()}
-    codes = today.codes(paper)
-    if unknown := sorted(runs.keys() - codes.keys() - today.whole(paper)):
-        claim = runs[unknown[0]]["id"]
-        return checked(
-            "stale",
-            f"{len(unknown)} of {len(runs)} runs are of other data, calibration or settings: {unknown[0]} of {claim}",
-        )
-    made_by = {code for row in rows if row["obtained"].startswith("simulated") for code in row["code"].split()}
-    if others := made_by - set(codes.values()):
-        return checked("other code", f"runs were made by other code: {sorted(others)[0]}")
-    return checked("same", f"{len(rows)} claims, {len(runs)} runs")
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON gives it back."""
-    return json.loads(json.dumps(value))
-
-
 def _figures(root: Path) -> Iterator[Path]:
     """Path of each figure's stamp, whether it is there or not."""
-    for path in root.glob("*/*.csv"):
-        if path.with_suffix(".pdf").is_file() or path.with_suffix(".md").is_file():
-            yield path.with_suffix(".json")
+    for folder in root.iterdir():
+        if folder.is_dir() and folder.name not in OTHER_FOLDERS and not folder.name.startswith("."):
+            yield from {path.with_suffix(".json") for path in folder.iterdir() if path.suffix in SUFFIXES}
 
 
 def _check(path: Path, today: Today) -> Checked:
@@ -160,48 +103,117 @@ def _check(path: Path, today: Today) -> Checked:
 
 def _check_stamp(path: Path, stamp: Mapping[str, Any], today: Today) -> Checked:
     runs: Sequence[Mapping[str, Any]] = stamp["runs"]
-    status, reason = _compare(stamp, runs, _experiments(stamp, today), path.parent)
+    entry, view = figure(stamp["figure"]), _view(stamp)
+    experiments = [today.experiment(view.applied(cell)) for cell in entry.load().cells(view)]
+    status: Status
+    if strange := _strange_file(stamp, path):
+        status, reason = "stale", strange
+    elif runs or experiments:
+        status, reason = _compare(stamp, runs, experiments)
+    else:
+        status, reason = _redraw(stamp, view, path.parent)
     return Checked(
         figure=stamp["figure"],
         path=path,
         status=status,
         is_measured=any(run["obtained"].startswith("measured") for run in runs),
         reason=reason,
+        command=_command(entry, view, path.parent),
     )
 
 
-def _experiments(stamp: Mapping[str, Any], today: Today) -> list[Experiment]:
-    """What the figure would be drawn from."""
+def _command(entry: FigureEntry, view: View, folder: Path) -> str:
+    where = view.platform
+    words = ["repro reproduce", entry.name, "--platform", where.name]
+    if where.executor != platform(where.name).executor:
+        words += ["--executor", where.executor]
+    if view.reading != default_reading(where):
+        words += ["--reading", view.reading]
+    if view.num_runs != default_num_runs(entry.load(), where):
+        words += ["--num-runs", str(view.num_runs)]
+    words += [f"--request-rate {rate:g}" for rate in view.rates]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]
+    return " ".join([*words, "--out-dir", shlex.quote(os.path.relpath(folder))])
+
+
+def _view(stamp: Mapping[str, Any]) -> View:
+    """What was asked of the figure."""
     if stamp["executor"] not in ("torch", "roofline"):
         raise ValueError(f"executor={stamp['executor']!r}")
-    where = replace(platform(stamp["platform"]), executor=stamp["executor"])
-    view = View(
-        platform=where,
+    return View(
+        platform=replace(platform(stamp["platform"]), executor=stamp["executor"]),
         reading=stamp["reading"],
         num_runs=stamp["num_runs"],
         knobs=tuple(stamp["knobs"].items()),
         rates=tuple(stamp["rates"]),
     )
-    return [today.experiment(view.applied(cell)) for cell in figure(stamp["figure"]).load().cells(view)]
+
+
+def _strange_file(stamp: Mapping[str, Any], path: Path) -> str | None:
+    if changed := changed_files(stamp, path.parent):
+        return f"{changed[0]} is not as it was drawn"
+    unknown = {other.name for other in path.parent.glob(f"{path.stem}.*")} - {path.name, *stamp["files"]}
+    return f"{min(unknown)} was not drawn with it" if unknown else None
+
+
+def _redraw(stamp: Mapping[str, Any], view: View, folder: Path) -> tuple[Status, str]:
+    """Of arithmetic alone, so that any machine draws it again: its numbers and words, as libraries decide the picture."""
+    with TemporaryDirectory() as place:
+        rendered = figure(stamp["figure"]).load().render([], view, Path(place))
+        for made in rendered.files:
+            if made.suffix in (".csv", ".md", ".txt") and (lines := _other_line(folder / made.name, made)):
+                return "stale", f"{made.name} has {lines[0]!r}, where it is drawn now with {lines[1]!r}"
+    if list(rendered.notes) != stamp["notes"]:
+        return "stale", "its notes are not those that it is drawn with now"
+    return "same", "no runs, drawn again"
+
+
+def _other_line(committed: Path, made: Path) -> tuple[str, str] | None:
+    """The first line that differs, as it is there and as it is now."""
+    there, now = (path.read_text("utf-8").splitlines() if path.is_file() else [] for path in (committed, made))
+    return next((pair for pair in zip_longest(there, now, fillvalue="") if not is_alike(*pair)), None)
+
+
+def is_alike(there: str, now: str) -> bool:
+    """The same words and numbers, up to the last places in which processors differ."""
+    pairs = zip_longest(_NUMBER.split(there), _NUMBER.split(now), fillvalue="")
+    return all(a == b or (_is_number(a) and _is_number(b) and isclose(float(a), float(b))) for a, b in pairs)
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+_NUMBER = re.compile(r"(-?\d+\.\d+(?:e[-+]?\d+)?)")
 
 
 def _compare(
-    stamp: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment], folder: Path
+    stamp: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], experiments: Sequence[Experiment]
 ) -> tuple[Status, str]:
-    if changed := changed_files(stamp, folder):
-        return "stale", f"{changed[0]} is not as it was drawn"
     asked = {experiment.cell.folder_name: experiment for experiment in experiments}
     if "folders" in stamp:
-        return _compare_many(stamp["folders"], runs, asked)
+        status, reason = _compare_many(stamp["folders"], runs, asked)
+    else:
+        status, reason = _compare_each(runs, asked)
+    if status == "stale":
+        return status, reason
+    card = platform(stamp["platform"]).gpu
+    quoted = [note for note in stamp["notes"] if note.startswith(PREDICTIONS_OF)]
+    if card is not None and any(note != predictions_note(card) for note in quoted):
+        return "stale", f"its notes quote another report than {report_path(card).name}"
+    if status == "same" and stamp["drawn_by"] != drawn_by(figure(stamp["figure"]).module):
+        return "other code", "it was drawn by other code"
+    if status == "same" and stamp["stated"] != stated(stamp["figure"].partition("/")[0]):
+        return "other code", "the paper's numbers in it may be others than results/paper has"
+    return status, reason
+
+
+def _compare_each(runs: Sequence[Mapping[str, Any]], asked: Mapping[str, Experiment]) -> tuple[Status, str]:
     drawn = {run["folder"]: run["code"] for run in runs}
     if missing := sorted(asked.keys() - drawn.keys()):
         return "stale", f"{len(missing)} of {len(asked)} runs are of other data, calibration or settings: {missing[0]}"
     if extra := sorted(drawn.keys() - asked.keys()):
         return "stale", f"{len(extra)} runs are no longer asked for: {extra[0]}"
-    card = platform(stamp["platform"]).gpu
-    quoted = [note for note in stamp["notes"] if note.startswith(PREDICTIONS_OF)]
-    if card is not None and any(note != predictions_note(card) for note in quoted):
-        return "stale", f"its notes quote another report than {report_path(card).name}"
     others = sum(asked[name].code.digest != code for name, code in drawn.items())
     if others:
         return "other code", f"{others} of {len(drawn)} runs were made by other code"

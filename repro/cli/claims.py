@@ -38,10 +38,11 @@ def claims(
     from repro.files import readable_folder, writable_folder
     from repro.paths import LOCAL, figures_beside
     from repro.reports.claims import count, count_by_role, judge_all
-    from repro.reports.claims_file import as_row, save
+    from repro.reports.claims_file import as_row
     from repro.reports.evidence import stored_answers
     from repro.reports.figures import paper as paper_of
     from repro.reports.paper import read_claims
+    from repro.reports.stamp import save_claims
     from repro.runs.store import Store
 
     chosen = paper_of(paper)
@@ -52,7 +53,7 @@ def claims(
     with counting("looking at stored runs, figures:") as advance:
         answers = stored_answers(chosen.entries, store, advance)
     judged = judge_all(stated, answers)
-    path = save(out / f"claims-{chosen.name}.csv", judged)
+    path = save_claims(chosen, judged, out / f"claims-{chosen.name}.csv")
     if json:
         by_role = count_by_role(judged)
         rows = [as_row(each) for each in judged]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from engines.errors import UserError
 from repro.files import replace_text
-from repro.reports.claims import Judged
+from repro.reports.claims import Answer, Finding, How, Judged, judge
+from repro.reports.paper import Claim
 from repro.reports.roles import MOST_ALONE
 from repro.runs.store import StoredRun
 
@@ -97,7 +98,7 @@ def save(path: Path, judged: Sequence[Judged]) -> Path:
     writer = csv.DictWriter(text, fieldnames=COLUMNS, lineterminator="\n")
     writer.writeheader()
     for each in judged:
-        writer.writerow({name: _flat(value) for name, value in as_row(each).items()})
+        writer.writerow({name: flat(value) for name, value in as_row(each).items()})
     return replace_text(path, text.getvalue())
 
 
@@ -116,6 +117,41 @@ def read(path: Path) -> list[dict[str, str]]:
     return rows
 
 
+def judged_again(claims: Sequence[Claim], rows: Sequence[Mapping[str, str]]) -> list[Judged]:
+    """The rows' own answers to the claims they are of, judged as claims are stated now. Their runs stay behind."""
+    by_id = {row["id"]: row for row in rows}
+    return [judge(claim, [_answer(claim, by_id[claim.id])] if by_id[claim.id]["ours"] else []) for claim in claims]
+
+
+def flat_row(each: Judged) -> dict[str, str]:
+    """As ``read`` gives it back."""
+    return {name: "" if value is None else str(flat(value)) for name, value in as_row(each).items()}
+
+
+def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
+    values = tuple(map(float, row["ours"].split()))
+    is_testable = row["verdict"] != "not testable here" or claim.untestable is not None
+    how: How = next((how for how in get_args(How) if row["obtained"].startswith(how)), "computed")
+    finding = Finding(
+        claim=claim.id,
+        value=values if len(values) > 1 else values[0],
+        obtained=how,
+        how=row["how"],
+        of=_parts(row["of"], len(values)),
+        holds={"True": True, "False": False}.get(row["holds"]),
+        comparable=is_testable,
+    )
+    roles = _parts(row["roles"], len(values)) or ("prediction",) * len(values)
+    return Answer(finding=finding, roles=roles, command=row["command"] or None)  # type: ignore[arg-type]
+
+
+def _parts(text: str, count: int) -> tuple[str, ...]:
+    """Of a flat tuple of words or phrases, of which there are ``count`` or none."""
+    if not text:
+        return ()
+    return (text,) if count == 1 else tuple(text.split("; " if "; " in text else " "))
+
+
 def _obtained(how: str, runs: Sequence[StoredRun]) -> str:
     """How the runs were obtained, with what they add to it, such as that other code made them."""
     found = sorted({run.obtained for run in runs})
@@ -127,8 +163,9 @@ def _commit(run: StoredRun) -> str:
     return f"{str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}"
 
 
-def _flat(value: object) -> object:
+def flat(value: object) -> object:
+    """As a CSV holds it: every digit of a number, and several values side by side."""
     if isinstance(value, tuple | list):
         separator = "; " if any(" " in str(part) for part in value) else " "
-        return separator.join(f"{part:g}" if isinstance(part, int | float) else str(part) for part in value)
-    return f"{value:g}" if isinstance(value, float) else value
+        return separator.join(str(flat(part)) for part in value)
+    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else value

@@ -16,6 +16,7 @@ from repro import paths
 from repro.files import replace_text
 from repro.reports.claims import Judged
 from repro.reports.claims_file import as_row
+from repro.reports.seal import sealed
 
 SCHEMA_VERSION = 3
 KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})
@@ -74,7 +75,7 @@ def medians(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 
 def write_report(value: Mapping[str, Any]) -> Path:
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(sealed(value), indent=2, ensure_ascii=False, allow_nan=False)
     return replace_text(report_path(value["card"]), text + "\n")
 
 

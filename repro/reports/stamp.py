@@ -1,4 +1,4 @@
-"""What a drawn figure rests on, in a JSON file beside it: its runs, their code, and its own files."""
+"""What a drawn figure, or a file of claims, rests on, in a JSON file beside it: runs, code, stated values, its own files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import UserError
+from repro import paths
 from repro.files import replace_text
+from repro.reports import claims_file
+from repro.reports.claims import Judged
 from repro.reports.claims_file import names_of
-from repro.reports.figures import FigureEntry, Rendered, View
+from repro.reports.figures import PAPERS, FigureEntry, Paper, Rendered, View
+from repro.reports.paper import FOLDERS, load_claims, load_figures
 from repro.reports.roles import MOST_ALONE
+from repro.reports.seal import is_whole, sealed
+from repro.runs.code import DIGEST_LENGTH, code_of
 from repro.runs.store import StoredRun
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def write_stamp(entry: FigureEntry, view: View, runs: Sequence[StoredRun], rendered: Rendered) -> Path:
@@ -31,10 +37,48 @@ def write_stamp(entry: FigureEntry, view: View, runs: Sequence[StoredRun], rende
         "knobs": dict(view.knobs),
         "rates": list(view.rates),
         "notes": list(rendered.notes),
+        "drawn_by": drawn_by(entry.module),
+        "stated": stated(entry.name.partition("/")[0]),
         "files": {file.name: _digest(file) for file in rendered.files},
         **({"runs": [_run(run) for run in runs]} if len(runs) <= MOST_ALONE else _many(runs)),
     }
-    return replace_text(path, json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return _write(path, value)
+
+
+def save_claims(paper: Paper, judged: Sequence[Judged], path: Path) -> Path:
+    """The CSV and its stamp."""
+    claims_file.save(path, judged)
+    value = {"schema_version": SCHEMA_VERSION, "drawn_by": answered_by(paper), "files": {path.name: _digest(path)}}
+    _write(path.with_suffix(".json"), value)
+    return path
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> Path:
+    return replace_text(path, json.dumps(sealed(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def drawn_by(*modules: str) -> str:
+    """Digest of the code that makes a figure of runs: its modules, those of their packages and of ``repro.reports``
+    that they import, and what these import themselves."""
+    own = {module.rpartition(".")[0] or module for module in modules}
+    return code_of(modules, (*sorted(f"{package}." for package in own), "paper_figures.", "repro.reports.")).digest
+
+
+def answered_by(paper: Paper) -> str:
+    """Digest of the code that answers a paper's claims from runs."""
+    return drawn_by(*(entry.module for entry in paper.entries), "repro.reports.evidence", "repro.reports.stamp")
+
+
+def stated(paper: str) -> str | None:
+    """Digest of the numbers that a paper states, which its figures show; None of a paper elsewhere."""
+    if paper not in PAPERS:
+        return None
+    values = [
+        [(claim.id, claim.expected.value) for claim in load_claims(paper, paths.PAPER)],
+        [(figure.id, figure.values) for figure in load_figures(paper, paths.PAPER)],
+        *((table.name, table.read_text("utf-8")) for table in sorted((paths.PAPER / FOLDERS[paper]).glob("*.csv"))),
+    ]
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:DIGEST_LENGTH]
 
 
 def read_stamp(path: Path) -> dict[str, Any]:
@@ -45,11 +89,13 @@ def read_stamp(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read ({type(error).__name__}): draw its figure again") from error
     if version != SCHEMA_VERSION:
         raise UserError(f"{path} has schema_version={version}, not {SCHEMA_VERSION}: draw its figure again")
+    if not is_whole(value):
+        raise UserError(f"{path.name} is not as it was written: draw its figure again")
     return value
 
 
 def changed_files(stamp: Mapping[str, Any], folder: Path) -> list[str]:
-    """Files of the figure that are missing, or not as they were drawn."""
+    """Files that are missing, or not as they were made."""
     return [
         name
         for name, digest in stamp["files"].items()

@@ -34,13 +34,13 @@ class Code:
         return tuple(name for name in names if self.modules.get(name) != stored.get(name))
 
 
-def code_of(modules: Sequence[str]) -> Code:
-    """Identity of these modules and all they import."""
-    return _code_of(tuple(sorted(set(modules))))
+def code_of(modules: Sequence[str], through: Sequence[str] = ()) -> Code:
+    """Identity of these modules and all they import; where ``through`` names packages, of what these import and no further."""
+    return _code_of(tuple(sorted(set(modules))), tuple(through))
 
 
 @cache
-def _code_of(modules: tuple[str, ...]) -> Code:
+def _code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
     packages = PACKAGES | {name.partition(".")[0] for name in modules}
     found: dict[str, str] = {}
     waiting = list(modules)
@@ -52,7 +52,8 @@ def _code_of(modules: tuple[str, ...]) -> Code:
         if source is None:
             continue
         found[name], imported = source
-        waiting += imported
+        if not through or f"{name}.".startswith(through):
+            waiting += imported
     ordered = dict(sorted(found.items()))
     whole = "\n".join(f"{name} {digest}" for name, digest in ordered.items())
     return Code(digest=hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_LENGTH], modules=ordered)

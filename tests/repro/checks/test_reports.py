@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.stored_runs import stored
 
 from engines.hardware.roofline import Calibration
 from repro import paths
-from repro.checks.results import Today, check_claims, check_reports
+from repro.checks import answers
+from repro.checks.answers import check_claims, check_reports
+from repro.checks.results import Today
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, judge_all
 from repro.reports.evidence import sources
-from repro.reports.figures import DLLM_SERVE
+from repro.reports.figures import DLLM_SERVE, PAPERS
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
-from repro.reports.predictions import report, report_path, write_report
+from repro.reports.predictions import medians, report, report_path, write_report
+from repro.reports.seal import sealed
+from repro.reports.stamp import save_claims
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import graded
 
 CELL = PROTOCOLS["l40s"].cell(PROTOCOLS["l40s"].targets[0])
+TARGET = PROTOCOLS["l40s"].targets[0].claim
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -47,9 +56,9 @@ def answer(cell: Cell, code: str | None = None) -> Answer:
     return Answer(finding=finding, roles=("fitted",), runs=(run,))
 
 
-def statuses(root: Path, given: Answer) -> list[str]:
-    claims_file.save(root / "claims-dllm-serve.csv", judge_all(load_claims("dllm-serve"), [given]))
-    return [each.status for each in check_claims(root)]
+def statuses(root: Path, given: Answer, today: Today | None = None) -> list[str]:
+    save_claims(DLLM_SERVE, judge_all(load_claims("dllm-serve"), [given]), root / "claims-dllm-serve.csv")
+    return [each.status for each in check_claims(root, today)]
 
 
 def test_a_cell_is_prepared_once_whichever_figure_asks() -> None:
@@ -60,14 +69,128 @@ def test_a_cell_is_prepared_once_whichever_figure_asks() -> None:
     assert codes[today.experiment(CELL).cell.key] == today.experiment(CELL).code.digest
 
 
-def test_claims_are_of_todays_runs(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def today() -> Today:
+    """Preparing the cells of all claims takes seconds."""
+    return Today()
+
+
+def test_claims_are_of_todays_runs(tmp_path: Path, today: Today, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_claims(tmp_path) == []
     assert CELL.key in {cell.key for source in sources(DLLM_SERVE.entries, ("l40s",)) for cell in source.cells}
-    assert statuses(tmp_path, answer(CELL)) == ["same"]
-    assert statuses(tmp_path, answer(CELL, code="0123")) == ["other code"]
-    assert statuses(tmp_path, answer(replace(CELL, rate=0.123))) == ["stale"]
+    assert statuses(tmp_path, answer(CELL, code="0123"), today) == ["other code"]
+    assert statuses(tmp_path, answer(replace(CELL, rate=0.123)), today) == ["stale"]
+    assert statuses(tmp_path, answer(CELL), today) == ["same"]
+    monkeypatch.setattr(answers, "answered_by", lambda paper: "another")
+    assert [each.status for each in check_claims(tmp_path, today)] == ["other code"]
     (tmp_path / "claims-dllm-serve.csv").write_text("claim,verdict\n", encoding="utf-8")
-    assert [each.status for each in check_claims(tmp_path)] == ["stale"]
+    assert [each.status for each in check_claims(tmp_path, today)] == ["stale"]
+    (tmp_path / "claims-dllm-serve.json").unlink()
+    assert [(each.status, each.is_fault) for each in check_claims(tmp_path, today)] == [("no stamp", True)]
+
+
+COMPUTED = next(
+    each
+    for source in sources(DLLM_SERVE.entries, ("rtx4090",))
+    if not source.cells
+    for each in source.answers([])
+    if each.finding.claim == "dllm-2x-requests"
+)
+
+
+CERTAIN = "by construction"
+
+
+def flip(row: dict[str, str]) -> None:
+    row["verdict"] = "reproduced" if row["verdict"] == "not reproduced" else "not reproduced"
+
+
+@pytest.mark.parametrize("knows_the_stamp", [False, True])
+@pytest.mark.parametrize(
+    ("claim", "change", "reason"),
+    [
+        (TARGET, flip, "verdict is "),
+        (TARGET, lambda row: row.update(ours="5000"), "verdict is |error_percent is |reason is "),
+        (TARGET, lambda row: row.update(expected="1"), "expected is '1', where claims.yaml and its values give"),
+        (TARGET, lambda row: row.update(tolerance="99"), "tolerance is '99'"),
+        (TARGET, lambda row: row.update(role="prediction"), "role is 'prediction'"),
+        (
+            "dllm-2x-requests",
+            lambda row: row.update(
+                ours="2",
+                error_percent="0",
+                verdict="by construction",
+                reason="no run can change it",
+                role=CERTAIN,
+                roles=CERTAIN,
+            ),
+            r"ours is 2, where it is computed to be 1\.79",
+        ),
+        ("dllm-2x-requests", lambda row: row.clear(), "its claims are not those of claims.yaml"),
+    ],
+)
+def test_rows_changed_by_hand_are_found(
+    tmp_path: Path,
+    today: Today,
+    claim: str,
+    change: Callable[[dict[str, str]], None],
+    reason: str,
+    knows_the_stamp: bool,
+) -> None:
+    path = tmp_path / "claims-dllm-serve.csv"
+    save_claims(DLLM_SERVE, judge_all(load_claims("dllm-serve"), [answer(CELL), COMPUTED]), path)
+    rows = claims_file.read(path)
+    (row,) = (row for row in rows if row["id"] == claim)
+    change(row)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, claims_file.COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row for row in rows if row)
+    if knows_the_stamp:
+        stamp = json.loads(path.with_suffix(".json").read_text())
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        del stamp["seal"]
+        path.with_suffix(".json").write_text(json.dumps(sealed({**stamp, "files": {path.name: digest}})))
+    (found,) = check_claims(tmp_path, today)
+    assert (found.status, found.is_fault) == ("stale", True)
+    assert re.search(reason if knows_the_stamp else "it is not as it was written", found.reason), found.reason
+
+
+def test_a_number_changed_in_the_claims_is_found(tmp_path: Path, today: Today, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_claims(DLLM_SERVE, judge_all(load_claims("dllm-serve"), [answer(CELL)]), tmp_path / "claims-dllm-serve.csv")
+    changed = tmp_path / "claims.yaml"
+    changed.write_text(DLLM_SERVE.claims.read_text().replace("value: 1.81", "value: 1.91", 1))
+    other = {**PAPERS, "dllm-serve": replace(DLLM_SERVE, claims=changed)}
+    monkeypatch.setattr(answers, "PAPERS", other)
+    (found,) = check_claims(tmp_path, today)
+    assert found.status == "stale"
+    assert "expected is '1.81', where claims.yaml and its values give '1.91'" in found.reason
+
+
+@pytest.mark.parametrize("knows_the_seal", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [{"verdict": "not reproduced"}, {"ours": 91.0}, {"error_percent": 0.0}, {"role": "prediction"}, {"expected": 90.0}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_falsified_report_is_found(
+    tmp_path: Path, today: Today, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], knows_the_seal: bool
+) -> None:
+    judged = [each for each in judge_all(load_claims("dllm-serve"), [answer(CELL)]) if each.answer is not None]
+    found = report(load_calibration("l40s"), judged)
+    monkeypatch.setattr(paths, "CALIBRATION", tmp_path)
+    write_report(found)
+    assert [each.status for each in check_reports(today)][-1:] == ["same"]
+    value = json.loads(report_path("l40s").read_text())
+    value["comparisons"][0].update(change)
+    if knows_the_seal:
+        value["medians"] = medians(value["comparisons"])
+        del value["seal"]
+        value = sealed(value)
+    report_path("l40s").write_text(json.dumps(value))
+    (own,) = (each for each in check_reports(today) if each.path.name.startswith("l40s"))
+    assert (own.status, own.is_fault) == ("stale", True)
+    assert (own.reason == "it is not as it was written") is not knows_the_seal
 
 
 def test_another_fit_makes_reports_and_claims_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,6 +227,6 @@ def test_medians_changed_by_hand_are_found(tmp_path: Path, monkeypatch: pytest.M
     for card in PROTOCOLS:
         value = report(load_calibration(card), [])
         value["medians"] = {"throughputs": {"count": 9, "median_percent": 0.1}}
-        report_path(card).write_text(json.dumps(value), encoding="utf-8")
+        write_report(value)
     assert {each.reason for each in check_reports()} == {"the medians are not those of its comparisons"}
     assert asdict(load_calibration("l40s"))  # the stored constants were not touched

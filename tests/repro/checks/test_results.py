@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from repro.checks.results import Checked, check_results
+from engines.dllm.memory import budget
+from paper_figures.dllm_serve import fig2
+from repro import paths
+from repro.checks.results import Checked, check_results, is_alike
 from repro.cli.main import app
 from repro.reports import stamp as stamp_module
+from repro.reports.seal import sealed
+from repro.runs import code
 from repro.systems import calibration
 
 SMALL = ("--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")
@@ -45,10 +52,12 @@ def only(root: Path) -> Checked:
 
 
 def edit_stamp(root: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """By one who knows the seal."""
     path = root / "rtx4090" / "fig3-rtx4090.json"
     stamp = json.loads(path.read_text())
+    del stamp["seal"]
     change(stamp)
-    path.write_text(json.dumps(stamp))
+    path.write_text(json.dumps(sealed(stamp)))
 
 
 def test_what_was_just_drawn_is_the_same(results: Path) -> None:
@@ -62,6 +71,86 @@ def test_a_file_changed_by_hand_is_stale(results: Path) -> None:
     path.write_text(path.read_text().replace("osc", "OSC", 1))
     found = only(results)
     assert (found.status, found.is_fault, found.reason) == ("stale", True, f"{path.name} is not as it was drawn")
+
+
+def test_a_stamp_changed_by_hand_is_stale(results: Path) -> None:
+    path = results / "rtx4090" / "fig3-rtx4090.json"
+    path.write_text(path.read_text().replace('"valid": true', '"valid": false', 1))
+    assert (only(results).status, only(results).is_fault) == ("stale", True)
+    assert only(results).reason == f"{path.name} is not as it was written: draw its figure again"
+
+
+def test_a_file_that_was_not_drawn_with_the_others_is_stale(results: Path) -> None:
+    (results / "rtx4090" / "fig3-rtx4090.md").write_text("| 1.81 |")
+    assert (only(results).status, only(results).reason) == ("stale", "fig3-rtx4090.md was not drawn with it")
+
+
+@pytest.mark.parametrize("name", ["rate_panels", "style"])
+def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
+    results: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that the figure's own imports is edited on disk: its throughput may be doubled there."""
+    whole = code._path
+
+    def path_of(module: str) -> Path | None:
+        found = whole(module)
+        if module != f"paper_figures.common.{name}" or found is None:
+            return found
+        edited = results / "edited.py"
+        edited.write_text(found.read_text() + "\nFACTOR = 2.0\n")
+        return edited
+
+    monkeypatch.setattr(code, "_path", path_of)
+    code._source.cache_clear()
+    code._code_of.cache_clear()
+    try:
+        found = only(results)
+        assert (found.status, found.is_fault, found.reason) == ("other code", True, "it was drawn by other code")
+        edit_stamp(results, lambda stamp: [run.update(obtained="measured") for run in stamp["runs"]])
+        assert (only(results).status, only(results).is_fault) == ("other code", False)
+    finally:
+        code._source.cache_clear()
+        code._code_of.cache_clear()
+
+
+def test_another_number_of_the_paper_is_found(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(paths.PAPER, results / "paper")
+    monkeypatch.setattr(paths, "PAPER", results / "paper")
+    assert only(results).status == "same"
+    table = results / "paper" / "dllm_serve" / "table4.csv"
+    for path in (table, results / "paper" / "dllm_serve" / "claims.yaml", results / "paper" / "figures.yaml"):
+        before = path.read_text()
+        path.write_text(before.replace("1.81", "1.91", 1) if "1.81" in before else before.replace("76", "77", 1))
+        assert (only(results).status, only(results).is_fault) == ("other code", True), path
+        assert "paper's numbers" in only(results).reason
+        path.write_text(before)
+
+
+def test_arithmetic_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "l40s"
+    result = CliRunner().invoke(app, ["reproduce", "fig2", "--platform", "l40s", "--out-dir", str(out)])
+    assert result.exit_code == 0, result.output
+    assert (only(tmp_path).status, only(tmp_path).reason) == ("same", "no runs, drawn again")
+    monkeypatch.setattr(fig2, "divide_memory", partial(budget.divide_memory, guard_fraction=0.25))
+    found = only(tmp_path)
+    assert (found.status, found.is_fault) == ("stale", True)
+    assert found.reason.startswith("fig2-l40s.txt has ") or found.reason.startswith("fig2-l40s.csv has ")
+    assert ", where it is drawn now with " in found.reason
+
+
+@pytest.mark.parametrize(
+    ("there", "now", "is_same"),
+    [
+        ("laps,0.12345678901234567,x", "laps,0.12345678901234568,x", True),
+        ("laps,0.1234567,x", "laps,0.1234568,x", False),
+        ("34 requests", "3 requests", False),
+        ("1.5,2.5", "1.5", False),
+        ("x 1.0", "y 1.0", False),
+        ("-1.0", "1.0", False),
+    ],
+)
+def test_last_places_alone_may_differ(there: str, now: str, is_same: bool) -> None:
+    assert is_alike(there, now) is is_same
 
 
 def test_another_calibration_is_stale(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

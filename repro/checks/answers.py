@@ -1,0 +1,153 @@
+"""Committed verdicts and calibration reports: would the claims of today, the code of today and the same runs give them?"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from engines.errors import UserError
+from repro.checks.results import Checked, Status, Today, is_alike
+from repro.reports import claims_file
+from repro.reports.claims import Answer, Finding, Judged, judge
+from repro.reports.evidence import sources
+from repro.reports.figures import PAPERS
+from repro.reports.fitting import PROTOCOLS
+from repro.reports.paper import Claim, load_claims, read_claims
+from repro.reports.predictions import medians, read_report, report_path
+from repro.reports.seal import is_whole
+from repro.reports.stamp import answered_by, changed_files, read_stamp
+from repro.systems.calibration import load_calibration
+
+OF_RUNS = ("obtained", "code", "commit", "runs", "command", "minutes")
+"""Columns of claims that only runs can tell."""
+
+
+def check_claims(root: Path, today: Today | None = None) -> list[Checked]:
+    """Every ``claims-PAPER.csv`` below ``root``: whole, of the claims as they are stated, judged as they would be today, of
+    runs that would be made today by today's code."""
+    today, found = today or Today(), []
+    for paper in PAPERS:
+        path = root / f"claims-{paper}.csv"
+        if path.is_file():
+            try:
+                status, reason = _claims(paper, path, today)
+            except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
+                status, reason = "stale", str(error)
+            command = f"repro claims --paper {paper} --out-dir {shlex.quote(os.path.relpath(root))}"
+            found.append(_checked("claims", path, status, reason, command))
+    return found
+
+
+def check_reports(today: Today | None = None) -> list[Checked]:
+    """The report of every calibrated card: whole, of the stored constants, of runs that would be made today, its verdicts
+    and medians those of its own values."""
+    today, found = today or Today(), []
+    for card in PROTOCOLS:
+        try:
+            status, reason = _report(card, today)
+        except (UserError, AttributeError, LookupError, TypeError, ValueError) as error:
+            status, reason = "stale", str(error)
+        found.append(
+            _checked("calibration", report_path(card), status, reason, f"repro calibrate --platform {card} --keep")
+        )
+    return found
+
+
+def _checked(figure: str, path: Path, status: Status, reason: str, command: str) -> Checked:
+    return Checked(figure=figure, path=path, status=status, is_measured=False, reason=reason, command=command)
+
+
+def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
+    if not path.with_suffix(".json").is_file():
+        return "no stamp", "nothing says what it was made from: run 'repro claims' again"
+    stamp = read_stamp(path.with_suffix(".json"))
+    if changed_files(stamp, path.parent) or path.name not in stamp["files"]:
+        return "stale", "it is not as it was written"
+    rows, claims = claims_file.read(path), read_claims(PAPERS[paper].claims, paper)
+    if [row["id"] for row in rows] != [claim.id for claim in claims]:
+        return "stale", "its claims are not those of claims.yaml"
+    judged = claims_file.judged_again(claims, rows)
+    if faults := [fault for row, each in zip(rows, judged, strict=True) if (fault := _misjudged(row, each))]:
+        return "stale", f"{faults[0]}{f', and {len(faults) - 1} more' if len(faults) > 1 else ''}"
+    if fault := _miscomputed(paper, rows):
+        return "stale", fault
+    runs = {key: row for row in rows for key in row["runs"].split()}
+    codes = today.codes(paper)
+    if unknown := sorted(runs.keys() - codes.keys() - today.whole(paper)):
+        claim = runs[unknown[0]]["id"]
+        what = "runs are of other data, calibration or settings"
+        return "stale", f"{len(unknown)} of {len(runs)} {what}: {unknown[0]} of {claim}"
+    made_by = {code for row in rows if row["obtained"].startswith("simulated") for code in row["code"].split()}
+    if others := made_by - set(codes.values()):
+        return "other code", f"runs were made by other code: {sorted(others)[0]}"
+    if stamp["drawn_by"] != answered_by(PAPERS[paper]):
+        return "other code", "runs were held against the claims by other code"
+    return "same", f"{len(rows)} claims, {len(runs)} runs"
+
+
+def _misjudged(row: Mapping[str, str], each: Judged) -> str | None:
+    for name, value in claims_file.flat_row(each).items():
+        if name not in OF_RUNS and row[name] != value:
+            return f"{row['id']}: {name} is {row[name]!r}, where claims.yaml and its values give {value!r}"
+    return None
+
+
+def _miscomputed(paper: str, rows: Sequence[Mapping[str, str]]) -> str | None:
+    """What needs no run is computed again."""
+    by_id = {row["id"]: row for row in rows if row["obtained"] == "computed"}
+    for source in sources(PAPERS[paper].entries):
+        for answer in [] if source.cells else source.answers([]):
+            finding, row = answer.finding, by_id.get(answer.finding.claim)
+            if row is not None and not is_alike(row["ours"], values := str(claims_file.flat(finding.value))):
+                return f"{finding.claim}: ours is {row['ours']}, where it is computed to be {values}"
+    return None
+
+
+def _report(card: str, today: Today) -> tuple[Status, str]:
+    report = read_report(card)
+    if report is None:
+        return "stale", "no report is stored"
+    if not is_whole(report):
+        return "stale", "it is not as it was written"
+    if report["calibration"] != json.loads(json.dumps(asdict(load_calibration(card)))):
+        return "stale", "the constants are not the stored ones"
+    if report["medians"] != medians(report["comparisons"]):
+        return "stale", "the medians are not those of its comparisons"
+    claims = {claim.id: claim for claim in load_claims("dllm-serve")}
+    for each in report["comparisons"]:
+        if fault := _misreported(each, claims[each["claim"]]):
+            return "stale", fault
+    runs = {key for each in report["comparisons"] for key in each["runs"]}
+    codes = today.codes("dllm-serve", (card,))
+    if unknown := sorted(runs - codes.keys()):
+        what = "runs are of other data, calibration or settings"
+        return "stale", f"{len(unknown)} of {len(runs)} {what}: {unknown[0]}"
+    if others := {code for each in report["comparisons"] for code in each["code"]} - set(codes.values()):
+        return "other code", f"runs were made by other code: {sorted(others)[0]}"
+    return "same", f"{len(runs)} runs"
+
+
+def _misreported(each: Mapping[str, Any], claim: Claim) -> str | None:
+    values = each["ours"]
+    finding = Finding(
+        claim=claim.id,
+        value=tuple(values) if isinstance(values, list) else values,
+        obtained="simulated",
+        how=each["how"],
+        of=tuple(each["of"]),
+        # An ordering's own mark is not in the report.
+        holds=each["verdict"] != "not reproduced" if claim.expected.value is None else None,
+    )
+    again = judge(claim, [Answer(finding=finding, roles=tuple(each["roles"]))])
+    expected = json.loads(json.dumps(claim.expected.value))
+    for name, value in (("expected", expected), ("verdict", again.verdict), ("role", again.role)):
+        if each[name] != value:
+            return f"{claim.id}: {name} is {each[name]!r}, where claims.yaml and its values give {value!r}"
+    if each["error_percent"] != again.error_percent:
+        return f"{claim.id}: error_percent is {each['error_percent']}, where its values give {again.error_percent}"
+    return None
