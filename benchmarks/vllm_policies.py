@@ -2,7 +2,9 @@
 
 Short prompts arrive at a rate, and a long one now and then; answers are short. Each policy serves the same requests, in a vLLM that
 is started for it. Shown are TTFTs of short and of long prompts, and whether vLLM admitted the requests in the order in which the
-policy object, asked by itself at the same moments, takes them. Needs 'repro install vllm', and a machine that does nothing else.
+policy object, asked by itself at the same moments, takes them. Every repeat has arrivals of its own, the same for all policies, which
+take turns at being the first; means over repeats have Student's 95 % intervals, and so have ratios to the first policy, taken
+within repeats. How many cores others kept busy meanwhile is told. Needs 'repro install vllm', and a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import resource
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +29,13 @@ from baselines.servers.admission import AdmissionConfig, replay
 from baselines.servers.launch import SERVED_NAME
 from baselines.servers.vllm import Vllm
 from repro.runs.drivers.http import Exchange, Reply, drive_http
+from repro.runs.statistics import Interval, mean_interval
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.workload import Ask
 
 FIRST_ID, LAST_ID = 32, 500
 """Ordinary ids of the tiny checkpoint's vocabulary."""
+SHOWN = ("short p50", "short p90", "short p99", "long mean")
 
 
 @dataclass(frozen=True)
@@ -63,6 +70,36 @@ class Found:
     admitted: int | None = None
     """By the log; none of vLLM's own policy."""
     same_order: bool | None = None
+    cores_of_others: float = float("nan")
+    """That were busy with something else, on the mean from the start of the server to its end."""
+
+    def value(self, shown: str) -> float | None:
+        kind, stat = shown.split()
+        return (self.short_ms if kind == "short" else self.long_ms).get(stat)
+
+
+@dataclass
+class Neighbours:
+    """Processor time of the machine but for this process and what it has waited for."""
+
+    cores: float = field(default=float("nan"))
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        began, busy = time.monotonic(), _busy_s() - _own_s()
+        yield
+        self.cores = (_busy_s() - _own_s() - busy) / (time.monotonic() - began)
+
+
+def _busy_s() -> float:
+    """Of all cores, since the machine started: neither idle nor waiting for a disk, and with what the host took away."""
+    words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
+    return sum(int(word) for i, word in enumerate(words) if i not in (3, 4)) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def arrivals(options: argparse.Namespace, seed: int) -> list[One]:
@@ -89,9 +126,11 @@ def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
         launch = Vllm(max_num_seqs=64, max_num_batched_tokens=int(tokens or options.step_tokens), **own)
         launch.environment.require_installed()
         requests = arrivals(options, repeat)
-        with launch.started(folder) as (url, _):
+        neighbours = Neighbours()
+        with neighbours.watched(), launch.started(folder) as (url, _):
             exchanges = asyncio.run(drive(url, requests))
         found = summary(policy, repeat, requests, exchanges, options.long_tokens)
+        found.cores_of_others = round(neighbours.cores, 2)
         if own:
             entries = [json.loads(line) for line in log.read_text().splitlines()]
             done = [name for entry in entries if entry["kind"] == "step" for name in entry["admitted"]]
@@ -125,6 +164,40 @@ def told(values: Sequence[float]) -> dict[str, float]:
     return {"n": len(values), "mean": round(float(np.mean(values)), 1), **points}
 
 
+def table(rows: Sequence[Found], policies: Sequence[str]) -> str:
+    """Means over repeats in ms, each with its interval, and below them ratios to the first policy."""
+    by_policy: Mapping[str, dict[int, Found]] = {
+        policy: {row.repeat: row for row in rows if row.policy == policy} for policy in policies
+    }
+    lines = [f"| TTFT, ms | repeats | {' | '.join(SHOWN)} |", "|---|---|" + "---|" * len(SHOWN)]
+    for policy, own in by_policy.items():
+        values = [[row.value(name) for row in own.values()] for name in SHOWN]
+        lines.append(f"| {policy} | {len(own)} | {' | '.join(_said(each, '.0f') for each in values)} |")
+    first = by_policy[policies[0]]
+    for policy in policies[1:]:
+        pairs = [(row, first[repeat]) for repeat, row in by_policy[policy].items() if repeat in first]
+        ratios = [[_ratio(row.value(name), base.value(name)) for row, base in pairs] for name in SHOWN]
+        cells = " | ".join(_said(each, ".2f") for each in ratios)
+        lines.append(f"| {policy} / {policies[0]} | {len(pairs)} | {cells} |")
+    busy = [row.cores_of_others for row in rows]
+    return "\n".join(
+        [*lines, f"cores busy with something else: {min(busy):.2f} to {max(busy):.2f} of {os.cpu_count()}"]
+    )
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base
+
+
+def _said(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    found: Interval = mean_interval(known)
+    if found.mean is None:
+        return "-"
+    width = "" if found.half_width is None else f" ± {found.half_width:{form}}"
+    return f"{found.mean:{form}}{width}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
@@ -133,7 +206,7 @@ def main() -> None:
         default=["vllm", "vllm:512", "laps", "reserve"],
         help="vllm:512 takes steps of 512 tokens",
     )
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next takes the next")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--rate", type=float, default=10.0, help="short prompts a second")
@@ -145,12 +218,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    for repeat in range(options.seed, options.seed + options.repeats):
-        for policy in options.policies:
+    for number in range(options.repeats):
+        repeat, first = options.seed + number, number % len(options.policies)
+        for policy in options.policies[first:] + options.policies[:first]:
             rows.append(measure(policy, repeat, options))
             print(json.dumps(asdict(rows[-1])), flush=True)
             if options.json is not None:
                 options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    print(table(rows, options.policies))
 
 
 if __name__ == "__main__":
