@@ -11,10 +11,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.client import HTTPException
 from pathlib import Path
 
-from baselines.servers.asking import ask
+from baselines.servers.asking import NoPage, ask
 from engines.errors import RunError
 
 WARDEN = Path(__file__).with_name("warden.py")
@@ -60,8 +59,10 @@ class Address:
                 came = len({each["instance_id"] for each in listed if each["endpoint"] == self.endpoint})
                 if came < self.num_workers:
                     return f"{came} of {self.num_workers} workers are there"
-        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError):
-            return "it does not answer"
+        except NoPage as error:
+            return f"it does not answer ({error})"
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return "it does not answer as such servers do"
         return None
 
 

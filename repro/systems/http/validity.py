@@ -77,7 +77,7 @@ def answers_sent(record: RunRecord) -> Iterator[str]:
             continue
         unsaid = 0 if ids is None else told - ids
         if pieces > told or unsaid not in (0, int(reason == "stop")):
-            wrong.append(f"{told} in {pieces} pieces" + ("" if ids is None else f" with {ids} ids"))
+            wrong.append(f"{told} (pieces: {pieces}" + (")" if ids is None else f", ids: {ids})"))
     if wrong:
         yield f"{len(wrong)} answers have not the tokens that the endpoint counts (usage), the first {wrong[0]}"
 

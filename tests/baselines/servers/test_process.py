@@ -79,7 +79,10 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers_is_given_up(tmp_path: Path, pids: Path) -> None:
     with (
-        pytest.raises(RunError, match=r"fake is not ready after start_timeout_s=0.5, it does not answer: nothing; all"),
+        pytest.raises(
+            RunError,
+            match=r"fake is not ready after start_timeout_s=0.5, it does not answer \(.*refused\): nothing; all",
+        ),
         fake(tmp_path, "silent", within_s=0.5),
     ):
         pass
@@ -90,9 +93,15 @@ def test_one_that_does_not_list_the_model_or_says_no_is_not_ready(tmp_path: Path
     with fake(tmp_path, "serve") as url:
         assert Address(url=url, model="served").missing() is None
         assert Address(url=url, model="other").missing() == "it lists no model 'other'"
-        assert Address(url=url, model="served", paths=("/nothing",)).missing() == "it does not answer"
-        assert Address(url=url, model="served", num_workers=1).missing() == "it does not answer", "it lists no workers"
-    assert Address(url=url, model="served").missing() == "it does not answer"
+        assert Address(url=url, model="served", paths=("/nothing",)).missing() == "it does not answer (status 404)"
+        assert Address(url=url, model="served", num_workers=1).missing() == ("it does not answer as such servers do"), (
+            "it lists no workers"
+        )
+    assert "refused" in str(Address(url=url, model="served").missing())
+    raw = {"get /health": lambda: [b"HTTP/1.1 307 X\r\nLocation: http://other.example/health\r\n\r\n"]}
+    with mock_server(MockOpenAI(raw=raw)) as url:
+        said = Address(url=url, model="mock", paths=("/health",)).missing()
+    assert said == "it does not answer (status 307, a redirect to the host 'other.example', which is not followed)"
 
 
 def test_it_is_ready_once_every_worker_is_there() -> None:

@@ -260,7 +260,9 @@ def test_a_prompt_is_as_long_as_it_was_sent(told: int) -> None:
     assert reasons(MockOpenAI(prompt_tokens=told))[0] == wanted
 
 
-@pytest.mark.parametrize(("told", "is_so"), [(None, True), (1, False), (15, False), (10**6, False), (400, True)])
+@pytest.mark.parametrize(
+    ("told", "is_so"), [(None, True), (1, False), (15, False), (10**6, False), (400, True), (1300, True)]
+)
 def test_a_text_has_as_many_tokens_as_a_tokenizer_and_a_template_make_of_it(told: int | None, is_so: bool) -> None:
     said, record = reasons(MockOpenAI(prompt_tokens=told), api="chat", input_len=200)
     assert ("counts other prompt tokens" not in said) is is_so, record.requests["least_prompt"]
@@ -270,10 +272,11 @@ def test_a_text_has_as_many_tokens_as_a_tokenizer_and_a_template_make_of_it(told
 @pytest.mark.parametrize(
     ("mock", "sentence"),
     [
-        (MockOpenAI(completion_tokens=3, has_ids=False), "the first 3 in 4 pieces"),
-        (MockOpenAI(completion_tokens=5), "the first 5 in 4 pieces with 4 ids"),
-        (MockOpenAI(completion_tokens=3), "the first 3 in 4 pieces with 4 ids"),
-        (MockOpenAI(num_silent=3), "the first 4 in 1 pieces with 1 ids"),
+        (MockOpenAI(completion_tokens=3, has_ids=False), "the first 3 (pieces: 4)"),
+        (MockOpenAI(completion_tokens=5), "the first 5 (pieces: 4, ids: 4)"),
+        (MockOpenAI(completion_tokens=3), "the first 3 (pieces: 4, ids: 4)"),
+        (MockOpenAI(completion_tokens=3, tokens_per_piece=4), "the first 3 (pieces: 1, ids: 4)"),
+        (MockOpenAI(num_silent=3), "the first 4 (pieces: 1, ids: 1)"),
     ],
 )
 @pytest.mark.parametrize("api", ["completions", "chat"])

@@ -152,6 +152,14 @@ def test_reasons_not_to_use_a_run() -> None:
     ]
     assert "12 answers have not exactly the tokens" in reasons(short)
     assert reasons(short, ignore_eos=False) == ""
+    told = {"token_ids": [7] * 9, "finish_reason": "stop"}
+    ended = [replace(e, reply=replace(e.reply, chunks_s=e.reply.chunks_s[:9], **told)) for e in steady() if e.reply]
+    assert reasons(ended) == "", "the end of the text, which was heeded, is a token without an id"
+    cut = [replace(e, reply=replace(e.reply, finish_reason="length")) for e in ended if e.reply]
+    assert (
+        "12 answers have not the tokens that the endpoint counts (usage), the first 10 (pieces: 9, ids: 9)"
+        in reasons(cut)
+    )
     warm = [replace(e, reply=replace(e.reply, cached_tokens=16)) for e in steady() if e.reply]
     assert "12 first turns found a part of their prompt in a cache" in reasons(warm)
     later = [*steady(), replace(warm[0], turn=1, session_id=99)]
