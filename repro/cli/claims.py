@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,8 @@ from repro.cli.output import counting, print_json, print_table, say
 
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
+    from repro.reports.figures import Paper
+    from repro.reports.paper import Claim
 
 TITLES = {
     "prediction": "predictions",
@@ -34,7 +37,8 @@ def claims(
     ] = None,
     json: opt.Json = False,
 ) -> None:
-    """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does)."""
+    """Hold stored runs against every claim of a paper; runs nothing ('repro reproduce' does). What no stored runs answer is
+    shown as it is committed, and marked; the CSV has your own runs alone."""
     from repro.files import readable_folder, writable_folder
     from repro.paths import LOCAL, figures_beside
     from repro.reports.claims import count, count_by_role, judge_all
@@ -53,19 +57,44 @@ def claims(
     with counting("looking at stored runs, figures:") as advance:
         answers = stored_answers(chosen.entries, store, advance)
     judged = judge_all(stated, answers)
+    committed = _committed(chosen, stated)
+    shown = [committed.get(each.claim.id, each) if each.verdict == "not run" else each for each in judged]
+    borrowed = frozenset(each.claim.id for each, own in zip(shown, judged, strict=True) if each is not own)
     path = save_claims(chosen, judged, out / f"claims-{chosen.name}.csv")
     if json:
-        by_role = count_by_role(judged)
-        rows = [as_row(each) for each in judged]
-        print_json({"paper": chosen.name, "verdicts": count(judged), "roles": by_role, "claims": rows})
+        by_role = count_by_role(shown)
+        rows = [{**as_row(each), "committed": each.claim.id in borrowed} for each in shown]
+        print_json({"paper": chosen.name, "verdicts": count(shown), "roles": by_role, "claims": rows})
         return
-    _print(chosen.name, judged)
+    _print(chosen.name, shown, borrowed)
     say(f"file: {path}")
-    if any(each.verdict == "not run" for each in judged):
+    if borrowed:
+        say(
+            f"committed: {len(borrowed)} verdicts of no run here, from results/{path.name}; 'make reproduce-all' makes your own"
+        )
+    if any(each.verdict == "not run" for each in shown):
         say("claims that were not run become answerable with 'make reproduce-all'")
 
 
-def _print(paper: str, judged: Sequence[Judged]) -> None:
+def _committed(paper: Paper, stated: Sequence[Claim]) -> dict[str, Judged]:
+    """Of the repository; none in an installed package, or of a paper of one's own."""
+    from engines.errors import UserError
+    from repro.paths import IS_INSTALLED, RESULTS
+    from repro.reports.claims_file import judged_again, read
+
+    path = RESULTS / f"claims-{paper.name}.csv"
+    if IS_INSTALLED or not path.is_file():
+        return {}
+    try:
+        rows = read(path)
+    except UserError as error:
+        say(f"committed verdicts are not shown: {error}", file=sys.stderr)
+        return {}
+    known = {row["id"] for row in rows}
+    return {each.claim.id: each for each in judged_again([claim for claim in stated if claim.id in known], rows)}
+
+
+def _print(paper: str, judged: Sequence[Judged], borrowed: Set[str]) -> None:
     from repro.reports.claims import ROLES, count, count_by_role
 
     for role in (*reversed(ROLES), None):
@@ -79,7 +108,7 @@ def _print(paper: str, judged: Sequence[Judged]) -> None:
                         each.claim.id,
                         _value(each.claim.expected.value, each.claim.expected.unit),
                         _ours(each),
-                        each.verdict,
+                        f"{each.verdict} (committed)" if each.claim.id in borrowed else each.verdict,
                     )
                     for each in own
                 ],

@@ -155,11 +155,12 @@ def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> N
 def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool, json: bool, draw_only: bool) -> None:
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
+    from repro.reports.costs import processor_s, write_cost
     from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
     from repro.reports.figures import place_of
 
-    opened = placement.opened()
+    began, opened = processor_s(), placement.opened()
     entry = figure_of(name)
     module, views = entry.load(), asked.views(name)
     store, out = asked.store, asked.out(entry.name)
@@ -192,6 +193,10 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
             for note in rendered.notes:
                 say(note, "  ")
             say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")
+    is_whole = bool(outcomes) and all(outcome.status == "ran" for outcome in outcomes)
+    # What a cluster's nodes take is not seen here.
+    if is_whole and placement.pool == "local" and len(views) == 1 and not (views[0].knobs or views[0].rates):
+        write_cost(store.root, entry, views[0], processor_s() - began)
     if json:
         print_json(
             {

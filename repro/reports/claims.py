@@ -58,6 +58,8 @@ class Answer:
     """Those that decide the values."""
     command: str | None = None
     """Makes the runs that are missing and answers again."""
+    command_s: float | None = None
+    """Processor seconds that the command took when it made all of its runs."""
 
     @property
     def role(self) -> Role:
@@ -164,12 +166,14 @@ def _joined(first: Answer, second: Answer) -> Answer:
     finding = Finding(
         claim=a.claim, value=a.values + b.values, obtained=a.obtained, how=how, of=a.of + b.of, holds=holds
     )
-    commands = dict.fromkeys(command for command in (first.command, second.command) if command is not None)
+    costs = {each.command: each.command_s for each in (first, second) if each.command is not None}
+    seconds = [cost for cost in costs.values() if cost is not None]
     return Answer(
         finding=finding,
         roles=first.roles + second.roles,
         runs=tuple({run.cell.key: run for run in first.runs + second.runs}.values()),
-        command=" && ".join(commands) or None,
+        command=" && ".join(costs) or None,
+        command_s=sum(seconds) if costs and len(seconds) == len(costs) else None,
     )
 
 

@@ -56,7 +56,8 @@ def names_of(keys: Collection[str], most: int = MOST_ALONE) -> list[str]:
 
 
 def as_row(each: Judged) -> dict[str, Any]:
-    """Lists stay lists; ``runs`` name the runs that decide the numbers, ``minutes`` is what making them took."""
+    """Lists stay lists; ``runs`` name the runs that decide the numbers; ``minutes`` is the processor time of the command, measured when it
+    made all of its runs; empty where it has made some of them alone."""
     claim, finding, answer = each.claim, each.finding, each.answer
     runs = () if answer is None else answer.runs
     row = {
@@ -86,7 +87,7 @@ def as_row(each: Judged) -> dict[str, Any]:
         "commit": sorted({_commit(run) for run in runs}),
         "runs": names_of({run.cell.key for run in runs}),
         "command": None if answer is None else answer.command,
-        "minutes": round(sum(run.provenance.get("elapsed_s") or 0.0 for run in runs) / 60, 2) if runs else None,
+        "minutes": None if answer is None or answer.command_s is None else round(answer.command_s / 60, 2),
         "recomputed": None if claim.recomputed is None else claim.recomputed.verdict,
     }
     assert tuple(row) == COLUMNS
@@ -142,7 +143,8 @@ def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
         comparable=is_testable,
     )
     roles = _parts(row["roles"], len(values)) or ("prediction",) * len(values)
-    return Answer(finding=finding, roles=roles, command=row["command"] or None)  # type: ignore[arg-type]
+    seconds = 60 * float(row["minutes"]) if row["minutes"] else None
+    return Answer(finding=finding, roles=roles, command=row["command"] or None, command_s=seconds)  # type: ignore[arg-type]
 
 
 def _parts(text: str, count: int) -> tuple[str, ...]:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from repro.reports.claims import Answer
+from repro.reports.costs import read_cost
 from repro.reports.determined import determined, fitted_claims
-from repro.reports.figures import FIGURES, FigureEntry, FigureModule, View, decides_on, deciding_runs, default_reading
+from repro.reports.figures import (
+    FIGURES,
+    FigureEntry,
+    FigureModule,
+    View,
+    decides_on,
+    deciding_runs,
+    default_num_runs,
+    default_reading,
+)
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
@@ -25,8 +35,13 @@ class Source:
     view: View
     cells: tuple[Cell, ...]
 
-    def answers(self, runs: Sequence[StoredRun]) -> list[Answer]:
-        """``runs`` are those of ``cells``."""
+    @property
+    def commanded(self) -> View:
+        """As the command draws it, which may repeat more than answers take."""
+        return replace(self.view, num_runs=default_num_runs(self.module, self.view.platform))
+
+    def answers(self, runs: Sequence[StoredRun], command_s: float | None = None) -> list[Answer]:
+        """``runs`` are those of ``cells``, ``command_s`` the processor time of making all of them."""
         where, bare = self.view.platform.name, self.entry.name.rpartition("/")[2]
         first = next((name for name in FIGURES if name.rpartition("/")[2] == bare), self.entry.name)
         name = bare if first == self.entry.name else self.entry.name
@@ -36,6 +51,7 @@ class Source:
             determined=determined,
             targets=fitted_claims() if self.view.obtained == "simulated" else frozenset(),
             command=f"repro reproduce {name} --platform {where}" if runs else None,
+            command_s=command_s,
         )
 
 
@@ -73,6 +89,6 @@ def answers_of(chosen: Sequence[Source], sweep: Sweep, on_figure: Callable[[], N
     answered: list[Answer] = []
     for source, runs in zip(chosen, sweep.by_grid([source.cells for source in chosen]), strict=True):
         if runs is not None:
-            answered += source.answers(runs)
+            answered += source.answers(runs, read_cost(sweep.store.root, source.entry, source.commanded))
         on_figure()
     return answered

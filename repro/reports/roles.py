@@ -41,6 +41,7 @@ def answers(
     determined: Callable[[StoredRun], Collection[str]] = lambda run: (),
     targets: Collection[str] = (),
     command: str | None = None,
+    command_s: float | None = None,
 ) -> list[Answer]:
     """``determined`` names the metrics of a run that the fit determines; ``targets`` are the claims it was made to meet."""
     found = {finding.claim: finding for finding in findings(runs)}
@@ -92,6 +93,7 @@ def answers(
             roles=tuple(role(claim, place) for place in range(len(finding.values))),
             runs=deciding(claim),
             command=command,
+            command_s=command_s,
         )
         for claim, finding in found.items()
     ]

@@ -10,6 +10,8 @@ from support.stored_runs import stored
 from typer.testing import CliRunner
 
 from repro.cli.main import app
+from repro.paths import RESULTS
+from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, Role, count, count_by_role, judge, judge_all
 from repro.reports.claims_file import COLUMNS, as_row, read, save
 from repro.reports.paper import Claim, load_claims
@@ -215,7 +217,7 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
         replace(
             run,
             manifest={**run.manifest, "code": {"digest": digest}},
-            provenance={"git": {**git, "dirty": dirty}, "elapsed_s": 90.0},
+            provenance={"git": {**git, "dirty": dirty}},
             other_code=other,
         )
         for run, digest, dirty, other in (
@@ -223,14 +225,16 @@ def test_a_row_says_what_it_rests_on(tmp_path: Path) -> None:
             (stored(replace(cell, dataset="osc"), tok_s=70.0), "bbb", True, ("engines.errors",)),
         )
     )
-    own = replace(answer("dllm-4090-burst-peak", 70.0), runs=(first, second), command="repro reproduce fig3")
+    own = replace(
+        answer("dllm-4090-burst-peak", 70.0), runs=(first, second), command="repro reproduce fig3", command_s=342.0
+    )
     row = as_row(judge(CLAIMS["dllm-4090-burst-peak"], [own]))
     assert tuple(row) == COLUMNS
     assert row["runs"] == sorted([first.cell.key, second.cell.key])
     assert row["code"] == ["aaa", "bbb"]
     assert row["commit"] == ["0123456789ab", "0123456789ab with changes"]
     assert row["obtained"] == "simulated and simulated, other code"
-    assert row["minutes"] == 3.0
+    assert row["minutes"] == 5.7, "of the command, not of the runs that decide"
     assert (row["role"], row["verdict"], row["command"]) == ("prediction", "reproduced", "repro reproduce fig3")
     path = save(tmp_path / "claims.csv", [judge(CLAIMS["dllm-4090-burst-peak"], [own])])
     (kept,) = read(path)
@@ -244,12 +248,29 @@ def test_command_without_runs(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert {each["id"] for each in report["claims"]} == set(CLAIMS)
-    assert report["verdicts"]["not run"] > 40
-    assert report["roles"].keys() == {"by construction"}
+    assert {each["role"] for each in report["claims"] if not each["committed"]} == {"by construction", None}
     with (tmp_path / "out" / "claims-dllm-serve.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == list(CLAIMS)
+    assert sum(row["verdict"] == "not run" for row in rows) > 40
     table = CliRunner().invoke(app, ["claims", *where], env={"COLUMNS": "80"})
     assert "The paper's own inconsistencies" in table.stdout
-    assert "not run" in table.stdout
-    assert max(map(len, table.stdout.splitlines()[:-2])) <= 80  # but for the file's name
+    tables, file, _ = table.stdout.rpartition("\nfile:")  # which is as long as the file's name
+    assert file
+    assert max(map(len, tables.splitlines())) <= 80
+
+
+def test_a_fresh_clone_shows_what_is_committed_and_says_so(tmp_path: Path) -> None:
+    asked = ["claims", "--paper", "laps", "--result-dir", str(tmp_path / "none")]
+    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
+    rows = {row["id"]: row for row in claims_file.read(RESULTS / "claims-laps.csv")}
+    borrowed = {each["id"]: each for each in found["claims"] if each["committed"]}
+    assert borrowed
+    for name, each in borrowed.items():
+        assert (each["verdict"], each["role"]) == (rows[name]["verdict"], rows[name]["role"] or None)
+    assert "not run" not in found["verdicts"]
+    said = CliRunner().invoke(app, asked, env={"COLUMNS": "250"}).stdout
+    assert said.count("reproduced (committed)") == sum("reproduced" in each["verdict"] for each in borrowed.values())
+    assert f"committed: {len(borrowed)} verdicts of no run here, from results/claims-laps.csv" in said
+    own = claims_file.read(tmp_path / "none" / "figures" / "claims-laps.csv")
+    assert {row["verdict"] for row in own if row["id"] in borrowed} == {"not run"}
