@@ -17,33 +17,46 @@ def check_results(
     results: Annotated[
         Path | None, typer.Option(help="Folder of reference figures by platform [default: results].")
     ] = None,
+    accept: Annotated[
+        bool,
+        typer.Option(
+            "--accept",
+            help="Note that the documents' numbers were read against the results of today, and check no more.",
+        ),
+    ] = False,
     json: opt.Json = False,
 ) -> None:
     """Compare every committed figure, calibration report and claim with what they would be made from today: data, settings,
-    code, also the code that draws, and the papers' numbers. Verdicts are judged again and arithmetic is done again; no run is
-    made. Some 35 s of processor time. Exit code 1 if one has to be made again."""
+    code, also the code that draws, and the papers' numbers. Verdicts are judged again, arithmetic is done again, and what
+    documents say of results is read against them; no run is made. Some 35 s of processor time. Exit code 1 if one has to be made again."""
     from repro.checks.answers import check_claims, check_reports
+    from repro.checks.documents import accept as accept_documents
+    from repro.checks.documents import check_documents
     from repro.checks.results import Today
     from repro.checks.results import check_results as check_figures
     from repro.files import readable_folder
-    from repro.paths import IS_INSTALLED, RESULTS
+    from repro.paths import IS_INSTALLED, REPO, RESULTS
 
     if results is None and IS_INSTALLED:
         raise UserError("results: an installed package brings no figures: name a folder of them with --results")
     root = readable_folder("results", results or RESULTS)
     require(root.is_dir(), f"results={str(root)!r} does not exist: check the path")
+    if accept:
+        require(root == RESULTS, f"accept: results={str(root)!r} has no documents beside it: leave --results out")
+        say(f"file: {accept_documents(root, REPO)}")
+        return
     with counting("comparing, runs:") as advance:
         today = Today(advance)
         found = [*check_figures(root, today), *check_claims(root, today)]
         if root == RESULTS:
-            found += check_reports(today)
+            found += [*check_reports(today), *check_documents(root, REPO)]
     if json:
         print_json(
             {
                 "figures": [
                     {
                         "figure": each.figure,
-                        "file": str(each.path.relative_to(root)),
+                        "file": _name(each.path, root),
                         "status": each.status,
                         "measured": each.is_measured,
                         "fault": each.is_fault,
@@ -60,7 +73,7 @@ def check_results(
             ("file", "obtained", "status", "why"),
             [
                 (
-                    str(each.path.relative_to(root)),
+                    _name(each.path, root),
                     "-" if each.status == "no stamp" else "measured" if each.is_measured else "simulated",
                     each.status,
                     each.reason,
@@ -75,3 +88,7 @@ def check_results(
             say(command, "  ")
     if any(each.is_fault for each in found):
         raise typer.Exit(1)
+
+
+def _name(path: Path, root: Path) -> str:
+    return str(path.relative_to(root if path.is_relative_to(root) else root.parent))
