@@ -240,7 +240,8 @@ class Attack:
             content = json.dumps(self._body(prompt, stop=self._stops(prompt))).encode()
         else:
             content = json.dumps(self._body(prompt, stream=kind == "stream")).encode()
-        async with session.post(self._url, data=content) as response:
+        headers = {"Content-Type": "application/json"}
+        async with session.post(self._url, data=content, headers=headers) as response:
             try:
                 text = (await response.read()).decode()
             except aiohttp.ClientPayloadError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer
 from engines.errors import UserError, require
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import read_json, read_text
-from engines.models.tokenizer import token_content
+from engines.models.tokenizer import longest_token, token_content
 
 _ANY_FAMILY = "dream"
 """``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
@@ -26,6 +27,10 @@ class CausalText:
     backend: Tokenizer
     template: ChatTemplate | None
     end_ids: frozenset[int]
+
+    @cached_property
+    def longest_token(self) -> int:
+        return longest_token(self.backend)
 
     def encode(self, text: str) -> tuple[int, ...]:
         _check(text)

@@ -59,9 +59,24 @@ def _chatml(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> s
     return turns + "<|im_start|>assistant\n"
 
 
-_BUILT_IN: dict[str, Callable[[Sequence[Message], Mapping[str, str]], str]] = {"llada": _llada, "dream": _chatml}
+def _story(messages: Sequence[Message], special_tokens: Mapping[str, str]) -> str:
+    """As the embedded model was trained: it knows no turns, and answers one story."""
+    text = "\n".join(m.content.strip() for m in messages).removeprefix("Story:").removesuffix("Answer:").strip()
+    return f"Story: {text}\nAnswer:"
+
+
+_EMBEDDED = "the embedded model"
+_BUILT_IN: dict[str, Callable[[Sequence[Message], Mapping[str, str]], str]] = {
+    "llada": _llada,
+    "dream": _chatml,
+    _EMBEDDED: _story,
+}
 _TURN_END = {"llada": "<|eot_id|>", "dream": "<|im_end|>"}
-_TURN_START = {"llada": ("<|start_header_id|>", "<|end_header_id|>"), "dream": ("<|im_start|>",)}
+_TURN_TOKENS = {
+    "llada": ("<|start_header_id|>", "<|end_header_id|>", _TURN_END["llada"]),
+    "dream": ("<|im_start|>", _TURN_END["dream"]),
+    _EMBEDDED: (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +99,7 @@ class ChatTemplate:
 
     def encode(self, tokenizer: TextTokenizer, messages: Sequence[Message]) -> list[int]:
         if self.source is None:
-            for token in (*_TURN_START[self.family], _TURN_END[self.family]):
+            for token in _TURN_TOKENS[self.family]:
                 if tokenizer.backend.token_to_id(token) is None:
                     raise UserError(
                         f"the checkpoint has no chat template, and its tokenizer has no {token} for the {self.family} "
@@ -93,10 +108,14 @@ class ChatTemplate:
         return tokenizer.encode(self.render(messages))
 
 
+EMBEDDED_CHAT = ChatTemplate(family=_EMBEDDED, source=None, special_tokens={})
+"""What a server of the embedded model makes of a conversation; elsewhere its prompts are raw."""
+
+
 def load_chat_template(directory: Path, family: str) -> ChatTemplate:
     """``chat_template.jinja``, else ``chat_template`` of ``tokenizer_config.json``, else the family's format."""
-    if family not in _BUILT_IN:
-        raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_BUILT_IN)}")
+    if family not in _TURN_END:
+        raise UserError(f"family={family!r} has no chat format: use one of {', '.join(_TURN_END)}")
     config_path, template_path = directory / "tokenizer_config.json", directory / "chat_template.jinja"
     config = read_json(config_path) if config_path.is_file() else {}
     source = read_text(template_path) if template_path.is_file() else config.get("chat_template")

@@ -7,6 +7,7 @@ import json
 import select
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -49,8 +50,13 @@ class _Process:
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
 
     def ask(self, line: str) -> Mapping[str, Any]:
+        with self._lock:
+            return self._ask(line)
+
+    def _ask(self, line: str) -> Mapping[str, Any]:
         if self._running is None or self._running.poll() is not None:
             self._running = self._start()
             # Its start is not in a template's own time.

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -15,11 +15,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.server.body import Asked, parse_json, read_chat, read_completion
 from engines.server.completion import Served
-from engines.server.errors import ApiError, refused, unavailable
+from engines.server.errors import ApiError
+from engines.server.intake import LARGE_BODY, Addressed, Intake
 from engines.server.metrics import Metrics
 from engines.server.protocol import Kind
 from engines.server.reply import Reply
@@ -29,8 +30,6 @@ Read = Callable[[Mapping[str, Any], str, Mapping[str, Kind]], Asked]
 
 logger = logging.getLogger(__name__)
 
-LARGE_BODY = 1 << 16
-"""Bytes from which a body is parsed beside the event loop."""
 _PAGE_POLICY = "default-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -41,17 +40,27 @@ class Server:
         self._served, self._settings = served, settings
         self.metrics = Metrics(served.service)
         self._started = int(time.time())
+        self._intake = Intake(settings)
         self.num_answering = 0
-        """Requests under /v1 that are being answered."""
-        self.is_draining = False
+        """Requests under /v1 that came whole and are being answered."""
         self.app = FastAPI(title="dllm-serve-repro", docs_url=None, redoc_url=None, openapi_url=None)
         self._add_routes()
 
     def drain(self) -> None:
-        self.is_draining = True
+        self._intake.close()
+
+    @property
+    def num_reading(self) -> int:
+        """Requests whose bodies have not come whole."""
+        return self._intake.num_reading
+
+    @property
+    def is_draining(self) -> bool:
+        return self._intake.is_closed
 
     def _add_routes(self) -> None:
         app, page = self.app, files(__package__).joinpath("status.html").read_text(encoding="utf-8")
+        app.add_middleware(_Addressed, check=Addressed(self._settings.host).check, say=self._say)
         app.add_exception_handler(ApiError, self._say)
         app.add_exception_handler(HTTPException, self._say_http)
         app.add_exception_handler(ClientDisconnect, self._note_departure)
@@ -95,7 +104,8 @@ class Server:
         @app.get("/status")
         async def status() -> Response:
             about = {"model": self._served.model.name, "uptime_s": time.time() - self._started}
-            return JSONResponse({**about, "draining": self.is_draining, **self.metrics.page()})
+            own = {"draining": self.is_draining, "receiving": self.num_reading}
+            return JSONResponse({**about, **own, **self.metrics.page()})
 
         @app.get("/")
         async def status_page() -> Response:
@@ -106,34 +116,25 @@ class Server:
     async def _answer(self, request: Request, read: Read) -> Response:
         arrived_at = asyncio.get_running_loop().time()
         self._check_key(request)
-        if self.is_draining:
-            raise unavailable("the server is ending")
+        body = await self._intake.read(request)
+        size = len(body)
         self.num_answering += 1
         try:
-            body = await self._body(request)
             model = self._served.model
             parse = partial(_parse, body, read, model.name, model.options)
             loop = asyncio.get_running_loop()
-            asked = parse() if len(body) < LARGE_BODY else await loop.run_in_executor(self._served.work, parse)
+            asked = parse() if size < LARGE_BODY else await loop.run_in_executor(self._served.slow_work, parse)
             reply = Reply(
                 self._served, asked, self.metrics, arrived_at=arrived_at, most_s=self._settings.request_timeout_s
             )
         except BaseException:
-            self.num_answering -= 1
+            self._answered(size)
             raise
-        return _Counted(reply, self._answered)
+        return _Counted(reply, partial(self._answered, size))
 
-    def _answered(self) -> None:
+    def _answered(self, size: int) -> None:
         self.num_answering -= 1
-
-    async def _body(self, request: Request) -> bytes:
-        most, parts, size = self._settings.max_body_bytes, [], 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise refused(f"the body has more than {most} bytes, the most that is taken: send less", status=413)
-            parts.append(part)
-        return b"".join(parts)
+        self._intake.release(size)
 
     def _check_key(self, request: Request) -> None:
         key = self._settings.api_key
@@ -155,11 +156,12 @@ class Server:
 
     # -- refusals ------------------------------------------------------------------------------------------
 
-    async def _say(self, _: Request, error: Exception) -> Response:
+    async def _say(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self.metrics.rejections.labels(error.status).inc()
-        # A connection that is refused while the server ends is not kept.
-        close = {"Connection": "close"} if self.is_draining or error.status == 413 else {}
+        # A connection is not kept while the server ends, nor where nobody knows what is a body and what the next request.
+        is_unclear = error.status == 408 or "expect" in request.headers or "transfer-encoding" in request.headers
+        close = {"Connection": "close"} if self.is_draining or is_unclear else {}
         return JSONResponse(error.body, error.status, headers={**error.headers, **close})
 
     async def _say_http(self, request: Request, error: Exception) -> Response:
@@ -185,6 +187,21 @@ class Server:
 
 def _parse(body: bytes, read: Read, served: str, options: Mapping[str, Kind]) -> Asked:
     return read(parse_json(body), served, options)
+
+
+class _Addressed:
+    """``app``, for requests whose headers ``check`` lets pass."""
+
+    def __init__(self, app: ASGIApp, check: Callable[..., None], say: Callable[..., Awaitable[Response]]) -> None:
+        self._app, self._check, self._say = app, check, say
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._app
+        try:
+            self._check(scope["headers"])
+        except ApiError as error:
+            answer = await self._say(Request(scope), error)
+        await answer(scope, receive, send)
 
 
 class _Counted(Response):

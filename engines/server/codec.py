@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from engines.errors import UserError
-from engines.models.chat import ChatTemplate, end_token_ids, load_chat_template, parse_messages
+from engines.models.chat import EMBEDDED_CHAT, ChatTemplate, end_token_ids, load_chat_template, parse_messages
+from engines.models.checkpoint import TINY_DIR
 from engines.models.config import ModelConfig
-from engines.models.tokenizer import TextTokenizer, load_tokenizer
+from engines.models.tokenizer import TextTokenizer, load_tokenizer, longest_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +27,13 @@ class TextCodec:
         tokenizer = load_tokenizer(directory)
         return cls(
             tokenizer=tokenizer,
-            template=load_chat_template(directory, config.family),
+            template=EMBEDDED_CHAT if directory == TINY_DIR else load_chat_template(directory, config.family),
             end_ids=end_token_ids(config, tokenizer),
         )
+
+    @cached_property
+    def longest_token(self) -> int:
+        return longest_token(self.tokenizer.backend)
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text))
@@ -46,6 +52,7 @@ class IdsAlone:
     """A model without a tokenizer: prompts are ids, answers have no text."""
 
     end_ids: frozenset[int] = frozenset()
+    longest_token = 1 << 30
 
     def encode(self, text: str) -> tuple[int, ...]:
         raise UserError("prompt is a text and the model has no tokenizer: give a list of token ids")
@@ -63,6 +70,11 @@ class Codec(Protocol):
     @property
     def end_ids(self) -> frozenset[int]:
         """Ids that end an answer: of a text or of a turn."""
+        ...
+
+    @property
+    def longest_token(self) -> int:
+        """Most bytes of a text that one token stands for."""
         ...
 
     def encode(self, text: str) -> tuple[int, ...]: ...

@@ -32,15 +32,19 @@ from engines.server.protocol import (
 T = TypeVar("T")
 
 MOST_SEED = 2**63
+LARGE_TEXT = 1 << 15
+"""Bytes from which texts are tokenized behind the others."""
 
 
 class Served(NamedTuple):
-    """What requests are answered with. ``work`` runs what would hold up the event loop, one thing at a time."""
+    """What requests are answered with. ``work`` runs what would hold up the event loop, one thing at a time, and
+    ``slow_work`` what would hold up the others there."""
 
     model: ServedModel
     codec: Codec
     service: EngineService
     work: Executor
+    slow_work: Executor
     max_queue: int
 
 
@@ -118,6 +122,7 @@ class Completion:
 
     async def _submit(self) -> None:
         served, asked = self._served, self._asked
+        size = self._check_texts()
         generations = self._generations()
         left = asked.num_choices
         if left > served.max_queue:
@@ -134,7 +139,7 @@ class Completion:
         except Unavailable as error:
             raise unavailable(str(error)) from None
         try:
-            prompts = await self._encode(generations[0])
+            prompts = await self._encode(generations[0], served.work if size < LARGE_TEXT else served.slow_work)
             self._prompt_tokens = sum(map(len, prompts))
             wants_tokens = asked.stream or bool(asked.stop)
             for prompt_ids in prompts:
@@ -161,7 +166,22 @@ class Completion:
             lambda: [self._served.model.generation({**given, "seed": first + i}) for i in range(self._asked.n)]
         )
 
-    async def _encode(self, generation: object) -> list[tuple[int, ...]]:
+    def _check_texts(self) -> int:
+        """Bytes of the prompts' text. Raises for a text that is too long whatever its tokens are."""
+        model, asked = self._served.model, self._asked
+        conversation = sum(_num_bytes(each["content"]) for each in asked.messages)
+        sizes = [conversation, *(_num_bytes(each) for each in asked.prompts if isinstance(each, str))]
+        longest = self._served.codec.longest_token
+        for size in sizes:
+            if size > model.max_model_len * longest:
+                raise refused(
+                    f"prompt of {size} bytes is more than the {longest} bytes of the longest token times "
+                    f"max_model_len={model.max_model_len}: shorten it",
+                    "messages" if asked.is_chat else "prompt",
+                )
+        return sum(sizes)
+
+    async def _encode(self, generation: object, work: Executor) -> list[tuple[int, ...]]:
         """Ids of the prompts, checked."""
         codec, model, asked = self._served.codec, self._served.model, self._asked
 
@@ -174,7 +194,7 @@ class Completion:
                 model.check_prompt(prompt_ids, generation)
             return found
 
-        return await asyncio.get_running_loop().run_in_executor(self._served.work, partial(_users, encode))
+        return await asyncio.get_running_loop().run_in_executor(work, partial(_users, encode))
 
     def _hear(self, choice: int, event: Event) -> None:
         self._events.put_nowait((choice, event))
@@ -204,6 +224,10 @@ class Completion:
 
 def _ids_of(codec: Codec, prompt: Prompt) -> tuple[int, ...]:
     return codec.encode(prompt) if isinstance(prompt, str) else prompt
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _users(make: Callable[[], T]) -> T:

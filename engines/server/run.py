@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
+from functools import partial
+from typing import cast
 
 import uvicorn
 
@@ -15,6 +18,7 @@ from engines.errors import RunError, UserError
 from engines.server.app import Server
 from engines.server.codec import Codec
 from engines.server.completion import Served
+from engines.server.connection import Connection
 from engines.server.protocol import ServedModel
 from engines.server.service import EngineProcess
 from engines.server.settings import ServerSettings
@@ -43,19 +47,12 @@ async def _serve(
     service = EngineProcess(model, max_waiting=settings.max_queue)
     host, port = listener.getsockname()[:2]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="text") as work:
-        served = Served(model=model, codec=codec, service=service, work=work, max_queue=settings.max_queue)
-        server = Server(served, settings)
-        config = uvicorn.Config(
-            server.app,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=FLUSH_S,
+    with _lane() as work, _lane() as slow_work:
+        served = Served(
+            model=model, codec=codec, service=service, work=work, slow_work=slow_work, max_queue=settings.max_queue
         )
-        http = HttpServer(config)
+        server = Server(served, settings)
+        http = HttpServer(http_config(server, settings))
         signals = _Signals()
         service.start()
         serving: asyncio.Task[None] | None = None
@@ -113,6 +110,42 @@ async def _until_over(
     while server.num_answering and not service.ended.done() and signals.count == 1 and loop.time() < until:
         await asyncio.sleep(POLL_S)
     return service.fail_open("the server has ended before this request: send it again")
+
+
+def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
+    connection = partial(
+        Connection,
+        settings=settings,
+        most=_room_for(settings.max_connections),
+        idle={},
+        on_refusal=lambda status: server.metrics.rejections.labels(status).inc(),
+    )
+    return uvicorn.Config(
+        server.app,
+        http=cast(type[asyncio.Protocol], connection),
+        ws="none",
+        # Its warnings are about what clients send, a line for each: they are counted in /metrics instead.
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=FLUSH_S,
+    )
+
+
+def _room_for(most: int) -> int:
+    """How many connections of ``most`` this process has descriptors for, some being accepted besides."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < 4 * most:
+        soft = 4 * most if hard == resource.RLIM_INFINITY else min(4 * most, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else min(most, soft // 2)
+
+
+def _lane() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="text")
 
 
 class HttpServer(uvicorn.Server):

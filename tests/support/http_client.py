@@ -62,9 +62,7 @@ def _sent(
 def leave(port: int, path: str, body: Any) -> socket.socket:
     """Send a request and read nothing of its answer; closing the socket is leaving."""
     content = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     end = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
     end.sendall(head.encode() + content)
     return end

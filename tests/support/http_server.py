@@ -11,11 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import uvicorn
-
 from engines.server.app import Server
 from engines.server.completion import Served
-from engines.server.run import HttpServer
+from engines.server.run import HttpServer, http_config
 from engines.server.service import EngineProcess
 from engines.server.settings import ServerSettings
 
@@ -58,13 +56,12 @@ def running_server(
 
     async def serve() -> None:
         service = EngineProcess(model, max_waiting=settings.max_queue)
-        with ThreadPoolExecutor(max_workers=1) as work:
-            served = Served(model=model, codec=codec, service=service, work=work, max_queue=settings.max_queue)
-            server = Server(served, settings)
-            config = uvicorn.Config(
-                server.app, log_level="warning", lifespan="off", access_log=False, timeout_graceful_shutdown=1
+        with ThreadPoolExecutor(max_workers=1) as work, ThreadPoolExecutor(max_workers=1) as slow_work:
+            served = Served(
+                model=model, codec=codec, service=service, work=work, slow_work=slow_work, max_queue=settings.max_queue
             )
-            http = HttpServer(config)
+            server = Server(served, settings)
+            http = HttpServer(http_config(server, settings))
             service.start()
             serving = asyncio.create_task(http.serve(sockets=[listener]))
             made.append(Running(listener.getsockname()[1], server, service, asyncio.get_running_loop()))

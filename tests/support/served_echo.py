@@ -41,6 +41,7 @@ class EchoGeneration:
 
 class ByteCodec:
     end_ids = frozenset({END})
+    longest_token = 4
 
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(text.encode())

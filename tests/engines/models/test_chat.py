@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from support.checkpoints import DREAM
 from support.tiny_models import MHA
 from support.tokenizers import BYTES, CHATML_JINJA, LLADA_JINJA, write_dream_tokenizer, write_tokenizer
+from tokenizers import normalizers
 
 from engines.errors import UserError
 from engines.models.byte_bpe import byte_level_bpe
 from engines.models.chat import (
+    EMBEDDED_CHAT,
     ROLES,
     Answer,
     ChatTemplate,
@@ -24,7 +27,8 @@ from engines.models.chat import (
     load_chat_template,
     parse_messages,
 )
-from engines.models.tokenizer import load_tokenizer
+from engines.models.checkpoint import checkpoint_dir
+from engines.models.tokenizer import load_tokenizer, longest_token
 
 messages_of_any_kind = st.lists(
     st.builds(Message, role=st.sampled_from(ROLES), content=st.text(max_size=20)), min_size=1, max_size=4
@@ -117,6 +121,26 @@ def test_templates_run_in_the_environment_they_are_written_for():
 def test_failing_and_unsafe_templates_are_user_errors(source, message):
     with pytest.raises(UserError, match=message):
         template("dream", source).render(said(("user", "x")))
+
+
+def test_conversations_of_several_threads_do_not_mix():
+    """They are rendered by one process."""
+    pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not installed")
+    rendered = template("dream", CHATML_JINJA).render
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: rendered(said(("user", f"turn {i}"))), range(40)))
+    assert all(f"turn {i}<" in text for i, text in enumerate(found))
+
+
+@pytest.mark.parametrize("content", ["Ben has 3.", " Story: Ben has 3.\n", "Story: Ben has 3.\nAnswer:"])
+def test_the_embedded_model_is_asked_as_it_was_trained(content):
+    """Its checkpoint has no template, and its tokenizer no tokens of turns."""
+    tokenizer = load_tokenizer(checkpoint_dir("tiny"))
+    wanted = "Story: Ben has 3.\nAnswer:"
+    assert EMBEDDED_CHAT.encode(tokenizer, said(("user", content))) == tokenizer.encode(wanted)
+    assert (
+        EMBEDDED_CHAT.render(said(("system", "Count."), ("user", "How many?"))) == "Story: Count.\nHow many?\nAnswer:"
+    )
 
 
 def test_a_missing_jinja_names_the_fix_and_the_built_in_formats_need_none(monkeypatch):
@@ -282,3 +306,13 @@ def test_tokenizers_of_unknown_rules_and_wrong_ids_are_refused(tmp_path):
     (tmp_path / "merges.txt").write_text("not a merge at all\n")
     with pytest.raises(UserError, match=r"merges\.txt are not a BPE vocabulary"):
         byte_level_bpe(tmp_path / "vocab.json", tmp_path / "merges.txt", {})
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest(tmp_path):
+    plain = load_tokenizer(checkpoint_dir("tiny"))
+    assert longest_token(plain.backend) == len("<|startoftext|>")
+    normal = load_tokenizer(write_tokenizer(tmp_path)).backend
+    before = longest_token(normal)
+    normal.normalizer = normalizers.NFKC()
+    assert longest_token(normal) == 4 * before
+    assert len(normal.encode("\N{MATHEMATICAL BOLD CAPITAL A}", add_special_tokens=False).ids) == 1, "four bytes"

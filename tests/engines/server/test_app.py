@@ -356,12 +356,12 @@ def test_a_draining_server_ends_what_it_has_and_takes_nothing_more() -> None:
 def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n".encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     with running_server(EchoModel(), ByteCodec()) as server:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
-            client.sendall(head + b'{"model"')
-            server.wait_until(lambda: server.server.num_answering == 1)
-        server.wait_until(lambda: server.server.num_answering == 0)
+            client.sendall(head.encode() + b'{"model"')
+            server.wait_until(lambda: server.server.num_reading == 1)
+        server.wait_until(lambda: server.server.num_reading == 0)
         assert ask(server.port, "/status").body["disconnects"] == 1
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 

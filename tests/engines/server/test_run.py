@@ -89,6 +89,26 @@ def test_sigterm_ends_what_was_taken_and_then_the_server() -> None:
     assert got == [wanted, 200, wanted, "[DONE]"]
 
 
+def test_bodies_that_have_not_come_are_not_waited_for() -> None:
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    ends: list[socket.socket] = []
+
+    def client(port: int) -> None:
+        for _ in range(20):
+            end = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
+            end.sendall(head.encode())
+            ends.append(end)
+        while ask(port, "/status").body["receiving"] < 20:
+            pass
+        send(signal.SIGTERM)
+        assert all(end.recv(12) == b"HTTP/1.1 503" for end in ends)
+
+    said = run_with(client)
+    assert said[-1] == "ending: 0 requests to finish"
+    for end in ends:
+        end.close()
+
+
 @pytest.mark.parametrize("how", ["the time is over", "a second signal"])
 def test_what_does_not_end_in_time_is_told_so(how: str) -> None:
     got: list[Any] = []

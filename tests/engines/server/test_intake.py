@@ -1,0 +1,324 @@
+"""What comes in over a socket and is no plain request: slow, cut, endless, misaddressed, of another form, or too much."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra server: fastapi is not installed")
+pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
+pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
+
+import uvicorn
+from support.http_client import ask
+from support.http_server import Running, running_server
+from support.served_echo import ByteCodec, EchoModel
+from uvicorn.server import ServerState
+
+from engines.server.completion import LARGE_TEXT
+from engines.server.connection import MOST_PIECES, Connection
+from engines.server.intake import LARGE_BODY
+from engines.server.settings import ServerSettings
+
+WAIT_S = 60.0
+CONTENT = json.dumps({"model": "echo", "prompt": "hello", "seed": 0}).encode()
+LENGTH = len(CONTENT)
+MOST = 1 << 18
+SETTINGS = ServerSettings(
+    head_timeout_s=0.2, body_timeout_s=0.3, max_body_bytes=MOST, max_bytes_in_flight=3 * LARGE_BODY, max_connections=8
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running_server(EchoModel(), ByteCodec(), SETTINGS) as found:
+        yield found
+
+
+def head(
+    *lines: str,
+    method: str = "POST",
+    path: str = "/v1/completions",
+    version: str = "1.1",
+    host: str | None = "localhost",
+    kind: str | None = "application/json",
+    length: Any = LENGTH,
+) -> bytes:
+    named = (("Host", host), ("Content-Type", kind), ("Content-Length", length))
+    own = [f"{name}: {value}" for name, value in named if value is not None]
+    return "\r\n".join([f"{method} {path} HTTP/{version}", *own, *lines, "", ""]).encode()
+
+
+CHUNKED = head("Transfer-Encoding: chunked", length=None)
+
+
+class Answers(NamedTuple):
+    statuses: list[int]
+    sentences: list[str]
+
+
+def talk(port: int, *parts: bytes, gap_s: float = 0.0) -> Answers:
+    """Send ``parts`` and read until the server closes: it must."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as client:
+        try:
+            for part in parts:
+                client.sendall(part)
+                time.sleep(gap_s)
+        except ConnectionError:
+            pass  # it has closed; what it said before must be readable nonetheless
+        return rest_of(client)
+
+
+def rest_of(client: socket.socket) -> Answers:
+    said = b"".join(iter(partial(client.recv, 1 << 16), b""))
+    statuses = [int(status) for status in re.findall(rb"HTTP/1.1 (\d+)", said)]
+    sentences = [text.decode() for text in re.findall(rb'"message": ?"(.*?)","?', said.replace(b'", "', b'","'))]
+    return Answers(statuses, sentences)
+
+
+ENDLESS = (b"a",) * 12
+LAST = "Connection: close"
+SLOW_HEAD = "the head of the request was not complete after 0.2 s: send it at once"
+SLOW_BODY = "the body was not complete after 0.3 s: send it at once"
+LONG = f"the body has more than {MOST} bytes, the most that is taken: send less"
+NO_HTTP = "what came is no request in HTTP/1.1"
+TYPE = "send the body as 'Content-Type: application/json'"
+
+
+@pytest.mark.parametrize(
+    ("parts", "statuses", "sentence"),
+    [
+        pytest.param((), [], "", id="nothing at all"),
+        pytest.param((b"POST /v1/comp",), [408], SLOW_HEAD, id="half a head"),
+        pytest.param((b"GET / HTTP/1.1\r\nA: ", *ENDLESS), [408], SLOW_HEAD, id="a head byte by byte"),
+        pytest.param((head() + CONTENT + b"GET /he",), [200, 408], SLOW_HEAD, id="half a head behind a request"),
+        pytest.param((head() + CONTENT, b"GET /he"), [200, 408], SLOW_HEAD, id="half a head after an answer"),
+        pytest.param((head(),), [408], SLOW_BODY, id="a body withheld"),
+        pytest.param((head(length=100), *ENDLESS), [408], SLOW_BODY, id="a body byte by byte"),
+        pytest.param((head(length=len(CONTENT) + 9) + CONTENT,), [408], SLOW_BODY, id="a body cut"),
+        pytest.param((CHUNKED + b"5\r\nab",), [408], SLOW_BODY, id="a chunk cut"),
+        pytest.param((CHUNKED + b"2\r\n{}\r\n0\r\nA: b\r\n",), [408], SLOW_BODY, id="trailers withheld"),
+        pytest.param((head(path="/nothing", length=9),), [404], "there is nothing", id="a body withheld from nobody"),
+        pytest.param((head(method="GET", path="/health", length=99), *ENDLESS), [200], "", id="a body nobody asked for"),
+        pytest.param((head(length=10) + CONTENT,), [400, 408], "the body is not JSON", id="a body longer than said"),
+        pytest.param((head(length=MOST + 1),), [413], LONG, id="too long, withheld"),
+        pytest.param((head(length="9" * 19),), [413], LONG, id="absurdly long"),
+        pytest.param((head(length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="too long, sent nonetheless"),
+        pytest.param((head(LAST, length=8 * MOST), b"a" * 8 * MOST), [413], LONG, id="the same by who then leaves"),
+        pytest.param((CHUNKED + b"%x\r\n" % (2 * MOST), b"a" * 2 * MOST), [413], LONG, id="one long chunk"),
+        pytest.param((CHUNKED, b"1\r\na\r\n" * 2 * MOST_PIECES), [413], "more than 8192 pieces", id="tiny chunks"),
+        pytest.param((head("Expect: 100-continue", length=MOST + 1),), [413], LONG, id="asked before it is sent"),
+        pytest.param((head("Expect: 100-continue"),), [100, 408], SLOW_BODY, id="asked, and not sent"),
+        pytest.param((head("Expect: 100-continue", LAST) + CONTENT,), [100, 200], "", id="asked and sent"),
+        pytest.param((head("Transfer-Encoding: chunked"),), [400], "are two lengths of one body", id="two lengths"),
+        pytest.param((head("Content-Length: 5"),), [400], "conflicting Content-Length", id="two other lengths"),
+        pytest.param((head(length=-1),), [400], NO_HTTP, id="a negative length"),
+        pytest.param((head(length="9" * 5000),), [400], NO_HTTP, id="a length of thousands of digits"),
+        pytest.param((head("Transfer-Encoding: gzip", length=None),), [501], "Only Transfer-Encoding", id="gzip coding"),
+        pytest.param((CHUNKED + b"zz\r\n",), [400], "illegal chunk header", id="a chunk of no length"),
+        pytest.param((b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",), [400], NO_HTTP, id="TLS"),
+        pytest.param((head(host=None),), [400], "Missing mandatory Host", id="no host"),
+        pytest.param((head("A: " + "a" * (1 << 19)),), [431], "the head of the request is too long", id="a long head"),
+        pytest.param((head(*["A: b"] * 200) + CONTENT,), [431], "the head of the request is too long", id="many headers"),
+        pytest.param((head() + CONTENT + b"nonsense\r\n\r\n",), [200, 400], NO_HTTP, id="nonsense behind a request"),
+        pytest.param(((head() + CONTENT) * 3 + head(LAST) + CONTENT,), [200] * 4, "", id="requests one behind the other"),
+        pytest.param((head("Connection: close, Upgrade", "Upgrade: websocket") + CONTENT,), [200], "", id="an upgrade"),
+    ],
+)  # fmt: skip
+def test_what_does_not_come_as_it_should_ends_in_a_sentence(
+    server: Running, parts: Sequence[bytes], statuses: list[int], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sentence, a closed connection, nothing held, and not a line in the log."""
+    said = talk(server.port, *parts, gap_s=0.04 if parts[1:] == ENDLESS else 0.0)
+    assert said.statuses == statuses
+    assert len(said.sentences) == sum(status >= 400 for status in statuses)
+    assert sentence in " | ".join(said.sentences)
+    server.wait_until(lambda: server.server.num_reading == server.server._intake._held == 0)
+    assert ask(server.port, "/v1/completions", CONTENT).status == 200
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "sentence"),
+    [
+        ({"kind": "text/plain"}, 415, f"Content-Type is text/plain: {TYPE}"),
+        ({"kind": None}, 415, f"Content-Type is missing: {TYPE}"),
+        ({"kind": "application/x-www-form-urlencoded"}, 415, TYPE),
+        ({"kind": "text/plain;application/json"}, 415, TYPE),
+        ({"kind": "application/json, text/plain"}, 415, TYPE),
+        ({"kind": "Application/JSON ; charset=utf-8"}, 200, ""),
+        ({"host": "127.0.0.1"}, 200, ""),
+        ({"host": "127.8.8.8:80"}, 200, ""),
+        ({"host": "LOCALHOST.:1"}, 200, ""),
+        ({"host": "[::1]:8000"}, 200, ""),
+        ({"host": None, "version": "1.0"}, 200, ""),
+        (
+            {"host": "evil.com:8000"},
+            421,
+            "Host='evil.com:8000' is not this server, which listens on this machine alone",
+        ),
+        ({"host": "localhost.evil.com"}, 421, "is not this server"),
+        ({"host": "127.0.0.1.evil.com"}, 421, "is not this server"),
+        ({"host": "0.0.0.0:8000"}, 421, "is not this server"),
+        ({"host": "user@localhost"}, 421, "is not this server"),
+        ({"host": "evil.com", "path": "/status", "method": "GET"}, 421, "is not this server"),
+    ],
+)
+def test_a_page_of_another_origin_is_refused(
+    server: Running, given: dict[str, Any], status: int, sentence: str
+) -> None:
+    """By the forms that a browser sends without asking, and by the name that it was sent to."""
+    said = talk(server.port, head(LAST, **given) + CONTENT)
+    assert said.statuses == [status]
+    assert sentence in "".join(said.sentences)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip"])
+def test_a_coded_body_is_not_read(server: Running, coding: str) -> None:
+    said = talk(server.port, head(LAST, f"Content-Encoding: {coding}") + CONTENT)
+    assert (said.statuses, "send the body as it is" in said.sentences[0]) == ([415], True)
+
+
+def test_others_may_call_a_server_what_they_like_where_others_reach_it() -> None:
+    with running_server(EchoModel(), ByteCodec(), ServerSettings(host="0.0.0.0")) as server:
+        assert talk(server.port, head(LAST, host="evil.com") + CONTENT).statuses == [200]
+
+
+def test_bodies_under_way_are_bounded_together_and_small_ones_go_on(server: Running) -> None:
+    """Three of them fit, and are given up where their rest does not come."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(5):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
+            client.sendall(head(length=MOST) + b"a" * LARGE_BODY)
+            clients.append(client)
+        assert ask(server.port, "/v1/completions", CONTENT).status == 200
+        for client in clients:
+            client.sendall(b"a" * 9)
+        found = sorted(client.recv(1 << 16).split()[1] for client in clients)
+    assert found[0] == b"408"
+    assert found[-1] == b"503"
+    server.wait_until(lambda: server.server._intake._held == 0)
+
+
+def test_idle_connections_make_room_for_who_asks(server: Running) -> None:
+    with ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        assert ask(server.port, "/v1/completions", CONTENT).status == 200
+
+
+def test_where_none_is_idle_a_new_connection_is_refused() -> None:
+    with running_server(EchoModel(step_s=0.02), ByteCodec(), ServerSettings(max_connections=2)) as server:
+        with ExitStack() as stack:
+            busy = json.dumps({"model": "echo", "prompt": "hi", "max_tokens": 400}).encode()
+            for _ in range(2):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
+                client.sendall(head(length=len(busy)) + busy)
+            server.wait_until(lambda: server.service.status.running == 2)
+            said = talk(server.port, head() + CONTENT)
+            assert said.statuses == [503]
+            assert "2 connections are open, the most that are held: come again later" in said.sentences[0]
+        server.wait_until_idle()
+
+
+def test_a_draining_server_waits_for_no_body_that_has_not_come(server: Running) -> None:
+    with running_server(EchoModel(), ByteCodec()) as server, ExitStack() as stack:
+        clients = []
+        for _ in range(30):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S))
+            client.sendall(head())
+            clients.append(client)
+        server.wait_until(lambda: server.server.num_reading == 30)
+        assert server.server.num_answering == 0
+        server.call(server.server.drain)
+        for client in clients:
+            assert rest_of(client) == ([503], ["the server is ending: come again later"])
+
+
+class Watched(ByteCodec):
+    """Knows which texts came so far as to be tokenized; a large one takes until ``go_on``."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.go_on = threading.Event()
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        self.seen.append(len(text))
+        if len(text) >= LARGE_TEXT:
+            assert self.go_on.wait(WAIT_S)
+        return super().encode(text)
+
+
+def test_a_text_that_cannot_fit_is_not_tokenized() -> None:
+    """The model takes 512 tokens, the codec's longest has 4 bytes."""
+    codec = Watched()
+    with running_server(EchoModel(), codec) as server:
+
+        def refusal(path: str, **asked: Any) -> str:
+            said = ask(server.port, path, {"model": "echo", "seed": 0, **asked})
+            assert said.status == 400
+            return str(said.body["error"]["message"])
+
+        sentence = "bytes is more than the 4 bytes of the longest token times max_model_len=512: shorten it"
+        turns = [{"role": "user", "content": "é" * 600}, {"role": "user", "content": "é" * 600}]
+        assert refusal("/v1/completions", prompt="a" * 2049) == f"prompt of 2049 {sentence}"
+        assert refusal("/v1/completions", prompt=["hi", "\ud800" * 300_000]) == f"prompt of 900000 {sentence}"
+        assert refusal("/v1/chat/completions", messages=turns) == f"prompt of 2400 {sentence}"
+        assert codec.seen == []
+        assert "prompt of 2048 tokens" in refusal("/v1/completions", prompt="a" * 2048)
+        assert codec.seen == [2048]
+
+
+def test_a_long_text_keeps_no_short_one_waiting() -> None:
+    codec = Watched()
+    with running_server(EchoModel(max_model_len=1 << 16), codec) as server, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(
+            ask, server.port, "/v1/completions", {"model": "echo", "prompt": "a" * LARGE_TEXT, "max_tokens": 4}
+        )
+        server.wait_until(lambda: codec.seen == [LARGE_TEXT])
+        assert ask(server.port, "/v1/completions", CONTENT).status == 200
+        codec.go_on.set()
+        assert long.result().status == 200
+
+
+def test_a_client_that_reads_nothing_of_its_answer_is_let_go() -> None:
+    """Whatever it was answered, the rest would be held for ever."""
+
+    async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": bytes(1 << 18), "more_body": True})
+        await send({"type": "http.response.body"})
+        is_over.set()
+
+    async def serve() -> None:
+        config = uvicorn.Config(answer, lifespan="off", log_config=None)
+        config.timeout_keep_alive = 0.1  # type: ignore[assignment]
+        state = ServerState()
+        bounds = {"settings": SETTINGS, "most": 1, "idle": {}, "on_refusal": lambda _: None}
+
+        def connect() -> asyncio.Protocol:
+            return Connection(config=config, server_state=state, app_state={}, **bounds)
+
+        async with await asyncio.get_running_loop().create_server(connect, "127.0.0.1", 0) as listener:
+            with socket.create_connection(listener.sockets[0].getsockname()) as client:
+                client.sendall(head(method="GET", length=None))
+                async with asyncio.timeout(WAIT_S):
+                    await is_over.wait()
+                    while state.connections:
+                        await asyncio.sleep(0.01)
+
+    is_over = asyncio.Event()
+    asyncio.run(serve())
