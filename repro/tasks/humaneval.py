@@ -62,6 +62,7 @@ def _problem(row: Record) -> TaskProblem:
         reference=row["canonical_solution"],
         code=prompt,
         check=f"{row['test']}\ncheck({row['entry_point']})",
+        entry=row["entry_point"],
     )
 
 

@@ -56,6 +56,7 @@ def _problems(problems: Sequence[Problem], seed: int) -> tuple[TaskProblem, ...]
             reference=problem.answer,
             code=problem.prompt,
             check=_check(problem) if problem.task == mini_code.TASK else "",
+            entry="f" if problem.task == mini_code.TASK else "",
         )
         for index, problem in enumerate(problems)
     )

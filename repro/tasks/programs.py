@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repro.tasks.sandbox.client import run_many
+from repro.tasks.sandbox.client import Check, run_many
 from repro.tasks.task import TaskProblem
 
 
 def passes(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[bool]:
-    """Runs ``code`` + continuation + ``check`` of each problem, confined and with the sandbox's limits."""
-    programs = [f"{p.code}{text}\n{p.check}\n" for p, text in zip(problems, texts, strict=True)]
-    return [result.passed for result in run_many(programs)]
+    """Runs ``code`` + continuation of each problem, and ``check`` beside it, confined and with the sandbox's limits."""
+    programs = [f"{p.code}{text}\n" for p, text in zip(problems, texts, strict=True)]
+    checks = [Check(entry=p.entry, tests=f"{p.check}\n", given=p.code) for p in problems]
+    return [result.passed for result in run_many(programs, checks)]

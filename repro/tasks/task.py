@@ -25,7 +25,8 @@ class TaskProblem:
     code: str = ""
     """For tasks that run code: what comes before the continuation in the program ..."""
     check: str = ""
-    """... and after it: raises unless the program is right."""
+    """... and what is run beside it: raises unless the function ``entry`` of the program, all it knows of that, is right."""
+    entry: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

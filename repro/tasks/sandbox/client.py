@@ -4,8 +4,8 @@ A program runs in a process of its own without network, without files but the Py
 (read-only) and an empty folder, without the right to start processes, and within limits of time, memory
 and disk. Where the kernel cannot promise that, nothing is run unless the user accepts it by name.
 
-A verdict is as honest as the tests: they run in the program's own interpreter, as in every published
-pass@1, and a program that sets out to fool them can. It cannot reach past its own verdict.
+Tests run in a second process (``judge``), which asks the program's function and compares: published graders run them in
+the program's own interpreter, where it can read or replace them. A program without tests is taken at its word.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from engines.errors import UserError
+from repro.tasks.sandbox.folder import empty
 from repro.tasks.sandbox.layers import LANDLOCK, LAYERS, NAMESPACES, PRIVATE_ROOT, SECCOMP
 
 ACCEPT_VARIABLE = "REPRO_ALLOW_UNSAFE_CODE"
@@ -51,6 +52,20 @@ class SandboxResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Check:
+    """``tests`` raise unless the program's function ``entry`` is right. It is called with plain values and answers with such."""
+
+    entry: str
+    tests: str
+    given: str = ""
+    """Source whose names the tests may use; where it is not whole, as a prompt that the program goes on with, it is left out."""
+
+
+NO_CHECK = Check(entry="", tests="")
+"""The program passes by its own word: it says that it came to its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SandboxSupport:
     """``layers``: what is in force here; ``gaps``: what a program could still do, empty when it is isolated."""
 
@@ -73,7 +88,10 @@ class Sandbox:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="repro-sandbox-"))
+            # Where the server was ended in the middle of a program, what that has left is removed by who knows how.
+            removed = tempfile.TemporaryDirectory(prefix="repro-sandbox-", ignore_cleanup_errors=True)
+            folder = stack.enter_context(removed)
+            stack.callback(_empty, folder)
             # All of the environment: isolated as -I would make it, but with one order of sets for every run.
             environment = {"PATH": "", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
             if "LD_LIBRARY_PATH" in os.environ:
@@ -104,12 +122,15 @@ class Sandbox:
     ) -> None:
         self._stack.close()
 
-    def run(self, program: str, *, timeout_s: float, memory_bytes: int) -> SandboxResult:
+    def run(self, program: str, check: Check = NO_CHECK, *, timeout_s: float, memory_bytes: int) -> SandboxResult:
         _check_limits(timeout_s, memory_bytes)
-        request = {"program": program, "timeout_s": timeout_s, "memory_bytes": memory_bytes}
+        limits = {"timeout_s": timeout_s, "memory_bytes": memory_bytes}
         assert self._server.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, which _answer reports
-            self._server.stdin.write(json.dumps(request).encode() + b"\n")
+            # The second is read by the judge alone.
+            for part in ({"program": program, "entry": check.entry, **limits}, asdict(check)):
+                message = json.dumps(part).encode()
+                self._server.stdin.write(len(message).to_bytes(8, "big") + message)
             self._server.stdin.flush()
         answer = self._answer(timeout_s + _GRACE_S)
         return SandboxResult(passed=answer["passed"], reason=answer["reason"])
@@ -135,14 +156,20 @@ class Sandbox:
 
 
 def run_python(
-    program: str, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES, accept_gaps: bool = False
+    program: str,
+    check: Check = NO_CHECK,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    memory_bytes: int = MEMORY_BYTES,
+    accept_gaps: bool = False,
 ) -> SandboxResult:
-    """Run one program; it passes if it reaches its end without an exception."""
-    return run_many([program], timeout_s=timeout_s, memory_bytes=memory_bytes, accept_gaps=accept_gaps)[0]
+    """Run one program; it passes if it reaches its end without an exception, and its tests do."""
+    return run_many([program], [check], timeout_s=timeout_s, memory_bytes=memory_bytes, accept_gaps=accept_gaps)[0]
 
 
 def run_many(
     programs: Sequence[str],
+    checks: Sequence[Check] | None = None,
     *,
     timeout_s: float = TIMEOUT_S,
     memory_bytes: int = MEMORY_BYTES,
@@ -157,18 +184,18 @@ def run_many(
         return ()
     workers = min(len(programs), num_workers or _usable_cores())
     results: dict[int, SandboxResult] = {}
-    waiting: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-    for item in enumerate(programs):
-        waiting.put(item)
+    waiting: queue.SimpleQueue[tuple[int, str, Check]] = queue.SimpleQueue()
+    for index, (program, check) in enumerate(zip(programs, checks or [NO_CHECK] * len(programs), strict=True)):
+        waiting.put((index, program, check))
 
     def drain() -> None:
         with Sandbox(accept_gaps=accept_gaps) as sandbox:
             while True:
                 try:
-                    index, program = waiting.get_nowait()
+                    index, program, check = waiting.get_nowait()
                 except queue.Empty:
                     return
-                results[index] = sandbox.run(program, timeout_s=timeout_s, memory_bytes=memory_bytes)
+                results[index] = sandbox.run(program, check, timeout_s=timeout_s, memory_bytes=memory_bytes)
 
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(drain) for _ in range(workers)]
@@ -224,6 +251,11 @@ def _check_limits(timeout_s: float, memory_bytes: int) -> None:
         raise UserError(
             f"memory_bytes={memory_bytes} must be at least {MIN_MEMORY_BYTES}: an interpreter needs as much"
         )
+
+
+def _empty(folder: str) -> None:
+    with suppress(OSError):
+        empty(folder)
 
 
 def _usable_cores() -> int:

@@ -1,38 +1,39 @@
 """The confined process: takes programs one at a time, runs each in a fork of itself, answers with a verdict.
 
-The server itself enters namespaces, a small root and Landlock; each fork then gives up its capabilities,
-takes limits, and last a seccomp filter. The first line written names the layers that the kernel granted.
+The server itself enters namespaces and a small root; each fork then enters Landlock, gives up its capabilities, takes limits,
+and last a seccomp filter. A program has two: one runs it, the other is its judge. The judge is there first and reads the tests
+itself, so that neither they nor a way to a verdict are in the memory from which the program's process is made. The first line
+written names the layers that the kernel granted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
 import resource
-import secrets
 import select
 import signal
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
-from types import CodeType
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn
 
-from repro.tasks.sandbox import kernel, landlock, namespaces, seccomp
+from repro.tasks.sandbox import channel, kernel, landlock, namespaces, seccomp
+from repro.tasks.sandbox import judge as judging
+from repro.tasks.sandbox.folder import MAX_DEPTH, empty, is_too_large
 from repro.tasks.sandbox.layers import LANDLOCK, LIMITS, NAMESPACES, PRIVATE_ROOT, SECCOMP
 
 MAX_OPEN_FILES = 64
 MAX_FILE_BYTES = 16 << 20
 MAX_FOLDER_BYTES, MAX_FOLDER_FILES = namespaces.SCRATCH_BYTES, namespaces.SCRATCH_FILES
 """Limits of the program's folder: the size of the private root, or looked after where there is none."""
-MAX_REASON_CHARS = 200
 _MAX_MESSAGE_BYTES = 4096
 _POLL_S, _POLL_EXIT_S = 0.05, 0.001
-_VERDICT_FD = 3
-_PASSED, _FAILED, _NOT_CONFINED = b"1", b"0", b"!"
+_FIRST_FD, _SPARE_FD, _LAST_FD = 3, 20, 256
 
 # What graded programs import most: loaded once, and its libraries opened, before any right is gone.
 _PRELOADED = (
@@ -68,6 +69,7 @@ class Confinement(NamedTuple):
     """Writable, emptied after each program."""
     layers: frozenset[str]
     landlock_abi: int
+    readable: tuple[str, ...]
 
 
 def serve(base: str, without: frozenset[str]) -> None:
@@ -80,11 +82,19 @@ def serve(base: str, without: frozenset[str]) -> None:
     confinement = _confine(base, without)
     os.environ.update(HOME=confinement.folder, TMPDIR=confinement.folder)
     _send({"layers": sorted(confinement.layers), "landlock_abi": confinement.landlock_abi})
-    for line in sys.stdin.buffer:
-        request = json.loads(line)
+    while True:
+        try:
+            request = json.loads(read_message())
+        except channel.OverError:
+            return
         limits = Limits(request["timeout_s"], request["memory_bytes"])
-        verdict = _run(request["program"], limits, confinement)
+        verdict = _run(request["program"], request["entry"], limits, confinement)
         _send({"passed": verdict.passed, "reason": verdict.reason})
+
+
+def read_message() -> bytes:
+    """The next one on standard input, of which nothing behind it is read."""
+    return channel.read_exactly(0, int.from_bytes(channel.read_exactly(0, 8), "big"))
 
 
 def _send(answer: dict[str, object]) -> None:
@@ -111,7 +121,7 @@ def _readable() -> list[str]:
 
 def _confine(base: str, without: frozenset[str]) -> Confinement:
     if sys.platform != "linux":
-        return Confinement(base, frozenset({LIMITS}), 0)
+        return Confinement(base, frozenset({LIMITS}), 0, ())
     layers, folder, readable = {LIMITS}, base, _readable()
     if NAMESPACES not in without and _succeeds_in_a_fork(namespaces.enter):
         namespaces.enter()
@@ -120,12 +130,12 @@ def _confine(base: str, without: frozenset[str]) -> Confinement:
         if PRIVATE_ROOT not in without and namespaces.change_root(base, readable):
             layers.add(PRIVATE_ROOT)
             folder = namespaces.HOME
-    version = 0 if LANDLOCK in without else landlock.restrict(readable, [folder, "/dev/null"])
-    if version:
+    if version := 0 if LANDLOCK in without else landlock.abi():
         layers.add(LANDLOCK)
     if SECCOMP not in without and _succeeds_in_a_fork(seccomp.install):
         layers.add(SECCOMP)
-    return Confinement(folder, frozenset(layers), version)
+    kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # nobody traces another, whoever they are
+    return Confinement(folder, frozenset(layers), version, tuple(readable))
 
 
 def _continue_as_first_process() -> None:
@@ -153,64 +163,84 @@ def _succeeds_in_a_fork(function: Callable[[], None]) -> bool:
 # -- one program -------------------------------------------------------------------------------------------
 
 
-def _run(program: str, limits: Limits, confinement: Confinement) -> Outcome:
-    token = secrets.token_bytes(16)
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        _become_program(program, token, write_end, limits, confinement)
-    os.close(write_end)
-    ending = _watch(child, read_end, limits, confinement)
-    os.close(read_end)
-    _clean_up(child, ending, confinement)
+def _run(program: str, entry: str, limits: Limits, confinement: Confinement) -> Outcome:
+    with contextlib.ExitStack() as stack:
+
+        def pipe() -> tuple[int, int]:
+            ends = os.pipe()
+            for end in ends:
+                stack.callback(_close, end)
+            return ends
+
+        (verdict, told), (calls, asking), (answers, answering) = pipe(), pipe(), pipe()
+        if (judge := os.fork()) == 0:
+            _become_judge((told, asking, answers), limits, confinement)
+        for end in (told, asking, answers):
+            _close(end)
+        if os.read(verdict, 1) != judging.READY:
+            os.waitpid(judge, 0)
+            raise RuntimeError("no program was run: its judge did not start")
+        if (child := os.fork()) == 0:
+            _become_program(program, entry, (answering, calls), limits, confinement)
+        for end in (calls, answering):
+            _close(end)
+        ending = _watch(child, judge, verdict, limits, confinement)
+        _clean_up((child, judge), ending, confinement)
     if ending.forced is not None:
         return Outcome(False, ending.forced)
-    return _judge(ending, token, limits)
+    return _outcome(ending, limits)
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
 
 
 class Ending(NamedTuple):
     message: bytes
-    """What the program reported."""
+    """What the judge reported."""
     status: int | None
-    """How it ended by itself; None if it has to be killed."""
+    """How the program ended, where it did so by itself before there was a verdict; None if it has to be killed."""
     forced: str | None = None
     """Why it has to be killed."""
 
 
-def _watch(child: int, read_end: int, limits: Limits, confinement: Confinement) -> Ending:
+def _watch(child: int, judge: int, verdict: int, limits: Limits, confinement: Confinement) -> Ending:
     deadline = time.monotonic() + limits.timeout_s
     message, is_open = b"", True
     waits = select.poll()
     waits.register(0, 0)  # standard input reports only its end: the harness is gone
-    waits.register(read_end, select.POLLIN)
+    waits.register(verdict, select.POLLIN)
     while (left := deadline - time.monotonic()) > 0:
-        # Once the report is closed there is only the process to wait for.
+        # Where the program is gone without a word there is only its end to wait for.
         events = dict(waits.poll(1000 * min(left, _POLL_S if is_open else _POLL_EXIT_S)))
         if 0 in events:
-            _clean_up(child, Ending(message, None), confinement)
+            _clean_up((child, judge), Ending(message, None), confinement)
             os._exit(1)
-        if read_end in events:
-            chunk = os.read(read_end, _MAX_MESSAGE_BYTES)
+        if verdict in events:
+            chunk = os.read(verdict, _MAX_MESSAGE_BYTES)
             message += chunk
-            if len(message) > _MAX_MESSAGE_BYTES:
-                return Ending(b"", None, "wrote to a descriptor that is not its own")
             if not chunk:
+                if message[:1] != judging.GONE:
+                    return Ending(message, None)
                 is_open = False
-                waits.unregister(read_end)
+                waits.unregister(verdict)
         if not is_open:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
                 return Ending(message, status)
-        if PRIVATE_ROOT not in confinement.layers and _is_too_large(confinement.folder):
-            reason = (
-                f"wrote more than {MAX_FOLDER_BYTES >> 20} MiB or {MAX_FOLDER_FILES} files, or closed a folder to us"
+        if PRIVATE_ROOT not in confinement.layers and is_too_large(
+            confinement.folder, most_bytes=MAX_FOLDER_BYTES, most_files=MAX_FOLDER_FILES
+        ):
+            what = f"{MAX_FOLDER_BYTES >> 20} MiB or {MAX_FOLDER_FILES} files"
+            return Ending(
+                message, None, f"wrote more than {what}, nested {MAX_DEPTH} folders, or closed a folder to us"
             )
-            return Ending(message, None, reason)
     return Ending(message, None, f"timed out after {limits.timeout_s:g} s")
 
 
-def _clean_up(child: int, ending: Ending, confinement: Confinement) -> None:
-    """Kill the program and whatever it started, and remove its files."""
+def _clean_up(children: Sequence[int], ending: Ending, confinement: Confinement) -> None:
+    """Kill the program, its judge and whatever it started, and remove its files."""
     if NAMESPACES in confinement.layers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)  # everybody in the namespace but this process, its first
@@ -218,64 +248,106 @@ def _clean_up(child: int, ending: Ending, confinement: Confinement) -> None:
             while True:
                 os.waitpid(-1, 0)
     else:
-        if SECCOMP not in confinement.layers:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child, signal.SIGKILL)
-        if ending.status is None:
+        for child in children if ending.status is None else children[1:]:
+            if SECCOMP not in confinement.layers:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child, signal.SIGKILL)
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    _empty(confinement.folder)
+        if SECCOMP not in confinement.layers and ending.status is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(children[0], signal.SIGKILL)
+    empty(confinement.folder)
 
 
-def _judge(ending: Ending, token: bytes, limits: Limits) -> Outcome:
-    message, status = ending.message, ending.status
-    assert status is not None
-    if message.startswith(token):
-        kind, report = message[len(token) : len(token) + 1], message[len(token) + 1 :].decode(errors="replace")
-        if kind == _NOT_CONFINED:
-            raise RuntimeError(f"no program was run: {report}")
-        reason = "".join(c if c.isprintable() else " " for c in report)
-        return Outcome(kind == _PASSED, reason[:MAX_REASON_CHARS])
+def _outcome(ending: Ending, limits: Limits) -> Outcome:
+    kind, report = ending.message[:1], ending.message[1:].decode(errors="replace")
+    if kind == judging.NOT_CONFINED:
+        raise RuntimeError(f"no program was run: {report}")
+    if kind == judging.GONE:
+        assert ending.status is not None
+        return Outcome(False, _ended(ending.status, limits))
+    if kind not in (judging.PASSED, judging.WRONG):
+        return Outcome(False, "its answers ended its judge")
+    if report == judging.OUT_OF_MEMORY:
+        report = f"{report}: more than {limits.memory_bytes >> 20} MiB"
+    reason = "".join(c if c.isprintable() else " " for c in report)
+    return Outcome(kind == judging.PASSED, reason[: judging.MAX_REASON_CHARS])
+
+
+def _ended(status: int, limits: Limits) -> str:
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU:
-            return Outcome(False, f"timed out after {limits.timeout_s:g} s")
-        return Outcome(False, f"killed by {signal.Signals(number).name}")
-    return Outcome(False, f"ended before its tests did, with exit code {os.WEXITSTATUS(status)}")
+            return f"timed out after {limits.timeout_s:g} s"
+        known = {each.value for each in signal.Signals}
+        return f"killed by {signal.Signals(number).name if number in known else f'signal {number}'}"
+    return f"ended before its tests did, with exit code {os.WEXITSTATUS(status)}"
 
 
 # -- inside the fork ---------------------------------------------------------------------------------------
 
 
-def _become_program(program: str, token: bytes, write_end: int, limits: Limits, confinement: Confinement) -> NoReturn:
-    """Never returns. The token is what tells the program's report from anything it may write itself."""
+def _become_judge(ends: Sequence[int], limits: Limits, confinement: Confinement) -> NoReturn:
+    """Never returns. It is ready once it has the tests."""
     code = 1
     try:
-        os.dup2(write_end, _VERDICT_FD)
-        kind, reason = _NOT_CONFINED, ""
+        check = json.loads(read_message())
+        told, asking, answers = _leave_the_server(ends, confinement)
         try:
-            _leave_the_server(confinement)
             _give_up_rights(limits, confinement)
-        except Exception as error:  # raised again by the server
-            reason = _describe(error)
+        except Exception as error:
+            os.write(told, judging.READY)
+            judging.report(told, judging.NOT_CONFINED, judging.describe(error))
         else:
-            passed, reason = _execute(program, limits)
-            kind = _PASSED if passed else _FAILED
-        os.write(_VERDICT_FD, token + kind + reason[:MAX_REASON_CHARS].encode(errors="replace"))
+            os.write(told, judging.READY)
+            judging.report(told, *judging.judge(check, asking, answers))
         code = 0
     finally:
         os._exit(code)
 
 
-def _leave_the_server(confinement: Confinement) -> None:
+def _become_program(
+    program: str, entry: str, ends: Sequence[int], limits: Limits, confinement: Confinement
+) -> NoReturn:
+    """Never returns. Nothing that it says is a verdict."""
+    code = 1
+    try:
+        answers, calls = _leave_the_server(ends, confinement)
+        try:
+            _give_up_rights(limits, confinement)
+        except Exception as error:  # raised again by the server
+            channel.send(answers, channel.NOT_CONFINED, judging.describe(error).encode(errors="replace"))
+        else:
+            channel.send(answers, channel.CONFINED)
+            names: dict[str, object] = {}  # as the published graders: no __name__ of "__main__"
+            reason = judging.run(program, names)
+            if reason is None:
+                channel.send(answers, channel.RAN)
+                judging.answer(names, entry, calls, answers)
+            else:
+                told = reason[: judging.MAX_REASON_CHARS].encode(errors="replace")
+                channel.send(answers, channel.FAILED, told)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _leave_the_server(ends: Sequence[int], confinement: Confinement) -> range:
+    """Its descriptors, which are all that is open."""
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
+    kept = [fcntl.fcntl(end, fcntl.F_DUPFD, _SPARE_FD) for end in ends]
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
-    os.closerange(_VERDICT_FD + 1, 256)
+    own = range(_FIRST_FD, _FIRST_FD + len(ends))
+    for descriptor, end in zip(own, kept, strict=True):
+        os.dup2(end, descriptor)
+    os.closerange(own.stop, _LAST_FD)
     os.chdir(confinement.folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "repro"]:
         del sys.modules[name]
+    return own
 
 
 def _give_up_rights(limits: Limits, confinement: Confinement) -> None:
@@ -288,6 +360,8 @@ def _give_up_rights(limits: Limits, confinement: Confinement) -> None:
         # No new process of this user. It would stop threads too, which seccomp tells apart, and does not bind root.
         _limit(resource.RLIMIT_NPROC, 0)
     if sys.platform == "linux":
+        if LANDLOCK in confinement.layers:
+            landlock.restrict(confinement.readable, [confinement.folder, "/dev/null"])
         _limit(resource.RLIMIT_AS, limits.memory_bytes)
         kernel.drop_capabilities()
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -301,80 +375,3 @@ def _limit(name: int, soft: int, hard: int | None = None) -> None:
     allowed = resource.getrlimit(name)[1]
     highest = max(soft, hard or 0) if allowed == resource.RLIM_INFINITY else allowed
     resource.setrlimit(name, (min(soft, highest), min(soft if hard is None else hard, highest)))
-
-
-def _execute(program: str, limits: Limits) -> Outcome:
-    try:
-        code: CodeType = compile(program, "<program>", "exec")
-        exec(code, {})  # as the published graders: no __name__ of "__main__"
-    except MemoryError:
-        return Outcome(False, f"out of memory: more than {limits.memory_bytes >> 20} MiB")
-    except BaseException as error:  # a program may raise anything, and none of it is an error of ours
-        prefix = "forbidden: " if isinstance(error, PermissionError) else ""
-        return Outcome(False, prefix + _describe(error))
-    return Outcome(True, "ok")
-
-
-def _describe(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error).strip()
-    except BaseException:
-        return name
-    return f"{name}: {text.splitlines()[0]}" if text else name
-
-
-# -- the program's folder ----------------------------------------------------------------------------------
-
-
-def _is_too_large(folder: str) -> bool:
-    """Whether the files exceed the quota; a tree that cannot be walked (too deep for a path, closed to us) does."""
-    num_bytes = num_files = 0
-    try:
-        for entry in _walk(folder):
-            num_files += 1
-            with contextlib.suppress(FileNotFoundError):  # gone since
-                num_bytes += entry.stat(follow_symlinks=False).st_size
-            if num_bytes > MAX_FOLDER_BYTES or num_files > MAX_FOLDER_FILES:
-                return True
-    except OSError:
-        return True
-    return False
-
-
-def _walk(folder: str) -> Iterator[os.DirEntry[str]]:
-    pending = [folder]
-    while pending:
-        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
-            for entry in entries:
-                yield entry
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(entry.path)
-
-
-def _empty(folder: str) -> None:
-    """Remove what a program left, from inside: its tree may be deeper than recursion, open files or paths allow."""
-    os.chmod(folder, 0o700)
-    os.chdir(folder)
-    way: list[str] = []
-    while True:
-        inner = _remove_files()
-        if inner is not None:
-            os.chmod(inner, 0o700)
-            os.chdir(inner)
-            way.append(inner)
-        elif way:
-            os.chdir("..")
-            os.rmdir(way.pop())
-        else:
-            return
-
-
-def _remove_files() -> str | None:
-    """Remove the files of the current folder, until a folder is met; its name."""
-    with os.scandir() as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                return entry.name
-            os.unlink(entry.name)
-    return None
