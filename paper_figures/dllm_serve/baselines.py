@@ -92,6 +92,8 @@ def cells(view: View) -> list[Cell]:
 def _cell(view: View, row: Row, batching: str, seed: int) -> Cell:
     alone = row.alone if batching == "alone" else ()
     knobs = (("num_prompts", NUM_REQUESTS), *row.options, *alone, *view.together(NAME))
+    if row.system != "dllm-serve":
+        knobs += view.baseline_knobs()
     return view.cell(NAME, row.system, DATASET, seed=seed, knobs=knobs)
 
 

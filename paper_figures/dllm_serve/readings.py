@@ -74,7 +74,7 @@ SETTINGS = (
     Setting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
     Setting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
     Setting(label="published, for the workload", knobs=PUBLISHED),
-    Setting(label="efficient, for the workload", knobs=()),
+    Setting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
     Setting(label="policy, packed", knobs=(("reading", "policy"),)),
 )
 """Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""

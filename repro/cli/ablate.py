@@ -11,6 +11,7 @@ import typer
 from repro.cli import options as opt
 from repro.cli.option_groups import Placement, spread
 from repro.cli.output import number, print_json, print_table, say
+from repro.cli.said import lengths_json, lengths_line
 from repro.systems.dllm.part import DllmPart
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ def ablate(
         str | None,
         typer.Option(help="Where ('repro list' shows platforms) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."),
     ] = None,
-    reading: Annotated[str | None, typer.Option(help="Of Sparse-dLLM: published, efficient or policy.")] = None,
+    reading: Annotated[
+        str | None,
+        typer.Option(
+            help="Of Sparse-dLLM: published, efficient or policy [default: published where simulated, else efficient]."
+        ),
+    ] = None,
     request_rate: Annotated[
         str | None, typer.Option(help="Requests/s, or inf [default: the platform's highest; 2 of AMPD, 60 of LAPS].")
     ] = None,
@@ -118,8 +124,10 @@ def ablate(
     view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
     comparison = f"ablate-{component}"
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
+    has_baseline = any(variant.system == BASE for variant in variants)
+    stands_for = f", Sparse-dLLM as {view.reading}" if has_baseline else ""
     require(
-        reading is None or any(variant.system == BASE for variant in variants),
+        reading is None or has_baseline,
         f"reading={reading!r} has no effect on component={component!r}, which compares with no baseline: leave it out",
     )
     changes_tokens = component != "ladder" and component_of(component).changes_tokens
@@ -153,10 +161,19 @@ def ablate(
     rows = [_row(name, variant, [next(runs) for _ in cells]) for (name, variant), cells in grid.items()]
     _relate(rows)
     if json:
-        print_json({"component": component, "platform": where.name, "reading": view.reading, "rows": rows})
+        lengths = lengths_json(sweep.runs)
+        print_json(
+            {
+                "component": component,
+                "platform": where.name,
+                "reading": view.reading if has_baseline else None,
+                "lengths": lengths,
+                "rows": rows,
+            }
+        )
     else:
         print_table(
-            f"Ablation of {component} on {where.title}, {'all at once' if rate is None else f'{rate:g} req/s'}",
+            f"Ablation of {component} on {where.title}, {'all at once' if rate is None else f'{rate:g} req/s'}{stands_for}",
             (
                 "dataset",
                 "variant",
@@ -172,6 +189,7 @@ def ablate(
             ),
             [_as_text(row) for row in rows],
         )
+        say(lengths_line(sweep.runs))
     if plot is not None:
         plotted = [{"label": f"{row['dataset']}: {row['variant']}", **row} for row in rows]
         drawn = save_plot(plot, f"Ablation of {component} on {where.title}", plotted)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from repro.cli import options as opt
 from repro.cli.option_groups import Placement
 from repro.cli.output import print_json, print_table, say
+from repro.cli.said import lengths_json, lengths_line
 
 if TYPE_CHECKING:
     from repro.reports.paired_ablation import PairedVariant
@@ -91,13 +92,22 @@ def ablate_paired(
         rows.append({family.dataset: dataset, "variant": variant.label, "ours": variant.is_ours, **row})
     title = f"Ablation of {component} on {family.title}"
     if json:
-        print_json({"component": component, "platform": family.platform.name, "rate": family.rate, "rows": rows})
+        print_json(
+            {
+                "component": component,
+                "platform": family.platform.name,
+                "rate": family.rate,
+                "lengths": lengths_json(sweep.runs),
+                "rows": rows,
+            }
+        )
     else:
         print_table(
             f"{title}, {family.rate_said}",
             (family.dataset, "variant", *family.columns, "verdict"),
             [_as_text(row, family) for row in rows],
         )
+        say(lengths_line(sweep.runs))
         for row in rows:
             if row["reasons"]:
                 say(f"{row['variant']}: {row['reasons'][0]}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,10 +10,11 @@ import typer
 
 from repro.cli import options as opt
 from repro.cli.option_groups import Decoding, Placement, spread
-from repro.cli.output import number, percent, print_json, print_table, say
+from repro.cli.output import print_json, print_table, say
+from repro.cli.run_table import print_runs, rate_of
+from repro.cli.said import as_json
 
 if TYPE_CHECKING:
-    from repro.runs.family import Shown
     from repro.runs.store import StoredRun
     from repro.runs.sweep import Sweep
 
@@ -275,6 +275,7 @@ def bench(
                 "runs": [
                     {
                         "cell": run.cell.to_dict(),
+                        **as_json(run),
                         "obtained": run.obtained,
                         "valid": run.validity.valid,
                         "reasons": list(run.validity.reasons),
@@ -287,7 +288,7 @@ def bench(
             }
         )
     else:
-        _print_runs(runs)
+        print_runs(runs)
         if profile:
             for run in runs:
                 print_profile(run)
@@ -307,19 +308,9 @@ def _print_reasons(sweep: Sweep, *, json: bool) -> None:
         print_table("What would run, or be reused", ("run", "why"), reasons)
 
 
-def _print_runs(runs: Sequence[StoredRun]) -> None:
-    """One table a family: each shows what only its runs have."""
-    for family in dict.fromkeys(run.family.name for run in runs):
-        own = [run for run in runs if run.family.name == family]
-        shown = own[0].family.shown
-        columns = ("system", "dataset", "platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s")
-        titles = (*columns, *(each.title for each in shown), "obtained", "verdict")
-        print_table("Runs", titles, [_row(run, shown) for run in own])
-
-
 def _as_plotted(run: StoredRun) -> dict[str, Any]:
     cell, summary = run.cell, run.summary
-    rate = _rate(run) if cell.rate is None else f"{cell.rate:g} req/s"
+    rate = rate_of(run) if cell.rate is None else f"{cell.rate:g} req/s"
     return {
         "label": f"{run.title}, {cell.dataset}, {'all at once' if rate == 'inf' else rate}",
         "throughput_tok_s": summary["throughput_tok_s"],
@@ -330,47 +321,3 @@ def _as_plotted(run: StoredRun) -> dict[str, Any]:
         "valid": run.validity.valid,
         "run": cell.folder_name,
     }
-
-
-def _rate(run: StoredRun) -> str:
-    cell = run.cell
-    if cell.rate is not None:
-        return f"{cell.rate:g}"
-    if cell.knob_values.get("arrivals") == "trace":
-        return "the trace's"
-    return "closed loop" if run.family.name == "prefill" else "inf"
-
-
-def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
-    summary, cell = run.summary, run.cell
-    latency = summary["e2el_s"]
-    return (
-        run.title,
-        cell.dataset,
-        cell.platform,
-        _rate(run),
-        number(summary["throughput_tok_s"]),
-        number(latency["mean"], 2),
-        number(latency["p50"], 2),
-        number(latency["p90"], 2),
-        *(_shown(run, each) for each in shown),
-        run.obtained,
-        "VALID" if run.validity.valid else "INVALID",
-    )
-
-
-def _shown(run: StoredRun, each: Shown) -> str:
-    if each.is_predicted:
-        if (found := run.facts["simulated"].get(each.metric)) is None:
-            return "-"
-        if each.is_share:
-            return f"{percent(found['predicted'])} ({100 * found['error']:+.0f} points)"
-        return f"{number(each.scale * found['predicted'])} ({100 * found['error']:+.0f} %)"
-    value = run.summary[each.metric]
-    if each.stat is not None:
-        value = value.get(each.stat)
-    if each.is_share:
-        return percent(value)
-    if isinstance(value, int) and each.scale == 1:
-        return str(value)
-    return number(None if value is None else each.scale * value)

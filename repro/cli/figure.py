@@ -153,6 +153,7 @@ def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> N
 
 
 def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool, json: bool, draw_only: bool) -> None:
+    from repro.cli.said import lengths_json, lengths_line
     from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
     from repro.reports.costs import processor_s, write_cost
@@ -187,9 +188,11 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
         assert runs is not None
         require_alike(runs, name)
         rendered = draw(entry, view, runs, out)
-        drawn.append((view, rendered))
+        drawn.append((view, rendered, lengths_json(runs)))
         if not json:
             print_table(f"{module.TITLE} - {place_of(module, view.platform)}", rendered.columns, rendered.rows)
+            if runs:
+                say(lengths_line(runs), "  ")
             for note in rendered.notes:
                 say(note, "  ")
             say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")
@@ -205,12 +208,13 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
                         "figure": entry.name,
                         "platform": view.platform.name,
                         "reading": view.reading,
+                        "lengths": lengths,
                         "files": [str(path) for path in rendered.files],
                         "columns": rendered.columns,
                         "rows": rendered.rows,
                         "notes": rendered.notes,
                     }
-                    for view, rendered in drawn
+                    for view, rendered, lengths in drawn
                 ]
             }
         )

@@ -62,7 +62,10 @@ RefreshDelay = Annotated[
     int | None, typer.Option(help="1: cache built at a block's second step (as published); 0: at its first.")
 ]
 Reading = Annotated[
-    str | None, typer.Option(help="Of a baseline: published, efficient or policy [default: efficient].")
+    str | None,
+    typer.Option(
+        help="Of a baseline: published, efficient or policy [default: published where simulated, else efficient]."
+    ),
 ]
 Compat = Annotated[str | None, typer.Option(help="paper, or upstream for its first-token rule.")]
 Cache = Annotated[str | None, typer.Option(help="Fast-dLLM: none, prefix or dual.")]

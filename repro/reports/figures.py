@@ -17,7 +17,7 @@ from repro.reports.claims import Finding
 from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
-from repro.systems.dllm.batching import reading
+from repro.systems.dllm import batching
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 
@@ -41,7 +41,7 @@ class View:
     """Whether measured cells that are compared are made in one session; a suite on a machine of its own need not."""
 
     def __post_init__(self) -> None:
-        reading(self.reading)  # refuses an unknown one
+        batching.reading(self.reading)  # refuses an unknown one
         check_most("num_runs", self.num_runs)
         if self.num_runs < 1:
             raise UserError(f"num_runs={self.num_runs} must be at least 1")
@@ -105,8 +105,9 @@ class View:
         return ((COMPARISON, comparison if is_default else f"{comparison}-{self.reading}"),)
 
     def baseline_knobs(self) -> Knobs:
-        """The knob that puts a baseline's cell into this reading; none for a system's own default."""
-        return () if self.reading == "efficient" else (("reading", self.reading),)
+        """The knob that puts a baseline's cell into this reading; none for what a measured one is by default."""
+        is_default = self.obtained == "measured" and self.reading == default_reading(self.platform)
+        return () if is_default else (("reading", self.reading),)
 
 
 def place_of(module: FigureModule, where: Platform) -> str:
@@ -116,8 +117,7 @@ def place_of(module: FigureModule, where: Platform) -> str:
 
 
 def default_reading(platform: Platform) -> str:
-    """A simulated card stands for the paper's runs; on other hardware nothing was published."""
-    return "published" if platform.executor == "roofline" else "efficient"
+    return batching.default_reading(platform.executor)
 
 
 MEASURED_RUNS = 3

@@ -24,6 +24,9 @@ COMPARISON = "comparison"
 """Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
 makes its own, together. No system sees it."""
 
+_UNHASHED = ("reading", "efficient")
+"""A knob that leaves the key as it is without it, which is that of the runs made while it was every cell's default."""
+
 KEY_LENGTH = 12
 PREFIX_LENGTH = 100
 
@@ -101,7 +104,8 @@ class Cell:
 
     @cached_property
     def key(self) -> str:
-        hashed = {"schema": CELL_SCHEMA_VERSION, **_canonical(self.identity)}
+        asked = {**self.identity, "knobs": dict(knob for knob in self.knobs if knob != _UNHASHED)}
+        hashed = {"schema": CELL_SCHEMA_VERSION, **_canonical(asked)}
         text = json.dumps(hashed, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
 

@@ -81,7 +81,7 @@ def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
     deployment, workload = SYSTEMS.get(cell.system).prepare(_as_asked(cell))
     digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
-    knobs = {**cell.knob_values, "basis": digest}
+    knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), "basis": digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 
 

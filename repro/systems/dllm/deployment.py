@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any
 
+from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
@@ -58,6 +59,12 @@ class Deployment:
     @property
     def basis(self) -> str:
         return self.settings.basis + ("" if self.task is None else f" {self.task.digest}")
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
+        has_readings = isinstance(self.method, PublishedMethod) and self.settings.is_simulated
+        return {"reading": self.settings.reading} if has_readings else {}
 
     @property
     def device(self) -> str:

@@ -11,9 +11,8 @@ from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from repro.runs.cell import Cell
 from repro.systems.dllm.settings import Settings
 from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.scale import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload
-
-MIN_PROMPT_LEN = 8
 
 
 def room_for_prompt(settings: Settings) -> int:

@@ -16,7 +16,7 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_
 from engines.parallel.division import check_division
 from repro.runs.cell import Cell, Scalar
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.batching import DEFAULT_BATCH_RULE
+from repro.systems.dllm.batching import DEFAULT_BATCH_RULE, default_reading
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
@@ -119,7 +119,7 @@ class Settings:
     model: str
     memory_limit: int
     """Bytes the plan may split."""
-    reading: str = "efficient"
+    reading: str
     """What a baseline stands for (repro.systems.dllm.batching)."""
     batch_size: int | None = None
     batch_rule: str = DEFAULT_BATCH_RULE
@@ -217,7 +217,7 @@ def resolve(cell: Cell) -> Settings:
         ),
         asked=Asked(**pick(_ASKED, num_prompts=sizes.get(cell.dataset), length_scale=part.length_scale)),
         on=on,
-        **pick(_RUN, model=part.model, memory_limit=part.memory_bytes),
+        **pick(_RUN, model=part.model, memory_limit=part.memory_bytes, reading=default_reading(cell.executor)),
     )
     if cell.executor == "torch":
         _check_measured(settings, knobs)

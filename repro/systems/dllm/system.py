@@ -15,8 +15,9 @@ from repro.systems.dllm.batching import batching_of, refuse_ignored
 from repro.systems.dllm.deployment import BACKENDS, Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
-from repro.systems.dllm.requests import MIN_PROMPT_LEN, requests_of, room_for_prompt
+from repro.systems.dllm.requests import requests_of, room_for_prompt
 from repro.systems.dllm.settings import Settings, resolve
+from repro.workloads.scale import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload
 
 
@@ -67,7 +68,7 @@ class DllmSystem:
 
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""
-        refuse_ignored(self.method, cell.knob_values)
+        refuse_ignored(self.method, cell.knob_values, cell.executor)
         settings = resolve(cell)
         sampler = self.method.sampler(settings.family, settings.options)
         generation = self.method.generation(settings.family, settings.options, settings.generation)

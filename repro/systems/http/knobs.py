@@ -15,6 +15,8 @@ from repro.runs.cell import Cell
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
+LONGEST_PROMPT = 4096
+"""Where nothing else is asked for."""
 MOST_WARMUPS = 1000
 MOST_LIMIT_MS = 1e9
 """Of a good request; twelve days."""
@@ -49,8 +51,10 @@ class HttpKnobs:
     num_prompts: int = 100
     input_len: int | None = None
     gen_length: int = 64
-    length_scale: float = 1.0
-    max_prompt_len: int = 4096
+    length_scale: float | None = None
+    """None: as in this process, by the server's context; sessions keep their own lengths."""
+    max_prompt_len: int | None = None
+    """None: what the server's context leaves, or ``LONGEST_PROMPT``."""
     arrivals: str | None = None
     burstiness: float = 1.0
     dataset_source: str = "auto"
@@ -69,11 +73,14 @@ class HttpKnobs:
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("num_prompts", "gen_length", "max_prompt_len"):
-            require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name}={value} must be at least 1")
+        require(self.length_scale is None or self.length_scale > 0, f"length_scale={self.length_scale} must be above 0")
         for name, most in (("num_warmups", MOST_WARMUPS), ("max_prompt_len", MOST["max_model_len"])):
             value = getattr(self, name)
             require(
-                value <= most, f"{name}={value} is more than {most:.16g}, the most that is taken: give a smaller number"
+                value is None or value <= most,
+                f"{name}={value} is more than {most:.16g}, the most that is taken: give a smaller number",
             )
         require(self.num_warmups >= 0, f"num_warmups={self.num_warmups} must not be negative")
         require(self.temperature >= 0, f"temperature={self.temperature:g} must not be negative: 0 is greedy")
@@ -82,14 +89,19 @@ class HttpKnobs:
             f"max_concurrency={self.max_concurrency} must be at least 1",
         )
         require(
-            self.input_len is None or 1 <= self.input_len <= self.max_prompt_len,
-            f"input_len={self.input_len} must be between 1 and max_prompt_len={self.max_prompt_len}",
+            self.input_len is None or 1 <= self.input_len <= self.longest_prompt,
+            f"input_len={self.input_len} must be between 1 and max_prompt_len={self.longest_prompt}",
         )
         require(
-            self.input_len is None or self.length_scale == 1,
+            self.input_len is None or self.length_scale in (None, 1),
             f"length_scale={self.length_scale} has no effect with input_len={self.input_len}: leave one out",
         )
         _ = self.endpoint, self.limits, self.extra_fields
+
+    @property
+    def longest_prompt(self) -> int:
+        """Of a server of any context."""
+        return LONGEST_PROMPT if self.max_prompt_len is None else self.max_prompt_len
 
     @property
     def endpoint(self) -> Endpoint:

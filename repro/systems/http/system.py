@@ -50,6 +50,7 @@ class HttpDeployment:
         return {
             "endpoint": {"url": knobs.endpoint.base, "api": knobs.api, **self.card},
             "requested_rate": self.rate,
+            "length_scale": self.knobs.length_scale,
             "ignore_eos": knobs.ignore_eos,
             "goodput": dict(knobs.limits),
         }
@@ -117,7 +118,8 @@ def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
     """To the server at the cell's url, which is asked what it serves."""
     knobs = knobs_of(cell)
     card = knobs.endpoint.card(knobs.model)
-    workload = workload_of(cell, knobs, str(card["id"]))
+    context = card.get("max_model_len")
+    workload = workload_of(cell, knobs, str(card["id"]), context if isinstance(context, int) and context > 0 else None)
     return HttpDeployment(knobs=knobs, card=card, rate=cell.rate), workload
 
 

@@ -16,8 +16,10 @@ from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.runs.cell import Cell
 from repro.runs.drivers.http import Ask as AnyAsk
 from repro.runs.drivers.http import Reply
-from repro.systems.http.knobs import HttpKnobs
+from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
+from repro.tasks.registry import TASKS
 from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.scale import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
 from repro.workloads.seed import derive_seed
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
 from repro.workloads.text import more_text
@@ -142,15 +144,29 @@ def tokenizer_of(name: str) -> TextTokenizer:
     return load_tokenizer(folder, required=())
 
 
-def workload_of(cell: Cell, knobs: HttpKnobs, model: str) -> HttpWorkload:
-    """Of a data set's requests, or a session trace's sessions."""
+def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -> HttpWorkload:
+    """Of a data set's requests, or a session trace's sessions; ``context`` is the tokens that the model takes, where that
+    is known."""
     tokenizer = tokenizer_of(knobs.tokenizer)
     fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
     fields |= {"temperature": knobs.temperature, **knobs.extra_fields}
     if knobs.ignore_eos:
         fields["ignore_eos"] = True
-    build = _sessions if cell.dataset.lower() in known_session_cards() else _requests
-    return build(cell, knobs, tokenizer, fields)
+    if cell.dataset.lower() in known_session_cards():
+        return _sessions(cell, knobs, tokenizer, fields)
+    return _requests(cell, _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset), tokenizer, fields)
+
+
+def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
+    """With the lengths that the data set has in this process on a model of that context. Problems are asked as they are."""
+    is_whole = knobs.input_len is not None or dataset.lower() in TASKS
+    scale = 1.0 if is_whole else length_scale_for(context)
+    room = max(min(LONGEST_PROMPT, context - knobs.gen_length), knobs.input_len or 1)
+    return replace(
+        knobs,
+        length_scale=scale if knobs.length_scale is None else knobs.length_scale,
+        max_prompt_len=room if knobs.max_prompt_len is None else knobs.max_prompt_len,
+    )
 
 
 def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
@@ -170,11 +186,11 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Ma
             num_requests=knobs.num_prompts,
             seed=cell.seed,
             arrivals=_arrivals(cell, knobs),
-            max_prompt_len=knobs.max_prompt_len,
-            min_prompt_len=1,
+            max_prompt_len=knobs.longest_prompt,
+            min_prompt_len=min(MIN_PROMPT_LEN, knobs.input_len or knobs.longest_prompt),
             source=knobs.dataset_source,  # type: ignore[arg-type]
             dataset_path=knobs.dataset_path,
-            length_scale=knobs.length_scale,
+            length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
             fixed_prompt_len=knobs.input_len,
         ),
         GenerationConfig(gen_length=length, block_length=length, steps=length),
@@ -226,13 +242,14 @@ def _sessions(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Ma
 
 def _turns(session: Session, knobs: HttpKnobs, tokenizer: TextTokenizer, seed: int) -> tuple[Turn, ...]:
     rng, turns, total = random.Random(seed), [], 0
+    scale = 1.0 if knobs.length_scale is None else knobs.length_scale
     for entry in session.rounds:
-        added, asked = (max(1, round(knobs.length_scale * n)) for n in (entry.prefill_tokens, entry.decode_tokens))
+        added, asked = (max(1, round(scale * n)) for n in (entry.prefill_tokens, entry.decode_tokens))
         total += added
-        if total > knobs.max_prompt_len:
+        if total > knobs.longest_prompt:
             raise UserError(
                 f"session {session.session_id} has a prompt of {total} tokens, more than max_prompt_len="
-                f"{knobs.max_prompt_len}: lower length_scale={knobs.length_scale:g}, or raise max_prompt_len"
+                f"{knobs.longest_prompt}: lower length_scale={scale:g}, or raise max_prompt_len"
             )
         turns.append(Turn(new_ids=_ids(tokenizer, rng, added), asked_tokens=asked))
         total += asked

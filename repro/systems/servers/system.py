@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from baselines.servers.environment import machine_device
 from baselines.servers.launch import SERVED_NAME, Launch
+from engines.bounds import MOST
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import OnProgress
@@ -30,6 +31,8 @@ MEASURED = "torch"
 """The executor that measures, of any system."""
 UNKNOWN_URL = "http://127.0.0.1:1"
 """Until the server has started."""
+LONGEST_CONTEXT = int(MOST["max_model_len"])
+"""Of a model that is launched by its name: only it knows, and data sets keep their own lengths."""
 TEMPLATE_TOKENS = 64
 """That a chat template may add to a turn."""
 
@@ -135,7 +138,7 @@ class ServerSystem:
         launch = self.launch(**settings)
         rest = {name: value for name, value in given.items() if name in of_client - own or name in NOTES}
         knobs = knobs_of(replace(cell, knobs=(*rest.items(), ("url", UNKNOWN_URL))))
-        workload = workload_of(cell, knobs, SERVED_NAME)
+        workload = workload_of(cell, knobs, SERVED_NAME, launch.longest_request or LONGEST_CONTEXT)
         _check_lengths(workload, launch)
         driven = HttpDeployment(knobs=knobs, card={"id": SERVED_NAME, "root": launch.model}, rate=cell.rate)
         return ServerDeployment(launch=launch, driven=driven), workload

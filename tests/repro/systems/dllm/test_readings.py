@@ -98,12 +98,12 @@ def simulate(cell: Cell, **constants: float) -> RunRecord:
         (
             "sparse-dllm",
             {"scheduler": "phase"},
-            "scheduler='phase' has no effect with system='sparse-dllm' and reading='efficient'",
+            "scheduler='phase' has no effect with system='sparse-dllm' and reading='published'",
         ),
         (
             "llada",
             {"max_num_logits": 99},
-            "max_num_logits=99 has no effect with system='llada' and reading='efficient'",
+            "max_num_logits=99 has no effect with system='llada' and reading='published'",
         ),
         (
             "fast-dllm",
@@ -181,10 +181,32 @@ def test_a_reading_heeds_its_knobs(reading: str) -> None:
 
 
 @pytest.mark.parametrize("system", BASELINES)
-def test_efficient_is_the_default(system: str) -> None:
-    default, named = (prepare(cell_of(system, **SMALL, **extra)).run() for extra in ({}, {"reading": "efficient"}))
-    assert default.tables == named.tables
-    assert default.manifest["facts"] == named.manifest["facts"]
+def test_published_is_the_default_of_a_simulation(system: str) -> None:
+    """Asked for or not, it is the same run: a figure's and that of a command share it."""
+    default, named, efficient = (
+        prepare(cell_of(system, **SMALL, **extra)) for extra in ({}, {"reading": "published"}, {"reading": "efficient"})
+    )
+    assert default.cell == named.cell
+    assert default.run().tables == named.run().tables
+    assert efficient.cell.key != default.cell.key
+    # A stored cell that is asked for again is itself.
+    assert {prepare(each.cell).cell for each in (default, efficient)} == {default.cell, efficient.cell}
+
+
+@pytest.mark.parametrize("system", BASELINES)
+def test_efficient_is_the_default_of_a_measurement(system: str) -> None:
+    default, named = (
+        prepare(cell_of(system, "cpu-tiny", num_prompts=2, **extra)) for extra in ({}, {"reading": "efficient"})
+    )
+    assert isinstance(default.deployment, Deployment)
+    assert default.deployment.settings.reading == "efficient"
+    assert default.cell.key == named.cell.key
+
+
+def test_the_reading_that_was_every_cells_default_leaves_the_key_as_it_was() -> None:
+    """Keys of runs stored while it was: a measured one, and a simulated one as figures asked for it."""
+    assert cell_of("fast-dllm", reading="efficient").key == cell_of("fast-dllm").key == "8a7497f5f831"
+    assert cell_of("fast-dllm", reading="published").key != "8a7497f5f831"
 
 
 # ---- published ----------------------------------------------------------------------------------
@@ -240,12 +262,17 @@ def test_published_code_that_serves_one_request_at_a_time_does(platform: str, sy
 def test_rules_of_our_own_batches_are_the_memory_models(system: str) -> None:
     """The largest with ``max_model_len`` is the largest of a workload of such requests."""
     rule: dict[str, Scalar] = {"batch_rule": "max_model_len"}
-    size = {name: facts_of(cell_of(system, "l40s", batch_rule=name))["batch_size"] for name in BATCH_RULES}
-    longest = facts_of(cell_of(system, "l40s", input_len=4096 - 256, length_scale=1.0))
+    size = {
+        name: facts_of(cell_of(system, "l40s", reading="efficient", batch_rule=name))["batch_size"]
+        for name in BATCH_RULES
+    }
+    efficient: dict[str, Scalar] = {"reading": "efficient"}
+    longest = facts_of(cell_of(system, "l40s", input_len=4096 - 256, length_scale=1.0, **efficient))
     assert size["max_model_len"] == longest["batch_size"]
     assert size["one"] == 1 < size["max_model_len"] < size["workload"]
-    asked = prepare(cell_of(system, "l40s", **SMALL, **rule)).run()
-    assert asked.tables == prepare(cell_of(system, "l40s", **SMALL, batch_size=size["max_model_len"])).run().tables
+    asked = prepare(cell_of(system, "l40s", **SMALL, **rule, **efficient)).run()
+    of_size = prepare(cell_of(system, "l40s", **SMALL, **efficient, batch_size=size["max_model_len"]))
+    assert asked.tables == of_size.run().tables
 
 
 def test_requests_that_published_code_cannot_hold_are_counted_and_run() -> None:
@@ -268,7 +295,7 @@ def test_requests_that_published_code_cannot_hold_are_counted_and_run() -> None:
     assert 0 < expected < len(lengths)
     facts = experiment.run().manifest["facts"]
     assert facts["oom_requests"] == expected
-    assert "oom_requests" not in facts_of(cell_of("fast-dllm"))
+    assert "oom_requests" not in facts_of(cell_of("fast-dllm", reading="efficient"))
 
 
 OVERHEAD_S = 0.0125

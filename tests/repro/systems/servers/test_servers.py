@@ -192,7 +192,7 @@ def test_install_prints_its_commands(monkeypatch: pytest.MonkeyPatch, capsys: py
     [
         (cell("vllm", threshold=0.5), "threshold=0.5 has no effect with system='vllm'"),
         (cell("vllm", kv_cache_gb=0), "kv_cache_gb=0 must be at least 1"),
-        (cell("vllm", max_model_len=64), "more than max_model_len=64"),
+        (cell("vllm", max_model_len=64, max_prompt_len=4096), "more than max_model_len=64"),
         (cell("vllm", model="."), "model='.' has no config.json"),
         (cell("vllm", start_timeout_s=0), "start_timeout_s=0 must be above 0"),
         (replace(cell("vllm", platform="h200"), executor="roofline"), "vllm is a real server: use --executor torch"),
