@@ -49,7 +49,6 @@ MOST: Mapping[str, float] = MappingProxyType(
         "length_scale": 1e3,
         "rate": 1e6,
         "burstiness": 1e6,
-        "seed": 2**63 - 1,
         # Of a sweep.
         "jobs": 1024,
         # Of a comparison.
@@ -76,7 +75,7 @@ MOST: Mapping[str, float] = MappingProxyType(
 )
 """By name of the option or field."""
 
-LEAST: Mapping[str, int] = MappingProxyType({"seed": 0, "jobs": 1, "num_runs": 1})
+LEAST: Mapping[str, int] = MappingProxyType({"jobs": 1, "num_runs": 1})
 """Likewise."""
 
 

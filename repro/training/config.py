@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engines.bounds import check_count, check_most
+from engines.bounds import check_most
 from engines.errors import UserError
 from repro.tasks.problem import Span
 
@@ -99,7 +99,8 @@ class TrainConfig:
     final_problems: int = 500
 
     def __post_init__(self) -> None:
-        check_count("seed", self.seed)
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed={self.seed} must be an integer of at least 0, and below 2^63")
         check_most("training steps", self.steps)
         if self.steps < 1:
             raise UserError(f"steps={self.steps} must be at least 1")

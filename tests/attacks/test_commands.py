@@ -165,7 +165,7 @@ CASES = {
     "bench --platform h20x32": 50,
     "ablate --component awd": 30,
 }
-"""Commands, some with options that others may follow and replace -> examples."""
+"""Commands, some with options that others may follow -> examples."""
 ARGUMENTS = {"reproduce": sorted(FIGURES), "figure": sorted(FIGURES)}
 
 

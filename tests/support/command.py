@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from unittest import mock
@@ -27,6 +28,12 @@ def repro(*arguments: object) -> Result:
             code = stop.code
     assert isinstance(code, int)
     return Result(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def instead(defaults: Sequence[object], options: Sequence[object]) -> list[object]:
+    """The options behind those of the defaults, pairs of a name and a value, that they do not name themselves."""
+    pairs = zip(defaults[::2], defaults[1::2], strict=True)
+    return [*(word for name, value in pairs if name not in options for word in (name, value)), *options]
 
 
 def refused(result: Result, *says: str, code: int = 2) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.command import instead
 from support.tiny_models import GQA
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -294,7 +295,7 @@ def test_bad_ids(repro: Repro, model: Path, ids: Path, text: str, says: str) -> 
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_generate_refuses(repro: Repro, model: Path, ids: Path, options: list[str], says: str) -> None:
-    refusal(repro("generate", "--model", model, "--prompt-ids", ids, *SHORT, *options, "--json"), says)
+    refusal(repro("generate", "--model", model, "--prompt-ids", ids, *instead(SHORT, options), "--json"), says)
 
 
 @pytest.mark.parametrize(
@@ -383,7 +384,8 @@ def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
     runs = json.loads(first.out)["runs"]
     assert [run["cell"]["system"] for run in runs] == ["dllm-serve", "sparse-dllm"]
     for run in runs:
-        assert run.keys() == {"cell", "obtained", "valid", "reasons", "facts", "folder", "summary"}
+        work = {"reading", "mean_prompt_tokens", "mean_output_tokens", "length_scale"}
+        assert run.keys() == {"cell", *work, "obtained", "valid", "reasons", "facts", "folder", "summary"}
         assert run["obtained"] == "simulated"
         assert (run["valid"], run["reasons"]) == (True, [])
         assert run["summary"]["throughput_tok_s"] > 0
@@ -508,7 +510,10 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
         (["--temperature", "inf"], "temperature=inf must be finite"),
         (["--memory-limit", "lots"], "memory_limit='lots' is not a size: write it like 24GB or 64MiB"),
         (["--memory-limit", "16GB"], "budget too small for one request"),
-        (["--memory-limit", "16GB", "--system", "sparse-dllm"], "budget too small for one request"),
+        (
+            ["--memory-limit", "16GB", "--system", "sparse-dllm", "--reading", "efficient"],
+            "budget too small for one request",
+        ),
         (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
         (["--profile-every", "2"], "profile_every=2 has no effect without --profile: add it"),
         (["--profile", "--profile-every", "0"], "profile_every=0 must be at least 1"),
@@ -543,7 +548,7 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bench_refuses_before_anything_runs(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:
-    refusal(repro(*SIMULATED, *options, "--result-dir", tmp_path / "r"), says)
+    refusal(repro("bench", *instead(SIMULATED[1:], options), "--result-dir", tmp_path / "r"), says)
     assert not (tmp_path / "r").exists()
 
 
@@ -615,7 +620,7 @@ def test_bench_divides_a_model(repro: Repro, tmp_path: Path) -> None:
 )
 def test_bench_refuses_what_it_would_ignore(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:
     """A simulated run has no device, no dtype and no weights; a dense cache keeps everything."""
-    refusal(repro(*SIMULATED, *options, "--result-dir", tmp_path / "r"), says)
+    refusal(repro("bench", *instead(SIMULATED[1:], options), "--result-dir", tmp_path / "r"), says)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.command import instead
 from typer.testing import CliRunner
 
 from engines.errors import UserError
@@ -91,7 +92,7 @@ def test_a_session_that_no_worker_holds_is_refused(tmp_path: Path) -> None:
 )
 def test_impossible_plans_are_refused(options: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError) as refused:
-        run(*PLAN, *options)
+        run(PLAN[0], *map(str, instead(PLAN[1:], options)))
     assert sentence in str(refused.value)
 
 
