@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 
 from repro.runs.experiment import Experiment
@@ -39,7 +39,7 @@ class Claims:
                 return None
             return held.pop_all()
 
-    def one_by_one(self, experiments: Sequence[Experiment]) -> Iterator[Experiment]:
+    def one_by_one(self, experiments: Sequence[Experiment]) -> Generator[Experiment]:
         """Unit by unit, each held until the next is asked for. Those that others are making come last."""
         for unit in together(experiments):
             if (held := self.take(unit)) is not None:

@@ -8,7 +8,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from repro.cores import usable_cores
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
 from repro.runs.packing import Made, Packing
-from repro.runs.runner import Hooks, WorkerLost, run_here, run_in_pool
+from repro.runs.runner import Hooks, Make, WorkerLost, run_here, run_in_pool
 from repro.runs.session import Session
 from repro.runs.turns import KinTurns, repeated
 from repro.runs.workers import begin_worker, ending_with_its_workers
@@ -68,7 +68,7 @@ class LocalPool:
         """In processes of their own only where there are enough runs to gain by it."""
         num = min(jobs or min(usable_cores(), max(1, len(experiments) // CELLS_PER_WORKER)), len(experiments))
         if num == 1:
-            run_here(claims.one_by_one(experiments), packing.make, hooks)
+            self._here(experiments, packing.make, claims, hooks)
         else:
             starts = [partial(local_process, packing)] * num
             run_in_pool(experiments, KinTurns(map(repeated, experiments), num), starts, hooks)
@@ -76,7 +76,12 @@ class LocalPool:
     def measure(
         self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
     ) -> None:
-        run_here(claims.one_by_one(experiments), partial(packing.make, session=session), hooks)
+        self._here(experiments, partial(packing.make, session=session), claims, hooks)
+
+    def _here(self, experiments: Sequence[Experiment], make: Make, claims: Claims, hooks: Hooks) -> None:
+        # Closed whatever happens: the error that ends a sweep is kept by who catches it, and would keep the claim.
+        with closing(claims.one_by_one(experiments)) as claimed:
+            run_here(claimed, make, hooks)
 
 
 @contextmanager
