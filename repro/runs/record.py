@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """What is in the files of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "simulated"]

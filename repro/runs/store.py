@@ -1,7 +1,7 @@
 """Runs on disk: one folder per cell, whole or absent.
 
 The tables, ``summary.json``, ``cell.json`` and ``manifest.json`` are the same bytes for the same simulated cell and
-code; what differs from run to run (times, command, machine) is in ``provenance.json``.
+code; what differs from run to run (times, command, machine) is in ``provenance.json``, which seals them all.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from engines.errors import RunError
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
 from repro.runs.family import Family
 from repro.runs.locks import CellLocks
-from repro.runs.record import REQUESTS, SCHEMA_VERSION, Obtained, RunRecord, Table, empty_table
+from repro.runs.record import REQUESTS, SCHEMA_VERSION, RunRecord, Table, empty_table
 from repro.runs.session import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
@@ -181,7 +181,7 @@ class Store:
             if not folder.is_dir():
                 return State(run=None, reason="no folder")
             return self._checked(experiment, folder)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             return State(run=None, reason=f"incomplete: a file cannot be read ({type(error).__name__}: {error})")
 
     def load(self, experiment: Experiment) -> StoredRun:
@@ -242,24 +242,21 @@ class Store:
         def unusable(reason: str) -> State:
             return State(run=None, reason=reason)
 
-        sealed = _sealed(folder, SYSTEMS.get(cell.system).family)
-        for name in (MANIFEST, PROVENANCE, *sealed):
+        names = _names(folder, SYSTEMS.get(cell.system).family)
+        for name in names:
             if not (folder / name).is_file():
                 return unusable(f"incomplete: {name} is missing")
-        manifest, provenance = _read_json(folder / MANIFEST), _read_json(folder / PROVENANCE)
+        # Read once: what is checked is what is taken.
+        files = {name: (folder / name).read_bytes() for name in names}
+        manifest, provenance = (_parsed(name, files[name]) for name in (MANIFEST, PROVENANCE))
         if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
             return unusable(f"schema {stored} -> {SCHEMA_VERSION}")
-        for name in sealed:
-            if manifest["files"][name] != _checksum(folder / name):
+        for name, content in files.items():
+            if not _is_sealed(name, content, manifest, provenance):
                 return unusable(f"incomplete: {name} is not as it was written")
-        other = Cell.from_dict(_read_json(folder / CELL))
+        other = Cell.from_dict(_parsed(CELL, files[CELL]))
         if manifest["key"] != cell.key or other.key != cell.key:
             return unusable(f"another cell: the folder holds {other.key}, not {cell.key}")
-        if manifest["facts"]["obtained"] not in get_args(Obtained):
-            return unusable(f"incomplete: {MANIFEST} does not say how the run was obtained")
-        finished = provenance["finished_utc"]
-        if not isinstance(finished, str):
-            return unusable(f"incomplete: {PROVENANCE} does not say when the run finished")
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
             return unusable(f"code changed: {_named(changed)}")
@@ -278,7 +275,7 @@ class Store:
         note += f"; other machine: {unlike}" if unlike else ""
         if not run.validity.valid:
             note += f"; INVALID: {'; '.join(run.validity.reasons)}"
-        return State(run=run, reason=f"done: same cell, finished {finished}{note}")
+        return State(run=run, reason=f"done: same cell, finished {provenance['finished_utc']}{note}")
 
 
 def _put(partial: Path, folder: Path, replaced: Path) -> None:
@@ -301,8 +298,8 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     cell, family, code = experiment.cell, experiment.family, experiment.code
     family.check_tables(record)
     validity = family.assess(record)
-    sealed = dict(encoded_table(name, record.tables[name], columns) for name, columns in family.columns.items())
-    sealed = {CELL: _json(cell.to_dict()), **sealed, SUMMARY: _json(family.summarize(record))}
+    numbers = dict(encoded_table(name, record.tables[name], columns) for name, columns in family.columns.items())
+    numbers = {CELL: _json(cell.to_dict()), **numbers, SUMMARY: _json(family.summarize(record))}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "key": cell.key,
@@ -311,11 +308,29 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
-        "files": {name: hashlib.sha256(content).hexdigest() for name, content in sealed.items()},
+        "files": {name: _digest(content) for name, content in numbers.items()},
         "facts": dict(record.manifest),
     }
-    files = {**sealed, PROVENANCE: _json(provenance), MANIFEST: _json(manifest)}
-    return Packed(cell=cell, files=files, manifest=manifest, provenance=provenance)
+    files = {**numbers, MANIFEST: _json(manifest)}
+    # As it will be read: a seal is of what JSON makes of it.
+    read = _parsed(PROVENANCE, _json({**provenance, "manifest": _digest(files[MANIFEST])}))
+    provenance = _with_seal(read)
+    return Packed(cell=cell, files={**files, PROVENANCE: _json(provenance)}, manifest=manifest, provenance=provenance)
+
+
+def _with_seal(provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """The provenance with a digest of itself. It has the manifest's, and the manifest those of the other files, so that an edit
+    of any one of them is seen."""
+    told = {name: value for name, value in provenance.items() if name != "seal"}
+    return {**told, "seal": _digest(_json(told))}
+
+
+def _is_sealed(name: str, content: bytes, manifest: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
+    """Whether the file is as it was written, to the byte."""
+    if name == PROVENANCE:
+        return content == _json(_with_seal(provenance))
+    expected = provenance.get("manifest") if name == MANIFEST else manifest["files"].get(name)
+    return bool(expected == _digest(content))
 
 
 def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:
@@ -342,9 +357,9 @@ def _is_running(pid: str) -> bool:
     return True
 
 
-def _sealed(folder: Path, family: Family) -> tuple[str, ...]:
-    """Files whose SHA-256 is in the manifest."""
-    return CELL, *(table_file(folder, name).name for name in family.columns), SUMMARY
+def _names(folder: Path, family: Family) -> tuple[str, ...]:
+    """The files of a run; one that seals others before them."""
+    return PROVENANCE, MANIFEST, CELL, *(table_file(folder, name).name for name in family.columns), SUMMARY
 
 
 def _named(modules: Sequence[str]) -> str:
@@ -357,14 +372,18 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    return _parsed(path.name, path.read_bytes())
+
+
+def _parsed(name: str, content: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(content.decode())
     except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
+        raise ValueError(f"{name} is nested too deeply") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{path.name} does not hold an object")
+        raise ValueError(f"{name} does not hold an object")
     return value
 
 
-def _checksum(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
