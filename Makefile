@@ -91,7 +91,7 @@ reproduce-laps: $(LAPS_FIGURES:%=reproduce-laps-%)
 reproduce-all: $(FIGURES:%=reproduce-%) reproduce-ampd reproduce-laps
 
 check-results: $(STAMP)
-	$(SAY) 'check-results: every committed result against what it would be made from today (half a minute of one core)'
+	$(SAY) 'check-results: every committed result against what it would be made from today (about 40 s of one core)'
 	@$(BIN)/repro check-results
 
 # Tests start some hundred interpreters: what one has compiled, the next ones read.

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import Protocol
 
 import numpy as np
 
-from engines.ampd.fitting import Piecewise, fit_piecewise
+from engines.ampd.fitting import Floats, Piecewise, fit_piecewise
 from engines.errors import require
 
 TOKENS = tuple(sorted({round(2 ** (power / 2)) for power in range(27)}))
@@ -94,16 +95,27 @@ def _fit_prefill(system: Profiled, degree: int, tokens: Sequence[int], histories
     history, incr = points.T
     features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
     times = np.array([system.prefill_s(int(h), int(t), degree) for h, t in points])
-    return fit_piecewise(incr, features, times)
+    return _fitted(incr, features, times)
 
 
 def _fit_decode(system: Profiled, degree: int, batches: Sequence[int], context: int) -> Piecewise:
     batch = np.array(batches, dtype=np.float64)
     times = np.array([system.decode_s(size, context, degree) for size in batches])
-    return fit_piecewise(batch, np.stack([np.ones_like(batch), batch], axis=1), times)
+    return _fitted(batch, np.stack([np.ones_like(batch), batch], axis=1), times)
 
 
 def _fit_transfer(system: Profiled, source: int, target: int, tokens: Sequence[int]) -> Piecewise:
     context = np.array(tokens, dtype=np.float64)
     times = np.array([system.transfer_s(length, source, target) for length in tokens])
-    return fit_piecewise(context, np.stack([np.ones_like(context), context], axis=1), times)
+    return _fitted(context, np.stack([np.ones_like(context), context], axis=1), times)
+
+
+def _fitted(x: Floats, features: Floats, times: Floats) -> Piecewise:
+    return _fitted_once(x.tobytes(), features.tobytes(), times.tobytes())
+
+
+@lru_cache(maxsize=1024)
+def _fitted_once(x: bytes, features: bytes, times: bytes) -> Piecewise:
+    """Models of other lengths share most of their fits, which take longer than what they are fitted to."""
+    numbers = np.frombuffer(x)
+    return fit_piecewise(numbers, np.frombuffer(features).reshape(len(numbers), -1), np.frombuffer(times))

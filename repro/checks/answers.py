@@ -14,7 +14,6 @@ from engines.errors import UserError
 from repro.checks.results import Checked, Status, Today, is_alike
 from repro.reports import claims_file
 from repro.reports.claims import Answer, Finding, Judged, judge
-from repro.reports.evidence import sources
 from repro.reports.figures import PAPERS
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import Claim, load_claims, read_claims
@@ -74,7 +73,7 @@ def _claims(paper: str, path: Path, today: Today) -> tuple[Status, str]:
     judged = claims_file.judged_again(claims, rows)
     if faults := [fault for row, each in zip(rows, judged, strict=True) if (fault := _misjudged(row, each))]:
         return "stale", f"{faults[0]}{f', and {len(faults) - 1} more' if len(faults) > 1 else ''}"
-    if fault := _miscomputed(paper, rows):
+    if fault := _miscomputed(paper, today, rows):
         return "stale", fault
     runs = {key: row for row in rows for key in row["runs"].split()}
     codes = today.codes(paper)
@@ -97,10 +96,10 @@ def _misjudged(row: Mapping[str, str], each: Judged) -> str | None:
     return None
 
 
-def _miscomputed(paper: str, rows: Sequence[Mapping[str, str]]) -> str | None:
+def _miscomputed(paper: str, today: Today, rows: Sequence[Mapping[str, str]]) -> str | None:
     """What needs no run is computed again."""
     by_id = {row["id"]: row for row in rows if row["obtained"] == "computed"}
-    for source in sources(PAPERS[paper].entries):
+    for source in today.sources(paper):
         for answer in [] if source.cells else source.answers([]):
             finding, row = answer.finding, by_id.get(answer.finding.claim)
             if row is not None and not is_alike(row["ours"], values := str(claims_file.flat(finding.value))):

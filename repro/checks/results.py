@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from engines.errors import UserError
 from repro.reports import claims_file
-from repro.reports.evidence import sources
+from repro.reports.evidence import Source, sources
 from repro.reports.figures import PAPERS, FigureEntry, View, default_num_runs, default_reading, figure
 from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
 from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, stated
@@ -56,6 +56,7 @@ class Today:
 
     def __init__(self, advance: Callable[[], None] = lambda: None) -> None:
         self._experiments: dict[str, Experiment] = {}
+        self._sources: dict[str, list[Source]] = {}
         self._advance = advance
 
     def experiment(self, cell: Cell) -> Experiment:
@@ -66,12 +67,17 @@ class Today:
 
     def codes(self, paper: str, platforms: Sequence[str] | None = None) -> dict[str, str]:
         """Key of every run that decides a claim -> digest of the code that would make it."""
-        cells = [cell for source in sources(PAPERS[paper].entries, platforms) for cell in source.cells]
-        return {each.cell.key: each.code.digest for each in map(self.experiment, cells)}
+        chosen = [each for each in self.sources(paper) if platforms is None or each.view.platform.name in platforms]
+        return {each.cell.key: each.code.digest for own in chosen for each in map(self.experiment, own.cells)}
+
+    def sources(self, paper: str) -> list[Source]:
+        if paper not in self._sources:
+            self._sources[paper] = sources(PAPERS[paper].entries)
+        return self._sources[paper]
 
     def whole(self, paper: str) -> set[str]:
         """Names of all runs of a figure that has many, as rows of claims name them."""
-        grids = [[self.experiment(cell).cell.key for cell in source.cells] for source in sources(PAPERS[paper].entries)]
+        grids = [[self.experiment(cell).cell.key for cell in source.cells] for source in self.sources(paper)]
         return {name for keys in grids for name in claims_file.names_of(keys)}
 
 

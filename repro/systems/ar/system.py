@@ -63,7 +63,7 @@ class ArSystem:
 
 def _check_lengths(settings: Settings, workload: SessionWorkload) -> None:
     """A session that no worker could hold is refused here, not in the middle of its run."""
-    longest = max(session.context_tokens for session in workload.sessions)
+    longest = workload.longest_tokens
     hardware = settings.hardware
     most = max(hardware.kv_capacity(degree) for degree in hardware.degrees())
     require(

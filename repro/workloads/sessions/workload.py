@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -80,6 +81,10 @@ class SessionWorkload:
     name: str
     sessions: tuple[Session, ...]
     provenance: SessionProvenance
+
+    @cached_property
+    def longest_tokens(self) -> int:
+        return max(session.context_tokens for session in self.sessions)
 
     @property
     def arrivals(self) -> OpenLoop:
