@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
+
+T = TypeVar("T")
 
 
 def load_module(kind: str, where: str, module: str) -> Any:
@@ -37,3 +40,16 @@ def load_named(kind: str, where: str, *, having: tuple[str, ...] = ()) -> Any:
         if not hasattr(found, wanted):
             raise UserError(f"{kind}={where!r} is no {kind}, it has no {wanted!r}: name one")
     return found
+
+
+def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
+    """What a policy answers, which may be anyone's: whatever it raises is said of it in one sentence."""
+    try:
+        return ask(*args, **options)
+    except (UserError, RunError):
+        raise
+    except Exception as error:
+        owner = getattr(ask, "__self__", None)
+        where = getattr(ask, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{ask.__name__}"
+        said = " ".join(str(error).split())
+        raise RunError(f"policy {where} fails ({type(error).__name__}: {said}): correct it") from error

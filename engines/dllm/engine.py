@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter
 
+from engines.dllm.ledger import Ledger
 from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
 from engines.dllm.record import Completion, Occupancy, PlanFacts, StepRecord
 from engines.dllm.request import Request
 from engines.dllm.scheduling.scheduler import Scheduler
+from engines.named import asked
 
 NOTHING_RUN = StepOutcome(committed=(), query_rows=0, logit_rows=0, forward_s=0.0, duration_s=None)
 
@@ -21,6 +23,7 @@ class Engine:
         self.scheduler = scheduler
         self.executor = executor
         self.num_steps = 0
+        self._ledger = Ledger(scheduler)
         self._outputs: dict[int, tuple[int, ...] | None] = {}
         self._num_executed = 0
         self._executed: dict[int, int] = {}
@@ -29,10 +32,12 @@ class Engine:
     def submit(self, request: Request) -> None:
         self.executor.validate(request)
         self.scheduler.submit(request)
+        self._ledger.submit(request)
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, between two steps, whether it waits or runs; one that has finished keeps its output."""
-        if self.scheduler.cancel(request_id):
+        self.scheduler.cancel(request_id)
+        if self._ledger.drop(request_id):
             with suppress(ExecutorError):  # nobody reads the ids
                 self.executor.release(request_id)
 
@@ -42,24 +47,27 @@ class Engine:
 
     @property
     def num_running(self) -> int:
-        return len(self.scheduler.running)
+        return self._ledger.num_running
 
     @property
     def num_waiting(self) -> int:
-        return len(self.scheduler.waiting)
+        return self._ledger.num_waiting
 
     def take_output(self, request_id: int) -> tuple[int, ...] | None:
         """The gen_length ids of a finished request (None on a simulated executor); may be taken once."""
         return self._outputs.pop(request_id)
 
     def step(self) -> StepRecord | None:
-        """Run one iteration; None when there is nothing to run."""
+        """Run one iteration; None when there is nothing to run. Raises RunError where the scheduler plans what is not due."""
         started = perf_counter()
-        plan = self.scheduler.schedule()
+        plan = asked(self.scheduler.schedule)
         if plan is None:
             return None
-        pool, num_running = self.scheduler.pool, self.num_running
-        kv_rows_used, ran = pool.used_rows, plan.items
+        ledger, pool = self._ledger, self.scheduler.pool
+        ledger.begin(plan)
+        # A static batch reserves more than its members need.
+        num_running, kv_rows_used = ledger.num_running, max(pool.used_rows, ledger.kv_rows_used)
+        ran = plan.items
         try:
             outcome = self.executor.execute(plan)
         except ExecutorError as error:
@@ -78,11 +86,12 @@ class Engine:
             plan=PlanFacts.of(plan, ran),
             outcome=outcome,
             done=done,
-            occupancy=Occupancy(kv_rows_used, pool.num_rows, num_running, self.num_waiting),
+            occupancy=Occupancy(kv_rows_used, ledger.kv_rows_total, num_running, self.num_waiting),
         )
 
     def _complete(self, plan: StepPlan, outcome: StepOutcome) -> Completion:
-        done = self.scheduler.complete(plan, outcome.committed, outcome.stops)
+        done: Completion = asked(self.scheduler.complete, plan, outcome.committed, outcome.stops)
+        self._ledger.end(plan, outcome, done)
         if done.first_block:
             # A request's times are stamped at the end of this step, which a device may not have reached.
             self.executor.wait()
@@ -96,8 +105,10 @@ class Engine:
 
     def _fail(self, plan: StepPlan, reason: str) -> Completion:
         """The requests of a step that could not be run are lost; the engine goes on with the others."""
-        lost = self.scheduler.fail(plan)
+        self.scheduler.fail(plan)
+        lost = [item.request_id for item in plan.items]
         for request_id in lost:
+            self._ledger.drop(request_id)
             with suppress(ExecutorError):  # one reason is enough
                 self.executor.release(request_id)
         return Completion(failed=tuple((request_id, reason) for request_id in lost))

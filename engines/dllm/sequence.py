@@ -57,6 +57,7 @@ class Sequence:
         "kv_rows",
         "kv_start",
         "masks_left",
+        "phase",
         "quota_steps",
         "request",
         "rule",
@@ -93,6 +94,7 @@ class Sequence:
         generation = self.request.generation
         self.block = block
         self.step_in_block = 0
+        self.phase: Phase = self.rule.phase(0)
         self.block_start = self.request.prompt_len + block * generation.block_length
         self.block_end = min(self.block_start + generation.block_length, self.total_len)
         self.window_end = self.block_end if self.rule.window == "block" else self.total_len
@@ -117,10 +119,6 @@ class Sequence:
     def output_len(self) -> int:
         """Generated tokens of a finished request, up to and including the stop token that ended it."""
         return self.request.generation.gen_length if self.stop is None else self.stop + 1 - self.request.prompt_len
-
-    @property
-    def phase(self) -> Phase:
-        return self.rule.phase(self.step_in_block)
 
     @property
     def query_tokens(self) -> int:
@@ -171,6 +169,7 @@ class Sequence:
             # A sampler that commits the mask token commits that position again, and so more than the block holds.
             block_done = self.masks_left <= 0
         if not block_done:
+            self.phase = self.rule.phase(self.step_in_block)
             return
         self.stop = stop
         if stop is None and self.block + 1 < self.request.generation.num_blocks:

@@ -12,15 +12,17 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from engines.ar.cluster.events import EventLoop
+from engines.ar.cluster.owed import Owed
 from engines.ar.session import ClosedLoop, OpenLoop, Session
 from engines.ar.task import PrefillTask
-from engines.errors import UserError, require
+from engines.errors import RunError, UserError, require
 from engines.laps.controller import LengthClass, PressureController, Signals
 from engines.laps.graphs import StepTimes
 from engines.laps.instance import PrefillInstance
 from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun, table_of
 from engines.laps.system import PrefillSystem
 from engines.laps.turns import PrefillArrivals, Turn
+from engines.named import asked
 
 Cache = Literal["shared", "instance"]
 """shared: any instance can read any history. instance: only what it prefilled itself; the rest is prefilled again."""
@@ -86,6 +88,7 @@ class PrefillSimulation:
 
     def __init__(self, cluster: PrefillCluster) -> None:
         self.loop = EventLoop()
+        self.owed = Owed()
         self._cluster = cluster
         system, spatial = cluster.system, cluster.system.spatial
         self._router = system.make_router()
@@ -181,6 +184,7 @@ class PrefillSimulation:
             now,
             now,
         )
+        self.owed.add(task)
         self._requests.append(
             [task.task_id, session_id, turn, None, history, tokens, now, None, None, None, None, None]
         )
@@ -189,7 +193,7 @@ class PrefillSimulation:
         if self._is_global:
             self._describe(task)
             pool: LengthClass = "short" if task.tokens < cluster.boundary else "long"
-            self._pool_queues[pool].push(task)
+            asked(self._pool_queues[pool].push, task)
             for instance in self.instances:
                 if instance.pool == pool and not instance.is_busy:
                     instance.poke()
@@ -199,11 +203,17 @@ class PrefillSimulation:
             self._send(task)
 
     def _send(self, task: PrefillTask) -> None:
-        instance = self.instances[self._router.pick(task, self.instances, self.loop.now)]
+        picked = asked(self._router.pick, task, self.instances, self.loop.now)
+        if not isinstance(picked, int) or not 0 <= picked < len(self.instances):
+            raise RunError(
+                f"router {type(self._router).__name__} picks instance {picked!r} of 0 to {len(self.instances) - 1}"
+            )
+        instance = self.instances[picked]
         if not self.shares_cache:
             missing = task.history - instance.cached_tokens(task)
             task.history -= missing
             task.tokens += missing
+            self.owed.more(task, missing)
         self._describe(task)
         instance.add(task)
 
@@ -228,6 +238,7 @@ class PrefillSimulation:
     def finished(self, task: PrefillTask, instance: int) -> bool:
         """Whether it missed its deadline."""
         now = self.loop.now
+        self.owed.ended(task)
         row = self._requests[task.task_id]
         row[_FINISHED] = now
         is_late = row[_DEADLINE] is not None and now > row[_DEADLINE]

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from engines.ar.cluster.batching import Batching, Situation, StepPlan
 from engines.ar.cluster.events import EventLoop
+from engines.ar.cluster.owed import Owed
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import padded_tokens
@@ -15,12 +16,14 @@ from engines.laps.controller import LengthClass, Signals
 from engines.laps.graphs import StepTimes
 from engines.laps.queue import OpenQueue
 from engines.laps.record import mode_label
+from engines.named import asked
 
 
 class Host(Protocol):
     """What an instance tells the run it is part of."""
 
     loop: EventLoop
+    owed: Owed
 
     def cached_tokens(self, task: PrefillTask, instance: int) -> int: ...
 
@@ -89,7 +92,7 @@ class PrefillInstance:
     def add(self, task: PrefillTask) -> None:
         """Put a request into this instance's own queue."""
         self._own(task)
-        self.queue.push(task)
+        asked(self.queue.push, task)
         if not self.is_busy:
             self.poke()
 
@@ -110,7 +113,8 @@ class PrefillInstance:
             return
         self._version += 1
         now = self._loop.now
-        plan = self._batching.next_step(Situation(self.queue, self.begun, 0, sys.maxsize, _needs_none), now)
+        plan = asked(self._batching.next_step, Situation(self.queue, self.begun, 0, sys.maxsize, _needs_none), now)
+        self._host.owed.check(plan, self._batching)
         if plan.shares:
             self._start(plan)
         elif plan.wake_s is not None:
@@ -118,12 +122,14 @@ class PrefillInstance:
 
     def _wake(self, version: int) -> None:
         if version == self._version:
+            self._host.owed.woken()
             self.poke()
 
     def _start(self, plan: StepPlan) -> None:
         now, boundary, started, worker_id = self._loop.now, self._boundary, self._host.started, self.worker_id
         chunks = []
         tokens = num_short = 0
+        self._host.owed.run(plan.shares, worker_id)
         left = {task.task_id: task for task in self.begun}
         for task, share in plan.shares:
             computed = task.computed

@@ -37,7 +37,7 @@ def _print_family(runs: Sequence[StoredRun], shown: Sequence[Shown]) -> None:
         del asked["lengths"]
     if any(each.metric == "input_len" for each in shown):
         del asked["prompt tok"], asked["output tok"]
-    columns = ("platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s")
+    columns = ("platform", "rate req/s", "tok/s", "mean s", "p50 s", "p90 s", "longest s")
     titles = (*asked, *columns, *(each.title for each in shown), "obtained", "verdict")
     rows = [(*own, *_row(run, shown)) for own, run in zip(zip(*asked.values(), strict=True), runs, strict=True)]
     print_table("Runs", titles, rows)
@@ -62,6 +62,7 @@ def _row(run: StoredRun, shown: Sequence[Shown]) -> tuple[str, ...]:
         number(latency["mean"], 2),
         number(latency["p50"], 2),
         number(latency["p90"], 2),
+        number(latency["max"], 2),
         *(_shown(run, each) for each in shown),
         run.obtained,
         "VALID" if run.validity.valid else "INVALID",

@@ -11,6 +11,7 @@ from repro.runs.cell import COMPARISON, Cell
 from repro.runs.code import Code, code_of
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
+from repro.runs.metrics import with_waits
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS, Deployment
@@ -62,7 +63,8 @@ class Experiment:
         return int(self.cell.knob_values.get("tensor_parallel") or 1)
 
     def run(self, on_progress: OnProgress | None = None) -> RunRecord:
-        return self.deployment.run(self.workload, on_progress)
+        record = self.deployment.run(self.workload, on_progress)
+        return with_waits(record) if self.family.serves else record
 
 
 def check_device(cell: Cell) -> None:

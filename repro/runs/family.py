@@ -26,6 +26,10 @@ class Shown(NamedTuple):
     """Of a measured run: what the simulator said, and its error, instead of what was measured."""
 
 
+WAITS = (Shown("wait s", "queue_wait_s", stat="mean"), Shown("longest wait s", "queue_wait_s", stat="max"))
+"""Beside the mean what a policy that starves a request would hide in it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """``checks`` and ``metrics`` come on top of the harness's, ``tables`` beside its table of requests."""

@@ -89,6 +89,16 @@ def distribution(values: Sequence[float] | Floats) -> dict[str, Any]:
     return summary
 
 
+def with_waits(record: RunRecord) -> RunRecord:
+    """With the longest wait and latency beside their means among its facts: a policy that starves a request shows in them,
+    and not in a mean."""
+    told = {}
+    for name, times in (("wait_s", "queue_wait_s"), ("latency_s", "e2el_s")):
+        found = request_times(record, times)
+        told[name] = {"mean": float(found.mean()), "longest": float(found.max())} if found.size else None
+    return record.with_manifest(facts={**record.facts, **told})
+
+
 def min_count(percentile: int) -> int:
     """Fewest samples that put one beyond it: 2 for the median, 10 for p90, 20 for p95, 100 for p99."""
     if not 0 < percentile < 100:

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.live import Live
+from engines.ar.cluster.owed import Owed
 from engines.ar.cluster.policy import DecodeView, PrefillView
 from engines.ar.task import PrefillTask
 
@@ -25,6 +26,7 @@ class Read(NamedTuple):
 
 class Hub(Protocol):
     loop: EventLoop
+    owed: Owed
 
     def read_history(self, task: PrefillTask, worker: RemoteWorker, start_s: float) -> Read:
         """A lazy read (AMPD §6): the home holds the history until the increment is back."""

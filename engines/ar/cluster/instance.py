@@ -17,6 +17,7 @@ from engines.ar.cost import Chunk, StepCost
 from engines.ar.kv import KvPool
 from engines.ar.task import PrefillTask
 from engines.ar.window import WINDOW_S, TokenWindow
+from engines.named import asked
 
 
 class Instance:
@@ -38,7 +39,7 @@ class Instance:
         """``keep_s`` protects a session's K/V from eviction that long after each round (Continuum's time-to-live)."""
         self.worker_id, self.degree, self.server = worker_id, degree, server
         self.queue = queue
-        self.kv = KvPool(kv_capacity)
+        self.kv, self.kv_capacity = KvPool(kv_capacity), kv_capacity
         self.batch = DecodeBatch()
         self.num_sessions = 0
         self.busy_prefill_s = 0.0
@@ -76,10 +77,6 @@ class Instance:
         ahead = run.steps - run.steps_by(self._loop.now) if run is not None else 0
         return self.kv.used - ahead * self.batch.size
 
-    @property
-    def kv_capacity(self) -> int:
-        return self.kv.capacity
-
     def busy_s(self, now: float) -> float:
         start_s, estimate_s, _ = self._running
         return max(0.0, start_s + estimate_s - now) if self._is_stepping else 0.0
@@ -116,7 +113,7 @@ class Instance:
             self.busy_decode_s,
             self.num_prefills,
             self.prefilled_tokens,
-            self.kv.capacity,
+            self.kv_capacity,
             self.kv.peak,
             self.kv.evicted,
             self.num_preemptions,
@@ -128,7 +125,7 @@ class Instance:
         self.num_sessions += 1
 
     def enqueue(self, task: PrefillTask) -> None:
-        self.queue.push(task)
+        asked(self.queue.push, task)
         self._interrupt()
 
     def lend(self, live: Live) -> int:
@@ -168,7 +165,10 @@ class Instance:
                 for live, tokens in self._landed:
                     self._join_landed(live, tokens)
                 self._landed.clear()
-            plan = self._batching.next_step(self._situation(now), now) if self.queue or self._begun else IDLE
+            plan = IDLE
+            if self.queue or self._begun:
+                plan = asked(self._batching.next_step, self._situation(now), now)
+                self._hub.owed.check(plan, self._batching)
             if plan.shares:
                 self._begin_step(plan)
                 return
@@ -184,6 +184,7 @@ class Instance:
 
     def _wake(self, version: int) -> None:
         if version == self._version:
+            self._hub.owed.woken()
             self._interrupt()
 
     def _situation(self, now: float) -> Situation:
@@ -202,6 +203,7 @@ class Instance:
     def _begin_step(self, plan: StepPlan) -> None:
         now = self._loop.now
         shares = [self._admitted(share, now) for share in plan.shares]
+        self._hub.owed.run(shares, self.worker_id)
         decoding = self.batch.size if plan.decodes and self._reserve(1) else 0
         chunks = []
         tokens = 0
@@ -228,6 +230,7 @@ class Instance:
         missing = task.history - self.kv.resume(task.order)
         task.history -= missing
         task.tokens += missing
+        self._hub.owed.more(task, missing)
         need = task.tokens + 1
         self.kv.make_room(need, now, force=True)
         self.kv.hold(need)

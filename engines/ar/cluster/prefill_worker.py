@@ -14,6 +14,7 @@ from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk, StepCost
 from engines.ar.task import PrefillTask
 from engines.ar.window import WINDOW_S, Window
+from engines.named import asked
 
 
 class PrefillWorker:
@@ -88,7 +89,7 @@ class PrefillWorker:
     # ---- events ------------------------------------------------------------------------------------
 
     def enqueue(self, task: PrefillTask) -> None:
-        self.queue.push(task)
+        asked(self.queue.push, task)
         if not self._is_busy:
             self._begin()
         elif self._staged is None and self._overlaps:
@@ -108,6 +109,7 @@ class PrefillWorker:
 
     def _wake(self, version: int) -> None:
         if version == self._version and not self._is_busy:
+            self._hub.owed.woken()
             self._begin()
 
     def _stage(self) -> None:
@@ -119,7 +121,9 @@ class PrefillWorker:
 
     def _next_step(self, start_s: float) -> tuple[StepPlan, float]:
         """The step and the time all history it needs is here."""
-        plan = self._batching.next_step(Situation(self.queue, self._begun, 0, sys.maxsize, _needs_none), start_s)
+        at = Situation(self.queue, self._begun, 0, sys.maxsize, _needs_none)
+        plan = asked(self._batching.next_step, at, start_s)
+        self._hub.owed.check(plan, self._batching)
         ready_s = self._loop.now
         shares = []
         for task, tokens in plan.shares:
@@ -129,6 +133,7 @@ class PrefillWorker:
                     tokens += missing if tokens == task.tokens else 0
                     task.history -= missing
                     task.tokens += missing
+                    self._hub.owed.more(task, missing)
             shares.append(Share(task, tokens))
         return plan._replace(shares=shares), ready_s
 
@@ -144,6 +149,7 @@ class PrefillWorker:
         chunks = []
         tokens = 0
         estimate_s = 0.0
+        self._hub.owed.run(plan.shares, self.worker_id)
         for task, share in plan.shares:
             if task.computed == 0:
                 self._hub.task_started(task, now)

@@ -12,6 +12,7 @@ from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.hub import Home, Read, RemoteWorker
 from engines.ar.cluster.live import Live
+from engines.ar.cluster.owed import Owed, checked_decision
 from engines.ar.cluster.policy import Binder, Estimator, Router
 from engines.ar.cluster.record import (
     ROUND_COLUMNS,
@@ -27,7 +28,8 @@ from engines.ar.cluster.record import (
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.task import PrefillTask, TaskKind
 from engines.ar.transfer import KvLinks
-from engines.errors import require
+from engines.errors import RunError, require
+from engines.named import asked
 
 # Positions in the rows under construction.
 _FIRST_TOKEN, _FINISHED, _IS_LOCAL = (ROUND_COLUMNS.index(name) for name in ("first_token_s", "finished_s", "is_local"))
@@ -68,6 +70,7 @@ class Simulation:
     ) -> None:
         """Without ``links`` K/V moves at once. ``estimator`` fills the tasks' estimates, for policies that read them."""
         self.loop = EventLoop()
+        self.owed = Owed()
         self._homes: list[Home] = []
         self._prefills: list[RemoteWorker] = []
         self._home_of: dict[int, Home] = {}
@@ -138,7 +141,12 @@ class Simulation:
         if limit is not None and len(self._lives) >= limit:
             self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
             self.loop.stop()
-        home = self._home_of[self._binder.bind(self._homes, self.loop.now)]
+        bound = asked(self._binder.bind, self._homes, self.loop.now)
+        home = self._home_of.get(bound)
+        if home is None:
+            raise RunError(
+                f"binder {type(self._binder).__name__} binds a session to {bound!r}, which is no decode worker"
+            )
         live = Live(session, self._num_arrived, home)
         self._num_arrived += 1
         self._lives[live.order] = live
@@ -172,7 +180,10 @@ class Simulation:
         session_id = live.session.session_id
         task = PrefillTask(len(self._tasks), session_id, live.order, live.round_index, kind, history, tokens, now, now)
         home = live.home
-        decision = self._router.route(task, home, self._prefills, now)
+        self.owed.add(task)
+        decision = checked_decision(
+            asked(self._router.route, task, home, self._prefills, now), self._router, home.worker_id, self._prefill_of
+        )
         worker = home if decision.is_local else self._prefill_of[decision.worker_id]
         if self._estimator is not None:
             task.estimate_s = self._estimator.prefill_s(history, tokens, worker.degree)
@@ -215,6 +226,7 @@ class Simulation:
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
         now = self.loop.now
+        self.owed.ended(task)
         live = self._lives[task.order]
         row = self._tasks[task.task_id]
         row[_COMPUTED] = task.tokens

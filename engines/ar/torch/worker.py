@@ -17,6 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from engines.ar.cluster.batching import IDLE, Batching, Share, Situation, StepPlan
+from engines.ar.cluster.owed import Owed
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
 from engines.ar.session import Session
@@ -29,6 +30,7 @@ from engines.ar.torch.memory import SessionMemory
 from engines.ar.torch.rows import StepWork
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.errors import require
+from engines.named import asked
 
 
 class Driver(Protocol):
@@ -92,6 +94,7 @@ class Worker:
         self.sequences: dict[int, Sequence] = {}
         """Those that wait, run, or are between rounds, by ``order``."""
         self.num_preemptions = 0
+        self._owed = Owed()
         self._batching, self._driver, self._estimate_s = batching, driver, estimate_s
         self._num_arrived = self._num_tasks = 0
 
@@ -124,7 +127,8 @@ class Worker:
         self._num_tasks += 1
         if self._estimate_s is not None:
             task.estimate_s = self._estimate_s(history, tokens)
-        self.queue.push(task)
+        self._owed.add(task)
+        asked(self.queue.push, task)
 
     def adopt(self, sequence: Sequence, prompt: Ints) -> None:
         """Have a sequence of this prompt, which is not enqueued yet, go on from kept K/V where there is some."""
@@ -167,6 +171,8 @@ class Worker:
 
     def _forget(self, sequence: Sequence) -> None:
         del self.sequences[sequence.order]
+        if sequence.task is not None:
+            self._owed.drop(sequence.task)
         self.memory.drop(sequence.order)
         if sequence.slot >= 0:
             self.executor.close_slot(sequence.slot)
@@ -178,7 +184,9 @@ class Worker:
         if not (self.queue or self.begun):
             return IDLE
         situation = Situation(self.queue, self.begun, self.decode.size, self.memory.room, self._need)
-        return self._batching.next_step(situation, now)
+        plan = asked(self._batching.next_step, situation, now)
+        self._owed.check(plan, self._batching)
+        return plan
 
     def can_run(self, plan: StepPlan, now: float) -> bool:
         """Whether there is a step in the plan: prefills, or sequences to decode. Those get K/V for a token more; where
@@ -194,6 +202,7 @@ class Worker:
         """Run a step that can be run."""
         # What began earlier goes on; the K/V of what begins is taken here.
         shares = [self._admitted(share, now) for share in plan.shares]
+        self._owed.run(shares, 0)
         decodes = self.decode.size > 0 and (not shares or (plan.decodes and self._reserve(now)))
         decoding, context = (self.decode.size, self.decode.total_context) if decodes else (0, 0)
         chunks, entries = [], []
@@ -243,6 +252,7 @@ class Worker:
         missing = task.history - cached
         task.history -= missing
         task.tokens += missing
+        self._owed.more(task, missing)
         sequence.computed = min(sequence.computed, cached)
         self._place(sequence)
         self.memory.admit(sequence.slot, task.history + task.tokens + 1)
@@ -283,6 +293,7 @@ class Worker:
         sequence.slot, sequence.computed, sequence.num_written = -1, 0, 0
 
     def _prefilled(self, sequence: Sequence, task: PrefillTask, now: float, *, is_over: bool) -> None:
+        self._owed.ended(task)
         sequence.task = None
         sequence.context = task.history + task.tokens + 1
         sequence.left = 0 if is_over else sequence.left - 1

@@ -173,19 +173,20 @@ class Scheduler(ABC):
 
 
 def plan_item(sequence: Sequence) -> PlanItem:
+    # By place: every request of every step passes here.
     return PlanItem(
-        request_id=sequence.request.request_id,
-        phase=sequence.phase,
-        total_len=sequence.total_len,
-        block_start=sequence.block_start,
-        block_end=sequence.block_end,
-        window_end=sequence.window_end,
-        commit=sequence.quota,
-        masks_left=sequence.masks_left,
-        kept_rows=sequence.kept_rows,
-        kv_start=sequence.kv_start,
-        step_in_block=sequence.step_in_block,
-        commit_probability=sequence.commit_probability,
+        sequence.request.request_id,
+        sequence.phase,
+        sequence.total_len,
+        sequence.block_start,
+        sequence.block_end,
+        sequence.window_end,
+        sequence.quota,
+        sequence.masks_left,
+        sequence.kept_rows,
+        sequence.kv_start,
+        sequence.step_in_block,
+        sequence.commit_probability,
     )
 
 

@@ -24,6 +24,7 @@ AR = Family(
     metrics=AR_METRICS,
     checks=AR_CHECKS,
     shown=(
+        Shown("longest TTFT s", "ttft_longest_s"),
         Shown("attainment", "slo_attainment", is_share=True),
         Shown("local", "local_share", is_share=True),
         Shown("load", "prefill_load", is_share=True),

@@ -45,6 +45,12 @@ def ttft_s(record: RunRecord, *, initial: bool) -> dict[str, Any]:
     return distribution(_known(times[of_kind]))
 
 
+def ttft_longest_s(record: RunRecord) -> float | None:
+    rounds = record.tables[ROUNDS]
+    times = _known(floats(rounds["first_token_s"]) - floats(rounds["ready_s"]))
+    return float(times.max()) if times.size else None
+
+
 def round_itl_s(record: RunRecord, stat: str) -> dict[str, Any]:
     return distribution(_known(floats(record.tables[ROUNDS][f"itl_{stat}_s"])))
 
@@ -115,6 +121,7 @@ AR_METRICS: tuple[Metric, ...] = (
         _NO_ROUND,
         lambda r: ttft_s(r, initial=False),
     ),
+    Metric("ttft_longest_s", "s", "largest first token - ready of a round", "no round has one", ttft_longest_s),
     Metric("itl_s", "s", "distribution over rounds of their mean gap", _NO_ROUND, lambda r: round_itl_s(r, "mean")),
     Metric(
         "itl_p95_s",

@@ -16,7 +16,9 @@ from engines.dllm.engine import Engine
 from engines.dllm.method import Method, Sampler
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.dllm.scheduling.scheduler import Scheduler
+from engines.errors import require
 from engines.hardware.roofline import Calibration
+from engines.named import asked
 from repro.runs.clock import VirtualClock, WallClock
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.record import Obtained, RunRecord
@@ -93,7 +95,14 @@ class Deployment:
     def scheduler(self) -> Scheduler:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
         if self.batching.kind == "packed":
-            return scheduler_of(self.config.scheduler)(self.config, pool, rule, exact_steps=exact)
+            made = asked(scheduler_of(self.config.scheduler), self.config, pool, rule, exact_steps=exact)
+            kept = made.config is self.config and made.pool is pool and made.rule is rule and made.exact_steps is exact
+            require(
+                kept,
+                f"scheduler={self.config.scheduler!r} replaces the config, pool, rule or exact_steps that it is made with, "
+                f"which say what is run: leave them",
+            )
+            return made
         assert self.batch_size is not None
         return StaticBatchScheduler(self.config, pool, rule, batch_size=self.batch_size, exact_steps=exact)
 

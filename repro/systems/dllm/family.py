@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repro.runs.family import Family, Shown
+from repro.runs.family import WAITS, Family, Shown
 from repro.systems.dllm.columns import REQUEST_COLUMNS, STEP_COLUMNS, STEPS
 from repro.systems.dllm.metrics import DLLM_METRICS
 from repro.systems.dllm.validity import DLLM_CHECKS
@@ -13,5 +13,5 @@ DLLM = Family(
     tables={STEPS: STEP_COLUMNS},
     metrics=DLLM_METRICS,
     checks=DLLM_CHECKS,
-    shown=(Shown("running", "mean_running"), Shown("outside fwd", "outside_forward_share", is_share=True)),
+    shown=(*WAITS, Shown("running", "mean_running"), Shown("outside fwd", "outside_forward_share", is_share=True)),
 )

@@ -45,8 +45,9 @@ def step_counts(record: RunRecord) -> Iterator[str]:
     if wrong := int((used > total).sum()):
         yield f"{wrong} steps use more KV rows than the pool has"
     cap = record.manifest.get("max_num_batched_tokens")
-    if cap is not None and (wrong := int((np.asarray(record.tables[STEPS]["scheduled_tokens"]) > cap).sum())):
-        yield f"{wrong} steps schedule more than max_num_batched_tokens={cap}"
+    computed = np.asarray(record.tables[STEPS]["query_tokens"])
+    if cap is not None and (wrong := int((computed > cap).sum())):
+        yield f"{wrong} steps compute up to {int(computed.max())} query tokens, max_num_batched_tokens={cap}"
 
 
 def output_lengths(record: RunRecord) -> Iterator[str]:

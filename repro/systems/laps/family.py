@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from repro.runs.family import Family, Shown
+from repro.runs.family import WAITS, Family, Shown
 from repro.systems.laps.columns import (
     INSTANCE_COLUMNS,
     INSTANCES,
@@ -22,6 +22,7 @@ PREFILL = Family(
     metrics=PREFILL_METRICS,
     checks=PREFILL_CHECKS,
     shown=(
+        *WAITS,
         Shown("turns/s", "rps"),
         Shown("late", "slo_violations", is_share=True),
         Shown("late, long", "slo_violations_long", is_share=True),

@@ -20,6 +20,7 @@ from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.owed import Owed
 from engines.ar.cluster.policy import LeastKvMemory, Local
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.queue import PrefillQueue
@@ -111,6 +112,7 @@ class Counter:
 
     def __init__(self, arrivals: np.ndarray, tokens: np.ndarray, servers: int) -> None:
         self.loop = EventLoop()
+        self.owed = Owed()
         self.started_s = [0.0] * len(arrivals)
         self._customers = iter(zip(range(len(arrivals)), arrivals.tolist(), tokens.tolist(), strict=True))
         queue = PrefillQueue()
@@ -134,6 +136,7 @@ class Counter:
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         """Nobody decodes."""
+        self.owed.ended(task)
 
     def _expect_next(self) -> None:
         found = next(self._customers, None)
@@ -145,7 +148,9 @@ class Counter:
         self._expect_next()
         now = self.loop.now
         worker = self._workers[0] if len(self._workers) == 1 else SHARED.pick(self._workers, now)
-        worker.enqueue(PrefillTask(order, order, order, 0, "initial", 0, tokens, now, now))
+        task = PrefillTask(order, order, order, 0, "initial", 0, tokens, now, now)
+        self.owed.add(task)
+        worker.enqueue(task)
 
 
 def served(

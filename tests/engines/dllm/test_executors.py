@@ -112,7 +112,7 @@ def cases(draw: st.DrawFn, late: bool) -> Case:
         config=config,
         kv_rows=rows + draw(st.integers(0, 150)) if cached else 0,
         rule=DelayedCache(delay=sparsity.refresh_delay) if cached else NoCache(),
-        batch_size=draw(st.integers(1, 4)) if is_static else None,
+        batch_size=draw(st.integers(1, min(4, config.max_num_seqs))) if is_static else None,
         arrivals=arrivals,
     )
 

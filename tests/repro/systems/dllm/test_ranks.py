@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.config import EngineConfig
+from engines.dllm.scheduling.phase import NoCache
+from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.parallel.group import TensorParallel
 from repro.systems.dllm import on_torch
 
@@ -33,7 +37,7 @@ def test_graphs_are_released_before_the_group_is_left(monkeypatch: pytest.Monkey
         finally:
             events.append("left")
 
-    measured = SimpleNamespace(scheduler=lambda: None)
+    measured = SimpleNamespace(scheduler=lambda: PhaseScheduler(EngineConfig(), KvPool(0), NoCache()))
     monkeypatch.setattr(on_torch, "local_ranks", local_ranks)
     monkeypatch.setattr(on_torch, "replace", lambda deployment, **_: deployment)
     monkeypatch.setattr(on_torch, "assemble", lambda *_: (Closing(events), measured))

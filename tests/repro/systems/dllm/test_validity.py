@@ -156,7 +156,7 @@ def test_a_run_without_steps_is_judged_by_its_requests() -> None:
 def test_over_budget_steps() -> None:
     assert DLLM.assess(record().with_manifest(max_num_batched_tokens=12)).valid
     assert DLLM.assess(record().with_manifest(max_num_batched_tokens=11)).reasons == (
-        "2 steps schedule more than max_num_batched_tokens=11",
+        "2 steps compute up to 12 query tokens, max_num_batched_tokens=11",
     )
 
 

@@ -1,0 +1,128 @@
+"""Tokens of prefills that are still to be computed: kept apart from the tasks, which policies hold and may change.
+
+A worker asks before every step, so that what is recorded as prefilled was computed: every token of a task, once, on one
+worker, whatever a batching policy, a queue or a router says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from engines.ar.cluster.batching import IDLE, Share, StepPlan
+from engines.ar.cluster.policy import Decision
+from engines.ar.task import PrefillTask
+from engines.errors import RunError
+
+MOST_WAKES = 10_000
+"""Times in a row that policies ask to be asked again without a prefill."""
+
+
+class _Due(NamedTuple):
+    """Of a task, as it was made."""
+
+    task: PrefillTask
+    order: int
+    ready_s: float
+    end: int
+    """Tokens of its session when it is computed."""
+    left: int
+    worker: int | None = None
+    """That began it."""
+
+    def differs(self) -> str | None:
+        """What is not as it was."""
+        task = self.task
+        now = (task.left, task.history + task.tokens, task.order, task.ready_s)
+        was = (self.left, self.end, self.order, self.ready_s)
+        if now == was:
+            return None
+        names = ("left", "history + tokens", "order", "ready_s")
+        place = next(place for place in range(len(names)) if now[place] != was[place])
+        return f"{names[place]}={now[place]!r}, where {was[place]!r} is due"
+
+
+class Owed:
+    def __init__(self) -> None:
+        self._open: dict[int, _Due] = {}
+        """By task id."""
+        self._num_wakes = 0
+
+    def add(self, task: PrefillTask) -> None:
+        """A task as it was made, before any policy sees it."""
+        self._open[task.task_id] = _Due(task, task.order, task.ready_s, task.history + task.tokens, task.tokens)
+
+    def more(self, task: PrefillTask, missing: int) -> None:
+        """So many tokens of its history are prefilled again."""
+        due = self._open.get(task.task_id)
+        if due is not None:
+            self._open[task.task_id] = due._replace(left=due.left + missing)
+
+    def drop(self, task: PrefillTask) -> None:
+        """It is not wanted any longer."""
+        self._open.pop(task.task_id, None)
+
+    def check(self, plan: StepPlan, policy: object) -> None:
+        """Raise RunError for a plan that cannot be a step: before its shares are looked at."""
+        if plan is IDLE:
+            return
+        who = f"batching policy {type(policy).__name__}"
+        if not isinstance(plan, StepPlan):
+            raise RunError(f"{who} answers {plan!r:.80}, which is no StepPlan")
+        wake_s = plan.wake_s
+        if wake_s is not None and not (isinstance(wake_s, int | float) and wake_s == wake_s):
+            raise RunError(f"{who} wants to be asked again at {wake_s!r}, which is no time")
+        seen = set()
+        for share in plan.shares:
+            if not isinstance(share, Share) or not isinstance(share.task, PrefillTask):
+                raise RunError(f"{who} plans {share!r:.80}, which is no share of a prefill")
+            task, tokens = share
+            due = self._open.get(task.task_id)
+            if due is None or due.task is not task:
+                raise RunError(f"{who} runs prefill {task.task_id}, which has ended or was never asked for")
+            if not isinstance(tokens, int) or not 1 <= tokens <= due.left:
+                raise RunError(f"{who} runs {tokens!r} tokens of prefill {task.task_id}, which has {due.left} left")
+            if task.task_id in seen:
+                raise RunError(f"{who} runs prefill {task.task_id} twice in one step")
+            seen.add(task.task_id)
+
+    def run(self, shares: Sequence[Share], worker_id: int) -> None:
+        """These are computed now."""
+        self._num_wakes = 0
+        for task, tokens in shares:
+            due = self._open.get(task.task_id)
+            if due is None or due.worker not in (None, worker_id):
+                raise RunError(f"prefill {task.task_id} runs on worker {worker_id} and on another")
+            if (changed := due.differs()) is not None:
+                raise RunError(f"a policy has changed prefill {task.task_id}: {changed}")
+            self._open[task.task_id] = due._replace(left=due.left - tokens, worker=worker_id)
+
+    def ended(self, task: PrefillTask) -> None:
+        """The step of its last token is over."""
+        due = self._open.pop(task.task_id, None)
+        if due is None:
+            raise RunError(f"prefill {task.task_id} ends twice, or was never asked for")
+        if (changed := due.differs()) is not None:
+            raise RunError(f"a policy has changed prefill {task.task_id}: {changed}")
+
+    def woken(self) -> None:
+        self._num_wakes += 1
+        if self._num_wakes > MOST_WAKES:
+            raise RunError(
+                f"a batching policy asked to be asked again {MOST_WAKES} times, and runs nothing of what waits"
+            )
+
+
+def checked_decision(decision: object, router: object, home: int, prefills: Collection[int]) -> Decision:
+    """Raise RunError for a route that leads nowhere, or says another way than it goes."""
+    who = f"router {type(router).__name__}"
+    if not isinstance(decision, Decision) or tuple(map(type, decision)) != (int, bool, str):
+        raise RunError(
+            f"{who} answers {decision!r:.80}, which is no Decision of a worker's id, True or False, and words"
+        )
+    if decision.is_local and decision.worker_id != home:
+        raise RunError(f"{who} sends a prefill to worker {decision.worker_id} as local, its session lives on {home}")
+    if not decision.is_local and decision.worker_id not in prefills:
+        known = ", ".join(map(str, prefills)) or "none"
+        raise RunError(f"{who} sends a prefill to worker {decision.worker_id}, prefill workers are {known}")
+    return decision

@@ -1,0 +1,189 @@
+"""Schedulers and batching policies that say one thing and do another, named as a user names his own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from engines.ar.cluster.batching import IDLE, ONE_BY_ONE, Share, Situation, StepPlan
+from engines.ar.cluster.policy import Decision, DecodeView, PrefillView
+from engines.ar.task import PrefillTask
+from engines.dllm import plan
+from engines.dllm.cache.kv_pool import KvPool
+from engines.dllm.plan import PlanItem
+from engines.dllm.record import Completion
+from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import Phase
+from engines.dllm.scheduling.scheduler import PhaseScheduler
+from engines.dllm.sequence import Sequence as Live
+
+
+class Cheap(PhaseScheduler):
+    def charge(self, sequence: Live) -> int:
+        return 1
+
+
+class Drops(PhaseScheduler):
+    def submit(self, request: Request) -> None:
+        if request.request_id != 3:
+            super().submit(request)
+
+
+class Starves(PhaseScheduler):
+    """Request 1 last of all, and no word of it."""
+
+    def schedule(self) -> plan.StepPlan | None:
+        last = [each for each in self.waiting if each.request.request_id == 1]
+        if last and len(self.waiting) + len(self.running) > 1:
+            self.waiting.remove(last[0])
+            made = super().schedule()
+            self.waiting.append(last[0])
+            return made
+        return super().schedule()
+
+
+class _Changes(PhaseScheduler):
+    def schedule(self) -> plan.StepPlan | None:
+        made = super().schedule()
+        return None if made is None else self.changed(made)
+
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        raise NotImplementedError
+
+
+class Twice(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return replace(made, items=made.items + made.items[:1])
+
+
+class Empty(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return replace(made, items=(), admitted=())
+
+
+class _Items(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return replace(made, items=tuple(self.item(item) for item in made.items))
+
+    def item(self, item: PlanItem) -> PlanItem:
+        raise NotImplementedError
+
+
+class Shortens(_Items):
+    def item(self, item: PlanItem) -> PlanItem:
+        return item._replace(total_len=item.block_end)
+
+
+class Hurries(_Items):
+    def item(self, item: PlanItem) -> PlanItem:
+        return item._replace(commit=item.masks_left)
+
+
+class NeverRefreshes(_Items):
+    def item(self, item: PlanItem) -> PlanItem:
+        return item._replace(phase=Phase.REUSE)
+
+
+class Stranger(_Items):
+    def item(self, item: PlanItem) -> PlanItem:
+        return item._replace(request_id=item.request_id + 1000)
+
+
+class Pads(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return replace(made, pad_to=1)
+
+
+class AdmitsAll(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return replace(made, admitted=(*made.admitted, *(each.request for each in self.waiting)))
+
+
+class Crowds(PhaseScheduler):
+    def schedule(self) -> plan.StepPlan | None:
+        if self.config.max_num_seqs < 1000:
+            self.config, self.pool = replace(self.config, max_num_seqs=1000), KvPool(10**9)
+        return super().schedule()
+
+
+class Overlaps(PhaseScheduler):
+    def _reserve(self, sequence: Live) -> bool:
+        sequence.kv_start = 0
+        return True
+
+
+class OtherPool(PhaseScheduler):
+    def schedule(self) -> plan.StepPlan | None:
+        if self.pool.num_rows < 10**9:
+            self.pool = KvPool(10**9)
+            self.pool.allocate(10**8)
+        return super().schedule()
+
+
+class OwnPool(PhaseScheduler):
+    def __init__(self, config, pool, rule, *, exact_steps=False) -> None:  # type: ignore[no-untyped-def]
+        super().__init__(config, KvPool(10**9), rule, exact_steps=exact_steps)
+
+
+class Early(PhaseScheduler):
+    def complete(
+        self, done: plan.StepPlan, committed: Sequence[int], stops: Mapping[int, int] = MappingProxyType({})
+    ) -> Completion:
+        found = super().complete(done, committed, stops)
+        return found._replace(first_block=tuple(item.request_id for item in done.items if item.step_in_block == 0))
+
+
+class Crashes(PhaseScheduler):
+    def schedule(self) -> plan.StepPlan | None:
+        raise KeyError("nothing")
+
+
+class Wanders(PhaseScheduler):
+    def schedule(self):  # type: ignore[no-untyped-def]
+        return [1, 2]
+
+
+# -- prefills ---------------------------------------------------------------------------------------------------
+
+
+class Routes:
+    """``how`` makes the decision, and may do something else besides."""
+
+    def __init__(self, how) -> None:  # type: ignore[no-untyped-def]
+        self.how = how
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        made: Decision = self.how(task, home, prefills)
+        return made
+
+    def pick(self, task: PrefillTask, instances: Sequence[PrefillView], now: float) -> int:
+        made: int = self.how(task, instances[0], instances)
+        return made
+
+
+class Batches:
+    """One by one, with the shares changed by ``how``."""
+
+    def __init__(self, how) -> None:  # type: ignore[no-untyped-def]
+        self.how = how
+
+    def next_step(self, at: Situation, now: float) -> StepPlan:
+        made = ONE_BY_ONE.next_step(at, now)
+        changed: StepPlan = self.how(made, now) if made.shares else IDLE
+        return changed
+
+
+def shares(made: StepPlan, factor: float) -> StepPlan:
+    return StepPlan([Share(task, round(tokens * factor)) for task, tokens in made.shares])
+
+
+def pretends(made: StepPlan) -> StepPlan:
+    """All but the last token is said to be computed."""
+    for task, _ in made.shares:
+        task.computed = task.tokens - 1
+    return StepPlan([Share(task, 1) for task, _ in made.shares])
+
+
+def forgets_history(task: PrefillTask) -> None:
+    task.history, task.tokens = task.history + task.tokens - 1, 1
