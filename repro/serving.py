@@ -18,6 +18,7 @@ from engines.server.protocol import Kind, ServedEngine
 from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.named import dllm_system
 from repro.systems.dllm.settings import Settings, options_of
 from repro.systems.dllm.system import DllmSystem
 
@@ -49,9 +50,7 @@ class DllmModel:
     @classmethod
     def of(cls, *, system: str, platform: str, knobs: Mapping[str, Any], name: str | None) -> DllmModel:
         """Raise UserError for what cannot be served."""
-        chosen = SYSTEMS.get(system)
-        if not isinstance(chosen, DllmSystem):
-            raise UserError(f"system={system!r} is no diffusion-LLM system: use another")
+        chosen = dllm_system(system)
         own = {"num_prompts": 1, **knobs}
         if isinstance(chosen.method, PublishedMethod):
             # The only reading whose steps take new requests.

@@ -17,7 +17,9 @@ from repro.workloads.card import load_card
 
 def require_runs(name: str, runs: Sequence[StoredRun], platform: Platform) -> None:
     if not runs:
-        raise UserError(f"figure {name} on platform={platform.name!r} has no runs: run 'repro reproduce {name}' first")
+        raise UserError(
+            f"figure {name} on platform={platform.name!r} has no runs: run this first: repro reproduce {name} --platform {platform.name}"
+        )
 
 
 def validity_text(runs: Sequence[StoredRun]) -> str:

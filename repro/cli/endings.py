@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 from dataclasses import dataclass
 
 import typer
@@ -68,7 +69,17 @@ _FIXES = {
 }
 _KINDS = {"int": "a whole number", "float": "a number"}
 """What a value should have been, by the beginning of the name of its error."""
-_KEPT = "finished runs are kept; the same command continues"
+_KEPT = "finished runs are kept, measured ones where all of their comparison is finished; the same command continues"
+_PLAIN = (
+    (
+        re.compile(
+            r"Exceeds the limit \(\d+ digits\) for integer string conversion.*?sys\.set_int_max_str_digits\(\) to increase the limit"
+        ),
+        "a number has too many digits",
+    ),
+    (re.compile(r"utf[-_]8[-_]sig", re.IGNORECASE), "UTF-8"),
+)
+"""What libraries say -> what it means to somebody who did not write them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,5 +182,7 @@ def _failed(sentence: str) -> Ending:
 
 def _one_line(sentence: str) -> str:
     """Printable, and no longer than a screen."""
+    for said, plain in _PLAIN:
+        sentence = said.sub(plain, sentence)
     line = "".join(c if c.isprintable() else "?" for c in " ".join(sentence.split()))
     return line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,6 +91,19 @@ class FigureOptions:
             for where in places
             for reading in self.reading or [default_reading(where)]
         ]
+
+    def command(self, name: str) -> str:
+        """What makes the runs of these views, whole."""
+        words = ["repro", "reproduce", name]
+        for each in fields(self):
+            value, option = getattr(self, each.name), f"--{each.name.replace('_', '-')}"
+            if value is True:
+                words.append(option)
+            elif value not in (None, False):
+                words += [
+                    word for one in (value if isinstance(value, list) else [value]) for word in (option, str(one))
+                ]
+        return shlex.join(words)
 
     @property
     def store(self) -> Store:
@@ -177,11 +191,11 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
     if not cells and asked.num_runs is not None:
         raise UserError(f"num_runs={asked.num_runs} has no effect on {name}, which has no runs behind it: leave it out")
     if draw_only:
-        require_folders(cells, store, name)
+        require_folders(cells, store, name, asked.command(name))
     with opened as pool:
         sweep = sweep_of(cells, store, force=force, will_run=not draw_only, pool=pool)
         outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
-    require_runs(sweep, name)
+    require_runs(sweep, name, asked.command(name))
     writable_folder("out_dir", out)
     drawn = []
     for view, runs in zip(views, sweep.by_grid(grids), strict=True):

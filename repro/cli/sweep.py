@@ -95,21 +95,21 @@ def is_failure(outcome: CellOutcome) -> bool:
     return outcome.status == "failed" or (outcome.run is not None and not outcome.run.validity.valid)
 
 
-def require_folders(cells: Sequence[Cell], store: Store, figure: str) -> None:
+def require_folders(cells: Sequence[Cell], store: Store, figure: str, command: str) -> None:
     """``require_runs`` of what needs no look at the requests: whether there is a folder of such a run at all."""
     if missing := store.surely_missing(cells):
-        _refuse(len(missing), len(cells), f"{missing[0].folder_prefix}: no folder", figure)
+        _refuse(len(missing), len(cells), f"{missing[0].folder_prefix}: no folder", figure, command)
 
 
-def require_runs(sweep: Sweep, figure: str) -> None:
-    """Refuse to go on where a run is missing."""
+def require_runs(sweep: Sweep, figure: str, command: str) -> None:
+    """Refuse to go on where a run is missing; ``command`` makes them."""
     if missing := sweep.missing:
-        _refuse(len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure)
+        _refuse(len(missing), sweep.num_cells, f"{missing[0].folder_name}: {sweep.why(missing[0])}", figure, command)
 
 
-def _refuse(num_missing: int, num_cells: int, first: str, figure: str) -> NoReturn:
+def _refuse(num_missing: int, num_cells: int, first: str, figure: str, command: str) -> NoReturn:
     raise UserError(
-        f"{num_missing} of {num_cells} runs behind {figure} are missing (first: {first}): run 'repro reproduce {figure}' first"
+        f"{num_missing} of {num_cells} runs behind {figure} are missing (first: {first}): run this first: {command}"
     )
 
 

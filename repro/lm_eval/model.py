@@ -18,9 +18,8 @@ from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
-from repro.runs.system import SYSTEMS
+from repro.systems.dllm.named import dllm_system
 from repro.systems.dllm.settings import Settings
-from repro.systems.dllm.system import DllmSystem
 from repro.tasks.task import cut_at
 
 try:
@@ -94,10 +93,7 @@ class DiffusionLM(LM):
         super().__init__()
         for name in _OF_A_WORKLOAD:
             require(name not in options, f"{name}={options.get(name)!r} has no effect on a task: leave it out")
-        chosen = SYSTEMS.get(system)
-        if not isinstance(chosen, DllmSystem):
-            raise UserError(f"system={system!r} is no diffusion-LLM system: use another")
-        self._system = chosen
+        self._system = dllm_system(system)
         self._cell = Cell(
             system=system,
             dataset="lm-eval",

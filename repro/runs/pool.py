@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
 
+from engines.errors import UserError
 from repro.cores import usable_cores
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
@@ -26,6 +27,22 @@ CELLS_PER_WORKER = 4
 """Simulated cells below which another process costs more than it saves."""
 KEPT_WORKLOADS = 64
 """That a process has at hand: systems that are compared serve the same one."""
+
+
+UNGUARDED = 97
+"""Exit code of a process that runs its script again and comes to the sweep that it was started for."""
+ENDING_S = 5.0
+_UNGUARDED_SAID = (
+    'the script was run again by a process that its sweep had started: put what sweeps under if __name__ == "__main__":, '
+    "or give jobs=1"
+)
+
+
+def _leave_unguarded_script() -> None:
+    """Where this process is still importing the script of the one that started it, which waits for it: it ends without a
+    word, and the other one says why."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(UNGUARDED)
 
 
 class Pool(Protocol):
@@ -70,6 +87,7 @@ class LocalPool:
         if num == 1:
             self._here(experiments, packing.make, claims, hooks)
         else:
+            _leave_unguarded_script()
             starts = [partial(local_process, packing)] * num
             run_in_pool(experiments, KinTurns(map(repeated, experiments), num), starts, hooks)
 
@@ -100,6 +118,7 @@ class _Process:
     def __init__(self, pool: ProcessPoolExecutor, packing: Packing) -> None:
         self._pool = pool
         self._packing = packing
+        self._children: list[Any] = []
         # For as long as the process lives: a cache of the module would hold workloads for ever.
         self._pickled = lru_cache(maxsize=KEPT_WORKLOADS)(_pickled)
 
@@ -112,16 +131,23 @@ class _Process:
     def submit(self, experiment: Experiment) -> Future[Made]:
         try:
             sent = replace(experiment, workload=None)
-            return self._pool.submit(_make, self._packing, sent, self._pickled(_Itself(experiment.workload)))
-        except BrokenProcessPool as error:
-            future: Future[Made] = Future()
-            future.set_exception(error)
+            others = {child.pid for child in multiprocessing.active_children()}
+            future = self._pool.submit(_make, self._packing, sent, self._pickled(_Itself(experiment.workload)))
+            self._children += [child for child in multiprocessing.active_children() if child.pid not in others]
             return future
+        except BrokenProcessPool as error:
+            broken: Future[Made] = Future()
+            broken.set_exception(error)
+            return broken
 
     def result(self, future: Future[Any]) -> Any:
         try:
             return future.result()
         except BrokenProcessPool as error:
+            for child in self._children:
+                child.join(ENDING_S)
+                if child.exitcode == UNGUARDED:
+                    raise UserError(_UNGUARDED_SAID) from None
             raise WorkerLost(
                 f"{self.where} ended while it made a run: it was killed, for want of memory say"
             ) from error

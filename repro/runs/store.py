@@ -214,7 +214,7 @@ class Store:
             if isinstance(error, OSError):
                 raise RunError(
                     f"{folder.name} could not be stored in {self.root} ({error.strerror or error}): make room, or give "
-                    f"another --result-dir; finished runs are kept, and the same command continues"
+                    f"another --result-dir; the same command continues"
                 ) from error
             raise
         finally:

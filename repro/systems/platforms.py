@@ -31,7 +31,10 @@ class Platform:
         for part in self.parts:
             if isinstance(part, kind):
                 return part
-        raise UserError(f"platform={self.name!r} has no settings for this kind of system: use another platform")
+        able = [name for name in PLATFORMS if any(isinstance(part, kind) for part in PLATFORMS.get(name).parts)]
+        raise UserError(
+            f"platform={self.name!r} has no settings for this kind of system: use {', '.join(able) or 'a platform of your own'}"
+        )
 
     def with_part(self, kind: type[Any], **changes: Any) -> Platform:
         """The platform with some of a family's defaults replaced."""

@@ -188,7 +188,9 @@ def fixed_workload(
 ) -> Workload:
     """Requests with exactly these prompts, in this order: nothing is drawn, scaled or cut."""
     if arrivals.kind == "trace":
-        raise UserError(f"arrivals='trace' with dataset={name!r}, which has no timestamps: use another process")
+        raise UserError(
+            f"arrivals='trace' with dataset={name!r}, which has no timestamps: use poisson, gamma, constant or burst"
+        )
     times = arrival_times(arrivals, len(prompts), seed)
     requests = tuple(
         Request(

@@ -116,7 +116,11 @@ MESSAGES = [
         ("ablate", "--component", "scheduler", "--reading", "policy"),
         "reading='policy' has no effect on component='scheduler'",
     ),
-    (("figure", "fig3", "--platform", "rtx4090"), "run 'repro reproduce fig3' first"),
+    (
+        ("figure", "fig3", "--platform", "rtx4090", "--reading", "policy", "--num-runs", "2", "--request-rate", "0.5"),
+        "run this first: repro reproduce fig3 --platform rtx4090 --reading policy --num-runs 2 --request-rate 0.5 --result-dir r",
+    ),
+    (("bench", "--platform", "h20x32", "--system", "llada"), "for this kind of system: use cpu-tiny, rtx4090, l40s,"),
     (("calibrate",), "add --write"),
     (("generate", "--model", "~nosuch", "--prompt", "x"), "model='~nosuch'"),
     (("generate", "--prompt", "\udcff"), "is not UTF-8 text"),

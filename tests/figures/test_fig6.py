@@ -180,7 +180,7 @@ def test_missing_runs_are_said(tmp_path: Path) -> None:
     some = [run for run in made(VIEW) if run.cell.knob_values.get("retention_ratio") != 0.3]
     rendered = fig6.render(some, VIEW, tmp_path)
     assert any(note.startswith("4 of 22 points are missing: mini-code head at 30 %") for note in rendered.notes)
-    with pytest.raises(UserError, match="has no runs: run 'repro reproduce fig6' first"):
+    with pytest.raises(UserError, match="has no runs: run this first: repro reproduce fig6 --platform"):
         fig6.render([], VIEW, tmp_path)
 
 

@@ -119,6 +119,6 @@ def test_a_signal_ends_the_cluster_too(number: signal.Signals, code: int, tmp_pa
     process.send_signal(number)
     _, said = process.communicate()
     assert process.returncode == code, said
-    assert said.splitlines()[-1].endswith("finished runs are kept; the same command continues")
+    assert said.splitlines()[-1].endswith("; the same command continues")
     assert "Traceback" not in said
     assert of_ray() == set()
