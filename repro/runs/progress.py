@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,32 @@ logger = logging.getLogger(__name__)
 
 
 REDRAW_S = 0.5
+WHICH_VARIABLE = "REPRO_PROGRESS"
+"""What is said before a bar: which of several figures the command is about, where another one calls it."""
+
+
+class Left:
+    """How long a sweep goes on, by the runs it has made since the first was begun: what was stored took no time."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begun: tuple[float, float] | None = None
+        self._pace_s: float | None = None
+
+    def tell(self, closed: float) -> None:
+        """That many runs are there, parts of runs included."""
+        if self._begun is None:
+            self._begun = (self._now(), closed)
+        elif (made := closed - self._begun[1]) > 0:
+            self._pace_s = (self._now() - self._begun[0]) / made
+
+    def said(self, num_left: float) -> str:
+        """Nothing before there is a pace to go by."""
+        if self._pace_s is None:
+            return ""
+        minutes, seconds = divmod(round(self._pace_s * num_left), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,16 +78,26 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
     )
+    which = os.environ.get(WHICH_VARIABLE, "")
+    left = Left()
     with Progress(*columns, console=console, transient=True, expand=True) as progress:
-        task = progress.add_task("", total=num_total)
+        task = progress.add_task(which, total=num_total, left="")
         drawn_at, num_closed = 0.0, 0
+
+        def described(text: str) -> str:
+            return f"{which}, {text}" if which else text
 
         def draw(event: CellEvent) -> None:
             nonlocal num_closed
             num_closed = event.num_closed
-            description = _short(event.cell) if event.kind == "started" and event.cell is not None else None
-            progress.update(task, completed=event.num_closed, description=description)
+            is_started = event.kind == "started" and event.cell is not None
+            description = described(_short(event.cell)) if is_started and event.cell is not None else None
+            if event.kind != "reused":
+                left.tell(event.num_closed)
+            said = left.said(num_total - event.num_closed)
+            progress.update(task, completed=event.num_closed, description=description, left=said)
             # Of the reused ones the summary tells how many.
             is_told = event.kind != "reused" or logger.isEnabledFor(logging.INFO)
             if event.kind in ("reused", "failed", "interrupted") and is_told:
@@ -74,8 +111,10 @@ def sweep_progress(num_total: int, console: Console | None = None) -> Iterator[S
                 return
             drawn_at = now
             share = done.num_closed / max(done.num_total, 1)
-            description = f"{_short(experiment.cell)}: {done.num_closed} of {done.num_total} requests"
-            progress.update(task, completed=num_closed + share, description=description)
+            description = described(f"{_short(experiment.cell)}: {done.num_closed} of {done.num_total} requests")
+            left.tell(num_closed + share)
+            said = left.said(num_total - num_closed - share)
+            progress.update(task, completed=num_closed + share, description=description, left=said)
 
         yield SweepProgress(on_event=draw, on_step=draw_step)
 
