@@ -1,0 +1,40 @@
+"""Records say by keyword what they are made of, and none changes but those that are made to."""
+
+from __future__ import annotations
+
+import ast
+
+from repro.paths import REPO
+
+PACKAGES = ("engines", "baselines", "repro", "paper_figures")
+POSITIONAL = frozenset(
+    {"CheckSystem", "DllmModel", "FlashAttnKernel", "FlashVarlen", "ModelCost", "Sdpa", "SdpaPadded", "StoredRun"}
+    | {"TorchPaged", "TorchVarlenKernel"}
+)
+FILLED_ELSEWHERE = frozenset({"Local", "Reply"})
+
+
+def test_records_take_keywords_and_do_not_change() -> None:
+    """But for ``slots``, which the hot paths make by the thousand. What changes is changed in its own module."""
+    found = 0
+    for package in PACKAGES:
+        for path in (REPO / package).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            if "@dataclass(" not in text:
+                continue
+            nodes = list(ast.walk(ast.parse(text)))
+            stored = {
+                each.attr for each in nodes if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
+            }
+            for node in (each for each in nodes if isinstance(each, ast.ClassDef)):
+                calls = [each for each in node.decorator_list if isinstance(each, ast.Call)]
+                marks = {each.arg: ast.unparse(each.value) == "True" for call in calls for each in call.keywords}
+                if not any(ast.unparse(call.func) == "dataclass" for call in calls) or marks.get("slots"):
+                    continue
+                found += 1
+                names = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}  # type: ignore[union-attr]
+                if len(names) > 1 and node.name not in POSITIONAL:
+                    assert marks.get("kw_only"), f"{path.name}: {node.name} takes its fields by place"
+                if not names & stored and node.name not in FILLED_ELSEWHERE:
+                    assert marks.get("frozen"), f"{path.name}: nothing changes {node.name}, yet it is not frozen"
+    assert found > 300

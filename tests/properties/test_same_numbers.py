@@ -1,0 +1,239 @@
+"""Simulated runs of every policy and of what it can be told, on small workloads: the numbers stored in ``numbers.json``.
+
+Other tests say why a policy decides as it does; this one says that no number of a simulated run changes by the way. One that is
+meant to change is stored anew by ``python tests/properties/test_same_numbers.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+
+from support.clusters import profiled, session
+from support.prefill import h200_14b
+
+from engines.ampd.planner.coefficients import coefficients
+from engines.ampd.planner.workload import PlanningWorkload
+from engines.ar.cost import Chunk
+from engines.ar.slo import Slo
+from engines.ar.step_mode import FALLBACK, Bucket, Rung
+from engines.hardware.catalogue import H200
+from engines.laps.hol import TwoClasses, waits_s
+from engines.laps.latency import FloorForm, fit_floor_form, fit_paper_form, fit_paper_totals, roofline_form
+from engines.models.shape import QWEN2_5_14B
+from repro.runs.cell import Cell, Scalar
+from repro.runs.experiment import prepare
+
+STORED = Path(__file__).with_name("numbers.json")
+LATE: dict[str, Scalar] = {"transient": True}
+"""Near capacity and beyond."""
+SPLIT, BOTH = {"deployment": "P:TP4x2 D:TP4x2"}, {"deployment": "TP8x2"}
+
+
+def prefill(system: str, rate: float | None = 55.0, **knobs: Scalar) -> Cell:
+    given = {"num_prompts": 120, **knobs}
+    return _cell(system, "lmsys-chat-1m", "h200", rate, given)
+
+
+def cluster(system: str, rate: float | None = 1.5, **knobs: Scalar) -> Cell:
+    return _cell(system, "dureader", "h20x32", rate, {"num_prompts": 14, "transient": True, **knobs})
+
+
+def dllm(system: str, rate: float | None = 4.0, **knobs: Scalar) -> Cell:
+    return _cell(system, "burst", "rtx4090", rate, {"num_prompts": 10, **knobs})
+
+
+def _cell(system: str, dataset: str, where: str, rate: float | None, knobs: Mapping[str, Scalar]) -> Cell:
+    asked = tuple(knobs.items())
+    return Cell(system=system, dataset=dataset, platform=where, executor="roofline", rate=rate, seed=1, knobs=asked)
+
+
+CELLS = (
+    *(
+        prefill(name)
+        for name in ("laps", "laps-graphs-only", "laps-disaggregation-only", "reserve", "sglang-pd", "vllm-pd")
+    ),
+    *(prefill("laps", wait=wait) for wait in ("off", "guarded", "printed")),
+    *(prefill("laps", graphs=graphs, kappa=0.1) for graphs in ("none", "nearest", "ladder")),
+    *(prefill("laps", 90.0, **LATE, **own) for own in ({"long_dispatch": "single"}, {"class_rule": "urgency"}, {})),
+    prefill("laps", deadlines=False, max_window_s=0.05),
+    prefill("laps", 70.0, graph_budget_gb=2.0, min_window_s=0.002, chunk_tokens=700, max_long_wait_s=0.1, boundary=100),
+    prefill("laps", None, clients=12, decode="mixed", answer_tokens=20, overlap="add"),
+    prefill("laps", None, clients=12, decode="apart", kappa=0.3, think_s=0.1),
+    prefill("laps", 150.0, num_instances=4, cache="instance", arrivals="gamma", burstiness=0.4, **LATE),
+    *(
+        prefill("laps", 300.0, num_instances=4, num_prompts=1500, **LATE, **own)
+        for own in ({}, {"controller": "printed"}, {"pooling": "each", "num_short": 2}, {"controller": "off"})
+    ),
+    prefill("reserve", 90.0, longest_wait_s=6.0, **LATE),
+    prefill("reserve", 120.0, deadlines=False, graphs="ladder", **LATE),
+    prefill("reserve", 200.0, num_instances=3, share=0.4, aging=0.5, **LATE),
+    prefill("sglang-pd", 90.0, prefill_graphs=True, max_num_batched_tokens=1000, **LATE),
+    *(
+        prefill("sglang-pd-router", 200.0, num_instances=4, cache="instance", routing=how, **LATE)
+        for how in ("round-robin", "least-requests", "least-tokens", "cache-aware")
+    ),
+    prefill("sglang-pd", None, long_clients=2, short_clients=6),
+    prefill("vllm-pd", 200.0, num_instances=4, max_num_batched_tokens=700, **LATE),
+    *(
+        cluster("ampd", **SPLIT, window_s=3.0, route_order=order, window=window)
+        for order, window in (("random", "done"), ("load", "backlog"))
+    ),
+    *(cluster("ampd", 4.0, **SPLIT, alpha=0.05, beta=0.5, window="age", w=w) for w in (1, 4)),
+    cluster("ampd", 4.0, **SPLIT, adaptive_routing=False, prefill_reordering=False, dispatch="round-robin"),
+    *(
+        cluster("dynamo-sim", 3.0, **SPLIT, **own)
+        for own in ({}, {"conditional": "isl_bounding", "eff_isl_threshold": 900})
+    ),
+    *(
+        cluster("dynamo-sim", 3.0, **SPLIT, conditional=how, prefill_busy_threshold=0.5)
+        for how in ("prefill_load", "isl_or_load")
+    ),
+    *(
+        cluster(name, 3.0, **BOTH, scheduling=how, balance=balance)
+        for name in ("vllm-sim", "continuum-sim")
+        for how, balance in (("prefill-first", "memory"), ("chunked", "sessions"), ("chunked", "round-robin"))
+    ),
+    *(dllm(name) for name in ("dllm-serve", "fast-dllm", "sparse-dllm", "dllm-cache", "llada")),
+    *(
+        dllm("dllm-serve", None, scheduler=name, refresh_delay=0, max_num_batched_tokens=2500)
+        for name in ("lookahead", "request", "phase")
+    ),
+    dllm("dllm-serve", None, retention_ratio=0.3, max_num_seqs=3),
+    *(
+        dllm(name, reading=how)
+        for name in ("fast-dllm", "dllm-cache", "sparse-dllm")
+        for how in ("policy", "published")
+    ),
+)
+
+
+def named(cell: Cell) -> str:
+    knobs = " ".join(f"{name}={value}" for name, value in cell.knobs)
+    return f"{cell.system} {cell.dataset} {cell.rate} {knobs}"
+
+
+def run(cell: Cell) -> dict[str, float]:
+    """The sum of each column of its tables."""
+    tables = prepare(cell).run().tables.items()
+    sums = {f"{table}.{name}": math.fsum(numbers(own)) for table, columns in tables for name, own in columns.items()}
+    return {name: value for name, value in sums.items() if value}
+
+
+def numbers(column: Sequence[object]) -> Iterator[float]:
+    return (each for each in column if isinstance(each, int | float) and math.isfinite(each))
+
+
+# ---- formulas ---------------------------------------------------------------------------------------------
+
+
+def step_model() -> dict[str, float]:
+    _, model = h200_14b()
+    modes = (None, FALLBACK, Bucket(64, 4), Rung(384))
+    times = {f"{mode}": model.step_s([Chunk(900, 60)] * 3 + [Chunk(0, 5)], 0, 0, mode) for mode in modes}
+    names = ("base_s", "request_s", "floor_s", "token_s", "alpha", "history_s", "fallback_s", "mean_error")
+    shapes = {"shapes": sum(model.shapes.values()), "work_s": model.work_s(700, 300), "knee": model.knee_tokens}
+    return {**times, **shapes, **{name: getattr(model, name) for name in names}}
+
+
+def latency_fits() -> dict[str, float]:
+    draw = random.Random(5)
+    points = [(tokens, history) for tokens in (8, 64, 150, 300, 700, 2000) for history in (0, 500, 4000)]
+    planted = FloorForm(base_s=2e-3, c=0.01, beta=4e-5, alpha=1e-9, gamma_r=5e-8, mean_error=0.0)
+    times = [planted.time_s(*point) * draw.uniform(0.8, 1.25) for point in points]
+    tokens, histories = [float(each) for each, _ in points], [float(each) for _, each in points]
+    forms = {
+        "floor": fit_floor_form(tokens, histories, times),
+        "without base": fit_floor_form(tokens, histories, times, has_base=False),
+        "totals": fit_paper_totals(tokens, histories, times),
+        "apart": fit_paper_form(tokens, histories, times, times[::-1]),
+        "roofline": roofline_form(
+            QWEN2_5_14B, H200, matmul_efficiency=0.6, attention_efficiency=0.4, bandwidth_efficiency=0.8
+        ),
+    }
+    return {f"{name} {part}": value for name, form in forms.items() for part, value in asdict(form).items()}
+
+
+def waits() -> dict[str, float]:
+    queue = TwoClasses(rate=6.0, short_share=0.6, short_s=0.03, long_s=0.25)
+    short_s, long_s = queue.priority_waits_s
+    gaps, service = queue.drawn(500, seed=4)
+    found = {
+        "short": short_s,
+        "long": long_s,
+        "slowdown": queue.slowdown(0.03),
+        "walk": float(waits_s(gaps, service).sum()),
+    }
+    return {
+        **found,
+        **{name: getattr(queue, name) for name in ("load", "mean_s", "wait_s", "uniform_wait_s", "hol_penalty_s")},
+    }
+
+
+def planner() -> dict[str, float]:
+    model = profiled(num_gpus=16)
+    draw = random.Random(3)
+    sessions = tuple(
+        session(index, 1.1 * index, *((draw.randint(300, 1500), draw.randint(5, 60)) for _ in range(3)))
+        for index in range(60)
+    )
+    found: dict[str, float] = {}
+    for rate in (0.4, 3.0):
+        load = PlanningWorkload(sessions=sessions, rate=rate, slo=Slo(ttft_s=2.0, itl_s=0.05))
+        for method in ("closed", "cached", "direct"):
+            table = coefficients(model, load, (2, 8), 24, method)
+            for phase, own in (("prefill", table.prefill), ("decode", table.decode)):
+                found |= {f"{rate} {method} {phase} {key}": each.seconds + each.of_slo for key, each in own.items()}
+    return found
+
+
+def performance() -> dict[str, float]:
+    model = profiled(num_gpus=16)
+    prefills = {f"prefill {each}": model.prefill_s(*each) for each in ((0, 100, 2), (5000, 30, 4), (900, 4000, 8))}
+    decodes = {f"decode {each}": model.decode_s(*each) for each in ((1, 2), (7, 4), (90, 8), (5000, 4))}
+    transfers = {f"transfer {each}": model.transfer_s(*each) for each in ((0, 2, 4), (10, 2, 2), (9000, 8, 4))}
+    return {**prefills, **decodes, **transfers}
+
+
+FORMULAS = (step_model, latency_fits, waits, planner, performance)
+
+
+# ---- against what is stored -------------------------------------------------------------------------------
+
+
+@cache
+def stored() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = json.loads(STORED.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=named)
+def test_no_run_changes_by_the_way(cell: Cell) -> None:
+    assert run(cell) == pytest.approx(stored()[named(cell)], rel=1e-6)
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_no_formula_changes_by_the_way(formula: Callable[[], dict[str, float]]) -> None:
+    """What least squares leave of a perfect fit is rounding."""
+    assert formula() == pytest.approx(stored()[formula.__name__], rel=1e-6, abs=1e-15)
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.9g}") for name, value in values.items()}
+
+
+if __name__ == "__main__":
+    found = {named(cell): rounded(run(cell)) for cell in CELLS} | {each.__name__: rounded(each()) for each in FORMULAS}
+    lines = [f" {json.dumps(name)}: {json.dumps(values)}" for name, values in found.items()]
+    STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
