@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,7 +14,10 @@ from prometheus_client.registry import Collector
 from engines.server.protocol import EngineService
 
 PREFIX = "repro_"
+RECENT_S, MOST_RECENT = 60.0, 2048
+"""How long the status page speaks of a request, and of how many at most."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class Metrics:
@@ -33,12 +38,24 @@ class Metrics:
         self.tokens = Counter(f"{PREFIX}tokens", "Tokens of prompts and of answers.", ["kind"], registry=registry)
         self.queue_s = self._histogram("queue_seconds", "From arrival until work on a request began.")
         self.ttft_s = self._histogram("time_to_first_block_seconds", "From arrival to the first piece of a stream.")
+        self.tpot_s = self._histogram(
+            "time_per_output_token_seconds", "From a stream's first piece to its end, by token after the first.", _SHORT
+        )
+        self._recent_ttft_s, self._recent_tpot_s = _Recent(), _Recent()
         self.e2el_s = self._histogram("request_seconds", "From arrival to the end of the answer.")
         for kind in ("prompt", "completion"):
             self.tokens.labels(kind)
 
-    def _histogram(self, name: str, what: str) -> Histogram:
-        return Histogram(f"{PREFIX}{name}", what, buckets=_SECONDS, registry=self._registry)
+    def _histogram(self, name: str, what: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+        return Histogram(f"{PREFIX}{name}", what, buckets=buckets, registry=self._registry)
+
+    def note_first_piece(self, ttft_s: float) -> None:
+        self.ttft_s.observe(ttft_s)
+        self._recent_ttft_s.add(ttft_s)
+
+    def note_stream(self, tpot_s: float) -> None:
+        self.tpot_s.observe(tpot_s)
+        self._recent_tpot_s.add(tpot_s)
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -58,6 +75,8 @@ class Metrics:
             "forward_passes": status.forward_passes,
             "committed_tokens": status.committed_tokens,
             "busy_s": status.busy_s,
+            "ttft_s": self._recent_ttft_s.percentiles(),
+            "tpot_s": self._recent_tpot_s.percentiles(),
             "answered": _value(self.answered),
             "disconnects": _value(self.disconnects),
             "rejections": {
@@ -67,6 +86,21 @@ class Metrics:
                 if sample.name.endswith("_total")
             },
         }
+
+
+class _Recent:
+    """Values of the last minute."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=MOST_RECENT)
+
+    def add(self, value: float) -> None:
+        self._values.append((time.monotonic(), value))
+
+    def percentiles(self) -> dict[str, float | None]:
+        since = time.monotonic() - RECENT_S
+        found = sorted(value for at, value in self._values if at >= since)
+        return {name: found[int(part * len(found))] if found else None for name, part in (("p50", 0.5), ("p90", 0.9))}
 
 
 def _value(counter: Counter) -> float:

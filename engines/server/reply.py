@@ -92,12 +92,15 @@ class Reply:
         await response.begin(200, _STREAM_HEADERS)
         for opening in self._format.opening(self._asked.num_choices):
             await response.write(opening)
-        is_first = True
+        ttft_s: float | None = None
         async for choice, piece in completion.parts():
-            if is_first:
-                self._metrics.ttft_s.observe(self._since_arrival())
-                is_first = False
+            if ttft_s is None:
+                ttft_s = self._since_arrival()
+                self._metrics.note_first_piece(ttft_s)
             await response.write(self._format.part(choice, piece))
+        tokens = completion.usage.completion_tokens
+        if ttft_s is not None and tokens > 1 and self._asked.num_choices == 1:
+            self._metrics.note_stream((self._since_arrival() - ttft_s) / (tokens - 1))
         await response.end(self._format.closing(completion.usage) + DONE)
 
     def _note(self, completion: Completion) -> None:

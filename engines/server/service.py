@@ -6,10 +6,12 @@ Requests that it had not begun when it ended are given to the next one; those it
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +33,8 @@ from engines.server.protocol import (
     Unavailable,
 )
 from engines.server.wire import Able, Cancel, Ready, Report, Stop, Submit, Unable, frame, read_frame
+
+logger = logging.getLogger(__name__)
 
 MOST_RESTARTS = 3
 """In a row, without a request finished in between."""
@@ -128,6 +132,7 @@ class EngineProcess:
         here, there = socket.socketpair()
         self._process = await asyncio.to_thread(_spawn, there)
         there.close()
+        pid, began = self._process.pid, time.monotonic()
         reader, self._writer = await asyncio.open_connection(sock=here)
         self._writer.write(frame(self._model))
         said: Unable | None = None
@@ -137,6 +142,11 @@ class EngineProcess:
                 self.is_able = True
             elif isinstance(message, Ready):
                 was_ready = self._is_ready = True
+                if self.num_restarts:
+                    taken = time.monotonic() - began
+                    logger.warning(
+                        "engine %d is ready after %.1f s, with %d requests to go on", pid, taken, self.num_open
+                    )
                 self._tell(message.status)
                 for open_ in self._open.values():
                     self._send(open_)
@@ -158,6 +168,9 @@ class EngineProcess:
         self._status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0, pool_idle=0)
         reason = said.sentence if said is not None else f"its process ended: {_how(code)}"
         lost = [i for i, open_ in self._open.items() if open_.has_begun or open_.tries >= MOST_TRIES]
+        logger.warning(
+            "engine %d was lost (%s): %d requests fail, %d wait on", pid, reason, len(lost), self.num_open - len(lost)
+        )
         for request_id in lost:
             self._pass(Failed(request_id, f"the engine was lost in the middle of this request ({reason})"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,6 +141,7 @@ def serve(
     else:
         knobs = {**of_both, **of_diffusion, **decoding.given()}
         served = _diffusion(chosen, knobs, served_model_name)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))
 
 

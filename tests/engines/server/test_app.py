@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -204,7 +205,7 @@ def test_models_health_page_and_metrics(server: Running) -> None:
     assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
     assert ask(server.port, "/v1/models/echo").body["max_model_len"] == 512
     assert ask(server.port, "/health").status == ask(server.port, "/ready").status == 200
-    assert "<canvas" in ask(server.port, "/").body
+    assert "canvas" in ask(server.port, "/").body
     text = ask(server.port, "/metrics").body
     values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
     status = ask(server.port, "/status").body
@@ -215,6 +216,23 @@ def test_models_health_page_and_metrics(server: Running) -> None:
     assert {'repro_step_requests{phase="refresh"}', 'repro_step_requests{phase="reuse"}'} <= values.keys()
     assert values["repro_committed_tokens_total"] >= 16
     assert values["repro_requests_waiting"] == values["repro_requests_running"] == 0
+
+
+def test_streams_are_timed_to_their_first_token_and_between_the_others() -> None:
+    """Two blocks, the second of one token."""
+    with running_server(EchoModel(step_s=0.1), ByteCodec()) as server:
+        before = ask(server.port, "/status").body
+        assert before["ttft_s"] == before["tpot_s"] == {"p50": None, "p90": None}
+        with streaming(server.port, COMPLETIONS, body(stream=True, max_tokens=5)) as events:
+            assert [*events][-1] == "[DONE]"
+        server.wait_until_idle()
+        text = ask(server.port, "/metrics").body
+        values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
+        names = ("time_to_first_block", "time_per_output_token", "request")
+        ttft_s, tpot_s, e2el_s = (values[f"repro_{name}_seconds_sum"] for name in names)
+        assert 4 * tpot_s == pytest.approx(e2el_s - ttft_s, rel=0.1)
+        after = ask(server.port, "/status").body
+        assert (after["ttft_s"]["p50"], after["tpot_s"]["p90"]) == (ttft_s, tpot_s)
 
 
 def test_a_step_that_raises_costs_its_batch_alone(server: Running) -> None:
@@ -279,7 +297,7 @@ def test_a_deadline_ends_a_request_that_waits_or_runs(stream: bool) -> None:
         server.wait_until_idle()
 
 
-def test_an_engine_that_dies_costs_what_it_had_begun() -> None:
+def test_an_engine_that_dies_costs_what_it_had_begun(caplog: pytest.LogCaptureFixture) -> None:
     with running_server(EchoModel(max_running=1, step_s=0.05), ByteCodec()) as server:
         first = server.service.pid
         with ThreadPoolExecutor(4) as pool:
@@ -297,6 +315,9 @@ def test_an_engine_that_dies_costs_what_it_had_begun() -> None:
         assert server.call(lambda: server.service.num_restarts) == 1
         passes = server.call(lambda: server.service.status.forward_passes)
         assert passes >= 2, "totals go on"
+    died, back = (re.sub(r"[\d.]+ s", "N s", record.getMessage()) for record in caplog.records)
+    assert died == f"engine {first} was lost (its process ended: killed by signal 9): 1 requests fail, 2 wait on"
+    assert re.fullmatch(r"engine \d+ is ready after N s, with 2 requests to go on", back)
 
 
 @pytest.mark.parametrize("poison", [DIE, DIE_AT_ONCE])
