@@ -141,7 +141,8 @@ def serve(
     else:
         knobs = {**of_both, **of_diffusion, **decoding.given()}
         served = _diffusion(chosen, knobs, served_model_name)
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     run(served, served.codec(), settings, lambda line: say(line, file=sys.stderr))
 
 

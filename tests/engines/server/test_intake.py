@@ -190,6 +190,20 @@ def test_a_coded_body_is_not_read(server: Running, coding: str) -> None:
     assert (said.statuses, "send the body as it is" in said.sentences[0]) == ([415], True)
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(head(length=9), id="it may still send the body"),
+        pytest.param(head("Expect: 100-continue", length=MOST + 1), id="it may send the body or the next request"),
+        pytest.param(CHUNKED.replace(b"localhost", b"elsewhere"), id="the body's end is not known"),
+    ],
+)
+def test_a_connection_whose_next_bytes_mean_nothing_is_said_to_close(server: Running, parts: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as client:
+        client.sendall(parts)
+        assert b"\r\nconnection: close\r\n" in client.recv(1 << 16)
+
+
 def test_others_may_call_a_server_what_they_like_where_others_reach_it() -> None:
     with running_server(EchoModel(), ByteCodec(), ServerSettings(host="0.0.0.0")) as server:
         assert talk(server.port, head(LAST, host="evil.com") + CONTENT).statuses == [200]
