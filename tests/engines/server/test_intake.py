@@ -261,6 +261,18 @@ def test_a_draining_server_waits_for_no_body_that_has_not_come(server: Running) 
             assert rest_of(client) == ([503], ["the server is ending: come again later"])
 
 
+def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_fault(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with running_server(EchoModel(), ByteCodec()) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(head() + CONTENT[:8])
+            server.wait_until(lambda: server.server.num_reading == 1)
+        server.wait_until(lambda: server.server.num_reading == 0)
+        assert ask(server.port, "/status").body["disconnects"] == 1
+    assert caplog.records == []
+
+
 class Watched(ByteCodec):
     """Knows which texts came so far as to be tokenized; a large one takes until ``go_on``."""
 
