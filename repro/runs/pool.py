@@ -128,6 +128,9 @@ class _Process:
         future.set_result(None)
         return future
 
+    def hopeless(self) -> None:
+        """A process can always be started."""
+
     def submit(self, experiment: Experiment) -> Future[Made]:
         try:
             sent = replace(experiment, workload=None)

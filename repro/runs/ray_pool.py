@@ -37,6 +37,12 @@ class Node:
     """Nodes of one machine have one."""
     num_cpus: float
     num_gpus: float
+    address: str = ""
+
+    @property
+    def name(self) -> str:
+        """As messages have it (``node_name``)."""
+        return f"node {self.address} ({self.machine})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ class RayPool:
             _, nodes = self._machines(needs)
             pickled = [self._pickled(experiment) for experiment in own]
             task = self._ray.remote(refusal).options(**self._on(nodes[0], num_cpus=0, num_gpus=needs.num_gpus))
-            (reason,) = self._answers([task.remote(pickled)])
+            (reason,) = self._answers([task.remote(pickled)], nodes[:1])
             if reason is not None:
                 raise UserError(reason)
 
@@ -111,9 +117,9 @@ class RayPool:
         num_cpus = int(self._ray.cluster_resources().get("CPU", 0))
         num = min(jobs or max(1, num_cpus), len(experiments))
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-        run_in_pool(
-            experiments, KinTurns(kins, num), [partial(self._worker, options, packing, is_measuring=False)] * num, hooks
-        )
+        nodes = [node for node in self._nodes() if node.num_cpus >= 1]
+        start = partial(self._worker, options, packing, nodes, is_measuring=False)
+        run_in_pool(experiments, KinTurns(kins, num), [start] * num, hooks)
 
     def measure(
         self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
@@ -146,6 +152,7 @@ class RayPool:
                 self._worker,
                 self._on(node, num_cpus=node.num_cpus, num_gpus=needs.num_gpus, threads=_threads(node)),
                 packing,
+                [node],
                 is_measuring=True,
             )
             for node in nodes[: len(units)]
@@ -176,21 +183,22 @@ class RayPool:
                 for node in able
             ]
             here = machine_identity("cpu")
-            self._alike[needs] = alike(able, self._answers(tasks), here)
+            self._alike[needs] = alike(able, self._answers(tasks, able), here)
         return self._alike[needs]
 
-    def _answers(self, tasks: Sequence[Any]) -> list[Any]:
-        waiting = self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE_S)[1]
-        if waiting:
+    def _answers(self, tasks: Sequence[Any], nodes: Sequence[Node]) -> list[Any]:
+        """Of a task on each of the nodes."""
+        while waiting := self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE_S)[1]:
+            if (gone := died(nodes, self._nodes())) is not None:
+                raise RunError(f"{gone} before it answered: run the command again")
             logger.warning("waiting for %d nodes to answer: the GPUs that are asked for are not free", len(waiting))
         try:
             answers: list[Any] = self._ray.get(tasks)
         except self._ray.exceptions.RayTaskError:
             raise
         except self._ray.exceptions.RayError as error:
-            raise RunError(
-                f"a node was lost before it answered ({type(error).__name__}): run the command again"
-            ) from error
+            gone = died(nodes, self._nodes()) or f"a node was lost ({type(error).__name__})"
+            raise RunError(f"{gone} before it answered: run the command again") from error
         return answers
 
     def _on(self, node: Node, *, num_cpus: float, num_gpus: float, threads: str | None = None) -> dict[str, Any]:
@@ -208,19 +216,29 @@ class RayPool:
         return pickled
 
     @contextmanager
-    def _worker(self, options: Mapping[str, Any], packing: Packing, *, is_measuring: bool) -> Iterator[_RemoteWorker]:
+    def _worker(
+        self, options: Mapping[str, Any], packing: Packing, nodes: Sequence[Node], *, is_measuring: bool
+    ) -> Iterator[_RemoteWorker]:
+        """On one of the nodes, or of such as join later where it is bound to none."""
+
+        def hopeless() -> str | None:
+            alive = self._nodes()
+            is_elsewhere = not is_measuring and any(node.num_cpus >= 1 for node in alive)
+            return None if is_elsewhere else died(nodes, alive)
+
         actor = self._ray.remote(RayWorker).options(max_restarts=0, max_task_retries=0, **options)
         handle = actor.remote(is_measuring=is_measuring)
         try:
-            yield _RemoteWorker(handle, lambda experiment: self._pickled((experiment, packing)))
+            yield _RemoteWorker(handle, lambda experiment: self._pickled((experiment, packing)), hopeless)
         finally:
             self._ray.kill(handle, no_restart=True)
 
 
 class _RemoteWorker:
-    def __init__(self, actor: Any, pickled: Callable[[Experiment], bytes]) -> None:
+    def __init__(self, actor: Any, pickled: Callable[[Experiment], bytes], hopeless: Callable[[], str | None]) -> None:
         self._actor = actor
         self._pickled = pickled
+        self.hopeless = hopeless
         self.where = "a node"
 
     def begun(self) -> Future[Any]:
@@ -273,10 +291,18 @@ def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
             machine=each["NodeManagerHostname"],
             num_cpus=each["Resources"].get("CPU", 0.0),
             num_gpus=each["Resources"].get("GPU", 0.0),
+            address=each.get("NodeManagerAddress", ""),
         )
         for each in told
         if each["Alive"]
     ]
+
+
+def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
+    """Which of the nodes are no longer there, in a clause; None where all are."""
+    left = {node.id for node in alive}
+    names = list(dict.fromkeys(node.name for node in nodes if node.id not in left))
+    return f"{' and '.join(names)} died" if names else None
 
 
 def measuring(nodes: Sequence[Node], needs: Needs) -> list[Node]:

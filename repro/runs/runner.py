@@ -39,6 +39,9 @@ class Worker(Protocol):
     def begun(self) -> Future[Any]:
         """Done once it can work."""
 
+    def hopeless(self) -> str | None:
+        """Why it can never begin, and no other in its place: what it needs is gone. None where it may."""
+
     def submit(self, experiment: Experiment) -> Future[Any]: ...
 
     def result(self, future: Future[Any]) -> Any:
@@ -120,8 +123,8 @@ class _Crew:
             self._engage(place)
         while any(self._flying.values()) or (self._turns.is_left and not self._failures):
             waiting = [*self._beginning.values(), *(future for own in self._flying.values() for _, future in own)]
-            if not wait(waiting, timeout=PATIENCE_S, return_when=FIRST_COMPLETED).done and not self._flying:
-                logger.warning("waiting for the first of %d workers: what they need is not free", len(self._starts))
+            if not wait(waiting, timeout=PATIENCE_S, return_when=FIRST_COMPLETED).done:
+                self._look()
             for place in [place for place, future in self._beginning.items() if future.done()]:
                 self._begin(place)
             self._hand_over()
@@ -138,10 +141,28 @@ class _Crew:
         self._workers[place] = worker = end.enter_context(self._starts[place]())
         self._beginning[place] = worker.begun()
 
+    def _look(self) -> None:
+        """After a while without a sign of any."""
+        for place in list(self._beginning):
+            if (reason := self._workers[place].hopeless()) is not None:
+                del self._beginning[place]
+                self._retire(place, reason)
+        if not self._flying:
+            logger.warning("waiting for the first of %d workers: what they need is not free", len(self._starts))
+
+    def _retire(self, place: int, reason: str) -> None:
+        self._ends[place].close()
+        if not self._beginning and not self._flying:
+            raise RunError(f"{reason}: nothing is left to make the other runs, run the command again")
+        logger.warning("%s; its runs are made elsewhere", reason)
+
     def _begin(self, place: int) -> None:
         try:
             self._workers[place].result(self._beginning.pop(place))
         except WorkerLost:
+            if (reason := self._workers[place].hopeless()) is not None:
+                self._retire(place, reason)
+                return
             self._num_stillborn += 1
             if self._num_stillborn >= MOST_LOSSES * len(self._starts):
                 raise

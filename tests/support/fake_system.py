@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -130,6 +131,14 @@ def die_until(folder: Path, num_deaths: int) -> None:
     if len(list(folder.iterdir())) < num_deaths:
         (folder / str(os.getpid())).touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_once(folder: Path) -> None:
+    """Says that it began, and the first time does not end."""
+    is_first = not list(folder.iterdir())
+    (folder / str(os.getpid())).touch()
+    if is_first:
+        time.sleep(600)
 
 
 def fail_with(error: Exception) -> None:

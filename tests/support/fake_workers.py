@@ -35,15 +35,22 @@ class FakeWorker:
     deadly: int | None = None
     """Seed of a run that it dies of, and with it the answer of the one before, if both were in hand. It makes what is in hand
     when ``work`` is called."""
+    gone: str | None = None
+    """What it needs, which is no longer there: it never begins."""
     waiting: deque[tuple[Experiment, Future[Any]]] = field(default_factory=deque)
 
     def begun(self) -> Future[Any]:
         future: Future[Any] = Future()
+        if self.gone is not None:
+            return future
         if self.dies_at is not None and self.dies_at < 0:
             future.set_exception(Lost())
         else:
             future.set_result(None)
         return future
+
+    def hopeless(self) -> str | None:
+        return self.gone
 
     def submit(self, experiment: Experiment) -> Future[Any]:
         assert not self.is_closed
@@ -85,6 +92,8 @@ class FakeCluster:
     deaths: list[int | None] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
     deadly: int | None = None
+    gone: dict[int, str] = field(default_factory=dict)
+    """What workers need that is no longer there, by the order in which they start."""
     workers: list[FakeWorker] = field(default_factory=list)
 
     def starts(self, num: int) -> list[Start]:
@@ -95,7 +104,9 @@ class FakeCluster:
     def _worker(self) -> Iterator[FakeWorker]:
         place = len(self.workers)
         dies_at = self.deaths[place] if place < len(self.deaths) else None
-        worker = FakeWorker(where=f"node {place}", dies_at=dies_at, log=self.log, deadly=self.deadly)
+        worker = FakeWorker(
+            where=f"node {place}", dies_at=dies_at, log=self.log, deadly=self.deadly, gone=self.gone.get(place)
+        )
         self.workers.append(worker)
         try:
             yield worker

@@ -112,6 +112,23 @@ def test_a_run_that_takes_the_answer_of_the_one_before_with_it_fails_alone(
     assert sorted(heard.done) == sorted({*range(6)} - {deadly})
 
 
+def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.01)
+    heard = Heard()
+    cluster = FakeCluster([2], gone={1: "node 10.0.0.7 (b) died"})
+    with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(b\) died: nothing is left to make the other runs"):
+        run_in_pool(EXPERIMENTS, KinTurns(map(repeated, EXPERIMENTS), 1), cluster.starts(1), heard.hooks)
+    assert heard.done == [0, 1]
+    assert all(worker.is_closed for worker in cluster.workers)
+
+
+@pytest.mark.parametrize("gone", [{1: "node b died"}, {0: "node a died"}, {2: "node c died"}])
+def test_runs_of_a_node_that_died_are_made_by_the_others(gone: dict[int, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.01)
+    heard = run(FakeCluster([1], gone=gone))
+    assert (sorted(heard.done), heard.failed) == (list(range(6)), {})
+
+
 def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished() -> None:
     broken = [breaking(EXPERIMENTS[0].cell, UserError("unlucky")), *EXPERIMENTS[1:]]
     cluster = FakeCluster()

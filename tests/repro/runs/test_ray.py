@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -14,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from support.fake_system import deployed, die_until, fake_cell
+from support.fake_system import deployed, die_until, fake_cell, hang_once
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.paths import REPO
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.ray_pool import RayPool
@@ -72,6 +73,43 @@ def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, bytes
 def test_an_address_where_nothing_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no Ray cluster answers there"), RayPool("auto") as pool:
         Sweep(EXPERIMENTS[:1], Store(tmp_path), pool=pool).check()
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_node_that_dies_is_named_or_replaced(
+    num_nodes: int, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setattr("repro.runs.runner.PATIENCE_S", 0.5)
+    (begun := tmp_path / "begun").mkdir()
+    experiments = [*EXPERIMENTS]
+    experiments[3] = deployed(EXPERIMENTS[3], before=partial(hang_once, begun))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        for _ in range(num_nodes):
+            cluster.add_node(num_cpus=1)
+
+        def kill() -> None:
+            while not (pids := list(begun.iterdir())):
+                time.sleep(0.05)
+            stat = Path(f"/proc/{pids[0].name}/stat").read_text()
+            os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)  # the node itself, whose child a worker is
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        with RayPool(cluster.address) as pool:
+            sweep = Sweep(experiments, Store(tmp_path / "runs"), pool=pool)
+            if num_nodes == 2:
+                assert [outcome.status for outcome in sweep.run(jobs=1)] == ["ran"] * 8
+                assert contents(tmp_path / "runs") == expected
+            else:
+                with pytest.raises(RunError, match=r"^node \S+ \(\S+\) died: nothing is left to make the other runs"):
+                    sweep.run(jobs=1)
+                assert set(contents(tmp_path / "runs")) < set(expected)
+        killer.join()
+    finally:
+        cluster.shutdown()
 
 
 # -- the cluster that a command starts ------------------------------------------------------------------------
