@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from engines.errors import UserError
 from engines.parallel.group import TensorParallel, abort_tensors, join, leave, rank_device
+from engines.runtime.signals import held
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 300.0
@@ -91,10 +92,11 @@ class _Followers:
             process = context.Process(
                 target=_run, args=(rank, size, device, port, there, entry, args), name=f"rank-{rank}", daemon=True
             )
-            process.start()
+            with held():
+                process.start()
+                self._processes.append(process)
             # Only the child holds this end now: it is closed when the child ends, however it does.
             there.close()
-            self._processes.append(process)
             pipes[here] = rank
         self._heard = threading.Condition()
         self._said: dict[str, set[int]] = {"ready": set(), "done": set()}

@@ -14,6 +14,7 @@ from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from engines.errors import UserError
+from engines.runtime.signals import held
 from repro.cores import usable_cores
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
@@ -135,7 +136,8 @@ class _Process:
         try:
             sent = replace(experiment, workload=None)
             others = {child.pid for child in multiprocessing.active_children()}
-            future = self._pool.submit(_make, self._packing, sent, self._pickled(_Itself(experiment.workload)))
+            with held():  # the first starts the process
+                future = self._pool.submit(_make, self._packing, sent, self._pickled(_Itself(experiment.workload)))
             self._children += [child for child in multiprocessing.active_children() if child.pid not in others]
             return future
         except BrokenProcessPool as error:

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.tokenizer import load_tokenizer
+from engines.runtime.signals import held
 from repro.files import replace_bytes, replace_text
 from repro.runs.workers import begin_worker, ending_with_its_workers
 from repro.tasks.generators import GENERATORS
@@ -94,7 +95,9 @@ def export_checkpoint(
             len(tasks), mp_context=get_context("spawn"), initializer=begin_worker, initargs=(os.getpid(),)
         )
         with ending_with_its_workers(pool):
-            parts = list(pool.map(evaluate_task, [directory] * len(tasks), [config] * len(tasks), tasks))
+            with held():
+                made = pool.map(evaluate_task, [directory] * len(tasks), [config] * len(tasks), tasks)
+            parts = list(made)
     accuracy = [entry for part in parts for entry in part]
     tokenizer = load_tokenizer(directory)
     report = {

@@ -78,6 +78,60 @@ def test_workers_end_with_their_parent(number: signal.Signals, after_start: bool
     assert all(ends(pid, within_s=30) for pid in workers)
 
 
+SPAWNING = """
+import multiprocessing.util as util, os, signal, sys
+
+if __name__ == "__main__":
+    from repro.runs.pool import local_process
+    from repro.runs.packing import Packing
+    from repro.runs.provenance import GitState
+
+    def interrupt(number, frame):
+        print("ended", file=sys.stderr, flush=True)
+        raise KeyboardInterrupt
+
+    signal.signal(int(sys.argv[1]), interrupt)
+    spawn, children = util.spawnv_passfds, []
+
+    def spawned(path, args, fds):
+        # The tracker of semaphores is one too.
+        pid = spawn(path, args, fds)
+        if any("spawn_main" in str(word) for word in args):
+            children.append(pid)
+            os.kill(os.getpid(), int(sys.argv[1]))
+        return pid
+
+    util.spawnv_passfds = spawned
+    packing = Packing(git=GitState(commit=None, dirty=None), command=())
+    try:
+        with local_process(packing) as process:
+            from support.fake_system import fake_cell
+            from repro.runs.experiment import prepare
+            process.submit(prepare(fake_cell(seed=0)))
+            print("went on", file=sys.stderr)
+    except KeyboardInterrupt:
+        pass
+    # What the child has to say it says before it is gone.
+    for pid in children:
+        try:
+            os.waitpid(pid, 0)
+        except ChildProcessError:
+            pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_while_a_worker_starts_is_heard_once_it_has(number: signal.Signals, tmp_path: Path) -> None:
+    """A child that had not been told what it is would say so in a traceback, after the last line of its parent."""
+    script = tmp_path / "spawning.py"
+    script.write_text(SPAWNING)
+    env = {**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{REPO / 'tests'}"}
+    done = subprocess.run(
+        [sys.executable, script, str(int(number))], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "ended\n")
+
+
 def call(*arguments: str, **how: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "repro", *arguments],

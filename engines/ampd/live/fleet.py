@@ -15,6 +15,7 @@ from types import TracebackType
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec, end_with_parent
 from engines.errors import RunError
+from engines.runtime.signals import held
 
 STOP_S = 5.0
 LOOK_S = 1.0
@@ -53,8 +54,9 @@ class Fleet:
         """Also again, after it died."""
         spec = self._specs[worker_id]
         process = self._context.Process(target=run_worker, args=(spec,), name=f"{spec.role}-{worker_id}", daemon=True)
-        process.start()
-        self._processes[worker_id] = process
+        with held():
+            process.start()
+            self._processes[worker_id] = process
 
     @property
     def worker_ids(self) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,7 +32,7 @@ from repro.runs.locks import CellLocks
 from repro.runs.packing import Packing
 from repro.runs.pool import LocalPool
 from repro.runs.ray_cluster import check_address, passed_on
-from repro.runs.ray_pool import Needs, Node, RayPool, alike, measuring, needs_of, nodes_of
+from repro.runs.ray_pool import Needs, Node, RayPool, alike, died, measuring, needs_of, nodes_of
 from repro.runs.ray_worker import RayWorker
 from repro.runs.runner import Hooks, WorkerLost, run_in_pool
 from repro.runs.session import Session
@@ -405,6 +407,25 @@ def test_machines_that_are_alike() -> None:
 def test_nodes_that_are_dead_are_none() -> None:
     told = {"NodeID": "a", "NodeManagerHostname": "m", "Resources": {"CPU": 2.0}}
     assert nodes_of([{**told, "Alive": True}, {**told, "Alive": False}]) == [node("a", "m", cpus=2.0)]
+
+
+def test_nodes_that_died_are_named() -> None:
+    a, b, c = (replace(node(name), address=f"10.0.0.{place}") for place, name in enumerate("abc"))
+    assert died([a, b], [b, a, c]) is None
+    assert died([a, b], [c]) == "node 10.0.0.0 (a) and node 10.0.0.1 (b) died"
+    assert died([b, b, c], [a, c]) == "node 10.0.0.1 (b) died"
+
+
+def test_a_node_that_dies_before_it_answers_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked of it waits for ever, where no GPU of its own was free."""
+    monkeypatch.setattr("repro.runs.ray_pool.require_ray", lambda: None)
+    pool = RayPool("auto")
+    told = {"NodeID": "b", "NodeManagerHostname": "m", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 2.0}}
+    nodes = nodes_of([{**told, "Alive": True}])
+    answers = iter([{**told, "Alive": True}, {**told, "Alive": False}])
+    pool._ray = SimpleNamespace(wait=lambda tasks, **_: ([], tasks), nodes=lambda: [next(answers)])
+    with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(m\) died before it answered: run the command again"):
+        pool._answers([object()], nodes)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:", "http://head:8265", ""])
