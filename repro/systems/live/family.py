@@ -75,11 +75,10 @@ LIVE = replace(
         Shown("sim tpot", "itl_s mean", scale=1e3, is_predicted=True),
         Shown("itl p95 ms", "itl_p95_s", stat="mean", scale=1e3),
         Shown("sim itl p95", "itl_p95_s mean", scale=1e3, is_predicted=True),
-        *AR.shown[:1],
         Shown("goodput/s", "goodput"),
         Shown("local", "local_share", is_share=True),
         Shown("sim local", "local_share", is_share=True, is_predicted=True),
-        *AR.shown[2:],
+        *(each for each in AR.shown if each.metric != "local_share"),
         Shown("lost", "lost_workers"),
     ),
 )

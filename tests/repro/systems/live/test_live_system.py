@@ -14,7 +14,7 @@ import pytest
 from support.live import needs_redis
 
 from engines.errors import RunError, UserError
-from repro.cli.bench import _print_runs
+from repro.cli.run_table import print_runs
 from repro.runs.cell import Cell
 from repro.runs.record import RunRecord
 from repro.runs.system import SYSTEMS
@@ -141,7 +141,7 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
     count = len(rounds["round"])
     waits = [first - ready for first, ready in zip(rounds["first_token_s"], rounds["ready_s"], strict=True)]
     span_s = max(found.requests["finished_s"]) - min(found.requests["arrival_s"])
-    _print_runs(
+    print_runs(
         [
             SimpleNamespace(  # type: ignore[list-item]
                 family=LIVE,
@@ -149,6 +149,7 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
                 cell=cell(),
                 summary=summary,
                 facts=found.facts,
+                record=found,
                 obtained="measured",
                 validity=LIVE.assess(found),
             )
@@ -161,6 +162,7 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
             strict=True,
         )
     )
+    assert len({each.title for each in LIVE.shown}) == len(LIVE.shown)
     assert shown["in tok"] == f"{sum(rounds['prefill_tokens']) / count:.1f}"
     assert shown["out tok"] == f"{sum(rounds['decode_tokens']) / count:.1f}"
     assert shown["ttft ms"] == f"{1000 * sum(waits) / count:.1f}"
