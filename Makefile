@@ -22,6 +22,8 @@ AMPD_FIGURES := fig4 fig5 fig6 fig7 fig8 table1 table2 readings switches length
 LAPS_FIGURES := fig1 fig2 fig3 fig5 fig6 fig7 fig8 table2 cost boundary reserve kappa pools
 
 VENV := .venv
+EXTRAS := .venv-extras
+EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_dream_model.py tests/engines/models/test_qwen2.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
@@ -30,7 +32,7 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) check-results test lint check gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) check-results test test-extras lint check gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
@@ -43,7 +45,8 @@ help:
   '                     (about an hour; the runs of AMPD and LAPS take 2.8 GB in 180,000 files below results/local)' \
 	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
 	  'make test            the tests' \
-	  'make lint            ruff, format check, mypy' \
+	  'make test-extras     the tests that need lm-eval, transformers and datasets, in $(EXTRAS)' \
+  'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
 	  'make gpu-first       the first stages of gpu-suite alone, and a verdict: correct, fast, calibrated' \
 	  'make gpu-suite       tests and measurements on a CUDA device, $(BUDGET) s a call, or what is missing for them' \
@@ -110,6 +113,15 @@ test: $(STAMP)
 	$(SAY) 'test: $(TEST_JOBS) workers (a few minutes)'
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal
 
+# Its own environment, on top of the other: what is installed there is not installed twice.
+test-extras: $(STAMP)
+	$(SAY) 'test-extras: lm-eval, transformers and datasets in $(EXTRAS), and the tests that need them (2-4 minutes)'
+	@test -x $(EXTRAS)/bin/python || $(PYTHON) -m venv $(EXTRAS)
+	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  $(BIN)/python -c "$$site" > "$$($(EXTRAS)/bin/python -c "$$site")/setup.pth"
+	@$(EXTRAS)/bin/python -m pip -qq --disable-pip-version-check install -e '.[eval,hub]'
+	@PYTHONDONTWRITEBYTECODE= $(EXTRAS)/bin/python -m pytest -n $(TEST_JOBS) $(EXTRA_TESTS)
+
 lint: $(STAMP)
 	$(SAY) 'lint: ruff check, ruff format --check, mypy (under a minute)'
 	@$(BIN)/ruff check .
@@ -136,6 +148,6 @@ gpu-first:
 	@$(ON_GPU) $(GPU_SUITE) --first
 
 clean:
-	$(SAY) 'clean: removing $(VENV), caches and build files; results stay'
-	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	$(SAY) 'clean: removing $(VENV), $(EXTRAS), caches and build files; results stay'
+	@rm -rf $(VENV) $(EXTRAS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@for folder in baselines benchmarks engines paper_figures repro tests; do find $$folder -name __pycache__ -type d -prune -exec rm -rf {} +; done

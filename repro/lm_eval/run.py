@@ -2,7 +2,7 @@
 
 ``python -m repro.lm_eval.run`` is lm-eval's own command line with the model registered:
 
-    python -m repro.lm_eval.run run --model dllm-serve --model_args system=sparse-dllm,gen_length=64 --tasks gsm8k
+    python -m repro.lm_eval.run run --model dllm-serve --model_args system=sparse-dllm,gen_length=64 --tasks mini_gsm
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.tasks.registry import TaskOptions, load_task
 from repro.workloads.data_dir import DATA_DIR_VARIABLE
 
@@ -48,16 +48,22 @@ def evaluate(task: str, model: LM | Mapping[str, Any], *, options: TaskOptions |
 
 
 def main() -> None:
-    """lm-eval's command line with the model registered."""
+    """lm-eval's command line with the model and the tasks registered. Bad input ends it as it ends ``repro``: in a sentence."""
+    from repro.cli.endings import ending_of
+
     try:
+        import lm_eval.tasks
         from lm_eval.__main__ import cli_evaluate
 
         import repro.lm_eval.model  # noqa: F401
+        from repro.lm_eval.command import WithOurTasks
 
+        lm_eval.tasks.TaskManager = WithOurTasks  # type: ignore[misc]
         cli_evaluate()
-    except UserError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except (UserError, RunError, ImportError, ConnectionError) as error:
+        ending = ending_of(error)
+        print(ending.line, file=sys.stderr)
+        sys.exit(ending.code)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,34 +52,16 @@ def test_without_lm_eval_one_sentence_names_the_extra() -> None:
     assert "pip install 'dllm-serve-repro[eval]'" in last
 
 
-def test_the_command_line_registers_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against the few names of lm-eval that are used, whether it is installed or not."""
-    registered: list[str] = []
-    seen: list[str] = []
-
-    def register_model(name: str) -> Any:
-        registered.append(name)
-        return lambda model: model
-
-    fakes = {
-        "": {},
-        ".__main__": {"cli_evaluate": lambda: seen.extend(registered)},
-        ".api": {},
-        ".api.instance": {"Instance": object},
-        ".api.model": {"LM": object},
-        ".api.registry": {"register_model": register_model},
-        ".utils": {"simple_parse_args_string": dict},
-    }
-    for name, names in fakes.items():
-        module = ModuleType(f"lm_eval{name}")
-        vars(module).update(names)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.delitem(sys.modules, "repro.lm_eval.model", raising=False)
-    from repro.lm_eval.run import main
-
-    main()
-    sys.modules.pop("repro.lm_eval.model", None)
-    assert seen == ["dllm-serve"]
+def test_the_command_line_without_lm_eval_is_one_sentence() -> None:
+    program = (
+        "import sys; sys.modules['lm_eval'] = None; sys.argv[1:] = ['run', '--tasks', 'mini_gsm']\n"
+        "from repro.lm_eval.run import main\nmain()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "pip install 'dllm-serve-repro[eval]'" in line
 
 
 def task_of(name: str, num_problems: int, **options: Any) -> Task:
@@ -382,3 +365,71 @@ def test_conversations_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
         assert seen == [
             model_of().apply_chat_template([{"role": "user", "content": problem.user}]) + problem.answer_start
         ]
+
+
+# -- lm-eval's own command line ------------------------------------------------------------------------------
+
+
+def command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
+    """(exit code, what was said), without the index of the harness's own fourteen thousand tasks."""
+    import lm_eval.tasks
+
+    from repro.lm_eval import command
+    from repro.lm_eval.run import main
+
+    class Alone(command.WithOurTasks):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**kwargs, "include_defaults": False})
+
+    monkeypatch.setattr(lm_eval.tasks, "TaskManager", lm_eval.tasks.TaskManager)  # as it was, afterwards
+    monkeypatch.setattr(command, "WithOurTasks", Alone)
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "run", "--model", "dllm-serve", *arguments])
+    code = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@needs_lm_eval
+@pytest.mark.parametrize("name", ["mini_gsm", "mini-gsm", "mini_code"])
+def test_tasks_are_known_by_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = command_line(monkeypatch, capsys, "--tasks", name, "--limit", "1")
+    assert code == 0
+    assert f"|{name}" in said
+    assert "correct" in said
+
+
+@needs_lm_eval
+def test_a_local_file_is_heard_and_a_long_prompt_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": f"What is {i} + {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"} for i in range(3)]
+    (tmp_path / "gsm8k" / "gsm8k_test.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
+    code, said = command_line(monkeypatch, capsys, "--tasks", "gsm8k", "--limit", "1")
+    assert code == 2, "five examples are more than the embedded model takes"
+    assert said.splitlines()[-1].startswith("error: ")
+    assert said.splitlines()[-1].endswith("shorten the prompt or the generation")
+    code, said = command_line(monkeypatch, capsys, "--tasks", "gsm8k", "--limit", "1", "--num_fewshot", "0")
+    assert code == 0, said
+    assert "exact_match" in said
+
+
+@needs_lm_eval
+def test_what_is_nowhere_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REPRO_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, said = command_line(monkeypatch, capsys, "--tasks", "humaneval")
+    assert code == 2
+    assert "or set REPRO_DATA_DIR to a folder that holds its file" in said.splitlines()[-1]

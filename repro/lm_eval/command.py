@@ -1,0 +1,78 @@
+"""The tasks of ``repro.tasks`` by their names on lm-eval's command line, in front of the harness's own of the same name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lm_eval.tasks import TaskManager
+
+from engines.errors import UserError
+from repro.lm_eval.tasks import LocalTask
+from repro.tasks import gsm8k, humaneval, mini_code, mini_gsm
+from repro.tasks.registry import TaskOptions, load_task
+from repro.tasks.task import Task
+from repro.workloads.data_dir import DATA_DIR_VARIABLE
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+class WithOurTasks(TaskManager):
+    """Knows the tasks of ``CONFIGS`` besides those of ``include_path``."""
+
+    def __init__(
+        self, *args: Any, include_path: str | Path | Iterable[str | Path] | None = None, **kwargs: Any
+    ) -> None:
+        given = [include_path] if isinstance(include_path, str | Path) else list(include_path or ())
+        super().__init__(*args, include_path=[CONFIGS, *given], **kwargs)
+
+
+class _Named(LocalTask):
+    """The problems of a file below REPRO_DATA_DIR, of the hub where there is none, or generated ones."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        super().__init__(self._loaded())
+
+    def _loaded(self, num_fewshot: int | None = None) -> Task:
+        options = TaskOptions(num_fewshot=num_fewshot)
+        found = load_task(self.name, options)
+        if found is None:
+            try:
+                found = load_task(self.name, TaskOptions(num_fewshot=num_fewshot, source="hub"))
+            except UserError as error:
+                raise UserError(f"{error}; or set {DATA_DIR_VARIABLE} to a folder that holds its file") from error
+        assert found is not None
+        return found
+
+
+class MiniGsm(_Named):
+    name = mini_gsm.TASK
+
+
+class MiniCode(_Named):
+    name = mini_code.TASK
+
+
+class Gsm8k(_Named):
+    name = gsm8k.NAME
+
+    def get_config(self, key: str) -> Any:
+        """The examples are part of the problems' prompts: the harness adds none, and may ask for another number of them."""
+        return self._num_fewshot if key == "num_fewshot" else super().get_config(key)
+
+    def set_config(self, key: str, value: Any, update: bool = False) -> None:
+        if key != "num_fewshot":
+            super().set_config(key, value, update)
+            return
+        self._num_fewshot = value
+        self._problems = self._loaded(value).problems
+        self.download()
+
+    _num_fewshot = gsm8k.NUM_FEWSHOT
+
+
+class HumanEval(_Named):
+    name = humaneval.NAME
