@@ -105,6 +105,7 @@ def test_an_attainment_of_nothing_counts_as_half_a_session() -> None:
     zero = table({"ampd": [0.5, 0.5], "dynamo": [0.0, 0.0]})
     assert gains(zero.means, "ampd", "dynamo", 0.5 / 99)[0, 0] == pytest.approx(0.5 * 99 / 0.5)
     assert said(zero.at("dynamo", 0, 0), "%") == "0.0 ± 0.0 %"
+    assert {zero.at("dynamo", 0, 0).confidence, table({"ampd": [0.5]}).at("ampd", 0, 0).confidence} == {0.95}
 
 
 def test_invalid_runs_and_other_seeds_do_not_count() -> None:
@@ -288,6 +289,12 @@ def test_figure_7_times_plans_on_other_samples(tmp_path: Path, monkeypatch: pyte
     assert not found["ampd-plan-256"].comparable
     assert found["ampd-plan-growth"].value == pytest.approx(2.57 / 0.09)
     assert found["ampd-plan-growth"].holds
+    for exponent, holds in ((-0.5, False), (0.0, False), (0.85, True), (1.3, True), (1.5, False)):
+        grown = [
+            planner_run(cell, seconds=(float(cell.knob_values["num_gpus"] or 0) / 8) ** exponent)
+            for cell in fig7.cells(VIEW)
+        ]
+        assert by_claim(fig7.findings(grown, VIEW))["ampd-plan-growth"].holds is holds, exponent
     assert found["ampd-overhead"].value == pytest.approx(0.01)
 
 

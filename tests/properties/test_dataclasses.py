@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from repro.paths import REPO
 
@@ -38,3 +39,15 @@ def test_records_take_keywords_and_do_not_change() -> None:
                 if not names & stored and node.name not in FILLED_ELSEWHERE:
                     assert marks.get("frozen"), f"{path.name}: nothing changes {node.name}, yet it is not frozen"
     assert found > 300
+
+
+def test_every_argument_may_be_named() -> None:
+    for package in PACKAGES:
+        for path in (REPO / package).rglob("*.py"):
+            text = path.read_text(encoding="utf-8")
+            for line in (
+                re.findall(r"^.*(?<=[(, ])/(?=[,)]).*$", text, re.MULTILINE) if "/," in text or "/)" in text else ()
+            ):
+                tree = ast.parse(text)
+                signatures = [node.args for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+                assert not any(each.posonlyargs for each in signatures), f"{path.name}: {line.strip()}"

@@ -84,6 +84,25 @@ def test_full_decode_worker_keeps_nothing(limit: float | None, stays: bool) -> N
     assert router.route(task(history=900, tokens=100), HOME, workers(0), 0.0).is_local is stays
 
 
+def test_a_decode_worker_filled_to_its_limit_is_not_too_full() -> None:
+    router = ConditionalRouter(ConditionalConfig(decode_busy_threshold=0.75))
+    for kv_tokens, stays in ((650, True), (651, False)):
+        home = WorkerSnapshot(worker_id=0, kv_tokens=kv_tokens, kv_capacity=1000)
+        assert router.route(task(history=900, tokens=100), home, workers(0), 0.0).is_local is stays
+
+
+def test_isl_bounding_does_not_look_at_the_load() -> None:
+    router = ConditionalRouter(ConditionalConfig(prefill_busy_threshold=0.0))
+    busy = WorkerSnapshot(worker_id=10, backlog_tokens=10**6)
+    assert not router.route(task(tokens=4000), HOME, [busy], 0.0).is_local
+
+
+def test_the_kind_of_router_is_in_the_name() -> None:
+    parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
+    assert dynamo(*parts).name == "dynamo"
+    assert dynamo(*parts, conditional=ConditionalConfig()).name == "dynamo-conditional"
+
+
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="policy='always'"):
         ConditionalConfig(policy="always")  # type: ignore[arg-type]

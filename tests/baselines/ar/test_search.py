@@ -47,6 +47,14 @@ def test_candidates_are_halved_after_each_sample() -> None:
     assert len(found) == len(clusters)
 
 
+def test_half_of_an_odd_number_is_the_larger_half() -> None:
+    clusters = vllm_candidates(PLATFORM, 8, longest_context=3000)[:5]
+    found = search(clusters, [sample(1, num=8), sample(2, num=8)], SLO, READING)
+    assert [each.num_samples for each in found] == [2, 2, 2, 1, 1]
+    assert all(0 <= each.attainment <= 1 for each in found)
+    assert [each.attainment for each in found[:3]] == sorted((each.attainment for each in found[:3]), reverse=True)
+
+
 def test_shortlist_holds_the_best_of_all_splits() -> None:
     """Simulated, the best of the shortlist of four is the best of all six."""
     every = disaggregated_shortlist(PLATFORM, MODEL, planning(), 8, size=99)

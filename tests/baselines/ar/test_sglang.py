@@ -53,6 +53,10 @@ def test_a_batch_takes_requests_in_order_up_to_the_budget_the_last_in_part() -> 
     assert shares(ask(batching, queue, 0.1, execute(plan))) == [(2, 2908), (3, 10)]
 
 
+def test_a_batch_holds_256_requests_and_no_more() -> None:
+    assert len(ask(TokenBudget(), queue_of(*[1] * 300), 0.0).shares) == 256
+
+
 def test_decodes_neither_ride_along_nor_take_of_the_budget() -> None:
     plan = TokenBudget(chunked_prefill_size=100).next_step(
         Situation(queue_of(500), (), 40, 10**6, lambda each: each.tokens), 0.0

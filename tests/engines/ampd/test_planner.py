@@ -187,6 +187,26 @@ def test_enumeration_finds_the_plans_of_all_pairs_in_their_order(program: Progra
     assert expected is not None or by_enumeration(program, cuts) is None
 
 
+def test_ties_go_by_both_latencies_then_by_replicas_then_by_prefill_gpus() -> None:
+    """In units of the least objective; a replica costs a ten-thousandth over the GPUs, a prefill's GPUs half of it at most."""
+    program = Program(
+        prefill={(2, 3): 0.5, (4, 1): 0.25},
+        decode={(2, 3): 2.0, (4, 1): 0.8},
+        num_gpus=8,
+        uses_all=True,
+        objective="max",
+    )
+    assert program.tie_break((2, 3), is_prefill=True, least=2.0) == pytest.approx(
+        0.25 + 1e-4 * (3 + 6 / 16) / 8, abs=1e-12
+    )
+    assert program.tie_break((4, 1), is_prefill=True, least=2.0) == pytest.approx(
+        0.125 + 1e-4 * (1 + 4 / 16) / 8, abs=1e-12
+    )
+    assert program.tie_break((2, 3), is_prefill=False, least=2.0) == pytest.approx(1.0 + 1e-4 * 3 / 8, abs=1e-12)
+    flat = Program(prefill={(1, 1): 0.0}, decode={(1, 1): 0.0}, num_gpus=2, uses_all=True, objective="sum")
+    assert flat.tie_break((1, 1), is_prefill=False, least=0.0) == pytest.approx(1e-4 / 2, abs=1e-12)
+
+
 @pytest.mark.parametrize("uses_all", [True, False])
 def test_four_thousand_gpus_are_enumerated(uses_all: bool) -> None:
     """Latencies that fall with a phase's GPUs are balanced where both phases have half of them."""

@@ -97,6 +97,20 @@ def test_binding_is_by_memory_then_sessions_then_id() -> None:
     assert [turns.bind([worker(3, 0, 0), worker(4, 0, 0)], 0.0) for _ in range(3)] == [3, 4, 3]
 
 
+def test_a_worker_of_which_nothing_is_said_is_idle_and_empty() -> None:
+    worker = WorkerSnapshot(worker_id=3)
+    said = (worker.busy_s(1.0), worker.oldest_wait_s(1.0), worker.windowed_ttft_s(1.0), worker.windowed_itl_s(1.0))
+    assert (*said, worker.token_age_s(1.0), worker.backlog_s) == (0.0,) * 6
+    assert (worker.backlog_tokens, worker.kv_tokens, worker.kv_capacity, worker.num_sessions) == (0,) * 4
+    assert worker.degree == 1
+
+
+def test_turns_begin_with_the_first_worker() -> None:
+    with pytest.raises(TypeError, match="turn"):
+        RoundRobin(turn=2)  # type: ignore[call-arg]
+    assert RoundRobin().bind([WorkerSnapshot(worker_id=8), WorkerSnapshot(worker_id=2)], 0.0) == 8
+
+
 def test_session_stays_with_its_worker_for_life() -> None:
     run = serve(
         simulation(homes=3), *(session(index, 0.1 * index, (50, 9, 0.3), (20, 3, 0.3), (20, 3)) for index in range(9))

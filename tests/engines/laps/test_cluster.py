@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +16,13 @@ from support.prefill import TokenCost, chat, h200_14b, turns
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
+from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.laps.cluster import Cache, PrefillCluster
 from engines.laps.controller import ControllerConfig
 from engines.laps.metrics import little, summarise
 from engines.laps.record import PrefillRun
+from engines.laps.routing import InstanceView, LeastTokensInPool
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
 from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
@@ -232,3 +236,31 @@ def test_bad_cells_are_refused() -> None:
         simulate(sglang(), [])
     with pytest.raises(UserError, match="pooling="):
         Spatial(num_short=1, pooling="own")  # type: ignore[arg-type]
+
+
+def test_what_is_unfinished_at_the_end_is_late_once_its_deadline_is_over() -> None:
+    """200 tokens take 200 ms: neither is done at 150 ms. A deadline that is just there can still be met."""
+    for slo_s, late in ((0.149, True), (0.15, None), (0.2, None)):
+        cluster = PrefillCluster(system=sglang(), cost=TokenCost(), slo_s=slo_s)
+        run = cluster.simulate(turns((0.0, 200), (0.0, 200)), until_s=0.15)
+        assert run.requests["finished_s"] == [None, None]
+        assert run.requests["violated"] == [late, late]
+
+
+def test_what_moves_on_is_counted_where_it_goes() -> None:
+    """At the end no instance has a request or a token left, wherever its pool sent them in between."""
+    seen: dict[int, InstanceView] = {}
+
+    class Watched(LeastTokensInPool):
+        def pick(self, task: PrefillTask, instances: Sequence[InstanceView], now: float) -> int:
+            seen.update({each.worker_id: each for each in instances})
+            return super().pick(task, instances, now)
+
+    config = LapsConfig(
+        spatial=Spatial(num_short=2, pooling="each", controller=ControllerConfig(form="printed", cooldown_s=0.5))
+    )
+    system = replace(laps(MODEL, config), make_router=lambda: Watched(boundary=256))
+    run = PrefillCluster(system=system, cost=COST, num_instances=4).simulate(chat(260.0, 10.0, seed=2), until_s=60.0)
+    assert len(run.moves["to"]) > 1
+    assert None not in run.requests["finished_s"]
+    assert [(each.num_requests, each.backlog_tokens) for each in seen.values()] == [(0, 0)] * 4

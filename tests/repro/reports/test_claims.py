@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from repro.cli.main import app
 from repro.paths import RESULTS
 from repro.reports import claims_file
-from repro.reports.claims import Answer, Finding, Judged, Role, count, count_by_role, judge, judge_all
+from repro.reports.claims import Answer, Finding, Judged, Role, allowed, count, count_by_role, judge, judge_all
 from repro.reports.claims_file import COLUMNS, as_row, read, save
-from repro.reports.paper import Claim, load_claims
+from repro.reports.paper import Claim, Direction, Tolerance, load_claims
 from repro.runs.cell import Cell
 
 CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
@@ -274,3 +274,98 @@ def test_a_fresh_clone_shows_what_is_committed_and_says_so(tmp_path: Path) -> No
     assert f"committed: {len(borrowed)} verdicts of no run here, from results/claims-laps.csv" in said
     own = claims_file.read(tmp_path / "none" / "figures" / "claims-laps.csv")
     assert {row["verdict"] for row in own if row["id"] in borrowed} == {"not run"}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ((56.0, 53.0, 56.0, 53.0), None),
+        ((80.0, 53.0, 56.0, 53.0), "burst/std 80 for 56 %, 43 % above (12 pp allowed)"),
+        (
+            (80.0, 5.0, 56.0, 53.0),
+            "burst/std 80 for 56 %, 43 % above (12 pp allowed); burst/span 5 for 53 %, 91 % below (12 pp allowed)",
+        ),
+        (
+            (80.0, 5.0, 5.0, 53.0),
+            "burst/std 80 for 56 %, 43 % above (12 pp allowed); burst/span 5 for 53 %, 91 % below (12 pp allowed); and 1 more",
+        ),
+    ],
+)
+def test_a_reason_names_two_values_and_counts_the_others(values: tuple[float, ...], reason: str | None) -> None:
+    claim = replace(CLAIMS["dllm-jitter-others"], gap=None)
+    assert judged(claim, values, of=claim.of).reason == reason
+    if reason is not None:
+        assert judged(replace(claim, gap="why not"), values, of=claim.of).reason == f"{reason}: why not"
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ((1.6,), None),
+        ((1.74,), None),
+        ((1.67,), None),
+        ((1.4,), "1.4 for 1.6, 13 % below (5 % allowed)"),
+        ((1.9,), "1.9 for 1.74, 9 % above (5 % allowed)"),
+    ],
+)
+def test_one_value_is_held_against_the_nearer_end_of_a_range(values: tuple[float, ...], reason: str | None) -> None:
+    claim = replace(CLAIMS["dllm-abs-tput-l40s"], gap=None, of=())
+    found = judged(claim, values[0])
+    assert (found.reason, found.error_percent) == (reason, None)
+
+
+def test_tolerances_in_words() -> None:
+    claim = CLAIMS["dllm-4090-burst-peak"]
+    for tolerance, words in (
+        (Tolerance(type="relative", value=0.125), "12.5 % allowed"),
+        (Tolerance(type="absolute", value=3, unit="pp"), "3 pp allowed"),
+        (Tolerance(type="absolute", value=3), "3 tok/s allowed"),
+        (Tolerance(type="one_sided"), "a bound"),
+        (Tolerance(type="ordering"), "an ordering"),
+        (Tolerance(type="exact"), "exact"),
+    ):
+        assert allowed(replace(claim, tolerance=tolerance)) == words
+    bare = replace(claim, tolerance=Tolerance(type="absolute", value=3), expected=replace(claim.expected, unit=None))
+    assert allowed(bare) == "3 allowed"
+
+
+@pytest.mark.parametrize("direction", ["higher", "lower"])
+def test_a_bound_is_met_on_its_side(direction: Direction) -> None:
+    claim = replace(CLAIMS["dllm-4090-burst-peak"], tolerance=Tolerance(type="one_sided"), direction=direction)
+    for value, verdict in ((76.6, "reproduced"), (80.0, "higher"), (70.0, "lower")):
+        found = judged(claim, value)
+        assert found.verdict == ("reproduced" if verdict in ("reproduced", direction) else "not reproduced")
+        assert found.error_percent is None
+
+
+def test_how_far_one_number_is_off() -> None:
+    claim = CLAIMS["dllm-4090-burst-peak"]
+    assert judged(claim, 76.6 * 1.1).error_percent == pytest.approx(10.0)
+    assert judged(claim, 76.6 * 0.5).error_percent == pytest.approx(-50.0)
+    assert judged(CLAIMS["dllm-jitter-others"], (56.0, 53.0, 56.0, 53.0)).error_percent is None
+
+
+def test_values_of_one_finding_are_as_many_as_what_they_are_of() -> None:
+    for of, fits in (((), True), (("a", "b"), True), (("a",), False), (("a", "b", "c"), False)):
+        if fits:
+            answer("x", (1.0, 2.0), of=of)
+        else:
+            with pytest.raises(ValueError, match=f"2 values of {len(of)} things"):
+                answer("x", (1.0, 2.0), of=of)
+
+
+def test_answers_of_different_things_are_one_and_orderings_hold_together() -> None:
+    claim = replace(
+        CLAIMS["dllm-serve-best-tput"], expected=replace(CLAIMS["dllm-serve-best-tput"].expected, value=None)
+    )
+    for left, right, verdict in (
+        (True, True, "reproduced"),
+        (True, False, "not reproduced"),
+        (False, True, "not reproduced"),
+    ):
+        parts = [answer(claim.id, (1.0,) * 3, of=of, holds=holds) for of, holds in ((CARD, left), (L40S, right))]
+        assert judge(claim, parts).verdict == verdict
+    for left, right in ((None, True), (True, None)):
+        parts = [answer(claim.id, (1.0,) * 3, of=of, holds=holds) for of, holds in ((CARD, left), (L40S, right))]
+        with pytest.raises(ValueError, match="must say whether it holds"):
+            judge(claim, parts)

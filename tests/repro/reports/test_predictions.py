@@ -20,6 +20,11 @@ def comparison(error: float | None, unit: str = "tok/s", **other: Any) -> dict[s
     return {**own, "ours": None if error is None else 100 + error, **other}
 
 
+def test_medians_have_two_digits() -> None:
+    found = medians([comparison(error) for error in (1.234, 2.3456, -99.0)])
+    assert found == {"throughputs": {"count": 3, "median_percent": 2.35}}
+
+
 def test_medians_are_of_predictions_alone() -> None:
     found = medians(
         [

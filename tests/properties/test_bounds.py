@@ -1,0 +1,165 @@
+"""What policies, planners and models accept ends exactly where their sentences say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from support.clusters import session
+from support.prefill import LINEAR_MODEL
+
+from baselines.ar.dynamo import ConditionalConfig
+from baselines.ar.sglang import CacheAware
+from engines.ampd.planner.workload import PlanningWorkload
+from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
+from engines.ampd.routing import RoutingConfig
+from engines.ar.cluster.batching import Chunked, PrefillFirst
+from engines.ar.slo import Slo
+from engines.errors import UserError
+from engines.laps.buckets import captured_buckets
+from engines.laps.cluster import PrefillCluster
+from engines.laps.controller import ControllerConfig
+from engines.laps.cost import PrefillConstants
+from engines.laps.hol import TwoClasses
+from engines.laps.latency import fit_floor_form, fit_paper_totals
+from engines.laps.queue import ClassQueue
+from engines.laps.reserve import Reserve, ReserveConfig
+from engines.laps.step_model import StepModel
+from engines.laps.system import Spatial, laps
+from engines.laps.temporal import TemporalConfig
+from engines.laps.turns import OpenTurns, Turn
+from engines.laps.waiting import WaitConfig
+
+SLO = Slo(ttft_s=1.0, itl_s=0.1)
+QUEUE = partial(TwoClasses, rate=1.0, short_share=0.5, short_s=0.1, long_s=0.2)
+TABLE = partial(PlanningWorkload, sessions=(session(0, 0.0, (5, 5)),), slo=SLO)
+
+
+def floor_of(lengths: int) -> object:
+    tokens = [float(each % lengths + 1) for each in range(8)]
+    return fit_floor_form(tokens, [0.0] * 8, tokens)
+
+
+def totals_of(samples: int) -> object:
+    return fit_paper_totals([1.0, 2.0, 3.0, 4.0][:samples], [0.0, 9.0, 1.0, 0.0][:samples], [1.0] * samples)
+
+
+def model_of(sizes: int) -> object:
+    return StepModel.profile(LINEAR_MODEL, lengths=range(8, 8 + sizes), histories=(0, 5), batches=())
+
+
+def turn_of(**fields: int) -> object:
+    given = {"history": 9, "tokens": 1, "answered": 0, **fields}
+    return list(OpenTurns(turns=[Turn(0.0, 0, 0, given["history"], given["tokens"], given["answered"])]))
+
+
+def arrivals_at(*times_s: float) -> object:
+    return list(OpenTurns(turns=[Turn(time_s, index, 0, 0, 1) for index, time_s in enumerate(times_s)]))
+
+
+def cluster_of(**fields: Any) -> object:
+    return PrefillCluster(system=laps(LINEAR_MODEL), cost=LINEAR_MODEL, **fields)
+
+
+def pools_of(num_short: int) -> object:
+    system = replace(laps(LINEAR_MODEL), spatial=Spatial(num_short=num_short))
+    return PrefillCluster(system=system, cost=LINEAR_MODEL, num_instances=3)
+
+
+BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], ...] = (
+    (ConditionalConfig, "eff_isl_threshold", (0,), (-1,)),
+    (ConditionalConfig, "eff_isl_ratio_threshold", (0, 1), (-0.01, 1.01)),
+    (ConditionalConfig, "prefill_busy_threshold", (None, 0), (-0.01,)),
+    (ConditionalConfig, "decode_busy_threshold", (None, 0), (-0.01,)),
+    (CacheAware, "cache_threshold", (0, 1), (-0.01, 1.01)),
+    (partial(RoutingConfig, slo=SLO), "alpha", (0,), (-0.01,)),
+    (partial(RoutingConfig, slo=SLO), "beta", (0,), (-0.01,)),
+    (partial(ReorderingQueue, ttft_s=1.0), "w", (1, MAX_LOOKAHEAD), (0, MAX_LOOKAHEAD + 1)),
+    (TABLE, "rate", (1e-9,), (0, -1.0, math.inf)),
+    *(
+        (make, name, (1,), (0, -1))
+        for make in (Chunked, PrefillFirst)
+        for name in ("max_num_batched_tokens", "max_num_seqs")
+    ),
+    (partial(captured_buckets, 0), "bytes_per_graph", (1,), (0, -1)),
+    (partial(captured_buckets, bytes_per_graph=1), "budget_bytes", (None, 0), (-1,)),
+    (ControllerConfig, "period_s", (1e-9,), (0, -0.5)),
+    *(
+        (ControllerConfig, name, (0,), (-1e-9, math.inf))
+        for name in ("cooldown_s", "tau", "alpha", "beta", "gamma", "window_s")
+    ),
+    (ControllerConfig, "n_min", (1,), (0,)),
+    (ControllerConfig, "quantile", (0, 1), (-0.01, 1.01)),
+    *((PrefillConstants, f"{name}_efficiency", (1e-9, 1), (0, 1.01)) for name in ("matmul", "attention", "bandwidth")),
+    (PrefillConstants, "kappa", (-0.99, 0), (-1, math.inf)),
+    *(
+        (PrefillConstants, name, (0,), (-1e-9, math.nan))
+        for name in ("layer_launch_s", "step_overhead_s", "request_overhead_s", "graph_launch_s", "graph_check_s")
+    ),
+    (QUEUE, "rate", (1e-9,), (0, -0.5)),
+    (QUEUE, "short_share", (0, 1), (-0.01, 1.01)),
+    (QUEUE, "short_s", (1e-9, 0.2), (0, -0.5, 0.21)),
+    (partial(TwoClasses, short_share=0.5, short_s=0.5, long_s=0.5), "rate", (1.99,), (2.0, 3.0)),
+    (ClassQueue, "boundary", (1,), (0,)),
+    (ReserveConfig, "slo_s", (None, 1e-9), (0, -0.5)),
+    (ReserveConfig, "share", (None, 1e-9, 1), (0, -0.5, 1.01)),
+    (ReserveConfig, "min_step_s", (1e-9, 0.15), (0, -0.5, 0.16)),
+    (ReserveConfig, "max_step_s", (0.05,), (0.04, math.inf)),
+    (ReserveConfig, "backlog_share", (0,), (-1e-9, math.inf)),
+    (ReserveConfig, "aging", (0,), (-1e-9, math.inf)),
+    (ReserveConfig, "max_num_seqs", (1,), (0,)),
+    (Spatial, "num_short", (1,), (0,)),
+    (pools_of, "num_short", (1, 2), (3, 4)),
+    (TemporalConfig, "chunk_tokens", (1,), (0,)),
+    (TemporalConfig, "short_tokens", (1,), (0,)),
+    (TemporalConfig, "max_long_wait_s", (0,), (-1e-9,)),
+    *(
+        (WaitConfig, name, (0, 0.005), (-1e-9, math.nan))
+        for name in ("min_window_s", "slack_s", "margin_s", "max_wait_s")
+    ),
+    (WaitConfig, "min_window_s", (0.005,), (0.006,)),
+    (WaitConfig, "max_window_s", (0,), (math.inf,)),
+    (WaitConfig, "slo_s", (None, 1e-9), (0,)),
+    (WaitConfig, "token_max", (1,), (0,)),
+    (floor_of, "lengths", (4, 8), (3, 1)),
+    (totals_of, "samples", (4,), (3,)),
+    (model_of, "sizes", (4,), (3,)),
+    (turn_of, "tokens", (1,), (0, -1)),
+    (turn_of, "history", (0,), (-1,)),
+    (turn_of, "answered", (0, 9), (-1, 10)),
+    (cluster_of, "num_instances", (1,), (0,)),
+    (cluster_of, "slo_s", (None, 1e-9), (0,)),
+    (cluster_of, "boundary", (1,), (0,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "inside", "outside"), BOUNDS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_bounds(make: Callable[..., object], name: str, inside: Sequence[Any], outside: Sequence[Any]) -> None:
+    for value in inside:
+        make(**{name: value})
+    for value in outside:
+        with pytest.raises(UserError):
+            make(**{name: value})
+
+
+def test_turns_may_arrive_together_and_not_backwards() -> None:
+    arrivals_at(0.0, 0.0, 1.0, 1.0)
+    for times_s in ((-0.1,), (0.0, 1.0, 0.9), (math.nan,)):
+        with pytest.raises(UserError, match="sort the turns"):
+            arrivals_at(*times_s)
+
+
+def test_the_least_wait_that_can_be_kept_is_the_one_that_is_said() -> None:
+    with pytest.raises(UserError, match=r"give at least (\S+) s") as refused:
+        Reserve(LINEAR_MODEL, ReserveConfig(longest_wait_s=0.7))
+    least = float(str(refused.value).rpartition("least ")[2].removesuffix(" s"))
+    assert least == pytest.approx(0.4 + 2 * 0.15 + 0.4)
+    assert Reserve(LINEAR_MODEL, ReserveConfig(longest_wait_s=least)).share == pytest.approx(1.0)
+    with pytest.raises(UserError, match="give at least"):
+        Reserve(LINEAR_MODEL, ReserveConfig(longest_wait_s=least - 0.001))
