@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 __all__ = ["load", "run", "sweep"]
 __version__ = "0.1.0"
 
+# Before anything else: a plug-in may be imported, and read its data, long before a run asks for it.
+import_module("repro.runs.inputs").watch()
+
 
 def __getattr__(name: str) -> Any:
     """What is asked for by name is imported then: a command line that prints its help needs none of it. By a string, since

@@ -1,18 +1,20 @@
 """Code identity: a digest of the source that decides a run's numbers.
 
-It covers the modules a system names and all they import, from this repository or from the package a plug-in lies in;
-a module that is imported by name at run time (an executor) is named by the system. Comments, docstrings and
-formatting do not count: what is digested is the syntax tree without docstrings. Libraries are named in a
-run's provenance instead.
+It covers the modules a system names and all they import, from this repository or, where a plug-in does, from anywhere but the
+standard library and installed packages; a module that is imported by name at run time (an executor) is named by the system.
+What else a plug-in reads is apart (repro.runs.inputs). Comments, docstrings and formatting do not count: what is digested is
+the syntax tree without docstrings. Libraries are named in a run's provenance instead.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,19 +43,20 @@ def code_of(modules: Sequence[str], through: Sequence[str] = ()) -> Code:
 
 @cache
 def _code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
-    packages = PACKAGES | {name.partition(".")[0] for name in modules}
+    named = PACKAGES | {name.partition(".")[0] for name in modules}
     found: dict[str, str] = {}
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        if name in found or name.partition(".")[0] not in packages:
+        if name in found or not (name.partition(".")[0] in named or _is_loose(name.partition(".")[0])):
             continue
         source = _source(name)
         if source is None:
             continue
         found[name], imported = source
         if not through or f"{name}.".startswith(through):
-            waiting += imported
+            is_ours = name.partition(".")[0] in PACKAGES
+            waiting += [each for each in imported if not is_ours or each.partition(".")[0] in named]
     ordered = dict(sorted(found.items()))
     whole = "\n".join(f"{name} {digest}" for name, digest in ordered.items())
     return Code(digest=hashlib.sha256(whole.encode()).hexdigest()[:DIGEST_LENGTH], modules=ordered)
@@ -62,28 +65,59 @@ def _code_of(modules: tuple[str, ...], through: tuple[str, ...] = ()) -> Code:
 @cache
 def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
     """Digest of a module's own source, and the names it imports; None where there is no such module."""
-    path = _path(name)
+    path = place(name)
     if path is None:
         return None
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    content = path.read_bytes()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    tree = _parsed(content)
+    return source_digest(content), () if tree is None else tuple(dict.fromkeys(_imported(tree, package)))
+
+
+def source_digest(content: bytes) -> str:
+    """Of the syntax tree; of what Python cannot read, a module in machine code say, as it is."""
+    tree = _parsed(content)
     text: list[str] = []
-    _canonical(tree, text)
-    digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:DIGEST_LENGTH]
-    return digest, tuple(dict.fromkeys(_imported(tree, package)))
+    if tree is not None:
+        _canonical(tree, text)
+    return hashlib.sha256(content if tree is None else "\n".join(text).encode()).hexdigest()[:DIGEST_LENGTH]
 
 
-def _path(name: str) -> Path | None:
-    """Found on disk: asking the import system would import the packages above."""
+def _parsed(content: bytes) -> ast.Module | None:
+    try:
+        return ast.parse(content)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+@cache
+def _is_loose(top: str) -> bool:
+    """Whether a package is neither Python's own nor installed, but somebody's source."""
+    if top in (*sys.stdlib_module_names, "paper_figures"):  # which draw numbers and decide none
+        return False
+    spec = _spec(top)
+    places = [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]
+    return any(not {"site-packages", "dist-packages"} & set(Path(each).parts) for each in places)
+
+
+def _spec(top: str) -> ModuleSpec | None:
+    try:
+        return find_spec(top)
+    except ValueError:  # a script, say
+        return None
+
+
+def place(name: str) -> Path | None:
+    """Where a module lies. Found on disk: asking the import system would import the packages above."""
     top, *rest = name.split(".")
-    spec = find_spec(top)
+    spec = _spec(top)
     if spec is None:
         return None
     if spec.submodule_search_locations is None:
         return Path(spec.origin) if spec.origin is not None and not rest else None
     for root in spec.submodule_search_locations:
-        place = Path(root, *rest)
-        for path in (place / "__init__.py", place.with_suffix(".py")):
+        folder = Path(root, *rest)
+        for path in (folder / "__init__.py", folder.with_suffix(".py")):
             if path.is_file():
                 return path
     return None

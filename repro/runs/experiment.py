@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from repro.runs.cell import COMPARISON, Cell
-from repro.runs.code import Code, code_of
+from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
+from repro.runs.inputs import Inputs, inputs_of, merged
 from repro.runs.metrics import with_waits
 from repro.runs.provenance import machine_identity
 from repro.runs.record import RunRecord
@@ -26,6 +28,8 @@ class Experiment:
     workload: Any
     place: Mapping[str, Any] | None = None
     """Identity of the machine that a measured run is made on, where it is another than this."""
+    inputs: Inputs = field(default_factory=dict)
+    """What the process that prepared it has read for its plug-ins, where another makes the run."""
 
     @property
     def family(self) -> Family:
@@ -33,7 +37,22 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        return code_of(self.deployment.modules)
+        return code_of((*self.deployment.modules, *sorted(self._named)))
+
+    @property
+    def plugged_in(self) -> frozenset[str]:
+        """Packages that are none of ours."""
+        return frozenset(name.partition(".")[0] for name in self.code.modules) - PACKAGES
+
+    @property
+    def _named(self) -> set[str]:
+        """Modules that the cell names, as ``module:NAME``."""
+        values = (self.cell.system, self.cell.platform, *self.cell.knob_values.values())
+        return {module for value in values if (module := _module(value)) is not None}
+
+    def inputs_now(self) -> dict[str, str | None]:
+        """What its plug-ins rest on besides their modules, as far as is known."""
+        return merged(self.inputs, inputs_of(self.code.modules))
 
     @property
     def is_measured(self) -> bool:
@@ -65,6 +84,12 @@ class Experiment:
     def run(self, on_progress: OnProgress | None = None) -> RunRecord:
         record = self.deployment.run(self.workload, on_progress)
         return with_waits(record) if self.family.serves else record
+
+
+def _module(value: object) -> str | None:
+    where, colon, _ = value.partition(":") if isinstance(value, str) else ("", "", "")
+    is_name = colon and all(part.isidentifier() for part in where.split("."))
+    return where if is_name and where.partition(".")[0] not in sys.stdlib_module_names and place(where) else None
 
 
 def check_device(cell: Cell) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from engines.errors import RunError, UserError
 from repro.runs.experiment import Experiment
+from repro.runs.inputs import changed
 from repro.runs.packing import Made, Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.session import Session
@@ -39,6 +40,7 @@ class RayWorker:
             experiment, packing = _asked(pickled)
             self._check_code(experiment, digest, modules)
             self._check_machine(experiment)
+            self._check_variables(experiment)
             return packing.make(experiment, session=self._session)
         except Exception as error:
             return _sendable(error, self._where)
@@ -56,6 +58,14 @@ class RayWorker:
         if experiment.place is not None and machine_identity(experiment.device) != experiment.place:
             raise RunError(
                 f"{self._where} is not the machine that the run was to be measured on: run the command again"
+            )
+
+    def _check_variables(self, experiment: Experiment) -> None:
+        told = {name: digest for name, digest in experiment.inputs.items() if name.startswith("$")}
+        if other := changed(told, experiment.code.modules):
+            raise RunError(
+                f"{self._where} has another value of the environment variable {other[0].removeprefix('$')}, which a plug-in "
+                f"names: workers get REPRO_* alone, make the run with --pool local"
             )
 
 

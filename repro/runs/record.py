@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """What is in the files of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "simulated"]

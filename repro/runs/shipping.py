@@ -29,18 +29,8 @@ def gather(experiments: Iterable[Experiment], folder: Path) -> None:
 
 
 def plugged_in(experiments: Iterable[Experiment]) -> frozenset[str]:
-    """Packages that are none of ours, of modules that decide numbers or are named in a cell as ``module:NAME``."""
-    names: set[str] = set()
-    for experiment in experiments:
-        names.update(experiment.deployment.modules)
-        values = (experiment.cell.system, experiment.cell.platform, *experiment.cell.knob_values.values())
-        names.update(where for value in values if (where := _module(value)) is not None)
-    return frozenset(name.partition(".")[0] for name in names) - PACKAGES
-
-
-def _module(value: object) -> str | None:
-    where, colon, _ = value.partition(":") if isinstance(value, str) else ("", "", "")
-    return where if colon and all(part.isidentifier() for part in where.split(".")) else None
+    """Packages that are none of ours, which the experiments name or what they name imports."""
+    return frozenset().union(*(experiment.plugged_in for experiment in experiments))
 
 
 def _sources(package: str) -> Iterator[Path]:

@@ -22,6 +22,7 @@ from engines.errors import RunError
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
 from repro.runs.family import Family
+from repro.runs.inputs import changed as changed_inputs
 from repro.runs.locks import CellLocks
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, RunRecord, Table, empty_table
 from repro.runs.session import contention
@@ -260,6 +261,10 @@ class Store:
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
             return unusable(f"code changed: {_named(changed)}")
+        if read := changed_inputs(provenance["inputs"], code.modules):
+            if not self.accept_other_code:
+                return unusable(f"what its plug-in reads has changed: {_named(read)}")
+            changed += read
         unlike = _unlike(manifest.get("machine"), experiment.machine)
         if unlike and not self.accept_other_machine:
             return unusable(f"another machine: {unlike}")
@@ -313,7 +318,9 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     }
     files = {**numbers, MANIFEST: _json(manifest)}
     # As it will be read: a seal is of what JSON makes of it.
-    read = _parsed(PROVENANCE, _json({**provenance, "manifest": _digest(files[MANIFEST])}))
+    read = _parsed(
+        PROVENANCE, _json({**provenance, "inputs": experiment.inputs_now(), "manifest": _digest(files[MANIFEST])})
+    )
     provenance = _with_seal(read)
     return Packed(cell=cell, files={**files, PROVENANCE: _json(provenance)}, manifest=manifest, provenance=provenance)
 
@@ -363,7 +370,7 @@ def _names(folder: Path, family: Family) -> tuple[str, ...]:
 
 
 def _named(modules: Sequence[str]) -> str:
-    return modules[0] if len(modules) == 1 else f"{modules[0]} and {len(modules) - 1} more modules"
+    return modules[0] if len(modules) == 1 else f"{modules[0]} and {len(modules) - 1} more"
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

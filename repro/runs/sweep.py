@@ -160,7 +160,7 @@ class Sweep:
 
         for outcome in self._outcomes.values():
             tell(outcome.status, outcome.cell, outcome.reason)
-        todo = self.to_run
+        todo = [replace(experiment, inputs=experiment.inputs_now()) for experiment in self.to_run]
         simulated = [experiment for experiment in todo if not experiment.is_measured]
         measured = interleaved([experiment for experiment in todo if experiment.is_measured])
         hooks = Hooks(on_start=on_start, on_done=on_done, on_error=on_error, on_step=on_step)

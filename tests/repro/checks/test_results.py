@@ -90,7 +90,7 @@ def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
     results: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module that the figure's own imports is edited on disk: its throughput may be doubled there."""
-    whole = code._path
+    whole = code.place
 
     def path_of(module: str) -> Path | None:
         found = whole(module)
@@ -100,7 +100,7 @@ def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
         edited.write_text(found.read_text() + "\nFACTOR = 2.0\n")
         return edited
 
-    monkeypatch.setattr(code, "_path", path_of)
+    monkeypatch.setattr(code, "place", path_of)
     code._source.cache_clear()
     code._code_of.cache_clear()
     try:

@@ -28,8 +28,9 @@ from engines.errors import RunError, UserError
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment, prepare
+from repro.runs.inputs import _state
 from repro.runs.locks import CellLocks
-from repro.runs.packing import Packing
+from repro.runs.packing import Made, Packing
 from repro.runs.pool import LocalPool
 from repro.runs.ray_cluster import check_address, passed_on
 from repro.runs.ray_pool import Needs, Node, RayPool, alike, died, measuring, needs_of, nodes_of
@@ -492,6 +493,37 @@ def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
     code = experiment.code
     asked = {"digest": code.digest, "modules": dict(code.modules), **changes}
     return worker.make(pickle.dumps((experiment, PACKING)), **asked)
+
+
+def test_a_worker_with_another_environment_refuses(worker: RayWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers get few variables: the plug-in would make another number there."""
+    monkeypatch.setenv("SUPPORT_ALPHA", "1")
+    here = replace(EXPERIMENTS[0], inputs={"$SUPPORT_ALPHA": _state("$SUPPORT_ALPHA", ())})
+    assert isinstance(made(worker, here), Made)
+    monkeypatch.delenv("SUPPORT_ALPHA")
+    refusal = made(worker, here)
+    assert isinstance(refusal, RunError)
+    assert "(gpu-07) has another value of the environment variable SUPPORT_ALPHA, which a plug-in names" in str(refusal)
+
+
+def test_what_was_read_here_counts_where_another_process_makes_the_run(tmp_path: Path) -> None:
+    """What a plug-in has read while its cell was prepared went there as a value."""
+    sent = replace(EXPERIMENTS[0], inputs={"table.json": "of before"})
+    (done,) = Sweep([sent], Store(tmp_path)).run()
+    assert done.run is not None
+    assert done.run.provenance["inputs"]["table.json"] == "of before"
+    assert Store(tmp_path).find(sent).reason == "what its plug-in reads has changed: table.json"
+
+
+def test_a_pool_is_told_what_was_read_so_far(tmp_path: Path) -> None:
+    class Told(LocalPool):
+        def simulate(self, experiments: Sequence[Experiment], *_: Any) -> None:
+            assert [each.inputs for each in experiments] == [EXPERIMENTS[0].inputs_now()]
+            raise ZeroDivisionError
+
+    assert EXPERIMENTS[0].inputs_now()
+    with pytest.raises(ZeroDivisionError):
+        Sweep(EXPERIMENTS[:1], Store(tmp_path), pool=Told()).run()
 
 
 def test_a_worker_makes_the_same_run_and_says_where(worker: RayWorker) -> None:

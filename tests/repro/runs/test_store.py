@@ -41,7 +41,7 @@ def test_round_trip(store: Store) -> None:
     assert run.validity.valid
     assert run.manifest["obtained"] == "simulated"
     assert {name: run.provenance[name] for name in make_provenance()} == make_provenance()
-    assert run.provenance.keys() - make_provenance().keys() == {"manifest", "seal"}
+    assert run.provenance.keys() - make_provenance().keys() == {"inputs", "manifest", "seal"}
     assert store.find(EXPERIMENT).is_done
     assert store.find(EXPERIMENT).reason == "done: same cell, finished 2025-01-02T03:04:05Z"
     assert [path.name for path in store.root.iterdir()] == [CELL.folder_name]
