@@ -18,8 +18,8 @@ TOKEN_COUNTERS = (
     'repro_tokens_total{kind="completion"}',
 )
 """Tokens of answers, as servers call them."""
-LONGEST_LINE = 1 << 14
-"""Characters; the reader's time grows with their square."""
+LONGEST_PAGE, LONGEST_LINE = 1 << 22, 1 << 14
+"""Characters; the reader takes seconds for such a page, and its time grows with the square of a line."""
 _MOST = 1e300
 _NUM_NAMED = 3
 
@@ -62,6 +62,8 @@ def parse(text: str) -> ServerMetrics:
     """Raises ValueError for what is no whole page of metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
+    if len(text) > LONGEST_PAGE:
+        raise ValueError(f"it has more than {LONGEST_PAGE} characters")
     if text and not text.endswith("\n"):
         raise ValueError("its last line has no end")
     if any(len(line) > LONGEST_LINE for line in text.splitlines()):

@@ -320,6 +320,7 @@ def test_tokens_that_nothing_shows_are_told_and_no_fault() -> None:
         ("a_total 1", "a_total 12\n", None, "is not used: its last line has no end"),
         ("", "<html></html>\n", None, "is not used: "),
         ("", "a{" + "x" * 20000 + "} 5\n", None, "is not used: it has a line of more than 16384 characters"),
+        ("", "a 5\n" * (1 << 20) + "b 5\n", None, "is not used: it has more than 4194304 characters"),
         ("", "a five\n", None, "is not used: "),
         ("", 'a{x="1" 5\n', None, "is not used: "),
     ],
