@@ -207,7 +207,9 @@ def test_requests_have_the_lengths_that_were_drawn_and_fresh_prefixes() -> None:
     assert len(prefixes) == sum(len(body["prompt"]) >= 16 for body in mock.bodies)
     assert first.requests["output_len"] == [4] * 12
     # Where the machine is busy, either may be late.
-    assert not [each for run in (first, second) for each in HTTP.assess(run).reasons if "late by the harness" not in each]
+    assert not [
+        each for run in (first, second) for each in HTTP.assess(run).reasons if "late by the harness" not in each
+    ]
     assert first.facts["prefix_nonce"] != second.facts["prefix_nonce"]
 
 
