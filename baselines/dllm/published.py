@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class PublishedMethod(Method):
     batches_upstream: ClassVar[bool]
     """Whether published code can run several requests at once."""
+    mixes_lengths: ClassVar[bool] = True
+    """Whether requests of several generation lengths can be padded to one batch."""
     torch_executors: ClassVar[Mapping[str, str]] = {
         **Method.torch_executors,
         "static": "baselines.dllm.static.executor:padded_executor",

@@ -12,7 +12,7 @@ from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.record import Completion
 from engines.dllm.request import Request
 from engines.dllm.scheduling.scheduler import Scheduler, plan_item
-from engines.dllm.sequence import Sequence
+from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import RunError
 
 
@@ -62,6 +62,8 @@ class Ledger:
         new = tuple([self._admitted(item) for item in plan.items if item.request_id not in self._running])
         if new or plan.admitted:
             self._check_admission(new, plan.admitted)
+            if plan.pad_to is not None:
+                hold_together([self._running[request.request_id] for request in new])
         for item in plan.items:
             due = plan_item(self._running[item.request_id])
             if item != due:

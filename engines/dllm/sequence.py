@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from copy import copy
 from itertools import pairwise
 
@@ -52,11 +53,14 @@ class Sequence:
         "block_start",
         "decode",
         "exact_steps",
+        "held",
+        "is_idle",
         "is_open_ended",
         "kept_rows",
         "kv_rows",
         "kv_start",
         "masks_left",
+        "num_steps",
         "phase",
         "quota_steps",
         "request",
@@ -89,6 +93,11 @@ class Sequence:
         self.kv_rows = cache_rows(request, sparsity, rule.window) if rule.caches else 0
         self.kv_start = -1
         self.stop: int | None = None
+        self.num_steps = 0
+        self.held: tuple[Phase, ...] = ()
+        """Phases of the static batch that it runs in to the end (``hold_together``)."""
+        self.is_idle = False
+        """Whether it has all its tokens and runs on with its batch, as padding."""
 
     def _enter(self, block: int) -> None:
         generation = self.request.generation
@@ -154,6 +163,7 @@ class Sequence:
         An early stop ends it sooner and changes nothing before.
         """
         ahead = copy(self)
+        ahead.held = ()
         while not ahead.is_finished:
             yield ahead.phase, ahead.query_tokens
             ahead.advance(ahead.quota)
@@ -161,8 +171,12 @@ class Sequence:
     def advance(self, committed: int, stop: int | None = None) -> None:
         """Book one executed step; moves on to the next block when this one is complete, or to the end if
         it then holds a stop token, at position ``stop``."""
+        self.num_steps += 1
         self.masks_left -= committed
         self.step_in_block += 1
+        if self.is_idle:
+            self._idle()
+            return
         if self.exact_steps and not self.request.generation.is_parallel:
             block_done = self.step_in_block == self.quota_steps[self.block]
         else:
@@ -175,4 +189,21 @@ class Sequence:
         if stop is None and self.block + 1 < self.request.generation.num_blocks:
             self._enter(self.block + 1)
         else:
+            self.masks_left = 0
+            self._idle()
+
+    def _idle(self) -> None:
+        """In its last block, until its batch ends too."""
+        self.is_idle = self.num_steps < len(self.held)
+        if self.is_idle:
+            self.phase = self.held[self.num_steps]
+        else:
             self.block = self.request.generation.num_blocks
+
+
+def hold_together(members: Seq[Sequence]) -> None:
+    """Members of a static batch run as long as the longest of them: published code pads a batch to one gen_length."""
+    if len(members) > 1:
+        longest = max(([phase for phase, _ in member.trajectory()] for member in members), key=len)
+        for member in members:
+            member.held = tuple(longest)

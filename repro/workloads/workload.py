@@ -322,11 +322,12 @@ def _prompt_ids(
 
 
 def _generation(base: GenerationConfig, gen_length: int | None, seed: int) -> GenerationConfig:
-    """The request's own generation; another length keeps the steps per block."""
+    """The request's own generation; another length keeps the steps of whole blocks, and has a part of them for a rest."""
     if gen_length is None or gen_length == base.gen_length:
         return replace(base, seed=seed)
     num_blocks = -(-gen_length // base.block_length)
-    steps = max(num_blocks, round(base.steps * num_blocks / base.num_blocks))
+    # Rounded up, the steps of every whole block stay what they are (``steps_per_block``).
+    steps = max(num_blocks, -(-base.steps * gen_length // base.gen_length))
     return replace(base, gen_length=gen_length, steps=steps, seed=seed)
 
 

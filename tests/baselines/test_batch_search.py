@@ -13,6 +13,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from baselines.dllm.fast_dllm import FastDllm
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.memory import StaticFootprint, base_bytes
 from baselines.dllm.static.search import FoundBatch, largest_batch
@@ -350,3 +351,24 @@ def test_planning_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     asked = planned(tiny_cell("sparse-dllm", batch_size=3)).facts
     assert asked == {"batch_size": 3, "batch_obtained": "asked for"}
+
+
+def test_a_batch_whose_cache_finds_no_memory_is_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slabs are allocated before any step."""
+    made = FastDllm.static_torch
+
+    def starved(self: FastDllm, *args: Any, batch_size: int, **options: Any) -> Any:
+        if batch_size > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return made(self, *args, batch_size=batch_size, **options)
+
+    monkeypatch.setattr(FastDllm, "static_torch", starved)
+    cell = tiny_cell("fast-dllm", memory_limit=61 * MIB)
+    assert measured_facts(cell)["batch_size"] == 2
+
+    def broken(self: FastDllm, *args: Any, **options: Any) -> Any:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(FastDllm, "static_torch", broken)
+    with pytest.raises(RuntimeError, match="something else"):
+        measured_facts(tiny_cell("fast-dllm", memory_limit=62 * MIB))

@@ -44,6 +44,7 @@ class DllmCache(PublishedMethod):
     summary = "feature caches of prompt and response, partial updates"
     options = {"llada": _CACHE | BLOCKS | {"cfg_scale", "cfg_interval"}, "dream": _CACHE | RANKING}
     batches_upstream = True  # of one prompt length and one generation length, its process-wide cache allows
+    mixes_lengths = False
     torch_executors = {"static": "baselines.dllm.dllm_cache.torch_executor:feature_cache_executor"}
 
     def _sampler(self, family: str, options: Options) -> FeatureSampler:

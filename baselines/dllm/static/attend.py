@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +61,32 @@ class PaddedAttend:
                 q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
             return attention(q.view(wide), k.view(narrow).transpose(1, 2), v.view(narrow).transpose(1, 2))
 
+        windows = [item.window_len for item in items]
+        ends = list(accumulate(windows))
+
+        def ragged(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            """Members at the end of answers of several lengths: each alone over its own slab."""
+            timer.lap_inside("gemm")
+            pool.k[layer].index_copy_(0, rows.pool_row, k[:num_rows])
+            pool.v[layer].index_copy_(0, rows.pool_row, v[:num_rows])
+            found = []
+            for item, window, end in zip(items, windows, ends, strict=True):
+                slab = slice(item.kv_start, item.kv_start + item.key_tokens)
+                own_k, own_v = (
+                    each[layer, slab].repeat_interleave(group, dim=1).transpose(0, 1)[None] for each in (pool.k, pool.v)
+                )
+                own_q = q[end - window : end].transpose(0, 1)[None]
+                found.append(F.scaled_dot_product_attention(own_q, own_k, own_v)[0].transpose(0, 1))
+            out = torch.cat(found)
+            if not is_exact:
+                out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - num_rows))
+            timer.lap_inside("attention")
+            return out
+
         if is_refresh:
             return refresh
+        if len(set(windows)) > 1:
+            return ragged
         slabs_k, slabs_v = _slabs(pool.k, items, width), _slabs(pool.v, items, width)
         if mask is None:
             # All members keep equally many rows, so the block's own are a plain part of the slabs.

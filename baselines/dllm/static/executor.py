@@ -59,6 +59,6 @@ def padded_executor(
 
 
 def padded_lengths(items: Sequence[PlanItem], pad_to: int | None) -> Ints:
-    """A Refresh is as long as the longest member's; the windows of a Reuse are equal."""
+    """A Refresh is as long as the longest member's; a Reuse has each member's window."""
     assert pad_to is not None, "a padded executor runs static batches only"
     return np.array([pad_to if item.phase.is_refresh else item.window_len for item in items])

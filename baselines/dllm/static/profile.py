@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from traceback import clear_frames
 
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
+from engines.dllm.executor.torch import is_out_of_memory
 from engines.dllm.memory.profile import peak_bytes
 from engines.dllm.method import Sampler
 from engines.dllm.plan import Executor, ExecutorError
@@ -43,7 +45,7 @@ def static_batch_bytes(
         scheduler = StaticBatchScheduler(
             config, KvPool(kv_rows), rule, batch_size=batch_size, exact_steps=sampler.exact_steps
         )
-        engine = Engine(scheduler, make_executor(kv_rows))
+        engine = Engine(scheduler, _made(make_executor, kv_rows))
         for i in range(batch_size):
             engine.submit(
                 Request(request_id=i, prompt_len=prompt_len, prompt_ids=(token,) * prompt_len, generation=generation)
@@ -57,3 +59,15 @@ def static_batch_bytes(
             engine.close()
 
     return peak_bytes(run, next(model.parameters()).device)
+
+
+def _made(make_executor: Callable[[int], Executor], kv_rows: int) -> Executor:
+    """Its slabs may be what there is no memory for."""
+    try:
+        return make_executor(kv_rows)
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        if not is_out_of_memory(error):
+            raise
+        # The frames that failed hold what was allocated.
+        clear_frames(error.__traceback__)
+        raise ExecutorError(f"out of memory for a cache of {kv_rows} rows") from error

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
+from itertools import islice
+
 from engines.dllm.cache.kv_pool import KvPool
-from engines.dllm.config import EngineConfig
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.plan import StepPlan
 from engines.dllm.request import Request
-from engines.dllm.scheduling.phase import RefreshRule
+from engines.dllm.scheduling.phase import Phase, RefreshRule
 from engines.dllm.scheduling.scheduler import Scheduler, plan_item
-from engines.dllm.sequence import Sequence
+from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import require
+
+Phases = tuple[Phase, ...]
 
 
 class StaticBatchScheduler(Scheduler):
-    """Forms a batch only when nothing runs: the oldest waiting requests of one generation setting, at
-    most ``batch_size``. All members are in the same phase at every step and end together."""
+    """Forms a batch only when nothing runs: the oldest waiting request and the next ones that can go with it, at most
+    ``batch_size``. All members are in the same phase at every step and end together, with the longest: one that has all its
+    tokens is computed on. ``mixes_lengths``: whether requests of several gen_lengths can be members of one batch."""
 
     def __init__(
-        self, config: EngineConfig, pool: KvPool, rule: RefreshRule, *, batch_size: int, exact_steps: bool = True
+        self,
+        config: EngineConfig,
+        pool: KvPool,
+        rule: RefreshRule,
+        *,
+        batch_size: int,
+        exact_steps: bool = True,
+        mixes_lengths: bool = True,
     ) -> None:
         super().__init__(config, pool, rule, exact_steps=exact_steps)
         require(batch_size >= 1, f"batch_size={batch_size} must be at least 1")
-        self.batch_size = batch_size
+        self.batch_size, self._mixes_lengths = batch_size, mixes_lengths
         self._pad_to = 0
+        self._known: dict[GenerationConfig, Phases] = {}
 
     def submit(self, request: Request) -> None:
         generation = request.generation
@@ -56,11 +71,8 @@ class StaticBatchScheduler(Scheduler):
             admitted = [sequence.request for sequence in self.running]
         if not self.running:
             return None
-        rows = (
-            self._pad_to
-            if self.running[0].phase.is_refresh
-            else self.running[0].window_end - self.running[0].block_start
-        )
+        window = max(sequence.window_end - sequence.block_start for sequence in self.running)
+        rows = self._pad_to if self.running[0].phase.is_refresh else window
         return StepPlan(
             items=tuple(plan_item(sequence) for sequence in self.running),
             admitted=tuple(admitted),
@@ -69,22 +81,42 @@ class StaticBatchScheduler(Scheduler):
         )
 
     def _form_batch(self) -> None:
-        """Equal slabs, so that the padded cache is one strided view of the pool."""
-        while self.waiting and len(self.running) < self.batch_size:
-            head = self.waiting[0]
-            members = [*self.running, head]
-            slab = max(sequence.kv_rows for sequence in members)
-            if _shape(head) != _shape(members[0]) or slab * len(members) > self.pool.num_rows:
+        """Equal slabs, so that the padded cache is one strided view of the pool. Who does not go with the oldest waits, and
+        is the oldest in turn."""
+        if not self.waiting:
+            return
+        members, phases = [self.waiting[0]], self._phases(self.waiting[0])
+        for sequence in islice(self.waiting, 1, None):
+            if len(members) == self.batch_size:
                 break
-            self.running.append(self.waiting.popleft())
-        slab = max((sequence.kv_rows for sequence in self.running), default=0)
-        for sequence in self.running:
+            short, long = sorted((phases, self._phases(sequence)), key=len)
+            if (
+                not self._mixes_lengths
+                and sequence.request.generation.gen_length != members[0].request.generation.gen_length
+            ):
+                continue
+            if short != long[: len(short)]:
+                continue
+            if max(member.kv_rows for member in (*members, sequence)) * (len(members) + 1) > self.pool.num_rows:
+                break
+            members.append(sequence)
+            phases = long
+        slab = max(sequence.kv_rows for sequence in members)
+        chosen = {sequence.request.request_id for sequence in members}
+        self.waiting = deque(sequence for sequence in self.waiting if sequence.request.request_id not in chosen)
+        self.running = members
+        for sequence in members:
             sequence.kv_rows = slab
             reserved = self._reserve(sequence)
             assert reserved, "an empty pool holds the slabs just counted"
-        self._pad_to = max((sequence.request.total_len for sequence in self.running), default=0)
+        hold_together(members)
+        self._pad_to = max(sequence.request.total_len for sequence in members)
 
-
-def _shape(sequence: Sequence) -> tuple[int, int, int]:
-    generation = sequence.request.generation
-    return generation.gen_length, generation.block_length, generation.steps
+    def _phases(self, sequence: Sequence) -> Phases:
+        """Of all its steps; nothing of one that runs alone, whose steps may not be known."""
+        if self.batch_size == 1:
+            return ()
+        generation = replace(sequence.request.generation, seed=0)
+        if generation not in self._known:
+            self._known[generation] = tuple(phase for phase, _ in sequence.trajectory())
+        return self._known[generation]

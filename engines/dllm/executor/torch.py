@@ -147,7 +147,7 @@ class TorchExecutor:
         try:
             return self._run(plan)
         except RuntimeError as error:  # of which torch.OutOfMemoryError is one
-            if not _is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             self.timer.abandon()
             self.layouts.forget()
@@ -198,7 +198,7 @@ def _refresh_first(plan: StepPlan) -> list[int]:
     return order
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: RuntimeError) -> bool:
     said = str(error)
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said or "ALLOC_FAILED" in said
 

@@ -26,6 +26,7 @@ from repro.systems.calibration import describe_calibration, load_calibration
 from repro.systems.dllm.batching import Batching
 from repro.systems.dllm.graded import grade_run
 from repro.systems.dllm.log import drive_engine
+from repro.systems.dllm.metrics import step_requests
 from repro.systems.dllm.settings import Settings
 from repro.tasks.task import Task
 from repro.workloads.workload import Workload
@@ -104,7 +105,14 @@ class Deployment:
             )
             return made
         assert self.batch_size is not None
-        return StaticBatchScheduler(self.config, pool, rule, batch_size=self.batch_size, exact_steps=exact)
+        return StaticBatchScheduler(
+            self.config,
+            pool,
+            rule,
+            batch_size=self.batch_size,
+            exact_steps=exact,
+            mixes_lengths=getattr(self.method, "mixes_lengths", True),
+        )
 
     def serving(self) -> AbstractContextManager[tuple[Engine, Deployment]]:
         serving: AbstractContextManager[tuple[Engine, Deployment]] = self.backend.serving(self)
@@ -133,8 +141,14 @@ def _drive(engine: Engine, deployment: Deployment, workload: Workload, on_progre
         calibration=describe_calibration(deployment.calibration or load_calibration(gpu))
         if settings.is_simulated and gpu
         else None,
-        facts=dict(deployment.facts),
+        facts={**deployment.facts, "batch_ran": _batches(record)},
     )
+
+
+def _batches(record: RunRecord) -> dict[str, Any] | None:
+    """Requests that a step ran: of a static batch how large it was."""
+    found = step_requests(record)
+    return {"mean": found["mean"], "largest": int(found["max"])} if found["n"] else None
 
 
 def _outputs(engine: Engine, record: RunRecord) -> dict[int, tuple[int, ...]]:

@@ -13,5 +13,11 @@ DLLM = Family(
     tables={STEPS: STEP_COLUMNS},
     metrics=DLLM_METRICS,
     checks=DLLM_CHECKS,
-    shown=(*WAITS, Shown("running", "mean_running"), Shown("outside fwd", "outside_forward_share", is_share=True)),
+    shown=(
+        *WAITS,
+        Shown("batch", "step_requests", stat="mean"),
+        Shown("largest batch", "step_requests", stat="max"),
+        Shown("running", "mean_running"),
+        Shown("outside fwd", "outside_forward_share", is_share=True),
+    ),
 )

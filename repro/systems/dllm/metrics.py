@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import UserError
-from repro.runs.metrics import Floats, Metric, floats
+from repro.runs.metrics import Floats, Metric, distribution, floats
 from repro.runs.record import RunRecord, Table
 from repro.runs.statistics import wilson_interval
 from repro.systems.dllm.columns import PART_COLUMNS, STEPS
@@ -25,6 +25,10 @@ def num_steps(record: RunRecord) -> int:
 
 def busy_s(record: RunRecord) -> float:
     return float(np.sum(floats(_steps(record)["duration_s"])))
+
+
+def step_requests(record: RunRecord) -> dict[str, Any]:
+    return distribution(floats(_steps(record)["num_refresh"]) + floats(_steps(record)["num_reuse"]))
 
 
 def mean_running(record: RunRecord) -> float | None:
@@ -155,6 +159,9 @@ _NO_TIME = "no steps, or they took no time"
 DLLM_METRICS: tuple[Metric, ...] = (
     Metric("num_steps", "steps", "engine iterations", "never", num_steps),
     Metric("busy_s", "s", "sum of duration over steps", "never", busy_s),
+    Metric(
+        "step_requests", "requests", "distribution over steps of num_refresh + num_reuse", "no steps", step_requests
+    ),
     Metric("mean_running", "requests", "sum of num_running * duration / sum of duration", _NO_TIME, mean_running),
     Metric(
         "phase_mix",

@@ -381,11 +381,23 @@ def test_slabs_of_a_static_batch_are_equal_and_adjacent() -> None:
     assert [item.kv_start for item in plan.items] == [0, slab, 2 * slab]
 
 
-def test_a_static_batch_has_one_generation_setting() -> None:
+def test_a_static_batch_has_one_schedule() -> None:
+    """The third takes two steps a block, and waits; the fourth needs not wait for it."""
     scheduler = static(4)
-    arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 8, 12, 8))]
-    sizes = [len(step.plan.admitted) for step in drive(scheduler, arrivals, lambda i, n: 1) if step.plan.admitted]
-    assert sizes == [2, 1, 1]
+    asked = ((8, 8), (8, 8), (12, 6), (8, 8))
+    arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=steps)) for i, (gen, steps) in enumerate(asked)]
+    batches = [step.plan.admitted for step in drive(scheduler, arrivals, lambda i, n: 1) if step.plan.admitted]
+    assert [[request.request_id for request in batch] for batch in batches] == [[0, 1, 3], [2]]
+
+
+def test_members_of_several_lengths_end_with_the_longest() -> None:
+    arrivals = [(0, request_of(9, request_id=i, gen_length=gen, steps=gen)) for i, gen in enumerate((8, 20, 12))]
+    steps = drive(static(4), arrivals, lambda i, n: 1)
+    assert [len(step.plan.items) for step in steps] == [3] * 20
+    assert [step.finished for step in steps] == [()] * 19 + [(0, 1, 2)]
+    assert [sum(item.commit for item in step.plan.items) for step in steps] == [3] * 8 + [2] * 4 + [1] * 8
+    for step in steps:
+        assert len({item.phase for item in step.plan.items}) == 1
 
 
 def test_a_static_batch_refuses_thresholds() -> None:

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.dllm.config import GenerationConfig
+from engines.dllm.sequence import steps_per_block
 from engines.errors import UserError
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.card import CARDS_DIR, HubReference, known_datasets, load_card, parse_card
@@ -476,7 +477,7 @@ def test_own_text_is_cut_and_continued(tmp_path: Path) -> None:
         assert request.prompt_ids[:30] == tuple(range(1, min(length, 30) + 1))
 
 
-def test_gen_length_of_a_row_keeps_the_steps_per_block(tmp_path: Path) -> None:
+def test_gen_length_of_a_row_keeps_the_steps_of_whole_blocks(tmp_path: Path) -> None:
     path = write_jsonl(
         tmp_path / "t.jsonl",
         {"prompt_len": 9, "arrival_s": 2, "gen_length": 128},
@@ -487,9 +488,10 @@ def test_gen_length_of_a_row_keeps_the_steps_per_block(tmp_path: Path) -> None:
     requests = build_workload(cfg, replace(GENERATION, steps=32)).requests
     assert [(r.prompt_len, r.arrival_s, r.generation.gen_length, r.generation.steps) for r in requests] == [
         (9, 0.0, 128, 64),
-        (10, 1.5, 40, 32),
+        (10, 1.5, 40, 20),
         (11, 2.0, 64, 32),
     ]
+    assert [steps_per_block(r.generation) for r in requests] == [(16,) * 4, (16, 4), (16, 16)]
 
 
 def test_trace_arrivals_keep_lengths_beside_their_times(tmp_path: Path) -> None:

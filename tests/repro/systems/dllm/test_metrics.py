@@ -111,6 +111,18 @@ def test_golden_summary() -> None:
             "all": {"limits": {"e2el_s": 100.0}, "num_good": 3, "requests_s": 3 / 8, "attainment": 3 / 5},
         },
         "num_steps": 4,
+        "step_requests": {
+            "n": 4,
+            "mean": 1.25,
+            "std": pytest.approx(1.0897247358851685),
+            "min": 0.0,
+            "max": 3.0,
+            "span": 3.0,
+            "p50": 1.0,
+            "p90": None,
+            "p95": None,
+            "p99": None,
+        },
         "busy_s": 8.0,
         "mean_running": (1 * 2 + 3 * 3 + 1 * 3) / 8,
         # The last step held no sequence.

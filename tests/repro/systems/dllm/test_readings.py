@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from repro.systems.calibration import load_calibration
 from repro.systems.dllm import on_torch
 from repro.systems.dllm.batching import BATCH_RULES, READINGS
 from repro.systems.dllm.deployment import Deployment
+from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.metrics import num_steps
 from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.shapes import model_shape
@@ -632,3 +635,28 @@ def test_figures_and_systems_know_the_same_readings() -> None:
     assert [View(platform=CPU_TINY, reading=name).reading for name in READINGS] == list(READINGS)
     with pytest.raises(UserError, match="reading='fast' is unknown: use one of published, efficient, policy"):
         View(platform=CPU_TINY, reading="fast")
+
+
+@pytest.mark.parametrize("system", ["fast-dllm", "sparse-dllm", "llada", "dream"])
+def test_a_trace_of_many_lengths_is_batched_and_says_so(tmp_path: Path, system: str) -> None:
+    """Every request asks for another length, most of them for no whole blocks."""
+    path = tmp_path / "trace.jsonl"
+    rows = [{"arrival_s": 0.0, "prompt_len": 20 + i, "gen_length": 33 + 5 * i} for i in range(12)]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n", encoding="utf-8")
+    model = {"model": "dream-7b", "alg": "entropy"} if system == "dream" else {"model": "llada-8b"}
+    knobs = {"num_prompts": 12, "reading": "efficient", "dataset_path": str(path), "dataset_source": "local", **model}
+    knobs |= {"arrivals": "trace"}
+    cell = Cell(
+        system=system,
+        dataset="osc",
+        platform="h200",
+        executor="roofline",
+        rate=None,
+        seed=0,
+        knobs=tuple(knobs.items()),
+    )
+    record = prepare(cell).run()
+    assert DLLM.assess(record).reasons == ()
+    assert record.facts["batch_size"] == 12
+    assert record.facts["batch_ran"] == {"mean": 12.0, "largest": 12}
+    assert record.requests["output_len"] == [row["gen_length"] for row in rows]
