@@ -373,8 +373,8 @@ def test_a_shape_has_no_tokenizer(generate: Generate, tmp_path: Path) -> None:
         ("llada", "--system dllm-cache --cfg-scale 1.5 --cfg-interval 3 --gen-interval 4"),
         ("dream", "--system dream --alg entropy --temperature 0.2 --top-p 0.95 --alg-temp 0.1"),
         ("dream", "--system dllm-cache --alg maskgit_plus --alg-temp 0.5"),
-        ("dream", "--system sparse-dllm --temperature 0.2 --top-p 0.95 --gen-length 32"),
-        ("dream", "--system fast-dllm --alg confidence_threshold --gen-length 32"),
+        ("dream", "--system sparse-dllm --temperature 0.2 --top-p 0.95"),
+        ("dream", "--system fast-dllm --alg confidence_threshold"),
         ("dream", "--temperature 1 --top-k 5"),
     ],
 )
