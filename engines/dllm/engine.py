@@ -31,7 +31,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         self.executor.validate(request)
-        self.scheduler.submit(request)
+        asked(self.scheduler.submit, request)
         self._ledger.submit(request)
 
     def cancel(self, request_id: int) -> None:

@@ -7,6 +7,8 @@ from importlib import import_module
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method, check_ties
+from engines.dllm.needs import check_simulated
+from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
@@ -85,6 +87,11 @@ class DllmSystem:
         sampler = self.method.sampler(settings.family, settings.options)
         batching = batching_of(self.method, settings.reading)
         require(lengths != [], "the workload has no requests: ask for at least one")
+        if settings.is_simulated:
+            check_simulated("method", self.method, keeps_state=True)
+            check_simulated("refresh rule", sampler.rule)
+            if batching.kind == "packed":
+                check_simulated("scheduler", scheduler_of(settings.engine.scheduler), keeps_state=True)
         config = replace(
             settings.engine,
             sparsity=sampler.sparsity,
