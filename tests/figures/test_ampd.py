@@ -23,7 +23,7 @@ from repro.reports.paper import load_claims
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.statistics import student_t_two_sided
+from repro.runs.statistics import Interval, student_t_two_sided
 from repro.runs.store import StoredRun
 from repro.systems.ar.planning import PLANNER_SYSTEM
 from repro.systems.platforms import platform
@@ -176,6 +176,13 @@ def test_behind_is_what_lies_below_by_more_than_the_interval(ours: list[float], 
     assert [text.partition(": ")[2] for text in found] == said
 
 
+def test_notes_say_the_gains_of_each_over_each_and_where_it_is_not_ahead() -> None:
+    notes = gains_of.summary_notes(fig4.table_of(session_runs(fig4.cells(VIEW), share), VIEW), VIEW)
+    assert len(notes) == 8 + 3
+    assert all(" over " in note and "largest" in note for note in notes[:8])
+    assert all(note.endswith(" in 60 of 60 cells.") for note in notes[8:])
+
+
 def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
     runs = session_runs(fig5.cells(VIEW), share)
     fig5.render(runs, VIEW, tmp_path)
@@ -200,6 +207,31 @@ def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected
     assert found["ampd-beta-peak"].value == -0.75, "flat"
     assert found["ampd-w-insensitive"].value == pytest.approx(0.0)
     assert {"ampd-f6-alpha-1", "ampd-f6-w-5", "ampd-f6-beta-0.75"} <= found.keys()
+    level = by_claim(fig6.findings(session_runs(fig6.cells(VIEW), lambda cell: 0.5), VIEW))
+    assert level["ampd-alpha-peak"].value < 0, "what is as high as both ends is no peak"  # type: ignore[operator]
+
+    def noisy(cell: Cell) -> float:
+        return 0.5 + (0.01 + 0.2 * (cell.seed - 1)) * (cell.knob_values.get("alpha", 0.9) == 0.9)
+
+    unsure = by_claim(fig6.findings(session_runs(fig6.cells(VIEW), noisy), VIEW))
+    assert unsure["ampd-alpha-peak"].value < 0, "nor what is above them within noise"  # type: ignore[operator]
+
+
+def test_figure_6_calls_apart_what_differs_by_more_than_its_interval() -> None:
+    def interval(mean: float | None, half_width: float | None) -> Interval:
+        return Interval(mean=mean, half_width=half_width, n=3, confidence=0.95)
+
+    for mean, half_width, is_apart in (
+        (0.5, 0.4, True),
+        (-0.5, 0.4, True),
+        (0.5, 0.6, False),
+        (-0.5, 0.6, False),
+        (0.5, None, True),
+        (0.0, None, False),
+        (0.0, 0.0, False),
+        (None, None, False),
+    ):
+        assert fig6._is_apart(interval(mean, half_width)) is is_apart
 
 
 def test_figure_8_is_of_end_to_end_latency(tmp_path: Path) -> None:

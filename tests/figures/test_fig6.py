@@ -51,6 +51,27 @@ def made(view: View) -> list[StoredRun]:
     return [graded(cell) for cell in fig6.cells(view)]
 
 
+def test_a_ratio_to_none_solved_is_to_the_most_that_the_interval_leaves() -> None:
+    def none_solved(run: StoredRun) -> StoredRun:
+        knobs = run.cell.knob_values
+        if (run.cell.dataset, knobs["selection"], knobs.get("retention_ratio")) != ("mini-code", "uniform", 0.1):
+            return run
+        return changed(run, record=run.record.with_columns("requests", correct=[False] * N))
+
+    usual, none = (
+        {each.claim: each for each in fig6.findings(runs, VIEW)}
+        for runs in (made(VIEW), [*map(none_solved, made(VIEW))])
+    )
+    assert usual["dllm-he-ratio"].value == pytest.approx(4.0)
+    assert usual["dllm-gsm-gain"].value == pytest.approx(300.0)
+    assert usual["dllm-gsm-match"].value == pytest.approx(-10.0)
+    high = wilson_interval(0, N)[1]
+    assert none["dllm-he-ratio"].value == pytest.approx(0.4 / high)
+    assert f"interval ({100 * high:.2g} %; it solves none) at 10 %" in none["dllm-he-ratio"].how
+    assert none["dllm-he-uniform"].value == 0
+    assert not none["dllm-he-ratio"].comparable
+
+
 def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[StoredRun]:
     def is_it(run: StoredRun) -> bool:
         knobs = run.cell.knob_values

@@ -202,6 +202,14 @@ def test_figure_3_holds_where_every_mixture_agrees(odd: tuple[int, int], ttft_s:
     assert (rises.holds, convoy.holds, convoy.value) == (up == more == 9, more == 9, more)
 
 
+def test_figure_3_says_how_many_times_as_long_short_prompts_wait() -> None:
+    def slower(cell: Cell) -> dict[str, float]:
+        return {"ttft_s": 0.05 * (1 + 50 * int(cell.knob_values["long_clients"] or 0)) * (1 + 0.001 * cell.seed)}
+
+    rises = by_claim(fig3.findings(prefill_runs(fig3.cells(VIEW), slower), VIEW))["laps-fig3-interference"]
+    assert rises.how.startswith("51.0 to 801 times as long;")
+
+
 def test_figure_5_asks_for_a_gain_in_most_settings() -> None:
     def waited(cell: Cell) -> dict[str, float]:
         return {"rps": 100 + 1000 * float(cell.knob_values["max_window_s"] or 0) + 0.01 * cell.seed}

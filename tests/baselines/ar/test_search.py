@@ -55,6 +55,13 @@ def test_half_of_an_odd_number_is_the_larger_half() -> None:
     assert [each.attainment for each in found[:3]] == sorted((each.attainment for each in found[:3]), reverse=True)
 
 
+def test_a_candidate_alone_is_tried_on_every_sample() -> None:
+    (one,) = search(
+        vllm_candidates(PLATFORM, 8, longest_context=3000)[:1], [sample(1, num=8), sample(2, num=8)], SLO, READING
+    )
+    assert one.num_samples == 2
+
+
 def test_shortlist_holds_the_best_of_all_splits() -> None:
     """Simulated, the best of the shortlist of four is the best of all six."""
     every = disaggregated_shortlist(PLATFORM, MODEL, planning(), 8, size=99)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -120,3 +122,9 @@ def test_real_worker_is_profiled_by_the_same_code() -> None:
 
 PLATFORM = Hardware(shape=LLAMA_3_1_70B, gpu=H20, constants=PHYSICAL)
 MODEL = profile_hardware(PLATFORM, num_gpus=8)
+
+
+def test_a_profile_covers_one_token_to_8192_two_sizes_an_octave() -> None:
+    assert (TOKENS[0], TOKENS[-1], len(TOKENS)) == (1, 8192, 26)
+    assert {2**power for power in range(14)} <= set(TOKENS)
+    assert all(1.3 < after / before < 1.55 for before, after in pairwise(TOKENS[2:]))

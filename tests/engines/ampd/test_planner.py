@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from itertools import product, starmap
 from types import ModuleType
@@ -231,6 +232,19 @@ def test_solvers_agree_with_enumeration(solver: Solver, program: Program, num_cu
         assert theirs not in cuts
         assert program.value(*theirs) == pytest.approx(program.value(*ours), rel=1e-3)
         cuts.append(ours)
+
+
+@pytest.mark.parametrize("solver", [by_enumeration, *SOLVERS])
+def test_the_worst_phase_comes_first_and_the_sum_decides_among_equals(solver: Solver) -> None:
+    """Eight GPUs: 1.0 and 1.0 before 1.5 and 0.1, whose sum is less; but 1.0 and 0.4 before 1.0 and 1.0."""
+    pre, dec = {(4, 1): 1.0, (2, 1): 1.5}, {(4, 1): 1.0, (2, 3): 0.1}
+    program = Program(prefill=pre, decode=dec, num_gpus=8, uses_all=True, objective="max")
+    assert solver(program, []) == Choice((4, 1), (4, 1))
+    assert solver(program, [Choice((4, 1), (4, 1))]) == Choice((2, 1), (2, 3))
+    equals = replace(program, prefill={(4, 1): 1.0, (2, 1): 1.0}, decode={(4, 1): 1.0, (2, 3): 0.4})
+    assert solver(equals, []) == Choice((2, 1), (2, 3))
+    summed = replace(program, objective="sum")
+    assert solver(summed, []) == Choice((2, 1), (2, 3))
 
 
 def brute_force(program: Program, top: int) -> list[Choice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.prefill import h200_14b
+from support.prefill import LINEAR_MODEL, h200_14b
 
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import FALLBACK, Bucket, Rung
@@ -112,6 +112,11 @@ def test_the_fitted_model_predicts_the_steps_it_has_not_seen() -> None:
     assert MODEL.mean_error < 0.01
     assert MODEL.knee_tokens == pytest.approx(400, rel=0.02)
     assert set(MODEL.shapes) == {*GRID, *LADDER}
+
+
+def test_a_model_without_graphs_has_no_look_to_pay_for() -> None:
+    chunks = [Chunk(10, 30), Chunk(0, 5)]
+    assert LINEAR_MODEL.step_s(chunks, 0, 0, FALLBACK) == LINEAR_MODEL.step_s(chunks, 0, 0) == pytest.approx(0.035)
 
 
 def test_a_step_of_work_that_hides_the_floor_is_the_sum_of_its_requests() -> None:

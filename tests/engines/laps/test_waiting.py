@@ -193,6 +193,14 @@ def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps: list[floa
     assert not trace.queue
 
 
+@pytest.mark.parametrize(("tokens", "goes"), [(8191, False), (8192, True)])
+def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens: int, goes: bool) -> None:
+    wait = AdaptiveWait(WaitConfig(slo_s=None), (64,), lambda requests, tokens: 0.0)
+    queue = ClassQueue(10_000)
+    queue.push(task(0, tokens))
+    assert wait.next_batch(queue, 0.0).depth == goes
+
+
 # ---- in a run -----------------------------------------------------------------------------------------
 
 

@@ -365,7 +365,7 @@ def test_answers_of_different_things_are_one_and_orderings_hold_together() -> No
     ):
         parts = [answer(claim.id, (1.0,) * 3, of=of, holds=holds) for of, holds in ((CARD, left), (L40S, right))]
         assert judge(claim, parts).verdict == verdict
-    for left, right in ((None, True), (True, None)):
+    for left, right in ((None, True), (True, None), (False, None)):
         parts = [answer(claim.id, (1.0,) * 3, of=of, holds=holds) for of, holds in ((CARD, left), (L40S, right))]
         with pytest.raises(ValueError, match="must say whether it holds"):
             judge(claim, parts)
