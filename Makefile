@@ -115,7 +115,7 @@ test: $(STAMP)
 
 # Its own environment, on top of the other: what is installed there is not installed twice.
 test-extras: $(STAMP)
-	$(SAY) 'test-extras: lm-eval, transformers and datasets in $(EXTRAS), and the tests that need them (2-4 minutes)'
+	$(SAY) 'test-extras: lm-eval, transformers and datasets in $(EXTRAS), and the tests that need them (1-3 minutes)'
 	@test -x $(EXTRAS)/bin/python || $(PYTHON) -m venv $(EXTRAS)
 	@site='import sysconfig; print(sysconfig.get_path("purelib"))'; \
 	  $(BIN)/python -c "$$site" > "$$($(EXTRAS)/bin/python -c "$$site")/setup.pth"

@@ -117,8 +117,21 @@ MESSAGES = [
         "reading='policy' has no effect on component='scheduler'",
     ),
     (
-        ("figure", "fig3", "--platform", "rtx4090", "--reading", "policy", "--num-runs", "2", "--request-rate", "0.5"),
-        "run this first: repro reproduce fig3 --platform rtx4090 --reading policy --num-runs 2 --request-rate 0.5 --result-dir r",
+        (
+            "figure",
+            "fig3",
+            "--platform",
+            "rtx4090",
+            "--reading",
+            "policy",
+            "--num-runs",
+            "2",
+            "--request-rate",
+            "0.5",
+            "--accept-other-code",
+        ),
+        "run this first: repro reproduce fig3 --platform rtx4090 --reading policy --num-runs 2 --request-rate 0.5 "
+        "--result-dir r --accept-other-code",
     ),
     (("bench", "--platform", "h20x32", "--system", "llada"), "for this kind of system: use cpu-tiny, rtx4090, l40s,"),
     (("calibrate",), "add --write"),

@@ -13,6 +13,7 @@ from repro.cli.said import lengths_line
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
+from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.part import DllmPart
 from repro.systems.http.knobs import HttpKnobs
@@ -109,8 +110,6 @@ def test_runs_of_several_lengths_are_told_as_a_span(tmp_path: Path) -> None:
         for length in (20, 400, 100)
         for seed in (0, 1)
     ]
-    from repro.runs.sweep import Sweep
-
     sweep = Sweep([prepare(cell) for cell in cells], Store(tmp_path))
     sweep.run(jobs=1)
     assert lengths_line(sweep.runs) == "mean tokens of a prompt / of an answer: osc 20 to 400 / 32"
