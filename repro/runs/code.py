@@ -95,22 +95,23 @@ def _is_loose(top: str) -> bool:
     """Whether a package is neither Python's own nor installed, but somebody's source."""
     if top in (*sys.stdlib_module_names, "paper_figures"):  # which draw numbers and decide none
         return False
-    spec = _spec(top)
+    spec = spec_of(top)
     places = [] if spec is None else spec.submodule_search_locations or [str(spec.origin)]
     return any(not {"site-packages", "dist-packages"} & set(Path(each).parts) for each in places)
 
 
-def _spec(top: str) -> ModuleSpec | None:
+def spec_of(top: str) -> ModuleSpec | None:
     try:
         return find_spec(top)
-    except ValueError:  # a script, say
-        return None
+    except ValueError:  # a script, say, which is in no package
+        file = getattr(sys.modules[top], "__file__", None)
+        return None if file is None else ModuleSpec(top, None, origin=str(file))
 
 
 def place(name: str) -> Path | None:
     """Where a module lies. Found on disk: asking the import system would import the packages above."""
     top, *rest = name.split(".")
-    spec = _spec(top)
+    spec = spec_of(top)
     if spec is None:
         return None
     if spec.submodule_search_locations is None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from engines.errors import UserError
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
@@ -37,18 +38,12 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        return code_of((*self.deployment.modules, *sorted(self._named)))
+        return code_of((*self.deployment.modules, *_named(self.cell)))
 
     @property
     def plugged_in(self) -> frozenset[str]:
         """Packages that are none of ours."""
         return frozenset(name.partition(".")[0] for name in self.code.modules) - PACKAGES
-
-    @property
-    def _named(self) -> set[str]:
-        """Modules that the cell names, as ``module:NAME``."""
-        values = (self.cell.system, self.cell.platform, *self.cell.knob_values.values())
-        return {module for value in values if (module := _module(value)) is not None}
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -86,10 +81,20 @@ class Experiment:
         return with_waits(record) if self.family.serves else record
 
 
+def _named(cell: Cell) -> list[str]:
+    """Modules that the cell names, as ``module:NAME``."""
+    values = (cell.system, cell.platform, *cell.knob_values.values())
+    return [module for value in values if (module := _module(value)) is not None]
+
+
 def _module(value: object) -> str | None:
     where, colon, _ = value.partition(":") if isinstance(value, str) else ("", "", "")
     is_name = colon and all(part.isidentifier() for part in where.split("."))
-    return where if is_name and where.partition(".")[0] not in sys.stdlib_module_names and place(where) else None
+    if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
+        return None
+    if where in sys.modules and getattr(sys.modules[where], "__file__", None) is None:
+        raise UserError(f"{value!r} is of a module in no file, whose edits nobody would see: put it into a file")
+    return where if place(where) else None
 
 
 def check_device(cell: Cell) -> None:
@@ -107,6 +112,7 @@ def _as_asked(cell: Cell) -> Cell:
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
     deployment, workload = SYSTEMS.get(cell.system).prepare(_as_asked(cell))
+    _named(cell)  # refuses what lies in no file
     digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), "basis": digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)

@@ -30,7 +30,7 @@ Inputs = Mapping[str, str | None]
 """Name -> digest of what it stood for; None where it was not there."""
 
 TWO = "two versions"
-"""Instead of a digest, of what one process saw changing: which of the two a number rests on cannot be told."""
+"""Instead of a digest, of what one process saw changing, or did not see: what a number rests on cannot be told."""
 FOREIGN, LIBRARY, STANDARD, OURS, HARNESS = "foreign", "library", "standard", "ours", "harness"
 
 _HOME = Path(__file__).resolve().parents[2]
@@ -59,6 +59,8 @@ class _Seen:
         """As ``owners``: of files written; and of those that had been written before they were read."""
         self.variables: dict[str, str | None] = {}
         self.is_on = False
+        self.before: set[str] = set()
+        """Files of modules that were imported before."""
         self.own = threading.local()
 
     def hear(self, event: str, args: tuple[object, ...]) -> None:
@@ -114,7 +116,19 @@ def watch() -> None:
     """From now on; once a process. A hook cannot be taken away again, and costs what opens a file some microseconds."""
     if not _seen.is_on:
         _seen.is_on = True
+        _seen.before = set(_imported())
         sys.addaudithook(_seen.hear)
+
+
+def _imported() -> Iterator[str]:
+    """Files of modules that are imported whole. A script is at work, and so is a module that is about to import us."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        is_at_work = name in ("__main__", "__mp_main__") or getattr(
+            getattr(module, "__spec__", None), "_initializing", False
+        )
+        if isinstance(file, str) and not is_at_work and _kind(file) == FOREIGN:
+            yield file
 
 
 def inputs_of(modules: Iterable[str]) -> dict[str, str | None]:
@@ -126,6 +140,8 @@ def inputs_of(modules: Iterable[str]) -> dict[str, str | None]:
     read = _seen.rested_on(sources)
     found = {_name(path, roots): _settled(path, _seen.digests[path]) for path in read}
     code = {*sources, *(path for path in read if path.endswith(".py") and _kind(path) == FOREIGN)}
+    for unseen in code & _seen.before:
+        found[f"{_name(unseen, roots)}, imported before repro"] = TWO
     for told in sorted({told for source in code for told in _told(source)}):
         if _seen.writers.get(told, set()) & {HARNESS, *code}:
             continue

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER
-from repro.runs.code import PACKAGES
+from repro.runs.code import PACKAGES, spec_of
 from repro.runs.experiment import Experiment
 
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
@@ -35,7 +34,7 @@ def plugged_in(experiments: Iterable[Experiment]) -> frozenset[str]:
 
 def _sources(package: str) -> Iterator[Path]:
     """Its folders, several where it is spread over ``sys.path``; or the file that it is."""
-    spec = find_spec(package)
+    spec = spec_of(package)
     if spec is None:
         return
     if spec.submodule_search_locations is not None:

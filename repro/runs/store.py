@@ -263,7 +263,7 @@ class Store:
             return unusable(f"code changed: {_named(changed)}")
         if read := changed_inputs(provenance["inputs"], code.modules):
             if not self.accept_other_code:
-                return unusable(f"what its plug-in reads has changed: {_named(read)}")
+                return unusable(f"what its plug-in reads has changed, or is not known: {_named(read)}")
             changed += read
         unlike = _unlike(manifest.get("machine"), experiment.machine)
         if unlike and not self.accept_other_machine:

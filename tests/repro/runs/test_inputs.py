@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.command import Result, repro
+from support.command import Result, refused, repro
 
 from repro.runs import code, inputs
 from repro.runs.code import code_of
@@ -209,6 +210,40 @@ def test_a_module_that_was_edited_after_it_was_imported(folder: Path) -> None:
     assert stale(before, codes)
 
 
+def test_what_was_read_before_anybody_looked_is_not_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script imports its plug-in first; ``helper`` is about to import us, and reads what it reads later."""
+    change(folder, "1")
+    write(folder, plug="import helper\nfrom other import deep\ndef number(): pass\n")
+    importlib.import_module("plug")
+    monkeypatch.setattr(sys.modules["helper"].__spec__, "_initializing", True, raising=False)
+    monkeypatch.setattr(inputs._seen, "before", set(inputs._imported()))
+    found, codes = run(), code_of(["plug"])
+    assert {name for name in found if name.endswith(", imported before repro")} == {
+        f"{name}, imported before repro" for name in ("plug.py", "other/__init__.py", "other/deep.py")
+    }
+    assert stale(found, codes)
+    monkeypatch.setattr(inputs._seen, "before", set())
+    forget()
+    assert not stale(run(), codes)
+
+
+def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = types.ModuleType("__main__")
+    exec("from engines.dllm.scheduling.scheduler import PhaseScheduler\nclass Own(PhaseScheduler): pass", vars(script))
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    bench = (*BENCH, "--scheduler", "__main__:Own", "--result-dir", folder / "runs", "--dry-run")
+    refused(repro(*bench), "'__main__:Own' is of a module in no file, whose edits nobody would see: put it into a file")
+    (folder / "work" / "script.py").write_text("ALPHA = 1\n")
+    script.__file__ = str(folder / "work" / "script.py")
+    assert "no folder" in repro(*bench).out
+    first = code_of(["__main__"])
+    (folder / "work" / "script.py").write_text("ALPHA = 2\n")
+    forget()
+    assert code_of(["__main__"]).changed_from(first.modules) == ("__main__",)
+
+
 def test_a_name_is_the_same_on_another_machine_and_holds_no_folder_of_this(folder: Path) -> None:
     change(folder, "1")
     write(
@@ -268,14 +303,14 @@ def test_a_stale_number_is_not_served(folder: Path, monkeypatch: pytest.MonkeyPa
         assert '"why": "done: ' in bench("--seed", seed, "--dry-run").out
     (folder / "src" / "data.txt").write_text("2")
     for seed in (0, 1):
-        assert "what its plug-in reads has changed: data.txt" in bench("--seed", seed, "--dry-run").out
-    assert "what its plug-in reads has changed: data.txt" in bench("--dry-run", by="far").out
+        assert "what its plug-in reads has changed, or is not known: data.txt" in bench("--seed", seed, "--dry-run").out
+    assert "what its plug-in reads has changed, or is not known: data.txt" in bench("--dry-run", by="far").out
     assert "other code: data.txt" in bench("--accept-other-code", "--dry-run").out
     forget_plugs()
     assert "1 run done, 0 reused" in bench("--force").err
     (folder / "src" / "data.txt").write_text("1")
     forget_plugs()
-    assert "what its plug-in reads has changed: data.txt" in bench("--dry-run").out
+    assert "what its plug-in reads has changed, or is not known: data.txt" in bench("--dry-run").out
 
 
 def forget_plugs() -> None:

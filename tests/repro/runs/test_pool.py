@@ -512,7 +512,7 @@ def test_what_was_read_here_counts_where_another_process_makes_the_run(tmp_path:
     (done,) = Sweep([sent], Store(tmp_path)).run()
     assert done.run is not None
     assert done.run.provenance["inputs"]["table.json"] == "of before"
-    assert Store(tmp_path).find(sent).reason == "what its plug-in reads has changed: table.json"
+    assert Store(tmp_path).find(sent).reason == "what its plug-in reads has changed, or is not known: table.json"
 
 
 def test_a_pool_is_told_what_was_read_so_far(tmp_path: Path) -> None:
