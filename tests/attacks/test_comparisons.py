@@ -14,7 +14,7 @@ from support.fake_system import fake_cell
 from engines.errors import UserError
 from repro.cli.sweep import require_alike
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.store import Store, StoredRun
+from repro.runs.store import Store, StoredRun, _unlike
 from repro.runs.sweep import Sweep
 
 SIMULATED = ("bench", "--platform", "rtx4090", "--num-prompts", 2)
@@ -53,9 +53,7 @@ def test_a_run_of_another_machine_is_drawn_and_marked_and_never_added_to(
     assert accepted is not None
     assert accepted.obtained.split(", ")[-1] == "other machine"
     # Of a run that does not say what it was measured on, nothing is known to be alike.
-    manifest = run.folder / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "machine": None}))
-    assert "it does not say which" in Store(tmp_path).find(experiment).reason
+    assert _unlike(None, experiment.machine) == "it does not say which"
     require_alike([replace(run, manifest={**run.manifest, "machine": None})], "fig")
 
 

@@ -286,8 +286,9 @@ def stored_in(archive: Path, root: str) -> set[str]:
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    """Every stored byte but the times and machine of a run."""
+    """Every stored byte but the times and machine of a run, and the lock of one that a killed process was making."""
     files = (path for path in root.rglob("*") if path.is_file() and path.name != "provenance.json")
+    files = (path for path in files if not path.name.endswith(".lock"))
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
 
 
