@@ -11,6 +11,7 @@ from engines.errors import UserError
 from engines.hardware.catalogue import H200, RTX4090
 from engines.laps.buckets import GRID, LADDER
 from engines.laps.cost import PrefillConstants, PrefillCost
+from engines.laps.step_model import StepModel
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B
 
 COST, MODEL = h200_14b()
@@ -112,6 +113,28 @@ def test_the_fitted_model_predicts_the_steps_it_has_not_seen() -> None:
     assert MODEL.mean_error < 0.01
     assert MODEL.knee_tokens == pytest.approx(400, rel=0.02)
     assert set(MODEL.shapes) == {*GRID, *LADDER}
+
+
+def test_the_model_s_formula_by_hand() -> None:
+    """T = base + request B + max(floor, token N + alpha sum L (L + 2H) + history sum H), and over a graph what histories add."""
+    model = StepModel(
+        base_s=1.0,
+        request_s=0.5,
+        floor_s=20.0,
+        token_s=2.0,
+        alpha=0.25,
+        history_s=0.125,
+        shapes={Bucket(8, 2): 7.0, Rung(8): 9.0},
+    )
+    chunks = [Chunk(3, 2), Chunk(0, 4)]
+    work = 2.0 * 6 + 0.25 * (2 * (2 + 6) + 4 * 4) + 0.125 * 3
+    assert model.step_s(chunks, 0, 0) == 1.0 + 0.5 * 2 + work == 22.375
+    assert model.step_s([Chunk(3, 2)], 0, 0) == 1.0 + 0.5 + 20.0
+    assert model.step_s(chunks, 0, 0, Bucket(8, 2)) == 7.0 + 0.5 * 2 + 2 * 0.25 * 6 + 0.125 * 3
+    assert model.step_s(chunks, 0, 0, Rung(8)) == 9.0 + 0.5 * 2 + 2 * 0.25 * 6 + 0.125 * 3 + 0.25 * (4 + 16)
+    assert model.work_s(3, 2) == 0.5 + 2.0 * 2 + 0.25 * 2 * 8 + 0.125 * 3
+    assert model.prefill_s(3, 2) == 21.5
+    assert model.knee_tokens == 10.0
 
 
 def test_a_model_without_graphs_has_no_look_to_pay_for() -> None:

@@ -369,3 +369,9 @@ def test_answers_of_different_things_are_one_and_orderings_hold_together() -> No
         parts = [answer(claim.id, (1.0,) * 3, of=of, holds=holds) for of, holds in ((CARD, left), (L40S, right))]
         with pytest.raises(ValueError, match="must say whether it holds"):
             judge(claim, parts)
+
+
+def test_a_claim_of_nothing_in_particular_takes_the_first_answer() -> None:
+    claim = replace(CLAIMS["dllm-4090-burst-peak"], of=())
+    parts = [answer(claim.id, value, of=of) for value, of in ((76.6, ("a",)), (1.0, ("b",)))]
+    assert (judge(claim, parts).verdict, judge(claim, parts[::-1]).verdict) == ("reproduced", "not reproduced")
