@@ -31,7 +31,7 @@ DECIDING = [(name, where) for name, entry in FIGURES.items() for where in decide
 OTHERS = [
     (name, where)
     for name, entry in FIGURES.items()
-    for where in entry.load().PLATFORMS
+    for where in (*entry.load().PLATFORMS, *(("cpu-tiny",) if name in ("laps/fig1", "laps/fig5", "laps/fig6") else ()))
     if (name, where) not in DECIDING
 ]
 
