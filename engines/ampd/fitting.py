@@ -5,11 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import pairwise
+from math import fsum
 
 import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
+from engines.least_squares import least_squares
 
 Floats = npt.NDArray[np.float64]
 
@@ -68,11 +70,11 @@ def _fit_segments(x: Floats, scaled: Floats, values: Floats) -> Segments:
             rows = scaled[order[starts[first] : starts[end]]]
             if len(rows) < least:
                 continue
-            # Columns differ by many orders of magnitude; scale them before solving.
-            norms = np.linalg.norm(rows, axis=0)
-            norms[norms == 0] = 1.0
-            solution = np.linalg.lstsq(rows / norms, np.ones(len(rows)), rcond=None)[0] / norms
-            found[first, end] = float(((rows @ solution - 1) ** 2).sum()), solution
+            columns = rows.T.tolist()
+            solution = least_squares(columns, [1.0] * len(rows))
+            # As a product of matrices would round them, no two machines would have them alike.
+            missed = [fsum([*(c * x for c, x in zip(solution, row, strict=True)), -1.0]) for row in rows.tolist()]
+            found[first, end] = fsum([miss * miss for miss in missed]), np.array(solution)
     return found
 
 

@@ -193,7 +193,7 @@ class Roofline:
             attention_s=attention_s,
             logits_s=logits_s,
             overhead_s=overhead_s,
-            bound="compute" if sum(compute) >= sum(traffic) else "memory",
+            bound="compute" if math.fsum(compute) >= math.fsum(traffic) else "memory",
             flops=linear.flops + attention.flops + logits.flops,
             bytes=linear.bytes + attention.bytes + logits.bytes,
         )

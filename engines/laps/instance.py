@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from math import fsum
 from typing import Any, Protocol
 
 from engines.ar.cluster.batching import Batching, Situation, StepPlan
@@ -82,7 +83,7 @@ class PrefillInstance:
         passed_s = now - self._signals_s
         utilisation = (busy_s - self._busy_before_s) / passed_s if passed_s > 0 else 0.0
         backlog_s = self.queue.backlog_s / num_sharing
-        backlog_s += sum(task.estimate_s * task.left / task.tokens for task in self.begun)
+        backlog_s += fsum(task.estimate_s * task.left / task.tokens for task in self.begun)
         found = Signals(backlog_s, sum(late) / len(late) if late else 0.0, utilisation)
         self._finished_late, self._signals_s, self._busy_before_s = [], now, busy_s
         return found

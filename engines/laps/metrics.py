@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def summarise(run: PrefillRun, warmup_s: float = 0.0) -> PrefillSummary:
     violated = _floats(requests["violated"])
     done = kept & ~np.isnan(finished_s)
     age_s = np.where(np.isnan(ttft_s), end_s - arrival_s, ttft_s)[kept]
-    busy_s = sum(run.instances["busy_s"])
+    busy_s = fsum(run.instances["busy_s"])
     tokens = sum(run.instances["tokens"])
     p50_s, p90_s, p99_s = (_quantile(ttft_s[done], quantile) for quantile in (0.5, 0.9, 0.99))
     return PrefillSummary(

@@ -20,6 +20,7 @@ from engines.ar.cluster.policy import LeastKvMemory, Local
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts
+from engines.least_squares import least_squares
 
 FIRST_ID = 10**9
 """Sessions of a profile have ids from here on."""
@@ -154,8 +155,7 @@ def _decode(steps: Sequence[tuple[int, int, float]]) -> DecodeFit:
     features = np.stack([np.ones(len(points)), points[:, 0], points[:, 1]], axis=1) / times[:, None]
     # Neither another sequence nor a longer context makes a step shorter: what noise makes negative is left out.
     for kept in ((0, 1, 2), (0, 2), (0, 1), (0,)):
-        norms = np.linalg.norm(features[:, kept], axis=0)
-        solution = np.linalg.lstsq(features[:, kept] / norms, np.ones(len(points)), rcond=None)[0] / norms
+        solution = np.array(least_squares(features[:, kept].T.tolist(), [1.0] * len(points)))
         if (solution >= 0).all():
             break
     error = np.abs(features[:, kept] @ solution - 1).mean()

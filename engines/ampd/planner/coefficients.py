@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 from typing import Literal
 
 import numpy as np
@@ -168,7 +169,7 @@ class ModelCost:
         return self.model.prefill_s(history, tokens, self.degree)
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:
-        return sum(self.prefill_s(*chunk) for chunk in chunks)
+        return fsum(self.prefill_s(*chunk) for chunk in chunks)
 
     def decode_line(self, decoding: int) -> DecodeLine:
         return DecodeLine(self.model.decode_s(decoding, self.degree), 0.0, 0.0)

@@ -7,6 +7,7 @@ Where the policy names no prefill, the decode batch runs until something interru
 from __future__ import annotations
 
 import sys
+from math import fsum
 
 from engines.ar.cluster.batching import IDLE, Batching, Share, Situation, StepPlan
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
@@ -217,7 +218,7 @@ class Instance:
         duration = self._cost.step_s(chunks, decoding, self.batch.context if decoding else 0, plan.mode)
         self.busy_prefill_s += duration
         self.prefilled_tokens += tokens
-        self._running = now, sum(task.estimate_s for task, _ in shares), tokens
+        self._running = now, fsum(task.estimate_s for task, _ in shares), tokens
         self._loop.at(now + duration, self._end_step, shares, Run(now, duration, 0.0, 1) if decoding else None)
 
     def _admitted(self, share: Share, now: float) -> Share:

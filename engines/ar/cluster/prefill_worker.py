@@ -7,6 +7,7 @@ The next step is chosen when the current one begins to compute, so that its hist
 from __future__ import annotations
 
 import sys
+from math import fsum
 
 from engines.ar.cluster.batching import Batching, Share, Situation, StepPlan
 from engines.ar.cluster.hub import Hub
@@ -117,7 +118,7 @@ class PrefillWorker:
         plan, ready_s = self._next_step(max(self._end_s, self._loop.now))
         if plan.shares:
             self._staged = plan, ready_s
-            self._staged_s = sum(share.task.estimate_s for share in plan.shares)
+            self._staged_s = fsum(share.task.estimate_s for share in plan.shares)
 
     def _next_step(self, start_s: float) -> tuple[StepPlan, float]:
         """The step and the time all history it needs is here."""

@@ -339,7 +339,7 @@ class Simulation:
         busy: dict[str, list[float]] = {}
         for role, seconds in zip(workers["role"], workers["busy_prefill_s"], strict=True):
             busy.setdefault(role, []).append(seconds)
-        load = max(sum(each) / len(each) for each in busy.values()) / span_s
+        load = max(math.fsum(each) / len(each) for each in busy.values()) / span_s
         reason = None
         if load > 1:
             reason = (

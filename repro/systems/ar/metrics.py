@@ -79,7 +79,7 @@ def busy_share(record: RunRecord) -> dict[str, float | None]:
         rows = [index for index, each in enumerate(workers["role"]) if each == role]
         for part in ("busy_prefill_s", "busy_decode_s"):
             name = f"{role}_workers_{part.removeprefix('busy_').removesuffix('_s')}"
-            busy = sum(workers[part][row] for row in rows)
+            busy = math.fsum(workers[part][row] for row in rows)
             found[name] = busy / (end_s * len(rows)) if rows and end_s else None
     return found
 

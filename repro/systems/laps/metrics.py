@@ -6,6 +6,7 @@ that never had its first token misses the objective.
 
 from __future__ import annotations
 
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -144,7 +145,7 @@ def busy_share(record: RunRecord) -> float | None:
 
 def busy_s(record: RunRecord) -> float | None:
     durations = record.tables[STEPS]["duration_s"]
-    return sum(durations) if durations else None
+    return fsum(durations) if durations else None
 
 
 def moves_per_minute(record: RunRecord) -> float | None:

@@ -1,0 +1,82 @@
+"""Least squares of a handful of coefficients, to the same bits on every machine.
+
+A library of linear algebra takes other kernels on another CPU, and their last digits differ; simulations rest on what is fitted
+here. Only sums that are rounded once (``math.fsum``), products and square roots are used, whose results IEEE 754 fixes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import fsum, sqrt
+from typing import NamedTuple
+
+DEPENDENT = 1e-12
+"""A column of which the others leave less than this is one of their sums."""
+
+Column = Sequence[float]
+
+
+class Reduced(NamedTuple):
+    """A triangular system with the same least squares, whatever columns of it are used."""
+
+    columns: list[list[float]]
+    target: list[float]
+    rest: float
+    """Squares that no coefficients remove."""
+
+
+def without(column: Column, share: float, unit: Column) -> list[float]:
+    return [value - share * part for value, part in zip(column, unit, strict=True)]
+
+
+def dot(a: Column, b: Column) -> float:
+    return fsum([x * y for x, y in zip(a, b, strict=True)])
+
+
+def reduced(columns: Sequence[Column], target: Column) -> Reduced:
+    """By modified Gram-Schmidt, the longest column that is left first; columns of any length are to be scaled before."""
+    left, rest = [list(column) for column in columns], list(target)
+    waiting = list(range(len(left)))
+    rows: list[list[float]] = []
+    found: list[float] = []
+    while waiting:
+        squared, place = max((dot(left[place], left[place]), -place) for place in waiting)
+        place, length = -place, sqrt(squared)
+        if length <= DEPENDENT:
+            break
+        unit = [value / length for value in left[place]]
+        waiting.remove(place)
+        row = [0.0] * len(left)
+        row[place] = length
+        for other in waiting:
+            row[other] = dot(unit, left[other])
+            left[other] = without(left[other], row[other], unit)
+        found.append(dot(unit, rest))
+        rest = without(rest, found[-1], unit)
+        rows.append(row)
+    made = [[row[place] for row in rows] for place in range(len(left))]
+    return Reduced(made, found, dot(rest, rest))
+
+
+def least_squares(columns: Sequence[Column], target: Column) -> list[float]:
+    """Coefficients of the columns; where these depend on each other, the shortest of all that are best, as the columns are
+    scaled to length 1."""
+    norms = [sqrt(dot(column, column)) or 1.0 for column in columns]
+    scaled = [[value / norm for value in column] for column, norm in zip(columns, norms, strict=True)]
+    made = reduced(scaled, target)
+    # T x = t of full row rank: x is a sum of T's rows. From the last, where T is square: substitution.
+    units: list[list[float]] = []
+    shares: list[float] = []
+    for row, due in reversed(list(zip(zip(*made.columns, strict=True), made.target, strict=True))):
+        own = list(row)
+        for unit, share in zip(units, shares, strict=True):
+            along = dot(unit, own)
+            own = without(own, along, unit)
+            due -= along * share
+        length = sqrt(dot(own, own))
+        units.append([value / length for value in own])
+        shares.append(due / length)
+    return [
+        fsum([share * unit[place] for unit, share in zip(units, shares, strict=True)]) / norm
+        for place, norm in enumerate(norms)
+    ]
