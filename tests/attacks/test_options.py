@@ -129,9 +129,11 @@ MESSAGES = [
             "--request-rate",
             "0.5",
             "--accept-other-code",
+            "--out-dir",
+            "o",
         ),
         "run this first: repro reproduce fig3 --platform rtx4090 --reading policy --num-runs 2 --request-rate 0.5 "
-        "--result-dir r --accept-other-code",
+        "--result-dir r --accept-other-code --out-dir o",
     ),
     (("bench", "--platform", "h20x32", "--system", "llada"), "for this kind of system: use cpu-tiny, rtx4090, l40s,"),
     (("calibrate",), "add --write"),
