@@ -7,6 +7,7 @@
 #   BUDGET       seconds of one call of gpu-suite and gpu-first; GPU_PLATFORM is the platform they measure, read off the
 #                card unless given
 #   TESTS        1 runs the tests marked gpu again before gpu-suite
+#   MUTANTS      how many changes of the code mutate tries, and MUTATION_SEED which
 
 PYTHON ?= python3
 TORCH ?=
@@ -16,6 +17,8 @@ TEST_JOBS ?= 2
 BUDGET ?= 520
 GPU_PLATFORM ?=
 TESTS ?=
+MUTANTS ?= 400
+MUTATION_SEED ?= 0
 
 FIGURES := fig2 fig3 fig4 fig5 fig6 fig7 fig8 table1 table2 table3 table4 readings baselines growth
 AMPD_FIGURES := fig4 fig5 fig6 fig7 fig8 table1 table2 readings switches length
@@ -32,7 +35,7 @@ SAY := @printf '%s\n'
 .DEFAULT_GOAL := help
 # Measured runs must not disturb each other.
 .NOTPARALLEL:
-.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) check-results test test-extras lint check gpu-suite gpu-first clean
+.PHONY: help setup reproduce-all reproduce-ampd reproduce-laps $(FIGURES:%=reproduce-%) $(AMPD_FIGURES:%=reproduce-ampd-%) $(LAPS_FIGURES:%=reproduce-laps-%) check-results test test-extras lint check mutate gpu-suite gpu-first clean
 
 help:
 	$(SAY) 'make setup           build .venv with everything (2-5 minutes, about 2.5 GB)' \
@@ -48,6 +51,7 @@ help:
 	  'make test-extras     the tests that need lm-eval, transformers and datasets, in $(EXTRAS)' \
   'make lint            ruff, format check, mypy' \
 	  'make check           lint and test' \
+	  'make mutate          whether tests notice $(MUTANTS) small changes of the code: one to two hours, no part of check' \
 	  'make gpu-first       the first stages of gpu-suite alone, and a verdict: correct, fast, calibrated' \
 	  'make gpu-suite       tests and measurements on a CUDA device, $(BUDGET) s a call, or what is missing for them' \
 	  'make clean           remove .venv, caches and build files; results stay' \
@@ -129,6 +133,11 @@ lint: $(STAMP)
 	@$(BIN)/mypy
 
 check: lint test
+
+mutate: $(STAMP)
+	@$(PIP) install -e '.[mutation]'
+	$(SAY) 'mutate: $(MUTANTS) changes of the code, what became of them in docs/mutation.csv (one to two hours)'
+	@$(BIN)/python benchmarks/mutation.py --count $(MUTANTS) --seed $(MUTATION_SEED) --jobs $(TEST_JOBS)
 
 # Where torch with CUDA and the rest are there already nothing is installed: many such machines have no network.
 HAS_ALL = $(PYTHON) -c 'import torch, numpy, pandas, matplotlib, seaborn, typer, rich, yaml, safetensors, tokenizers, pytest; assert torch.cuda.is_available()'
