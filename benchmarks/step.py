@@ -37,7 +37,7 @@ from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import Phase
 from engines.hardware.catalogue import Gpu
-from engines.hardware.roofline import Roofline, StepWork
+from engines.hardware.roofline import Roofline
 from engines.models.protocol import DiffusionModel
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import StepTimes
@@ -131,7 +131,7 @@ class Row:
     outside: float
     host: float
     graph: float
-    works: tuple[tuple[int, StepWork], ...]
+    works: tuple[tuple[int, Mapping[str, int]], ...]
     """What the timed steps of a round compute, and how many compute it."""
 
 
@@ -198,7 +198,7 @@ def time_steps(
         outside=1 - sum(own.forward_s for own in rounds) / sum(own.seconds for own in rounds),
         host=host_share(model, batch, kind, requests),
         graph=sum(graphs) / len(graphs),
-        works=tuple((n, work) for work, n in works.items()),
+        works=tuple((n, work._asdict()) for work, n in works.items()),
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.record import Completion
 from engines.dllm.request import Request
-from engines.dllm.scheduling.scheduler import Scheduler, plan_item
+from engines.dllm.scheduling.scheduler import Scheduler, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import RunError
 
@@ -53,10 +53,10 @@ class Ledger:
         """Raise RunError for a plan that is not what its requests need."""
         if not isinstance(plan, StepPlan) or not isinstance(plan.scheduled_tokens, int):
             raise self._fault("plans no StepPlan whose scheduled_tokens are a whole number")
-        if any(type(item) is not PlanItem for item in plan.items):
-            raise self._fault("plans a step whose items are no PlanItem")
         if not plan.items:
             raise self._fault("plans a step without requests")
+        if {*map(type, plan.items)} != {PlanItem}:
+            raise self._fault("plans a step whose items are no PlanItem")
         if len({item.request_id for item in plan.items}) < len(plan.items):
             raise self._fault("runs a request twice in one step")
         new = tuple([self._admitted(item) for item in plan.items if item.request_id not in self._running])
@@ -65,8 +65,9 @@ class Ledger:
             if plan.pad_to is not None:
                 hold_together([self._running[request.request_id] for request in new])
         for item in plan.items:
-            due = plan_item(self._running[item.request_id])
-            if item != due:
+            sequence = self._running[item.request_id]
+            if item != due_fields(sequence):
+                due = plan_item(sequence)
                 name = next(name for name in PlanItem._fields if getattr(item, name) != getattr(due, name))
                 raise self._fault(
                     f"runs request {item.request_id} with {name}={getattr(item, name)!r}, where {getattr(due, name)!r} is due"

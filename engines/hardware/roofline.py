@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from engines.errors import UserError
 from engines.hardware.catalogue import Gpu
@@ -26,9 +26,8 @@ LOGIT_PASSES = 2
 """Logits are written by the head and read by the commit rule."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepWork:
-    """One packed forward over ``num_sequences`` sequences."""
+class StepWork(NamedTuple):
+    """One packed forward over ``num_sequences`` sequences. A plain tuple: every step of a simulation makes one."""
 
     query_rows: int
     attention_pairs: int
@@ -48,9 +47,9 @@ class StepWork:
     extra_cache_bytes: int = 0
     """Cached state read or written beyond the K/V rows; charged together with them."""
 
-    def __post_init__(self) -> None:
-        if min(self.__dict__.values()) < 0:
-            name, value = next((name, value) for name, value in self.__dict__.items() if value < 0)
+    def check(self) -> None:
+        if min(self) < 0:
+            name, value = next((name, value) for name, value in self._asdict().items() if value < 0)
             raise ValueError(f"{name}={value} must not be negative")
         if self.logit_rows and not self.logit_chunks:
             raise ValueError("logit_chunks=0 cannot produce logit rows")
@@ -215,6 +214,7 @@ class Roofline:
     def _parts(
         self, work: StepWork, *, logit_passes: int, copied_bytes_per_logit: int = 0
     ) -> tuple[_Part, _Part, _Part]:
+        work.check()
         shape = self.shape
         linear = _Part(
             flops=shape.linear_flops_per_token * work.query_rows + work.extra_linear_flops,

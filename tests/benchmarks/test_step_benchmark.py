@@ -21,7 +21,7 @@ from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import DelayedCache, Phase
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Roofline
+from engines.hardware.roofline import Roofline, StepWork
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS
 
@@ -77,7 +77,7 @@ def test_a_row_of_the_table(kind: str) -> None:
     assert row.bound_ms == pytest.approx(1e3 * sum(bounds) / len(plans))
     assert row.steps == 2 * len(plans)
     assert sum(n for n, _ in row.works) == len(plans)
-    assert {work for _, work in row.works} == {step_work(plan, BATCH.config) for plan in plans}
+    assert {StepWork(**work) for _, work in row.works} == {step_work(plan, BATCH.config) for plan in plans}
     assert row.tokens_s == pytest.approx(3e3 / row.ms)
     assert 0 < row.host < 1
     assert 0 < row.outside < 1

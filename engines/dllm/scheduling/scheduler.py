@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from types import MappingProxyType
 
 from engines.dllm.cache.kv_pool import KvPool
@@ -172,22 +173,13 @@ class Scheduler(ABC):
         del self._by_id[sequence.request.request_id]
 
 
+_ASKED = {"request_id": "request.request_id", "commit": "quota"}
+due_fields = attrgetter(*(_ASKED.get(name, name) for name in PlanItem._fields))
+"""Of a sequence, in the order of an item's fields: every request of every step passes here."""
+
+
 def plan_item(sequence: Sequence) -> PlanItem:
-    # By place: every request of every step passes here.
-    return PlanItem(
-        sequence.request.request_id,
-        sequence.phase,
-        sequence.total_len,
-        sequence.block_start,
-        sequence.block_end,
-        sequence.window_end,
-        sequence.quota,
-        sequence.masks_left,
-        sequence.kept_rows,
-        sequence.kv_start,
-        sequence.step_in_block,
-        sequence.commit_probability,
-    )
+    return PlanItem._make(due_fields(sequence))
 
 
 class PhaseScheduler(Scheduler):

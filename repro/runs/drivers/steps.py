@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from engines.errors import RunError, UserError
 from repro.runs.clock import Clock
@@ -73,8 +72,7 @@ class EngineStalledError(RunError):
     """The engine holds requests, runs nothing, and no arrival is left that could change that."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriveProgress:
+class DriveProgress(NamedTuple):
     now_s: float
     num_total: int
     num_submitted: int

@@ -154,6 +154,7 @@ WORKS = st.builds(
     kv_written_rows=st.integers(0, 10**4),
     num_sequences=st.integers(1, 256),
     logit_chunks=st.integers(1, 8),
+    **dict.fromkeys([name for name in StepWork._fields if name.startswith("extra_")], st.just(0)),
 )
 ROOFLINES = st.builds(Roofline, st.sampled_from([LLADA_8B, DREAM_7B, MIXTRAL_8X7B]), st.sampled_from(CARDS))
 
@@ -202,14 +203,14 @@ def test_parts_of_a_known_step():
 def test_each_chunk_of_logits_streams_the_head_again():
     one = reuse(512, n=1)
     roofline = Roofline(LLADA_8B, RTX4090)
-    extra = roofline.step_time(replace(one, logit_chunks=3)).bytes - roofline.step_time(one).bytes
+    extra = roofline.step_time(one._replace(logit_chunks=3)).bytes - roofline.step_time(one).bytes
     assert extra == 2 * LLADA_8B.streamed_weight_bytes_head
 
 
 def test_a_step_without_logits_skips_the_head_and_an_empty_step_costs_nothing():
     calibration = replace(Calibration.datasheet(L40S), step_overhead_s=0.02)
     roofline = Roofline(LLADA_8B, L40S, calibration)
-    assert roofline.step_time(replace(reuse(512), logit_rows=0)).logits_s == 0
+    assert roofline.step_time(reuse(512)._replace(logit_rows=0)).logits_s == 0
     empty = StepWork(
         query_rows=0,
         attention_pairs=0,
@@ -223,10 +224,11 @@ def test_a_step_without_logits_skips_the_head_and_an_empty_step_costs_nothing():
 
 
 def test_impossible_work_is_a_bug():
+    roofline = Roofline(LLADA_8B, L40S)
     with pytest.raises(ValueError, match="query_rows=-1"):
-        replace(reuse(512), query_rows=-1)
+        roofline.step_time(reuse(512)._replace(query_rows=-1))
     with pytest.raises(ValueError, match="logit_chunks=0"):
-        replace(reuse(512), logit_chunks=0)
+        roofline.step_time(reuse(512)._replace(logit_chunks=0))
 
 
 def test_calibration_round_trip(tmp_path):
