@@ -256,7 +256,6 @@ def test_lost_rounds_and_kv_are_noticed() -> None:
         (cell(counted="per_token"), "counted='per_token' is unknown"),
         (cell(delay_mean_s=-1.0), "delay_mean_s=-1.0 must be between 0 and 1,000,000 s"),
         (cell(delay_mean_s=1e300), "delay_mean_s=1e+300 must be between 0 and 1,000,000 s"),
-        (cell(delay_mean_s=10**400), "delay_mean_s is a number of more than 15 digits"),
         (cell(meets_totals=True), "meets_totals=true has no effect with dataset_source='embedded'"),
         (cell(router="os:getcwd"), "router='os:getcwd' fails when called (TypeError"),
         (cell(router="os:name"), "router='os:name' cannot be called: name a class"),
