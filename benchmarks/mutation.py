@@ -95,11 +95,13 @@ def drawn(count: int, seed: int) -> Iterator[Mutant]:
         rng.shuffle(changes)
         mutants = (Mutant(module=place[0], line=place[1], operator=name, occurrence=each) for name, each in changes)
         found = next((each for each in mutants if _differs(sources[each.module], each)), None)
-        if found is not None and count > 0:
-            count -= 1
+        if found is not None:
             lines = zip(sources[found.module].splitlines(), found.source(REPO).splitlines(), strict=False)
             before, after = next((old, new) for old, new in lines if old != new)
             yield replace(found, before=before.strip(), after=after.strip())
+            count -= 1
+        if count == 0:
+            return
 
 
 def _asked_lines(module: str, tree: ast.Module) -> set[int]:
