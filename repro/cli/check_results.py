@@ -95,4 +95,5 @@ def check_results(
 
 
 def _name(path: Path, root: Path) -> str:
-    return str(path.relative_to(root if path.is_relative_to(root) else root.parent))
+    parent = next((each for each in (root, root.parent) if path.is_relative_to(each)), None)
+    return str(path if parent is None else path.relative_to(parent))

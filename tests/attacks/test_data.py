@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 from support.command import refused, repro
 
-from repro.checks.results import check_claims, check_results
+from repro.checks.answers import check_claims
+from repro.checks.results import check_results
 from repro.gpu_suite.adoption import read_fit
 from repro.gpu_suite.suite import _read as read_state
 from repro.paths import CALIBRATION, RESULTS
+from repro.reports.seal import sealed
+from repro.reports.stamp import _digest as digest
 
 DEEP = "[" * 100_000
 SESSIONS = ("bench", "--platform", "h20x32", "--num-prompts", 2)
@@ -265,8 +268,13 @@ def test_a_stamp_that_says_nothing_is_stale_and_no_more(name: str, tmp_path: Pat
 def test_claims_that_cannot_be_read_are_stale(content: bytes, tmp_path: Path) -> None:
     head = (RESULTS / "claims-ampd.csv").read_bytes().splitlines()[0] + b"\n"
     for written in (content, head + (content or b"a,b\n")):
-        (tmp_path / "claims-ampd.csv").write_bytes(written)
+        path = tmp_path / "claims-ampd.csv"
+        path.write_bytes(written)
+        # A stamp of these very bytes, so that they are looked at.
+        stamp = {**json.loads((RESULTS / "claims-ampd.json").read_text()), "files": {path.name: digest(path)}}
+        path.with_suffix(".json").write_text(json.dumps(sealed({k: v for k, v in stamp.items() if k != "seal"})))
         (found,) = check_claims(tmp_path)
+        assert found.reason != "it is not as it was written"
         assert found.status == "stale", found
 
 
@@ -330,6 +338,7 @@ def test_a_state_of_the_suite(jobs: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--export", "--result-dir"])
 def test_a_suite_that_cannot_write(option: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    command = ("gpu-suite", "--platform", "cpu-tiny", "--stage", "goldens", "--result-dir", tmp_path / "g")
-    refused(repro(*command, option, tmp_path / "file"), "is not a directory")
+    folders = {"--result-dir": tmp_path / "g", option: tmp_path / "file"}
+    command = ("gpu-suite", "--platform", "cpu-tiny", "--stage", "goldens")
+    refused(repro(*command, *(word for each in folders.items() for word in each)), "is not a directory")
     assert {path.name for path in tmp_path.iterdir()} == {"file"}

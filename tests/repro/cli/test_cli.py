@@ -121,7 +121,7 @@ OPTIONS = {
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
     "ablate": "--address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --write",
-    "check-results": "--json --results",
+    "check-results": "--accept --json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
     "doctor": "--json",
     "eval": "--address --pool --accept-other-code --alg --alg-temp --batch-size --block-length --cache --cfg-interval --cfg-scale --chat --compat --dataset-path "
