@@ -142,10 +142,10 @@ def test_reducing_in_parts_changes_no_bit(confidence: str, dtype: str, rows: int
 
 def test_float64_copies_are_bounded_where_logits_are_not() -> None:
     """Beside 1024 rows of logits in one chunk, a copy and its exponentials of REDUCTION_ROWS, twice as wide."""
-    hidden, num = torch.zeros(1024, WIDE.width), 1024
+    hidden, num, model = torch.zeros(1024, WIDE.width), 1024, network(WIDE)
 
     def reduce() -> None:
-        reduce_in_chunks(network(WIDE).logits, hidden, num, Reduction(dtype="float64"), None)
+        reduce_in_chunks(model.logits, hidden, num, Reduction(dtype="float64"), None)
 
     assert num + REDUCTION_ROWS < peak_allocated(reduce) / ROW_BYTES < num + 4 * REDUCTION_ROWS + REST
 
