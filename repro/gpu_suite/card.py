@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import os
 import subprocess
-from dataclasses import dataclass
 
 from engines.errors import UserError
 from engines.hardware.catalogue import GPUS, gpu_of_device
+from repro.checks.doctor import FoundGpu
 from repro.systems.platforms import MIB, PLATFORMS, platform
 
 ASK_S = 30.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Card:
-    name: str
-    """As the driver calls it."""
-    memory_bytes: int
-
-
-def driver_card() -> Card | None:
+def driver_card() -> FoundGpu | None:
     """The first card that this process may use, asked of nvidia-smi; None where that cannot tell."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
     command = ["nvidia-smi", "-i", visible, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_S)
         name, _, mebibytes = done.stdout.splitlines()[0].rpartition(",")
-        return Card(name=name.strip(), memory_bytes=int(mebibytes) * MIB) if done.returncode == 0 else None
+        return FoundGpu(name=name.strip(), memory_bytes=int(mebibytes) * MIB) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, IndexError, ValueError):
         return None
 
 
-def torch_card() -> Card | str:
+def torch_card() -> FoundGpu | str:
     """The card that torch runs on, or why there is none. It knows of parts of a card that nvidia-smi does not."""
     try:
         import torch
@@ -41,10 +34,10 @@ def torch_card() -> Card | str:
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
     properties = torch.cuda.get_device_properties(0)
-    return Card(name=properties.name, memory_bytes=properties.total_memory)
+    return FoundGpu(name=properties.name, memory_bytes=properties.total_memory)
 
 
-def platform_on(card: Card | None, asked: str | None) -> str:
+def platform_on(card: FoundGpu | None, asked: str | None) -> str:
     """The platform that is measured: that of the card, which ``asked`` has to be where it is given. Refuses a card that no
     platform stands for, and another platform than the card's."""
     known = None if card is None else gpu_of_device(card.name)
