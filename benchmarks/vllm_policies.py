@@ -14,11 +14,10 @@ import asyncio
 import json
 import os
 import random
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,7 @@ class Found:
     """By the log; none of vLLM's own policy."""
     same_order: bool | None = None
     cores_of_others: float = float("nan")
-    """That were busy with something else, on the mean from the start of the server to its end."""
+    """That were busy with something else, on the mean while requests were sent."""
 
     def value(self, shown: str) -> float | None:
         kind, stat = shown.split()
@@ -80,7 +79,7 @@ class Found:
 
 @dataclass
 class Neighbours:
-    """Processor time of the machine but for this process and what it has waited for."""
+    """Processor time of the machine but for this process and those it has started, the server's engine too."""
 
     cores: float = field(default=float("nan"))
 
@@ -98,8 +97,17 @@ def _busy_s() -> float:
 
 
 def _own_s() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(each.ru_utime + each.ru_stime for each in used)
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            words = path.read_text().rpartition(")")[2].split()
+            process = int(path.parent.name)
+            parents[process], used[process] = int(words[1]), sum(map(int, words[11:15]))
+    own = {os.getpid()}
+    while more := {process for process, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(used.get(process, 0) for process in own) / os.sysconf("SC_CLK_TCK")
 
 
 def arrivals(options: argparse.Namespace, seed: int) -> list[One]:
@@ -127,7 +135,7 @@ def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
         launch.environment.require_installed()
         requests = arrivals(options, repeat)
         neighbours = Neighbours()
-        with neighbours.watched(), launch.started(folder) as (url, _):
+        with launch.started(folder) as (url, _), neighbours.watched():
             exchanges = asyncio.run(drive(url, requests))
         found = summary(policy, repeat, requests, exchanges, options.long_tokens)
         found.cores_of_others = round(neighbours.cores, 2)
