@@ -13,20 +13,28 @@ which dominate small batches, then cost nothing). A backend that cannot serve is
 
 from __future__ import annotations
 
-import argparse
-import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from common import add_device, device_of, save
+from common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 from torch import Tensor
 
 from engines.attention import BACKENDS, Spans, VarlenAttention, attention_backend, availability
-from engines.hardware.peaks import measured_peaks, seconds_of
+from engines.hardware.peaks import Peaks, measured_peaks, seconds_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What no implementation can avoid."""
+
+    flops: int
+    moved_bytes: int
+
+    def floor_s(self, *, flops_per_s: float, bytes_per_s: float) -> float:
+        return max(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +46,17 @@ class Heads:
     """Rows of a Refresh request; a Reuse request keeps half of them."""
     window: int
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.head_dim, self.n_heads, self.n_kv_heads
+
+    def work(self, q_len: Sequence[int], k_len: Sequence[int], itemsize: int) -> Work:
+        products = sum(q * k for q, k in zip(q_len, k_len, strict=True))
+        return Work(
+            flops=4 * products * self.n_heads * self.head_dim,
+            moved_bytes=2 * itemsize * self.head_dim * (sum(q_len) * self.n_heads + sum(k_len) * self.n_kv_heads),
+        )
+
 
 MODELS = {
     "tiny": Heads(n_heads=8, n_kv_heads=8, head_dim=20, longest=240, window=16),
@@ -46,27 +65,6 @@ MODELS = {
 """The embedded model at its usual lengths; LLaDA-8B with prompts up to 1,024 tokens and 256 generated ones."""
 PHASES = ("refresh", "reuse")
 WARM_UP = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What no implementation can avoid."""
-
-    flops: int
-    moved_bytes: int
-
-    @staticmethod
-    def of(
-        q_len: Sequence[int], k_len: Sequence[int], *, heads: int, kv_heads: int, head_dim: int, itemsize: int
-    ) -> Work:
-        products = sum(q * k for q, k in zip(q_len, k_len, strict=True))
-        return Work(
-            flops=4 * products * heads * head_dim,
-            moved_bytes=2 * itemsize * head_dim * (sum(q_len) * heads + sum(k_len) * kv_heads),
-        )
-
-    def floor_s(self, *, flops_per_s: float, bytes_per_s: float) -> float:
-        return max(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,45 +102,24 @@ class Batch:
             k=draw(num_keys, heads.n_kv_heads),
             v=draw(num_keys, heads.n_kv_heads),
             spans=spans,
-            work=Work.of(
-                q_len.tolist(),
-                k_len.tolist(),
-                heads=heads.n_heads,
-                kv_heads=heads.n_kv_heads,
-                head_dim=heads.head_dim,
-                itemsize=dtype.itemsize,
-            ),
+            work=heads.work(q_len.tolist(), k_len.tolist(), dtype.itemsize),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    model: str
-    phase: str
-    batch_size: int
-    backend: str
-    layout: str
+    model: str = shown("model")
+    phase: str = shown("phase")
+    batch_size: int = shown("n")
+    backend: str = shown("backend")
+    layout: str = shown("keys")
     """How a flash kernel reads the keys (engines/attention/flash.py)."""
     graph: bool
-    time_us: float
-    floor_us: float
-    ratio: float
-    bound: str
+    time_us: float = shown("us", ".1f")
+    floor_us: float = shown("floor us", ".1f")
+    ratio: float = shown("ratio", ".2f")
+    bound: str = shown("bound")
     """What the floor is made of: compute or memory."""
-
-
-def captured(call: Callable[[], None]) -> Callable[[], None]:
-    """The same work as one launch."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
 
 
 def time_backend(backend: VarlenAttention, batch: Batch, repeats: int, *, graph: bool) -> float:
@@ -153,98 +130,66 @@ def time_backend(backend: VarlenAttention, batch: Batch, repeats: int, *, graph:
         backend(batch.q, batch.k, batch.v, spans, out)
 
     with torch.inference_mode():
-        run = captured(call) if graph else call
+        timed = captured(call, batch.q.device) if graph else call
         for _ in range(WARM_UP):
-            run()
-        return median(seconds_of(run, batch.q.device, repeats))
+            timed()
+        return median(seconds_of(timed, batch.q.device, repeats))
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        f"{'model':9s} {'phase':8s} {'n':>4s} {'backend':13s} {'keys':7s} {'us':>10s} {'floor us':>10s} {'ratio':>7s} "
-        f"{'bound':8s}"
-    ]
-    lines += [
-        f"{r.model:9s} {r.phase:8s} {r.batch_size:4d} {r.backend:13s} {r.layout:7s} {r.time_us:10.1f} "
-        f"{r.floor_us:10.1f} {r.ratio:7.2f} {r.bound:8s}"
-        for r in rows
-    ]
-    return "\n".join(lines)
+def row(model: str, phase: str, size: int, name: str, batch: Batch, peaks: Peaks, repeats: int, *, graph: bool) -> Row:
+    heads = MODELS[model]
+    backend = attention_backend(name, batch.q.device, batch.q.dtype, *heads.shape)
+    graph = graph and not backend.needs_host_runs
+    floor = batch.work.floor_s(flops_per_s=peaks.flops_per_s, bytes_per_s=peaks.bytes_per_s)
+    seconds = time_backend(backend, batch, repeats, graph=graph)
+    return Row(
+        model=model,
+        phase=phase,
+        batch_size=size,
+        backend=name,
+        layout=getattr(backend, "layout", "-"),
+        graph=graph,
+        time_us=seconds * 1e6,
+        floor_us=floor * 1e6,
+        ratio=seconds / floor,
+        bound="compute" if batch.work.flops / peaks.flops_per_s >= floor else "memory",
+    )
 
 
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     add_device(parser)
     parser.add_argument("--model", nargs="+", choices=tuple(MODELS), help="[default: both on CUDA, tiny on the CPU]")
     parser.add_argument("--phase", nargs="+", choices=PHASES, default=list(PHASES))
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32], help="requests of a step")
     parser.add_argument("--backend", nargs="+", choices=BACKENDS, default=list(BACKENDS))
     parser.add_argument("--graph", action="store_true", help="time replays of a captured graph (CUDA)")
-    parser.add_argument("--repeats", type=int, default=30, help="calls timed, after some to warm up")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    add_counts(parser, batch=((1, 8, 32), "requests of a step"), repeats=(30, "calls timed, after some to warm up"))
     options = parser.parse_args()
     device, dtype = device_of(options)
-    if device.index is not None:
-        torch.cuda.set_device(device)
-    on_gpu = device.type == "cuda"
-    if min(*options.batch, options.repeats) < 1:
-        parser.error("--batch and --repeats count from 1")
-    if options.graph and not on_gpu:
+    if options.graph and device.type != "cuda":
         parser.error("--graph needs --device cuda")
 
     peaks = measured_peaks(device, dtype)
-    facts = {
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "device": str(device),
-        "dtype": str(dtype),
-        "threads": torch.get_num_threads(),
-        "flops_per_s": peaks.flops_per_s,
-        "bytes_per_s": peaks.bytes_per_s,
-    }
-    if on_gpu:
-        facts["gpu"] = torch.cuda.get_device_name(device)
-    rows: list[Row] = []
     reasons: dict[str, str] = {}
-    for model in options.model or (tuple(MODELS) if on_gpu else ("tiny",)):
-        heads = MODELS[model]
-        shape = heads.head_dim, heads.n_heads, heads.n_kv_heads
-        missing = availability(device, dtype, *shape)
+    known = {**facts_of(device, dtype), "flops_per_s": peaks.flops_per_s, "bytes_per_s": peaks.bytes_per_s}
+    rows = Rows(options.json, {**known, "not_timed": reasons})
+    for model in options.model or (tuple(MODELS) if device.type == "cuda" else ("tiny",)):
+        missing = availability(device, dtype, *MODELS[model].shape)
         reasons.update({f"{model}, {name}": why for name, why in missing.items() if why and name in options.backend})
         for phase in options.phase:
             for size in options.batch:
-                batch = Batch.make(heads, phase, size, device, dtype)
-                floor = batch.work.floor_s(flops_per_s=peaks.flops_per_s, bytes_per_s=peaks.bytes_per_s)
-                is_compute = batch.work.flops / peaks.flops_per_s >= floor
+                batch = Batch.make(MODELS[model], phase, size, device, dtype)
                 for name in [name for name in options.backend if missing[name] is None]:
-                    backend = attention_backend(name, device, dtype, *shape)
-                    graph = options.graph and not backend.needs_host_runs
-                    seconds = time_backend(backend, batch, options.repeats, graph=graph)
-                    rows.append(
-                        Row(
-                            model=model,
-                            phase=phase,
-                            batch_size=size,
-                            backend=name,
-                            layout=getattr(backend, "layout", "-"),
-                            graph=graph,
-                            time_us=seconds * 1e6,
-                            floor_us=floor * 1e6,
-                            ratio=seconds / floor,
-                            bound="compute" if is_compute else "memory",
-                        )
-                    )
-                    save(options.json, rows, **facts, not_timed=reasons)
+                    rows.add(row(model, phase, size, name, batch, peaks, options.repeats, graph=options.graph))
+    rows.save()
     print(
         f"{device}, {str(dtype).removeprefix('torch.')}: {peaks.flops_per_s / 1e12:.3g} TFLOP/s, "
         f"{peaks.bytes_per_s / 1e9:.4g} GB/s"
     )
-    print(table(rows))
+    print(table(rows.rows))
     for where, why in reasons.items():
         print(f"not timed: {where}: {why}")
-    save(options.json, rows, **facts, not_timed=reasons)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,10 +17,11 @@ is slices of columns. Shapes: L query columns, H / Hkv heads, D head width, V vo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from time import process_time
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,31 +36,28 @@ StepKind = Literal["refresh", "build", "reuse", "response", "partial"]
 """``response`` and ``partial`` are dLLM-Cache's: the response recomputed as a whole, or its most changed rows."""
 
 
+@dataclass(kw_only=True)
 class BareSampler:
     """One batch from masks to text; greedy, a fixed number of tokens per step.
 
-    ``stable`` breaks ties by the lower index, which the library's top-k does not promise; it costs a
+    ``published`` is the reading. ``stable`` breaks ties by the lower index, which the library's top-k does not promise; it costs a
     sort and is meant for comparing ids, not for timing.
     """
 
-    confidence_dtype: torch.dtype | None = None
+    confidence_dtype: ClassVar[torch.dtype | None] = None
     """Dtype of the softmax; None is the logits' own."""
     turns_keys = True
     """Whether keys are rotated as they are made, not as they are used."""
 
-    def __init__(
-        self,
-        model: LLaDAModelLM,
-        prompts: Sequence[Sequence[int]],
-        generation: GenerationConfig,
-        *,
-        published: bool = False,
-        stable: bool = False,
-    ) -> None:
-        self.model = BareModel(model, as_modules=published)
-        self.published = published
-        self.generation = generation
-        self.stable = stable
+    network: LLaDAModelLM
+    prompts: Sequence[Sequence[int]]
+    generation: GenerationConfig
+    published: bool = False
+    stable: bool = False
+
+    def __post_init__(self) -> None:
+        model, prompts, generation = self.network, self.prompts, self.generation
+        self.model = BareModel(model, as_modules=self.published)
         self.mask_id = model.config.mask_token_id
         self.start = max(len(prompt) for prompt in prompts)
         self.width = self.start + generation.gen_length
@@ -205,30 +203,21 @@ class PrefixCache(Cached, FastDllm):
 class SparseDllm(BareSampler):
     """A block's second forward keeps the context that its mean query scores highest."""
 
+    retention_ratio = 0.5
+    pool_kernel = 3
     per_head = False
     block_logits = False
     """Whether a full forward gives logits of the block alone."""
 
-    def __init__(
-        self,
-        model: LLaDAModelLM,
-        prompts: Sequence[Sequence[int]],
-        generation: GenerationConfig,
-        *,
-        retention_ratio: float = 0.5,
-        pool_kernel: int = 3,
-        published: bool = False,
-        stable: bool = False,
-    ) -> None:
-        super().__init__(model, prompts, generation, published=published, stable=stable)
-        self.pool_kernel = pool_kernel
-        outside = self.width - self.padding - generation.block_length
-        kept = (outside * retention_ratio).long()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        outside = self.width - self.padding - self.generation.block_length
+        kept = (outside * self.retention_ratio).long()
         self.kept = int(kept.max())
         self.reuse_mask: Tensor | None = None
         if self.key_mask is not None:
             is_kept = torch.arange(self.kept) < kept[:, None]
-            own = torch.ones(len(prompts), generation.block_length, dtype=torch.bool)
+            own = torch.ones(len(self.prompts), self.generation.block_length, dtype=torch.bool)
             self.reuse_mask = torch.cat((is_kept, own), dim=1)[:, None, None]
 
     def forward(self, i: int, start: int, end: int) -> tuple[StepKind, int, Tensor]:
@@ -284,23 +273,15 @@ class DllmServe(SparseDllm):
 class DllmCache(BareSampler):
     """Response features refreshed at intervals, the most changed rows in between; the prompt's once."""
 
-    def __init__(
-        self,
-        model: LLaDAModelLM,
-        prompts: Sequence[Sequence[int]],
-        generation: GenerationConfig,
-        *,
-        cache: FeatureCacheConfig,
-        published: bool = False,
-        stable: bool = False,
-    ) -> None:
-        if cache.prompt_interval < generation.steps:
-            raise ValueError(f"prompt_interval={cache.prompt_interval} must not be less than steps={generation.steps}")
-        super().__init__(model, prompts, generation, published=published, stable=stable)
-        self.cache = cache
+    cache = FeatureCacheConfig()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache.prompt_interval < self.generation.steps:
+            raise ValueError(f"steps={self.generation.steps} exceed prompt_interval={self.cache.prompt_interval}")
         self.t = 0
-        self.members = torch.arange(len(prompts))[:, None]
-        config, n = model.config, len(prompts)
+        config, n = self.network.config, len(self.prompts)
+        self.members = torch.arange(n)[:, None]
         kv = (config.n_layers, n, config.n_kv_heads, self.width, config.head_dim)
         out = (config.n_layers, n, self.width, config.d_model)
         self.keys, self.values = torch.empty(kv), torch.empty(kv)

@@ -17,14 +17,11 @@ One thread on the CPU. dllm-serve is compared with a padded batch, where its own
 
 from __future__ import annotations
 
-import argparse
 import os
-import platform
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from time import process_time
 
@@ -33,23 +30,17 @@ os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 import numpy as np
 import torch
 from bare_sampler import BareSampler, DllmCache, DllmServe, DualCache, FastDllm, PrefixCache, SparseDllm, StepKind
-from common import save
+from common import Rows, add_counts, count, facts_of, parser_of, run, shown, table
 
-from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
-from baselines.dllm.dllm_cache.torch_executor import feature_cache_executor
+from baselines.dllm.published import PublishedMethod
 from baselines.dllm.registry import method
-from baselines.dllm.static.executor import padded_executor
 from baselines.dllm.static.scheduler import StaticBatchScheduler
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
-from engines.dllm.executor.packed import packed_executor
-from engines.dllm.executor.torch import TorchExecutor
-from engines.dllm.method import Sampler
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request
-from engines.dllm.scheduling.scheduler import PhaseScheduler
-from engines.dllm.sequence import cache_rows
+from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
 from engines.models.loader import load_model
@@ -90,61 +81,33 @@ class Baseline:
     def name(self) -> str:
         return "-".join((self.system, *self.options.values()))
 
-    def sampler(
-        self,
-        model: LLaDAModelLM,
-        prompts: Prompts,
-        generation: GenerationConfig,
-        *,
-        published: bool = False,
-        stable: bool = False,
-    ) -> BareSampler:
-        if self.bare is DllmCache:
-            cache = FeatureCacheConfig()
-            return DllmCache(model, prompts, generation, cache=cache, published=published, stable=stable)
-        return self.bare(model, prompts, generation, published=published, stable=stable)
-
     def engine(self, model: LLaDAModelLM, prompts: Prompts, generation: GenerationConfig) -> Engine:
         """With everything submitted; the first step admits it all."""
-        chosen = method(self.system).sampler("llada", self.options)
+        chosen, size = method(self.system), len(prompts)
+        sampler = chosen.sampler("llada", self.options)
         longest = max(len(prompt) for prompt in prompts) + generation.gen_length
         config = EngineConfig(
-            max_num_batched_tokens=len(prompts) * longest,
+            max_num_batched_tokens=size * longest,
             max_model_len=longest,
-            max_num_seqs=len(prompts),
-            sparsity=chosen.sparsity,
-            decode=chosen.decode,
-            suppress_mask_token=chosen.suppress_mask_token,
+            max_num_seqs=size,
+            sparsity=sampler.sparsity,
+            decode=sampler.decode,
+            suppress_mask_token=sampler.suppress_mask_token,
         )
-        requests = [
-            Request(request_id=i, prompt_len=len(prompt), prompt_ids=prompt, generation=generation)
-            for i, prompt in enumerate(prompts)
-        ]
-        engine = self._assemble(model, config, chosen, requests)
-        for request in requests:
-            engine.submit(request)
-        return engine
-
-    def _assemble(
-        self, model: LLaDAModelLM, config: EngineConfig, chosen: Sampler, requests: Sequence[Request]
-    ) -> Engine:
-        size = len(requests)
-        rows = 0
-        if chosen.rule.caches:
-            rows = size * max(cache_rows(request, chosen.sparsity, chosen.rule.window) for request in requests)
-        if self.system == "dllm-serve":
-            return Engine(
-                PhaseScheduler(config, KvPool(rows), chosen.rule), packed_executor(model, config, rows, num_slots=size)
+        rows = size * sampler.rows_of_request(longest, generation)
+        scheduler: Scheduler
+        if isinstance(chosen, PublishedMethod):
+            scheduler = StaticBatchScheduler(
+                config, KvPool(rows), sampler.rule, batch_size=size, exact_steps=sampler.exact_steps
             )
-        scheduler = StaticBatchScheduler(
-            config, KvPool(rows), chosen.rule, batch_size=size, exact_steps=chosen.exact_steps
-        )
-        executor: TorchExecutor
-        if self.system == "dllm-cache":
-            executor = feature_cache_executor(model, config, FeatureCacheConfig(), batch_size=size)
+            executor = chosen.static_torch(model, config, sampler, rows, batch_size=size)
         else:
-            executor = padded_executor(model, config, rows, batch_size=size)
-        return Engine(scheduler, executor)
+            scheduler = PhaseScheduler(config, KvPool(rows), sampler.rule)
+            executor = chosen.packed_torch(model, config, rows, stop_ids=None, block_length=generation.block_length)
+        engine = Engine(scheduler, executor)
+        for i, prompt in enumerate(prompts):
+            engine.submit(Request(request_id=i, prompt_len=len(prompt), prompt_ids=prompt, generation=generation))
+        return engine
 
 
 BASELINES = (
@@ -163,19 +126,19 @@ class Row:
     """Medians over the steps of one kind; ``generation`` sums them over a generation but for its first step, which also
     admits and allocates."""
 
-    model: str
-    baseline: str
-    batch_size: int
-    kind: str
-    steps: int
-    ours_ms: float
-    published_ms: float
-    bare_ms: float
-    to_published: float
-    to_bare: float
-    outside: float
-    beyond_ours: float
-    beyond_bare: float
+    model: str = shown("model")
+    baseline: str = shown("baseline")
+    batch_size: int = shown("n")
+    kind: str = shown("step")
+    steps: int = shown("steps")
+    ours_ms: float = shown("ours ms", ".3f")
+    published_ms: float = shown("published", ".3f")
+    bare_ms: float = shown("bare", ".3f")
+    to_published: float = shown("to published", ".2f")
+    to_bare: float = shown("to bare", ".2f")
+    outside: float = shown("outside", ".1%")
+    beyond_ours: float = shown("beyond", ".1%")
+    beyond_bare: float = shown("(bare)", ".1%")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +186,8 @@ def time_baseline(
     for repeat in range(-1, repeats):
         with torch.inference_mode():
             published, bare = (
-                baseline.sampler(model, prompts, generation, published=reading) for reading in (True, False)
+                baseline.bare(network=model, prompts=prompts, generation=generation, published=reading)
+                for reading in (True, False)
             )
             steps = list(lockstep(baseline.engine(model, prompts, generation), published, bare, repeat))
         # The first generation warms up; the first step of each also admits and allocates.
@@ -293,50 +257,34 @@ def network_of(name: str) -> LLaDAModelLM:
     return model
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        f"{'model':7s} {'baseline':17s} {'n':>3s} {'step':10s} {'steps':>5s} {'ours ms':>9s} {'published':>9s} "
-        f"{'bare':>9s} {'to published':>12s} {'to bare':>8s} {'outside':>8s} {'beyond':>7s} {'(bare)':>7s}"
-    ]
-    lines += [
-        f"{r.model:7s} {r.baseline:17s} {r.batch_size:3d} {r.kind:10s} {r.steps:5d} {r.ours_ms:9.3f} "
-        f"{r.published_ms:9.3f} {r.bare_ms:9.3f} {r.to_published:12.2f} {r.to_bare:8.2f} {r.outside:8.1%} "
-        f"{r.beyond_ours:7.1%} {r.beyond_bare:7.1%}"
-        for r in rows
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     names = [baseline.name for baseline in BASELINES]
     parser.add_argument("--model", nargs="+", choices=tuple(GENERATIONS), default=["tiny"], help="embedded, or random")
     parser.add_argument("--baseline", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="members of the static batch")
-    parser.add_argument("--prompt", nargs=2, type=int, default=[60, 180], metavar=("MIN", "MAX"), help="prompt lengths")
-    parser.add_argument("--repeats", type=int, default=3, help="generations timed, after one to warm up")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser.add_argument(
+        "--prompt", nargs=2, type=count, default=[60, 180], metavar=("MIN", "MAX"), help="prompt lengths"
+    )
+    add_counts(
+        parser, batch=((1, 8), "members of the static batch"), repeats=(3, "generations timed, after one to warm up")
+    )
     options = parser.parse_args()
     shortest, longest = options.prompt
-    if min(*options.batch, options.repeats, shortest) < 1 or shortest > longest:
-        parser.error("--batch, --repeats and --prompt count from 1, and MIN is at most MAX")
+    if shortest > longest:
+        parser.error("--prompt: MIN is at most MAX")
 
     torch.set_num_threads(1)
-    rows: list[Row] = []
+    rows = Rows(options.json, {**facts_of(torch.device("cpu"), torch.float32), "prompt": options.prompt})
     for name in options.model:
         model = network_of(name)
         for batch_size in options.batch:
-            prompts = prompts_of(model, batch_size, *options.prompt)
-            for baseline in BASELINES:
-                if baseline.name in options.baseline:
-                    rows += time_baseline(baseline, name, model, prompts, GENERATIONS[name], options.repeats)
-                    print(f"{name}, {batch_size} at once: {baseline.name}", file=sys.stderr)
-    print(table(rows))
-    if options.json is not None:
-        facts = {"torch": torch.__version__, "machine": platform.machine(), "threads": 1, "prompt": options.prompt}
-        save(options.json, rows, **facts)
+            prompts = prompts_of(model, batch_size, shortest, longest)
+            for baseline in [each for each in BASELINES if each.name in options.baseline]:
+                for row in time_baseline(baseline, name, model, prompts, GENERATIONS[name], options.repeats):
+                    rows.add(row)
+                print(f"{name}, {batch_size} at once: {baseline.name}", file=sys.stderr)
+    print(table(rows.rows))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,37 +10,38 @@ Times are of the process, so that neighbours count less; ``loop`` is what this c
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from panels import RATES, SESSIONS, Panel, panels
+from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
-from baselines.ar.dynamo import ConditionalConfig, dynamo
-from baselines.ar.vllm import continuum, vllm
-from engines.ampd.system import ampd
 from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.policy import LeastKvMemory
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.queue import PrefillQueue
+from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.constants import PHYSICAL
 from engines.ar.cost import Chunk, DecodeLine
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import observe
-from engines.ar.session import OpenLoop, Round, Session
-from engines.ar.slo import attainments
+from engines.ar.session import Arrivals, OpenLoop, Round, Session
+from engines.ar.slo import Slo, attainments
+from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, Panel, panel_of, panels
+from repro.runs.cell import Cell
+from repro.systems.ar.plans import Build, Ground
+from repro.systems.ar.settings import resolve, sessions_of
+from repro.systems.ar.systems import build_ampd, build_continuum, build_dynamo, build_vllm
+from repro.workloads.arrivals import ArrivalConfig
 
 
 @dataclass(frozen=True)
@@ -122,53 +123,72 @@ def _waits(draw: Draw, servers: int, rate: float, num: int, seed: int) -> tuple[
     return np.array(run.tasks["started_s"]) - np.array(run.tasks["ready_s"]), seconds, run.facts["num_events"]
 
 
-def systems(panel: Panel) -> list[Cluster]:
+APART: tuple[tuple[Build, Mapping[str, Any]], ...] = (
+    (build_ampd, {}),
+    (build_dynamo, {}),
+    (build_dynamo, {"conditional": "isl_bounding"}),
+)
+COLOCATED: tuple[Build, ...] = (build_vllm, build_continuum)
+
+
+def ground_of(panel: Panel) -> Ground:
+    knobs = (("model", panel.model), ("constants", "physical"))
+    cell = Cell(
+        system="ampd", dataset=panel.trace, platform="h20x32", executor="roofline", rate=1.0, seed=0, knobs=knobs
+    )
+    return Ground.of(resolve(cell, "ampd", {}))
+
+
+def arrivals_of(ground: Ground, rate: float, seed: int, **sizes: int) -> Arrivals:
+    arrivals = ArrivalConfig(kind="poisson", rate=rate)
+    return sessions_of(replace(ground.workload, arrivals=arrivals, seed=seed, **sizes)).arrivals
+
+
+def clusters_of(panel: Panel) -> list[Cluster]:
     """Five systems on two plans each: Table 2's first two, and TP 8 and TP 4 for co-located ones."""
-    hardware = panel.hardware(PHYSICAL)
-    model = panel.performance(hardware)
-    found = []
-    for plan in panel.plans[:2]:
-        found.append(ampd(hardware, plan, panel.slo, model))
-        found.append(dynamo(hardware, plan, model))
-        found.append(dynamo(hardware, plan, model, conditional=ConditionalConfig()))
-    for degree in (8, 4):
-        plan = Deployment.colocated(degree, panel.num_gpus // degree)
-        found.extend((vllm(hardware, plan), continuum(hardware, plan)))
-    return found
+    ground = ground_of(panel)
+    found = [build(ground, plan, options) for plan in panel.plans[:2] for build, options in APART]
+    plans = [Deployment.colocated(degree, panel.num_gpus // degree) for degree in (8, 4)]
+    return found + [build(ground, plan, {}) for plan in plans for build in COLOCATED]
 
 
 def speed(repeats: int) -> Iterator[dict[str, Any]]:
     for panel in panels():
-        if panel.model == "Llama-3.1-70B":
-            clusters = {each.name: each for each in reversed(systems(panel))}
+        if panel.model == DETAIL_MODEL:
+            clusters = {each.name: each for each in reversed(clusters_of(panel))}
             yield from (_speed_of(clusters[name], panel, repeats) for name in ("ampd", "dynamo", "vllm"))
 
 
 def _speed_of(cluster: Cluster, panel: Panel, repeats: int) -> dict[str, Any]:
-    arrivals = panel.workload(2.0, 1).arrivals
+    ground = ground_of(panel)
+    arrivals = arrivals_of(ground, DETAIL_RATE, 1)
     seconds, run = _best(repeats, lambda: cluster.simulate(arrivals, seed=1))
     micro_s, micro = _best(repeats, lambda: cluster.simulate(arrivals, seed=1, max_run_steps=1))
-    metrics_s, _ = _best(repeats, lambda: attainments(observe(run), panel.slo))
+    metrics_s, _ = _best(repeats, partial(_attained, run, ground.slo))
     return {
-        "panel": str(panel),
+        "panel": panel.title,
         "system": cluster.name,
-        "events": run.facts["num_events"],
-        "ms": 1e3 * seconds,
-        "events_per_s": run.facts["num_events"] / seconds,
+        **_pace(run, seconds),
         "micro_events": micro.facts["num_events"],
-        "micro_ms": 1e3 * micro_s,
-        "metrics_ms": 1e3 * metrics_s,
+        "micro_s": micro_s,
+        "metrics_s": metrics_s,
     }
 
 
+def _pace(run: ClusterRun, seconds: float) -> dict[str, Any]:
+    events = run.facts["num_events"]
+    return {"events": events, "seconds": seconds, "events_per_s": events / seconds}
+
+
 def _best(repeats: int, call: Callable[[], Any]) -> tuple[float, Any]:
-    return min((_timed(call) for _ in range(repeats)), key=lambda timed: timed[0])
+    """Of the process's seconds the fewest, and what the call returns."""
 
+    def timed() -> tuple[float, Any]:
+        start = time.process_time()
+        result = call()
+        return time.process_time() - start, result
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.process_time()
-    result = call()
-    return time.process_time() - start, result
+    return min((timed() for _ in range(repeats)), key=lambda pair: pair[0])
 
 
 def grid(seeds: int, jobs: int) -> Iterator[dict[str, Any]]:
@@ -189,83 +209,74 @@ def grid(seeds: int, jobs: int) -> Iterator[dict[str, Any]]:
 def _grid_panel(index: int, seeds: int) -> tuple[int, float, int]:
     start = time.process_time()
     panel = panels()[index]
-    clusters = systems(panel)
-    runs = events = 0
+    ground, clusters = ground_of(panel), clusters_of(panel)
+    events = []
     for rate in RATES:
         for seed in range(seeds):
-            arrivals = panel.workload(rate, seed).arrivals
+            arrivals = arrivals_of(ground, rate, seed)
             for cluster in clusters:
                 run = cluster.simulate(arrivals, seed=seed)
-                attainments(observe(run), panel.slo)
-                runs += 1
-                events += run.facts["num_events"]
-    return runs, time.process_time() - start, events
+                _attained(run, ground.slo)
+                events.append(run.facts["num_events"])
+    return len(events), time.process_time() - start, sum(events)
 
 
 def scaling(most_sessions: int) -> Iterator[dict[str, Any]]:
     """Llama DuReader on workers of four GPUs, the rate growing with them; then more sessions on 16 GPUs."""
-    panel = next(each for each in panels() if str(each) == "Llama-3.1-70B DuReader")
-    hardware = panel.hardware(PHYSICAL)
-    model = panel.performance(hardware)
+    ground = ground_of(panel_of(DETAIL_MODEL, "dureader"))
     sizes = [(gpus, max(100, 6 * gpus)) for gpus in (8, 16, 32, 64, 128, 256, 512, 1024)]
     sizes += [(16, num) for num in (100, 1000, 10_000, 100_000) if num <= most_sessions]
     for gpus, num in sizes:
         times = gpus // 8
-        plan = Deployment.disaggregated(4, times, 4, times)
-        arrivals = panel.workload(0.5 * times, 1, num_sessions=num).arrivals
-        for cluster in (ampd(hardware, plan, panel.slo, model), dynamo(hardware, plan, model)):
-            seconds, run = _timed(partial(cluster.simulate, arrivals, seed=1))
-            metrics_s, _ = _timed(partial(lambda run: attainments(observe(run), panel.slo), run))
-            yield {
-                "gpus": gpus,
-                "sessions": num,
-                "system": cluster.name,
-                "events": run.facts["num_events"],
-                "seconds": seconds,
-                "events_per_s": run.facts["num_events"] / seconds,
-                "metrics_s": metrics_s,
-            }
+        arrivals = arrivals_of(ground, 0.5 * times, 1, num_sessions=num)
+        for build in (build_ampd, build_dynamo):
+            cluster = build(ground, Deployment.disaggregated(4, times, 4, times), {})
+            seconds, run = _best(1, partial(cluster.simulate, arrivals, seed=1))
+            metrics_s, _ = _best(1, partial(_attained, run, ground.slo))
+            yield {"gpus": gpus, "sessions": num, "system": cluster.name, **_pace(run, seconds), "metrics_s": metrics_s}
+
+
+def _attained(run: ClusterRun, slo: Slo) -> object:
+    return attainments(observe(run), slo)
 
 
 def loop_s() -> float:
     """Seconds of this core for 10^7 additions in a Python loop."""
-    start = time.process_time()
-    total = 0
-    for index in range(10**7):
-        total += index
-    return time.process_time() - start
+
+    def loop() -> None:
+        total = 0
+        for index in range(10**7):
+            total += index
+
+    return _best(1, loop)[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("queues", "speed", "grid", "scaling"))
-    parser.add_argument("--arrivals", type=int, default=10**6, help="of each queue")
-    parser.add_argument("--seeds", type=int, default=10, help="of the grid")
     parser.add_argument("--seed", type=int, default=1, help="of the queues")
-    parser.add_argument("--jobs", type=int, default=2, help="processes of the grid")
-    parser.add_argument("--repeats", type=int, default=5, help="of speed; the best counts")
-    parser.add_argument("--sessions", type=int, default=100_000, help="most of scaling")
-    parser.add_argument("--out", type=Path, help="JSON with all rows")
+    parser.add_argument("--out", type=Path, dest="json", help="as --json")
+    add_counts(
+        parser,
+        arrivals=(10**6, "of each queue"),
+        seeds=(10, "of the grid"),
+        jobs=(2, "processes of the grid"),
+        repeats=(5, "of speed; the best counts"),
+        sessions=(100_000, "most of scaling"),
+    )
     options = parser.parse_args()
-    rows_of = {
+    measured = {
         "queues": lambda: queues(options.arrivals, options.seed),
         "speed": lambda: speed(options.repeats),
         "grid": lambda: grid(options.seeds, options.jobs),
         "scaling": lambda: scaling(options.sessions),
     }
-    rows = []
-    for row in rows_of[options.what]():
-        rows.append(row)
-        print(
-            "  ".join(
-                f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
-            )
-        )
-    loop = loop_s()
-    print(f"loop {loop:.2f} s; {SESSIONS} sessions a run of the grid")
-    if options.out is not None:
-        options.out.write_text(json.dumps({"loop_s": loop, "rows": rows}, indent=2, default=float) + "\n")
+    rows = Rows(options.json, {"loop_s": loop_s()})
+    for row in measured[options.what]():
+        rows.add(row)
+        print(said(row), flush=True)
+    print(f"loop {rows.facts['loop_s']:.2f} s")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

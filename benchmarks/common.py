@@ -1,16 +1,19 @@
-"""What the scripts here share: options of the device and the model, the file behind a table, and how a refusal is said."""
+"""What the scripts here share: options, the device and the model, rows with their table and file, captured calls, and how
+a refusal is said."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.measured import CPU_TIME
@@ -21,14 +24,30 @@ from engines.models.checkpoint import PUBLISHED_CONFIGS
 from engines.models.loader import check_device, load_model, parse_dtype
 from engines.models.protocol import DiffusionModel
 from engines.models.qwen2_config import CAUSAL_SHAPES
+from engines.runtime.recorder import CudaRecorder
+
+# -- options ------------------------------------------------------------------------------------------------
 
 
-class Subject(NamedTuple):
-    model: DiffusionModel
-    device: torch.device
-    dtype: torch.dtype
-    card: Gpu
-    """Whose peaks bound what is timed."""
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """``doc`` as it stands, and where rows are written."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the rows here too")
+    return parser
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
+    return int(text)
+
+
+def add_counts(parser: argparse.ArgumentParser, **counts: tuple[int | Sequence[int], str]) -> None:
+    """Options that count from 1, each with its default, a list where it takes several, and its help."""
+    for name, (default, said) in counts.items():
+        several = None if isinstance(default, int) else "+"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=count, nargs=several, default=default, help=said)
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
@@ -46,13 +65,53 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def run(main: Callable[[], None]) -> None:
+    """Says what is refused in one line."""
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"Error: {error}") from None
+
+
+# -- device and model ---------------------------------------------------------------------------------------
+
+
 def device_of(options: argparse.Namespace) -> tuple[torch.device, torch.dtype]:
+    """The device, which is then the current one, and the dtype."""
     check_device(options.device)
-    return torch.device(options.device), parse_dtype(_dtype_of(options))
+    device = torch.device(options.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device, parse_dtype(_dtype_of(options))
 
 
 def _dtype_of(options: argparse.Namespace) -> str:
     return options.dtype or ("bfloat16" if options.device.startswith("cuda") else "float32")
+
+
+def facts_of(device: torch.device, dtype: torch.dtype | str) -> dict[str, Any]:
+    """What every file of rows says of where they were measured."""
+    is_cuda = device.type == "cuda"
+    return {
+        "torch": torch.__version__,
+        "machine": torch.cuda.get_device_name(device) if is_cuda else platform.machine(),
+        "device": str(device),
+        "dtype": str(dtype),
+        "threads": torch.get_num_threads(),
+    }
+
+
+class Subject(NamedTuple):
+    model: DiffusionModel
+    device: torch.device
+    dtype: torch.dtype
+    card: Gpu
+    """Whose peaks bound what is timed."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        peaks = {"flops_per_s": self.card.peak_flops, "bytes_per_s": self.card.bandwidth}
+        return {**facts_of(self.device, self.dtype), "card": self.card.name, "source": self.card.source, **peaks}
 
 
 def subject_of(options: argparse.Namespace) -> Subject:
@@ -63,30 +122,17 @@ def subject_of(options: argparse.Namespace) -> Subject:
     return Subject(model, device, dtype, card)
 
 
-def subject_facts(options: argparse.Namespace, subject: Subject) -> dict[str, Any]:
-    return {
-        "torch": torch.__version__,
-        "device": options.device,
-        "dtype": str(subject.dtype),
-        "threads": torch.get_num_threads(),
-        "card": subject.card.name,
-        "source": subject.card.source,
-        "flops_per_s": subject.card.peak_flops,
-        "bytes_per_s": subject.card.bandwidth,
-    }
+def captured(call: Callable[[], object], device: torch.device) -> Callable[[], Tensor]:
+    """The same work as one launch, on CUDA."""
+
+    def forward() -> Tensor:
+        call()
+        return torch.empty(0, device=device)
+
+    return CudaRecorder(device).record(forward).replay
 
 
-def save(path: Path | None, rows: Sequence[Any], **facts: Any) -> None:
-    """The facts and the rows (dataclasses) as JSON, whole or not at all. Called after every row, so that one that fails
-    or takes too long loses no other."""
-    if path is None:
-        return
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=2) + "\n")
-    temporary.rename(path)
-
-
-# -- causal models -----------------------------------------------------------------------------------------
+# -- causal models ------------------------------------------------------------------------------------------
 
 
 class Causal(NamedTuple):
@@ -97,9 +143,9 @@ class Causal(NamedTuple):
     clock: str
     timer: Callable[[], float]
 
-    @property
-    def is_cuda(self) -> bool:
-        return self.device.startswith("cuda")
+    def facts(self, executor: TorchExecutor) -> dict[str, Any]:
+        known = facts_of(torch.device(self.device), self.dtype)
+        return {**known, "clock": self.clock, "paths": executor.paths()}
 
 
 def add_causal(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +155,6 @@ def add_causal(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clock", default="wall", choices=("wall", "cpu"), help="cpu: the process's own time, with --threads 1"
     )
-    parser.add_argument("--json", type=Path)
 
 
 def causal_of(options: argparse.Namespace) -> Causal:
@@ -120,24 +165,61 @@ def causal_of(options: argparse.Namespace) -> Causal:
     return Causal(device=options.device, dtype=_dtype_of(options), clock=options.clock, timer=timer)
 
 
-def causal_facts(asked: Causal, executor: TorchExecutor) -> dict[str, Any]:
-    return {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(asked.device) if asked.is_cuda else "cpu",
-        "dtype": asked.dtype,
-        "threads": torch.get_num_threads(),
-        "clock": asked.clock,
-        "paths": executor.paths(),
-    }
+# -- rows ---------------------------------------------------------------------------------------------------
 
 
-def short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+@dataclass
+class Rows:
+    """What was measured, dataclasses or mappings, written after every one: a run that is cut off loses none."""
+
+    path: Path | None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    rows: list[Any] = field(default_factory=list)
+
+    def add(self, row: Any) -> None:
+        self.rows.append(row)
+        self.save()
+
+    def save(self, **facts: Any) -> None:
+        """Whole or not at all."""
+        if self.path is None:
+            return
+        rows = [row if isinstance(row, Mapping) else asdict(row) for row in self.rows]
+        temporary = self.path.with_suffix(".partial")
+        temporary.write_text(json.dumps({**self.facts, **facts, "rows": rows}, indent=2, default=float) + "\n")
+        temporary.rename(self.path)
 
 
-def run(main: Callable[[], None]) -> None:
-    """Says what is refused in one line."""
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(f"Error: {error}") from None
+def shown(title: str, form: str = "", scale: float = 1) -> Any:
+    """A field of a row that is a column of the table."""
+    return field(metadata={"title": title, "form": form, "scale": scale})
+
+
+def table(rows: Sequence[Any]) -> str:
+    """One line a row; rows are of one dataclass."""
+    if not rows:
+        return "nothing was timed"
+    columns = [each for each in fields(rows[0]) if each.metadata]
+    lines = [[each.metadata["title"] for each in columns]]
+    lines += [[_cell(getattr(row, each.name), **each.metadata) for each in columns] for row in rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    aligns = ["<" if each.type == "str" else ">" for each in columns]
+    return "\n".join(
+        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _cell(value: Any, *, form: str, scale: float, **_: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return format(value if scale == 1 else value * scale, form)
+
+
+def said(values: Mapping[str, Any]) -> str:
+    """A row on a line."""
+    return "  ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}" for name, value in values.items()
+    )

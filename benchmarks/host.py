@@ -10,17 +10,15 @@ A model of LLaDA-8B's depth whose width and vocabulary are next to nothing.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from common import save
+from common import Rows, add_counts, parser_of, run, shown, table
 from step import Batch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -149,12 +147,12 @@ class NullModel(LLaDAModelLM):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    requests: int
+    requests: int = shown("requests")
     total_len: int
-    steps: int
-    reuse_ms: float
-    reuse_p95_ms: float
-    refresh_ms: float
+    steps: int = shown("steps")
+    reuse_ms: float = shown("reuse ms", ".3f")
+    reuse_p95_ms: float = shown("p95 ms", ".3f")
+    refresh_ms: float = shown("refresh ms", ".3f")
 
 
 def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
@@ -197,13 +195,10 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
 class Forward:
     """Launches of a captured one."""
 
-    name: str
-    a_layer: int
-    beside: int
-
-    @property
-    def whole(self) -> int:
-        return LLADA_8B.n_layers * self.a_layer + self.beside
+    name: str = shown("forward")
+    a_layer: int = shown("a layer")
+    beside: int = shown("beside")
+    whole: int = shown(f"of {LLADA_8B.n_layers} layers")
 
 
 def forwards() -> list[Forward]:
@@ -212,36 +207,31 @@ def forwards() -> list[Forward]:
         for fused in (False, True):
             one, two = (launches(n, has_refresh=has_refresh, fused=fused).number for n in (1, 2))
             name = f"{'mixed' if has_refresh else 'reuse'}, {'fused' if fused else 'operator by operator'}"
-            found.append(Forward(name=name, a_layer=two - one, beside=2 * one - two))
+            a_layer, beside = two - one, 2 * one - two
+            whole = LLADA_8B.n_layers * a_layer + beside
+            found.append(Forward(name=name, a_layer=a_layer, beside=beside, whole=whole))
     return found
 
 
-def launch_table(found: Sequence[Forward]) -> list[str]:
-    lines = [f"{'forward':28s} {'a layer':>8s} {'beside':>7s} {f'of {LLADA_8B.n_layers} layers':>13s}"]
-    return lines + [f"{one.name:28s} {one.a_layer:8d} {one.beside:7d} {one.whole:13d}" for one in found]
-
-
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", nargs="+", type=int, default=[1, 16, 64, 256])
-    parser.add_argument("--length", type=int, default=256, help=f"tokens of a request, its block of {BLOCK} included")
-    parser.add_argument("--blocks", type=int, default=5, help="times that all requests are served")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser = parser_of(__doc__)
+    add_counts(
+        parser,
+        requests=((1, 16, 64, 256), "requests at once"),
+        length=(256, f"tokens of a request, its block of {BLOCK} included"),
+        blocks=(5, "times that all requests are served"),
+    )
     options = parser.parse_args()
-    if min(*options.requests, options.blocks) < 1 or options.length <= BLOCK:
-        parser.error(f"--requests and --blocks count from 1, --length from {BLOCK + 1}")
+    if options.length <= BLOCK:
+        parser.error(f"--length counts from {BLOCK + 1}")
     torch.set_num_threads(1)
     launched = forwards()
-    print("\n".join(launch_table(launched)))
-    rows: list[Row] = []
+    print(table(launched))
+    rows = Rows(options.json, {"torch": torch.__version__, "launches": [asdict(one) for one in launched]})
     for size in options.requests:
-        rows.append(time_steps(size, options.length, blocks=options.blocks))
-        save(options.json, rows, torch=torch.__version__, launches=[asdict(one) for one in launched])
-    print(f"\n{'requests':>8s} {'steps':>6s} {'reuse ms':>9s} {'p95 ms':>7s} {'refresh ms':>11s}")
-    for row in rows:
-        print(f"{row.requests:8d} {row.steps:6d} {row.reuse_ms:9.3f} {row.reuse_p95_ms:7.3f} {row.refresh_ms:11.3f}")
+        rows.add(time_steps(size, options.length, blocks=options.blocks))
+    print(f"\n{table(rows.rows)}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -10,17 +10,16 @@ Needs the extra http.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import Rows, parser_of, run
 
 from repro.paths import REPO
 from repro.runs.drivers.http import Exchange, Reply, drive_http
@@ -62,20 +61,15 @@ class Errors:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--rate", type=float, default=100.0, help="requests/s")
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, default=20)
     parser.add_argument("--ttft-ms", type=float, default=50.0)
     parser.add_argument("--gap-ms", type=float, default=10.0)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    command = [
-        sys.executable,
-        str(REPO / "tests/support/mock_openai.py"),
-        str(options.ttft_ms / 1e3),
-        str(options.gap_ms / 1e3),
-    ]
+    times_s = (str(ms / 1e3) for ms in (options.ttft_ms, options.gap_ms))
+    command = [sys.executable, str(REPO / "tests/support/mock_openai.py"), *times_s]
     mock = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert mock.stdout is not None
     url = mock.stdout.readline().strip()
@@ -85,8 +79,7 @@ def main() -> None:
     said, _ = mock.communicate()
     found = errors_of(exchanges, json.loads(said), options.rate)
     print(json.dumps(asdict(found), indent=2))
-    if options.json is not None:
-        options.json.write_text(json.dumps(asdict(found), indent=2) + "\n")
+    Rows(options.json).add(found)
 
 
 async def drive(url: str, requests: Sequence[One]) -> list[Exchange]:
@@ -133,4 +126,4 @@ def _between(measured: Mapping[str, float], true: Mapping[str, float]) -> dict[s
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -16,22 +16,18 @@ time it. Kernels do not run on the CPU; there it times references only.
 
 from __future__ import annotations
 
-import argparse
-import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
-from time import perf_counter
 
 import torch
-from common import save
-from peaks import measured_peaks
+from common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 from torch import Tensor
 
 from engines.dllm.cache.sparsity import top_rows
+from engines.hardware.peaks import measured_peaks, seconds_of
 from engines.kernels import available
 from engines.kernels.building import Building
 from engines.kernels.confidence import confidence, confidence_reference
@@ -43,7 +39,16 @@ from engines.kernels.select import select
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SIZES: dict[str, tuple[int, str]] = {
+    "rows": (4096, "packed rows of a step"),
+    "requests": (8, "that build their cache"),
+    "length": (1024, "of a request, prompt and answer"),
+    "block": (32, "tokens of a block"),
+    "pool_kernel": (3, "of the scores, odd"),
+    "logits": (256, "rows of logits"),
+    "width": (4096, "of the model: heads of 128, three times as much hidden"),
+    "vocabulary": (126464, "of the logits"),
+}
 FLUSH_BYTES = 512 * 2**20
 """Several times the largest last-level cache."""
 
@@ -229,49 +234,30 @@ CASES: dict[str, Callable[[Setting], Work]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    kernel: str
-    shape: str
-    mib: float
-    floor_ms: float
-    kernel_ms: float | None
-    """None where kernels do not run."""
-    reference_ms: float
+    """What is of a kernel is None where kernels do not run."""
 
-    @property
-    def of_floor(self) -> float | None:
-        return None if self.kernel_ms is None else self.kernel_ms / self.floor_ms
-
-    @property
-    def speed_up(self) -> float | None:
-        return None if self.kernel_ms is None else self.reference_ms / self.kernel_ms
+    kernel: str = shown("kernel")
+    shape: str = shown("shape")
+    mib: float = shown("MiB", ".2f")
+    floor_ms: float = shown("floor ms", ".4f")
+    kernel_ms: float | None = shown("kernel ms", ".4f")
+    of_floor: float | None = shown("of floor", ".2f")
+    reference_ms: float = shown("reference", ".4f")
+    speed_up: float | None = shown("speed-up", ".1f")
 
 
 def timed_ms(call: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median over ``repeats``, after calls to warm up."""
     if device.type != "cuda":
-        call()
-        seconds = []
-        for _ in range(repeats):
-            started = perf_counter()
-            call()
-            seconds.append(perf_counter() - started)
-        return median(seconds) * 1e3
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+        return 1e3 * median(seconds_of(call, device, repeats))
+    replay = captured(call, device)
     scratch = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
     events = []
     for _ in range(repeats + 3):
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         scratch.zero_()
         started.record()
-        graph.replay()
+        replay()
         ended.record()
         events.append((started, ended))
     torch.cuda.synchronize(device)
@@ -281,98 +267,52 @@ def timed_ms(call: Callable[[], object], device: torch.device, repeats: int) -> 
 def measure(name: str, at: Setting, bytes_per_s: float, repeats: int) -> Row:
     torch.manual_seed(0)
     work = CASES[name](at)
-    kernel_ms = None
-    if at.device.type == "cuda" and available(at.device):
-        kernel_ms = timed_ms(work.kernel, at.device, repeats)
+    floor_ms = work.num_bytes / bytes_per_s * 1e3
+    has_kernels = at.device.type == "cuda" and available(at.device)
+    kernel_ms = timed_ms(work.kernel, at.device, repeats) if has_kernels else None
+    reference_ms = timed_ms(work.reference, at.device, repeats)
     return Row(
         kernel=name,
         shape=work.shape,
         mib=work.num_bytes / 2**20,
-        floor_ms=work.num_bytes / bytes_per_s * 1e3,
+        floor_ms=floor_ms,
         kernel_ms=kernel_ms,
-        reference_ms=timed_ms(work.reference, at.device, repeats),
+        of_floor=None if kernel_ms is None else kernel_ms / floor_ms,
+        reference_ms=reference_ms,
+        speed_up=None if kernel_ms is None else reference_ms / kernel_ms,
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    def cell(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    lines = [
-        f"{'kernel':15s} {'shape':36s} {'MiB':>8s} {'floor ms':>9s} {'kernel ms':>9s} {'of floor':>8s} "
-        f"{'reference':>9s} {'speed-up':>8s}"
-    ]
-    lines += [
-        f"{r.kernel:15s} {r.shape:36s} {r.mib:8.2f} {r.floor_ms:9.4f} {cell(r.kernel_ms, '.4f'):>9s} "
-        f"{cell(r.of_floor, '.2f'):>8s} {r.reference_ms:9.4f} {cell(r.speed_up, '.1f'):>8s}"
-        for r in rows
-    ]
-    return "\n".join(lines)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> None:
+    parser = parser_of(__doc__)
     names = list(CASES)
     parser.add_argument("--kernel", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
-    parser.add_argument("--rows", type=int, default=4096, help="packed rows of a step")
-    parser.add_argument("--requests", type=int, default=8, help="that build their cache")
-    parser.add_argument("--length", type=int, default=1024, help="of a request, prompt and answer")
-    parser.add_argument("--block", type=int, default=32)
+    add_device(parser)
+    parser.set_defaults(dtype="bfloat16")
     parser.add_argument("--retention", type=float, default=0.5)
-    parser.add_argument("--pool-kernel", type=int, default=3)
-    parser.add_argument("--logits", type=int, default=256, help="rows of logits")
-    parser.add_argument(
-        "--width", type=int, default=4096, help="of the model: heads of 128, three times as much hidden"
-    )
-    parser.add_argument("--vocabulary", type=int, default=126464)
-    parser.add_argument("--repeats", type=int, default=20, help="calls timed")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
-    options = parser.parse_args(arguments)
-    counts = (options.rows, options.requests, options.block, options.logits, options.vocabulary, options.repeats)
-    if min(counts) < 1 or options.length <= options.block or not 0 < options.retention <= 1:
-        parser.error("sizes count from 1, --length is more than --block, and --retention is in (0, 1]")
+    add_counts(parser, repeats=(20, "calls timed"), **SIZES)
+    options = parser.parse_args()
+    if options.length <= options.block or not 0 < options.retention <= 1:
+        parser.error("--length is more than --block, and --retention is in (0, 1]")
     if options.width % 2 or (options.width > 128 and options.width % 128):
         parser.error("--width is even, and above 128 a multiple of it")
     if options.pool_kernel % 2 == 0:
         parser.error("--pool-kernel is odd")
 
-    device, dtype = torch.device(options.device), DTYPES[options.dtype]
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    at = Setting(
-        device=device,
-        dtype=dtype,
-        rows=options.rows,
-        requests=options.requests,
-        length=options.length,
-        block=options.block,
-        retention=options.retention,
-        pool_kernel=options.pool_kernel,
-        logits=options.logits,
-        width=options.width,
-        vocabulary=options.vocabulary,
-    )
+    device, dtype = device_of(options)
+    sizes = {name: getattr(options, name) for name in SIZES}
+    at = Setting(device=device, dtype=dtype, retention=options.retention, **sizes)
     bytes_per_s = measured_peaks(device, dtype).bytes_per_s
-    facts = {
-        "torch": torch.__version__,
-        "machine": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "dtype": options.dtype,
-        "bytes_per_s": bytes_per_s,
-    }
-    rows = []
+    rows = Rows(options.json, {**facts_of(device, dtype), "bytes_per_s": bytes_per_s})
     with torch.inference_mode():
         for name in options.kernel:
-            rows.append(measure(name, at, bytes_per_s, options.repeats))
-            save(options.json, rows, **facts)
+            rows.add(measure(name, at, bytes_per_s, options.repeats))
             print(f"{name} timed", file=sys.stderr)
-    print(table(rows))
-    if all(row.kernel_ms is None for row in rows):
+    print(table(rows.rows))
+    if all(row.kernel_ms is None for row in rows.rows):
         why = "triton is not installed" if device.type == "cuda" else f"kernels do not run on {device.type}"
         print(f"references only: {why}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

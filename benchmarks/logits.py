@@ -12,14 +12,11 @@ Bounds are at the card's datasheet peaks or at measured ones.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
-from common import add_model, save, subject_facts, subject_of
+from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 from torch import Tensor
 
 from engines.dllm.config import EngineConfig
@@ -35,17 +32,17 @@ from engines.models.shape import ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    model: str
-    rows: int
-    max_num_logits: int
-    chunks: int
-    ms: float
-    peak_bytes: int
-    chunked_ms: float
-    whole_ms: float
-    of_chunked: float
-    of_whole: float
-    fused: bool
+    model: str = shown("model")
+    rows: int = shown("rows")
+    max_num_logits: int = shown("max_num_logits")
+    chunks: int = shown("chunks")
+    ms: float = shown("ms", ".3f")
+    peak_bytes: int = shown("peak MiB", ".2f", 2**-20)
+    chunked_ms: float = shown("chunked ms", ".3f")
+    whole_ms: float = shown("whole ms", ".3f")
+    of_chunked: float = shown("of chunked", ".1%")
+    of_whole: float = shown("of whole", ".1%")
+    fused: bool = shown("fused")
 
 
 def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: int, card: Gpu, *, repeats: int) -> Row:
@@ -92,42 +89,27 @@ def serving_reduction(model: DiffusionModel, max_num_logits: int) -> Reduction:
     return KernelChoice(model, EngineConfig(max_num_logits=max_num_logits)).reduction
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        f"{'model':9s} {'rows':>6s} {'max_num_logits':>14s} {'chunks':>6s} {'ms':>9s} {'peak MiB':>9s} {'chunked ms':>10s} "
-        f"{'whole ms':>9s} {'of chunked':>10s} {'of whole':>8s} {'fused':>5s}"
-    ]
-    lines += [
-        f"{r.model:9s} {r.rows:6d} {r.max_num_logits:14d} {r.chunks:6d} {r.ms:9.3f} {r.peak_bytes / 2**20:9.2f} "
-        f"{r.chunked_ms:10.3f} {r.whole_ms:9.3f} {r.of_chunked:10.1%} {r.of_whole:8.1%} {'yes' if r.fused else 'no':>5s}"
-        for r in rows
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     add_model(parser)
-    parser.add_argument("--rows", type=int, default=2048, help="hidden states that get a token")
-    parser.add_argument("--max-num-logits", nargs="+", type=int, default=[64, 128, 256, 512, 1024, 2048])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    add_counts(
+        parser,
+        rows=(2048, "hidden states that get a token"),
+        max_num_logits=((64, 128, 256, 512, 1024, 2048), "rows of a chunk"),
+        repeats=(5, "calls timed"),
+    )
     options = parser.parse_args()
-    if min(*options.max_num_logits, options.rows, options.repeats) < 1:
-        parser.error("--rows, --max-num-logits and --repeats count from 1")
     subject = subject_of(options)
     model, device, dtype, card = subject
 
     generator = torch.Generator(device=device).manual_seed(0)
     hidden = torch.randn((options.rows, model.config.d_model), generator=generator, device=device).to(dtype)
-    rows: list[Row] = []
+    rows = Rows(options.json, subject.facts)
     for size in options.max_num_logits:
-        rows.append(time_head(options.model, model, hidden, size, card, repeats=options.repeats))
-        save(options.json, rows, **subject_facts(options, subject))
-    print(table(rows))
+        rows.add(time_head(options.model, model, hidden, size, card, repeats=options.repeats))
+    print(table(rows.rows))
     print(f"bounds: {card.name}; {card.source}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import json
-from pathlib import Path
+from common import Rows, add_device, device_of, facts_of, parser_of, run
 
-import torch
-from common import add_device, device_of
-
-from engines.hardware.peaks import Peaks, measured_peaks
-
-__all__ = ["Peaks", "measured_peaks"]
+from engines.hardware.peaks import measured_peaks
 
 
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     add_device(parser)
-    parser.add_argument("--json", type=Path, help="write what was measured here too")
     options = parser.parse_args()
     device, dtype = device_of(options)
     peaks = measured_peaks(device, dtype)
     print(f"{peaks.flops_per_s / 1e12:.3g} TFLOP/s, {peaks.bytes_per_s / 1e9:.4g} GB/s\n{peaks.how}")
-    if options.json is not None:
-        facts = {"torch": torch.__version__, "device": options.device, "dtype": str(dtype)}
-        options.json.write_text(json.dumps({**facts, "rows": [peaks._asdict()]}, indent=2) + "\n")
+    Rows(options.json, facts_of(device, dtype)).add(peaks._asdict())
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

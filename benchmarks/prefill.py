@@ -11,13 +11,13 @@ Rows are written as they are measured, so a run that is cut off loses none.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from common import add_causal, causal_facts, causal_of, run, save, short
+from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 
 from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import grid
@@ -52,30 +52,24 @@ def main() -> None:
     options = _options()
     asked, setting = causal_of(options), setting_of(options.model)
     executor = executor_of(setting, device=asked.device, dtype=asked.dtype)
-    facts = causal_facts(asked, executor)
     steps = MeasuredSteps(executor, timer=asked.timer)
-    rows: list[Row] = []
+    rows = Rows(options.json, asked.facts(executor))
     began = perf_counter()
     for part in options.parts:
-        for values in _measure(part, steps, setting, options):
-            rows.append(Row(part=part, model=options.model, values=asdict(values)))
-            print(part, *(f"{name}={short(value)}" for name, value in asdict(values).items()), flush=True)
-            save(options.json, rows, **facts, elapsed_s=perf_counter() - began)
+        for values in map(asdict, _measure(part, steps, setting, options)):
+            rows.rows.append(Row(part=part, model=options.model, values=values))
+            rows.save(elapsed_s=perf_counter() - began)
+            print(part, said(values), flush=True)
 
 
 def _measure(part: str, steps: MeasuredSteps, setting: Setting, options: argparse.Namespace) -> Iterator[Any]:
     repeats = options.repeats
-    kinds: dict[str, Callable[[], Iterator[Any]]] = {
-        "times": lambda: step_times(
-            steps,
-            step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories),
-            repeats=repeats,
-        ),
-        "kappa": lambda: penalties(steps, _mixes(setting, options.mixes), rounds=repeats),
-        "graphs": lambda: captures(steps, setting, repeats),
-        "host": lambda: host_times(steps, repeats),
-    }
-    return kinds[part]()
+    if part == "times":
+        shapes = step_shapes(setting.profile_lengths, setting.profile_batches, setting.profile_histories)
+        return step_times(steps, shapes, repeats=repeats)
+    if part == "kappa":
+        return penalties(steps, _mixes(setting, options.mixes), rounds=repeats)
+    return captures(steps, setting, repeats) if part == "graphs" else host_times(steps, repeats)
 
 
 def _mixes(setting: Setting, which: str) -> tuple[Mix, ...]:
@@ -112,11 +106,11 @@ def _median(steps: MeasuredSteps, parts: list[tuple[int, int]], mode: object, re
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     add_causal(parser)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--mixes", default="all", choices=("least", "corners", "all"), help="of kappa: 1, 8 or 18")
+    add_counts(parser, repeats=(20, "times that each step is timed"))
     return parser.parse_args()
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common import add_causal, causal_facts, causal_of, run, save, short
+from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 
 from repro.prefill.instance import measured_instance, setting_of
 from repro.systems.laps.family import PREFILL
@@ -34,7 +34,7 @@ def main() -> None:
     asked = causal_of(options)
     setting = setting_of(options.model)
     setting = replace(setting, max_len=part_of(setting).most_tokens)
-    if asked.is_cuda:  # a quarter of the grid: capturing all of it would take longer than the loops
+    if asked.device.startswith("cuda"):  # a quarter of the grid: capturing all of it would take longer than the loops
         setting = replace(setting, lengths=setting.lengths[1::2], batches=setting.batches[::2])
     instance = measured_instance(
         setting, device=asked.device, dtype=asked.dtype, repeats=options.repeats, timer=asked.timer
@@ -46,13 +46,12 @@ def main() -> None:
         **({"concurrency": options.concurrency} if options.concurrency else {}),
         **({"compared": options.systems, "interference": options.systems} if options.systems else {}),
     )
-    facts = {**causal_facts(asked, instance.executor), "instance": instance.facts}
-    print(*(f"{name}={short(value)}" for name, value in instance.facts.items()), flush=True)
-    rows = []
+    rows = Rows(options.json, {**asked.facts(instance.executor), "instance": instance.facts})
+    print(said(instance.facts), flush=True)
     for cell in grid.cells(options.figures):
         record = run_cell(instance, cell)
         found = PREFILL.summarize(record)
-        rows.append(
+        rows.add(
             Row(
                 figure=cell.figure,
                 system=cell.system,
@@ -63,20 +62,22 @@ def main() -> None:
             )
         )
         means = {name: found[name]["mean"] for name in ("ttft_all_s", "ttft_short_s", "ttft_long_s")}
-        said = {**cell.knob_values, "rps": found["rps"], **means, "late": found["slo_violations"]}
-        print(cell.figure, cell.system, *(f"{name}={short(value)}" for name, value in said.items()), flush=True)
-        save(options.json, rows, **facts)
+        told = {**cell.knob_values, "rps": found["rps"], **means, "late": found["slo_violations"]}
+        print(cell.figure, cell.system, said(told), flush=True)
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     add_causal(parser)
     parser.add_argument("--figures", nargs="+", default=list(FIGURES), choices=FIGURES)
     parser.add_argument("--systems", nargs="+")
     parser.add_argument("--concurrency", nargs="+", type=int)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--num-turns", type=int, default=300, help="of a cell")
-    parser.add_argument("--repeats", type=int, default=5, help="of each step of the profile that policies rest on")
+    add_counts(
+        parser,
+        seeds=(3, "of each cell"),
+        num_turns=(300, "of a cell"),
+        repeats=(5, "of each step of the profile that policies rest on"),
+    )
     return parser.parse_args()
 
 

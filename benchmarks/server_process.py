@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,8 +24,6 @@ class Server:
     engine_pid: int
 
     def status(self) -> dict[str, Any]:
-        import urllib.request
-
         with urllib.request.urlopen(f"{self.url}/status", timeout=60) as response:
             found: dict[str, Any] = json.loads(response.read())
         return found
@@ -55,11 +54,9 @@ def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Ser
 
 
 def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or [
-        int(child)
-        for thread in Path(f"/proc/{pid}/task").iterdir()
-        for child in (thread / "children").read_text().split()
-    ]
+    """Whichever of its threads has started them."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 def cpu_s(pid: int) -> float:

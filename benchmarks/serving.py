@@ -14,7 +14,6 @@ On the CPU, with the embedded model. Needs the extras server and http.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -27,12 +26,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from common import Rows, count, parser_of, run
 from server_process import Server, cpu_s, rss_mb, serving
 
 from baselines.servers.checkpoint import write_tiny
@@ -327,32 +327,29 @@ def target(system: str) -> Iterator[tuple[str, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=("overhead", "attack"))
     parser.add_argument("--system", choices=("dllm-serve", "ar"), default="dllm-serve")
-    parser.add_argument("--requests", type=int, help="[default: 512 of overhead, 2000 of attack]")
-    parser.add_argument("--repeats", type=int, default=3, help="of overhead")
-    parser.add_argument("--clients", type=int, help="[default: 400 of overhead, 64 of attack]")
+    parser.add_argument("--requests", type=count, help="[default: 512 of overhead, 2000 of attack]")
+    parser.add_argument("--repeats", type=count, default=3, help="of overhead")
+    parser.add_argument("--clients", type=count, help="[default: 400 of overhead, 64 of attack]")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    rows: list[Any] = []
+    rows = Rows(options.json)
     if options.what == "overhead":
         num = options.requests or 512
         for _ in range(options.repeats):
             for measure in (in_process, partial(over_http, num_clients=options.clients or 400)):
-                rows.append(measure(num, options.system))
-                print(rows[-1], flush=True)
+                rows.add(measure(num, options.system))
+                print(rows.rows[-1], flush=True)
     else:
         num = options.requests or 2000
         for is_ended in (False, True):
             with target(options.system) as given, serving(*given) as server:
                 seed = options.seed + is_ended
-                rows.append(asyncio.run(attack(server, num, options.clients or 64, is_ended=is_ended, seed=seed)))
-                print(rows[-1], flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+                rows.add(asyncio.run(attack(server, num, options.clients or 64, is_ended=is_ended, seed=seed)))
+                print(rows.rows[-1], flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -17,17 +17,15 @@ A batch of requests of one length, each in its last block, goes through the exec
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
 import numpy as np
-from common import add_model, save, subject_facts, subject_of
+from common import Rows, add_counts, add_model, parser_of, run, shown, subject_of, table
 
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.packed import packed_executor
@@ -119,18 +117,18 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    model: str
-    kind: str
-    batch_size: int
-    total_len: int
-    steps: int
-    ms: float
-    tokens_s: float
-    bound_ms: float
-    of_bound: float
-    outside: float
-    host: float
-    graph: float
+    model: str = shown("model")
+    kind: str = shown("step")
+    batch_size: int = shown("batch")
+    total_len: int = shown("tokens")
+    steps: int = shown("steps")
+    ms: float = shown("ms", ".3f")
+    tokens_s: float = shown("tokens/s", ".1f")
+    bound_ms: float = shown("bound ms", ".3f")
+    of_bound: float = shown("of bound", ".1%")
+    outside: float = shown("outside", ".1%")
+    host: float = shown("host", ".1%")
+    graph: float = shown("graph", ".1%")
     works: tuple[tuple[int, Mapping[str, int]], ...]
     """What the timed steps of a round compute, and how many compute it."""
 
@@ -211,37 +209,21 @@ def host_share(model: DiffusionModel, batch: Batch, kind: str, requests: tuple[R
     return 1 - busy / own.seconds
 
 
-def table(rows: Sequence[Row]) -> str:
-    lines = [
-        f"{'model':9s} {'step':8s} {'batch':>5s} {'tokens':>6s} {'steps':>5s} {'ms':>9s} {'tokens/s':>9s} {'bound ms':>9s} "
-        f"{'of bound':>8s} {'outside':>8s} {'host':>6s} {'graph':>6s}"
-    ]
-    lines += [
-        f"{r.model:9s} {r.kind:8s} {r.batch_size:5d} {r.total_len:6d} {r.steps:5d} {r.ms:9.3f} {r.tokens_s:9.1f} "
-        f"{r.bound_ms:9.3f} {r.of_bound:8.1%} {r.outside:8.1%} {r.host:6.1%} {r.graph:6.1%}"
-        for r in rows
-    ]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     add_model(parser)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 8], help="requests in a step; mixed needs two")
-    parser.add_argument(
-        "--length", nargs="+", type=int, default=[128, 256], help="tokens of a request, its block included"
-    )
-    parser.add_argument("--block", type=int, default=32, help="tokens of a block, and steps")
-    parser.add_argument("--max-num-logits", type=int, default=2048)
     parser.add_argument("--eager", action="store_true", help="without CUDA graphs")
-    parser.add_argument("--repeats", type=int, default=5, help="blocks timed; the middle one counts")
-    parser.add_argument("--warmup", type=int, default=2, help="blocks before them")
-    parser.add_argument("--json", type=Path, help="write the rows here too")
+    parser.add_argument("--warmup", type=int, default=2, help="blocks before those that are timed")
+    add_counts(
+        parser,
+        batch=((1, 8), "requests in a step; mixed needs two"),
+        length=((128, 256), "tokens of a request, its block included"),
+        block=(32, "tokens of a block, and steps"),
+        max_num_logits=(2048, "rows of logits at once"),
+        repeats=(5, "blocks timed; the middle one counts"),
+    )
     options = parser.parse_args()
-    if min(*options.batch, options.repeats, options.max_num_logits) < 1 or options.warmup < 0:
-        parser.error("--batch, --repeats and --max-num-logits count from 1, --warmup from 0")
     if options.block <= REFRESHES or min(options.length) <= options.block:
         parser.error(f"--block must exceed {REFRESHES} steps, and --length the block")
     subject = subject_of(options)
@@ -250,29 +232,24 @@ def main() -> None:
         parser.error(f"--length must be at most {model.config.max_sequence_length} on this model")
 
     shape = ModelShape.from_config(model.config, name=options.model, dtype_bytes=subject.dtype.itemsize)
-    facts = {**subject_facts(options, subject), "block": options.block, "shape": asdict(shape)}
-    rows: list[Row] = []
-    for size in options.batch:
-        for length in options.length:
-            config = EngineConfig(
-                max_num_batched_tokens=size * length,
-                max_num_logits=options.max_num_logits,
-                max_model_len=length,
-                max_num_seqs=size,
-                cuda_graphs=not options.eager,
-            )
-            batch = Batch(size=size, total_len=length, block_length=options.block, config=config)
-            for kind in options.kind:
-                if kind == "mixed" and size < 2:
-                    continue
-                rows.append(
-                    time_steps(options.model, model, batch, kind, card, repeats=options.repeats, warmup=options.warmup)
-                )
-                save(options.json, rows, **facts)
-                print(f"{kind}, {size} of {length} tokens", file=sys.stderr)
-    print(table(rows))
+    rows = Rows(options.json, {**subject.facts, "block": options.block, "shape": asdict(shape)})
+    asked = [(size, length, kind) for size in options.batch for length in options.length for kind in options.kind]
+    for size, length, kind in asked:
+        if kind == "mixed" and size < 2:
+            continue
+        config = EngineConfig(
+            max_num_batched_tokens=size * length,
+            max_num_logits=options.max_num_logits,
+            max_model_len=length,
+            max_num_seqs=size,
+            cuda_graphs=not options.eager,
+        )
+        batch = Batch(size=size, total_len=length, block_length=options.block, config=config)
+        rows.add(time_steps(options.model, model, batch, kind, card, repeats=options.repeats, warmup=options.warmup))
+        print(f"{kind}, {size} of {length} tokens", file=sys.stderr)
+    print(table(rows.rows))
     print(f"bounds: {card.name}; {card.source}")
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import baseline_steps
 import pytest
 import torch
 from baseline_steps import BASELINES, Baseline, prompts_of, time_baseline
+from common import table
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from engines.dllm.config import GenerationConfig
@@ -36,7 +36,9 @@ def ids_of(
     num_steps = len(engine.run())
     plain = {}
     for name, published in (("bare", False), ("published", True)):
-        sampler = baseline.sampler(network(model), prompts, generation, stable=True, published=published)
+        sampler = baseline.bare(
+            network=network(model), prompts=prompts, generation=generation, stable=True, published=published
+        )
         with torch.inference_mode():
             kinds = list(sampler.steps())
         assert len(kinds) == num_steps, name
@@ -81,7 +83,7 @@ def test_every_kind_of_step_is_timed() -> None:
         "dllm-cache": {"partial", "response", "generation"},
         "dllm-serve": {"refresh", "build", "reuse", "generation"},
     }
-    assert "to published" in baseline_steps.table(rows)
+    assert "to published" in table(rows)
 
 
 @pytest.mark.parametrize("baseline", BASELINES, ids=NAMES)

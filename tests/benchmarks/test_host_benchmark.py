@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from host import NARROW, Launches, forwards, launch_table, launches, time_steps
+from common import table
+from host import NARROW, Launches, forwards, launches, time_steps
 
 
 def test_a_view_is_no_launch_and_a_kernel_is_one() -> None:
@@ -33,7 +34,7 @@ def test_launches_of_all_layers() -> None:
         f"{kind}, {how}" for kind in ("reuse", "mixed") for how in ("operator by operator", "fused")
     ]
     assert found[1].whole == launches(32, has_refresh=False, fused=True).number
-    assert all(f"{one.whole}" in "\n".join(launch_table(found)) for one in found)
+    assert all(f"{one.whole}" in table(found) for one in found)
 
 
 def test_steps_of_nothing_are_served() -> None:

@@ -8,6 +8,7 @@ import logits
 import pytest
 import step
 import torch
+from common import table
 from step import KINDS, Batch, run_round, time_steps
 from support.tiny_models import GQA, network
 
@@ -82,7 +83,7 @@ def test_a_row_of_the_table(kind: str) -> None:
     assert 0 < row.host < 1
     assert 0 < row.outside < 1
     assert row.graph == 0
-    assert kind in step.table([row])
+    assert kind in table([row])
 
 
 def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
@@ -96,7 +97,7 @@ def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
         [1e3 * (chunks * weights + whole) / L40S.bandwidth for chunks in (8, 1)]
     )
     assert [row.whole_ms for row in rows] == pytest.approx([1e3 * weights / L40S.bandwidth] * 2)
-    assert GQA.name in logits.table(rows)
+    assert GQA.name in table(rows)
     assert not any(row.fused for row in rows)
 
 
