@@ -7,6 +7,7 @@ from typing import Any
 
 from engines.errors import UserError
 from paper_figures.common.curve import Curve, dataset_title
+from paper_figures.common.runs import Runs
 from repro.reports.figures import View
 from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
@@ -36,15 +37,19 @@ def obtained_text(runs: Sequence[StoredRun]) -> str:
     return "; ".join(sorted({run.obtained for run in runs}))
 
 
-def figure_title(title: str, runs: Sequence[StoredRun], view: View) -> str:
-    """The title, and under it whether the figure is simulated or measured, on what and with which model."""
-    where = view.platform
+def basis_of(runs: Runs) -> str:
+    """Whether a figure is simulated or measured, on what and with which model."""
+    view = runs.view
     if view.obtained == "simulated":
-        uncalibrated = any("uncalibrated" in run.obtained for run in runs)
-        return f"{title}\nsimulated{', uncalibrated' if uncalibrated else ''}: {where.title}"
+        uncalibrated = any("uncalibrated" in run.obtained for run in runs.all)
+        return f"simulated{', uncalibrated' if uncalibrated else ''}: {view.platform.title}"
     model = "embedded tiny LLaDA" if view.dllm.model == "tiny" else view.dllm.model
-    devices = dict.fromkeys(device_text(run) for run in runs)
-    return f"{title}\nmeasured: {' and '.join(devices)}; {model}"
+    devices = dict.fromkeys(device_text(run) for run in runs.all)
+    return f"measured: {' and '.join(devices)}; {model}"
+
+
+def figure_title(title: str, runs: Sequence[StoredRun], view: View) -> str:
+    return f"{title}\n{basis_of(Runs(runs, view))}"
 
 
 def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:

@@ -46,10 +46,15 @@ GUIDE_COLOR = "#8A8A8A"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemLook:
-    title: str
+class Look:
+    title: str = ""
     color: str
     marker: str
+    linestyle: str = "-"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        return {"color": self.color, "marker": self.marker, "linestyle": self.linestyle}
 
 
 _LOOKS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -77,9 +82,9 @@ _OTHER_LOOK = ("#000000", "X")
 """Look of a system that comes from elsewhere."""
 
 
-def system_look(name: str) -> SystemLook:
+def system_look(name: str) -> Look:
     color, marker = _LOOKS.get(name, _OTHER_LOOK)
-    return SystemLook(title=SYSTEMS.get(name).title, color=color, marker=marker)
+    return Look(title=SYSTEMS.get(name).title, color=color, marker=marker)
 
 
 @contextmanager

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 
@@ -16,21 +15,14 @@ from engines.laps.cost import PrefillCost
 from engines.laps.hol import TwoClasses, waits_s
 from engines.laps.latency import PaperForm, fit_floor_form, fit_paper_form, fit_paper_totals
 from engines.models.shape import model_shape
-from paper_figures.common.table import save_table
+from paper_figures.common.figure import Page, table
+from paper_figures.common.runs import Runs
 from paper_figures.laps.contenders import MODELS
-from paper_figures.laps.layout import finding, place_of
+from paper_figures.laps.layout import laps_figure
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.runs.cell import Cell
-from repro.runs.statistics import mean_interval
-from repro.runs.store import StoredRun
+from repro.runs.statistics import Interval, mean_interval
 from repro.systems.laps.part import part_of
 
-NAME = "boundary"
-TITLE = "LAPS §2: the boundary of short prompts, and head-of-line blocking"
-SOURCE = "LAPS, §2.1, §2.2"
-PLATFORMS = ("h200",)
-place = place_of
 LENGTHS = (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 768, 1024, 2048, 4096)
 HISTORIES = (0, 512, 2048, 8192)
 QUEUE = TwoClasses(rate=8.0, short_share=0.8, short_s=0.02, long_s=0.2)
@@ -55,11 +47,6 @@ class Boundaries:
     """The same over a history of 8,192 tokens."""
     eager: float
     """c / beta of steps that launch each kernel."""
-
-
-def cells(view: View) -> list[Cell]:
-    """None: fits to the cost model, and one queue."""
-    return []
 
 
 @lru_cache(maxsize=8)
@@ -105,110 +92,96 @@ def waits() -> tuple[tuple[float, float], ...]:
     return tuple(found)
 
 
-def wait() -> tuple[float, float]:
-    """Mean wait in seconds over the queues, and the half width of its 95 % interval."""
-    return _interval([mixed_s for mixed_s, _ in waits()])
+def wait() -> Interval:
+    """Mean wait in seconds over the queues."""
+    return mean_interval([mixed_s for mixed_s, _ in waits()])
 
 
-def penalty() -> tuple[float, float]:
+def penalty() -> Interval:
     """Head-of-line penalty, likewise."""
-    return _interval([penalty_s for _, penalty_s in waits()])
+    return mean_interval([penalty_s for _, penalty_s in waits()])
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    interval = mean_interval(list(values))
-    assert interval.mean is not None
-    assert interval.half_width is not None
-    return interval.mean, interval.half_width
+def in_ms(seconds: Interval, digits: int = 1) -> str:
+    assert seconds.mean is not None
+    assert seconds.half_width is not None
+    return f"{1e3 * seconds.mean:.{digits}f} ± {1e3 * seconds.half_width:.{digits}f}"
 
 
 # -- the table ----------------------------------------------------------------------------------------------
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    card = part_of(view.platform).gpu
-    rows = []
-    for model in MODELS:
-        found = boundaries(model, card)
-        rows.append(
-            (
-                model,
-                f"{found.printed:.0f}",
-                f"{found.printed_limit:.0f}",
-                "none" if math.isinf(found.from_totals) else f"{found.from_totals:.0f}",
-                f"{found.floor:.0f}",
-                f"{found.floor_far:.0f}",
-                f"{found.eager:.0f}",
-            )
-        )
-    (mean, half), (waited, spread) = penalty(), wait()
-    return save_table(
-        out,
-        f"{NAME}-{view.stem}",
-        title=TITLE,
-        columns=(
-            "model",
-            "printed, H = 0",
-            "printed, H without end",
-            "the same from total times",
-            "with a floor (weights), H = 0",
-            "H = 8192",
-            "with a floor (launches)",
-        ),
-        rows=rows,
+def page(runs: Runs) -> Page:
+    card = part_of(runs.view.platform).gpu
+    columns: dict[str, Callable[[str], object]] = {
+        "model": lambda model: model,
+        "printed, H = 0": lambda model: f"{boundaries(model, card).printed:.0f}",
+        "printed, H without end": lambda model: f"{boundaries(model, card).printed_limit:.0f}",
+        "the same from total times": lambda model: f"{boundaries(model, card).from_totals:.0f}".replace("inf", "none"),
+        "with a floor (weights), H = 0": lambda model: f"{boundaries(model, card).floor:.0f}",
+        "H = 8192": lambda model: f"{boundaries(model, card).floor_far:.0f}",
+        "with a floor (launches)": lambda model: f"{boundaries(model, card).eager:.0f}",
+    }
+    return Page(
+        table=table(MODELS, columns),
         notes=(
             "Tokens; the paper says 150 to 512. Its formula knows no read of the weights: with grouped K/V heads a token's matrices take some hundred times as long as its K/V, "
             "so every first prompt is compute-bound. From total times a fit pours their floor into gamma_r, and the limit is what the sampled lengths make of it.",
             "With a floor T = max(c, beta L) + alpha L (L + 2H) + gamma_r H the boundary c / beta lies in the printed range, and falls with the history instead of growing.",
-            f"Head-of-line blocking, M/G/1 with {100 * QUEUE.short_share:.0f} % short jobs at a load of {QUEUE.load:.2f}: {1e3 * mean:.1f} ± {1e3 * half:.1f} ms simulated, "
-            f"{1e3 * QUEUE.hol_penalty_s:.1f} ms by the formula; mean wait {1e3 * waited:.1f} ± {1e3 * spread:.1f} ms, {1e3 * QUEUE.wait_s:.1f} by Pollaczek and Khinchine "
+            f"Head-of-line blocking, M/G/1 with {100 * QUEUE.short_share:.0f} % short jobs at a load of {QUEUE.load:.2f}: {in_ms(penalty())} ms simulated, "
+            f"{1e3 * QUEUE.hol_penalty_s:.1f} ms by the formula; mean wait {in_ms(wait())} ms, {1e3 * QUEUE.wait_s:.1f} by Pollaczek and Khinchine "
             f"({NUM_QUEUES} queues of {NUM_JOBS:,} jobs).",
             "Computed from the roofline of the card with assumed efficiencies; nothing here was timed.",
         ),
+        after_heading="",
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    card = part_of(view.platform).gpu
+def findings(runs: Runs) -> list[Finding]:
+    card = part_of(runs.view.platform).gpu
     found = {model: boundaries(model, card) for model in MODELS}
+    middle, hol = found[MODELS[1]], penalty()
     planted = PaperForm(alpha=1e-9, beta=2e-6, gamma_w=5e-6, gamma_r=4e-7)
-    root = planted.boundary(1000)
+    first, root = planted.boundary(), planted.boundary(1000)
     equation = planted.alpha * root**2 + (2 * planted.alpha * 1000 + planted.beta - planted.gamma_w) * root
-    mean, half = penalty()
     texts = ", ".join(f"{each.floor:.0f} and {each.eager:.0f}" for each in found.values())
+    limits = ", ".join(f"{each.printed_limit:.0f}" for each in found.values())
+    assert hol.mean is not None
+    assert hol.half_width is not None
     return [
-        finding(
+        runs.finding(
             "laps-boundary-range",
-            found[MODELS[1]].floor,
-            f"c / beta of Qwen2.5-14B by its weights; weights and launches give {texts} (7B, 14B, 32B); the printed formula gives {found[MODELS[1]].printed:.0f}",
+            middle.floor,
+            f"c / beta of Qwen2.5-14B by its weights; weights and launches give {texts} (7B, 14B, 32B); the printed formula gives {middle.printed:.0f}",
         ),
-        finding(
+        runs.finding(
             "laps-boundary-prefill",
-            planted.boundary(),
+            first,
             "planted coefficients give (gamma_w - beta) / alpha",
             obtained="computed",
-            holds=math.isclose(planted.boundary(), (planted.gamma_w - planted.beta) / planted.alpha, rel_tol=1e-9),
+            holds=math.isclose(first, (planted.gamma_w - planted.beta) / planted.alpha, rel_tol=1e-9),
         ),
-        finding(
+        runs.finding(
             "laps-boundary-reprefill",
             root,
             "the root over 1,000 tokens of history solves the equation, planted coefficients",
             obtained="computed",
             holds=math.isclose(equation, planted.gamma_r * 1000, rel_tol=1e-9),
         ),
-        finding(
+        runs.finding(
             "laps-boundary-limit",
             planted.boundary_limit,
-            "planted coefficients; on the H200 the limit is "
-            + ", ".join(f"{each.printed_limit:.0f}" for each in found.values())
-            + " tokens (7B, 14B, 32B), outside 150 to 512",
+            f"planted coefficients; on the H200 the limit is {limits} tokens (7B, 14B, 32B), outside 150 to 512",
             obtained="computed",
             holds=math.isclose(planted.boundary(FAR), planted.gamma_r / (2 * planted.alpha), rel_tol=1e-3),
         ),
-        finding(
+        runs.finding(
             "laps-hol",
-            mean,
-            f"{1e3 * mean:.2f} ± {1e3 * half:.2f} ms in simulated queues, {1e3 * QUEUE.hol_penalty_s:.2f} ms by the formula",
-            holds=abs(mean - QUEUE.hol_penalty_s) + half <= 0.02 * QUEUE.hol_penalty_s,
+            hol.mean,
+            f"{in_ms(hol, 2)} ms in simulated queues, {1e3 * QUEUE.hol_penalty_s:.2f} ms by the formula",
+            holds=abs(hol.mean - QUEUE.hol_penalty_s) + hol.half_width <= 0.02 * QUEUE.hol_penalty_s,
         ),
     ]
+
+
+FIGURE = laps_figure("boundary", "LAPS, §2.1, §2.2", page=page, findings=findings)

@@ -5,51 +5,25 @@ Drawn as ratios to SGLang PD, which the paper's claims are about; values are in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
-from paper_figures.laps.compare import MEAN, P90, Of, Pairs, is_above, is_below, number, rps, said
-from paper_figures.laps.contenders import (
-    CONCURRENCY,
-    CONTENDERS,
-    EIGHT,
-    LARGE,
-    MODELS,
-    PAIRED_SEEDS,
-    SHAREGPT,
-    SINGLE,
-    seeded,
-)
-from paper_figures.laps.layout import (
-    CSV_COLUMNS,
-    csv_rows,
-    finding,
-    how_obtained,
-    log_axis,
-    place_of,
-    seeds_sentence,
-    title_of,
-)
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.words import is_above, is_below, number, plural, said
+from paper_figures.laps.contenders import CONCURRENCY, CONTENDERS, EIGHT, LARGE, MODELS, SHAREGPT, SINGLE
+from paper_figures.laps.layout import doubling, laps_figure, laps_page
+from paper_figures.laps.measures import MEAN, P90, RPS
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import Knobs, View
+from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.runs.store import StoredRun
 from repro.systems.laps.part import part_of
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "fig6"
-TITLE = "LAPS Figure 6: throughput, mean and P90 TTFT by concurrency"
-SOURCE = "LAPS, Figure 6, §4.1"
-PLATFORMS = ("h200",)
-place = place_of
-NUM_RUNS = PAIRED_SEEDS
+Place = tuple[str, int, int]
+"""Model, instances, clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,278 +33,217 @@ class Grid:
     """Contenders by number of instances."""
     clients: Mapping[int, tuple[int, ...]]
     """Of all instances together."""
-    knobs: tuple[tuple[str, Scalar], ...] = ()
+    knobs: Knobs = ()
+
+    def of(self, instances: int) -> list[Place]:
+        return [(model, instances, clients) for model in self.models for clients in self.clients[instances]]
 
     @property
-    def places(self) -> list[tuple[str, int, int]]:
-        """Model, instances, clients."""
-        return [
-            (model, instances, clients)
-            for instances in self.instances
-            for model in self.models
-            for clients in self.clients[instances]
-        ]
+    def places(self) -> list[Place]:
+        return [place for instances in self.instances for place in self.of(instances)]
 
 
-SIMULATED = Grid(models=MODELS, instances={1: SINGLE, 8: EIGHT}, clients={1: CONCURRENCY, 8: (1, 8, 16, 32, 64)})
-MEASURED = Grid(models=("tiny",), instances={1: SINGLE}, clients={1: (1, 4, 16)}, knobs=(("num_prompts", 300),))
-
-
-def grid(view: View) -> Grid:
-    return SIMULATED if view.obtained == "simulated" else MEASURED
-
-
-MEASURES: tuple[tuple[str, Of, bool], ...] = (
-    ("turns/s", rps, True),
-    ("mean TTFT", MEAN, False),
-    ("P90 TTFT", P90, False),
-)
+GRIDS: Mapping[str, Grid] = {
+    "simulated": Grid(models=MODELS, instances={1: SINGLE, 8: EIGHT}, clients={1: CONCURRENCY, 8: (1, 8, 16, 32, 64)}),
+    "measured": Grid(models=("tiny",), instances={1: SINGLE}, clients={1: (1, 4, 16)}, knobs=(("num_prompts", 300),)),
+}
+SIMULATED = GRIDS["simulated"]
+"""Claims are about these settings."""
+MEASURES: Mapping[str, tuple[Measure, bool]] = {
+    "turns/s": (RPS, True),
+    "mean TTFT": (MEAN, False),
+    "P90 TTFT": (P90, False),
+}
 """With whether more is better."""
-PRINTED = {1: 20.0, 8: 33.0}
-"""Largest gains of turns/s, percent."""
+CLAIMS = {1: "laps-rps-single", 8: "laps-rps-8"}
+"""Largest gains of turns/s, percent, by number of instances."""
 
 
-def cell(
-    view: View, name: str, model: str, instances: int, clients: int, figure: str | None = None, kappa: float = 0.0
-) -> Cell:
-    knobs: dict[str, Scalar] = {
-        **dict(grid(view).knobs),
-        "model": model,
-        "num_instances": instances,
-        "clients": clients,
-    }
-    if kappa:
-        knobs["kappa"] = kappa
-    return CONTENDERS[name].cell(figure, view, SHAREGPT, knobs, together="laps-throughput")
+def cell(view: View, name: str, place: Place, kappa: float = 0.0) -> Cell:
+    model, instances, clients = place
+    knobs: dict[str, Scalar] = {"model": model, "num_instances": instances, "clients": clients}
+    penalty = {"kappa": kappa} if kappa else {}
+    return CONTENDERS[name].cell(
+        view, SHAREGPT, {**dict(GRIDS[view.obtained].knobs), **knobs, **penalty}, together="laps-throughput"
+    )
 
 
 def cells(view: View) -> list[Cell]:
-    asked = grid(view)
-    return seeded(
-        [cell(view, name, *place, NAME) for place in asked.places for name in asked.instances[place[1]]], view
-    )
+    asked = GRIDS[view.obtained]
+    return [cell(view, name, place) for place in asked.places for name in asked.instances[place[1]]]
 
 
-def versus(pairs: Pairs, view: View, name: str, model: str, instances: int, clients: int, of: Of) -> Interval:
-    """Percent above SGLang PD."""
-    return pairs.versus(
-        cell(view, name, model, instances, clients), cell(view, "sglang", model, instances, clients), of
-    )
+def versus(runs: Runs, name: str, place: Place, of: Measure, other: str = "sglang") -> Interval:
+    """Percent above SGLang PD, or another one."""
+    return runs.versus(cell(runs.view, name, place), cell(runs.view, other, place), of)
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    pairs = Pairs(runs, view)
-    stem = f"{NAME}-{view.stem}"
-    files = _draw(runs, pairs, view, out, stem)
-    rows = [
-        (
-            f"{instances}",
-            model,
-            f"{clients}",
-            said(pairs.at(cell(view, "sglang", model, instances, clients), rps)),
-            *(said(versus(pairs, view, "laps", model, instances, clients, of), "%") for _, of, _ in MEASURES),
-            *(said(versus(pairs, view, "reserve", model, instances, clients, of), "%") for _, of, _ in MEASURES),
-        )
-        for model, instances, clients in grid(view).places
-    ]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows(runs))),
-        columns=(
-            "instances",
-            "model",
-            "clients",
-            "SGLang PD turns/s",
-            *(f"{title} {label}" for title in ("LAPS", "Reserve") for label, _, _ in MEASURES),
-        ),
-        rows=tuple(rows),
-        notes=(*conclusions(pairs, view), *invalid_notes(runs)),
-    )
-
-
-def conclusions(pairs: Pairs, view: View) -> list[str]:
-    found = []
-    for instances in grid(view).instances:
-        top, where = best(pairs, view, "laps", instances, rps)
-        low, there = best(pairs, view, "laps", instances, rps, least=True)
-        own, here = best(pairs, view, "reserve", instances, rps)
-        found.append(
-            f"{instances} instance{'s' if instances > 1 else ''}: LAPS serves {said(top, '%')} turns/s more than SGLang PD at best ({where}; printed up to "
-            f"{PRINTED[instances]:.0f} %) and {said(low, '%')} at worst ({there}); Reserve {said(own, '%')} at best ({here})."
-        )
-    return found
-
-
-def best(pairs: Pairs, view: View, name: str, instances: int, of: Of, *, least: bool = False) -> tuple[Interval, str]:
+def best(runs: Runs, name: str, instances: int, of: Measure, *, least: bool = False) -> tuple[Interval, str]:
     """Over models and concurrency; where."""
     found = [
-        (versus(pairs, view, name, model, instances, clients, of), f"{model}, {clients} clients")
-        for model in grid(view).models
-        for clients in grid(view).clients[instances]
+        (versus(runs, name, place, of), f"{place[0]}, {place[2]} clients")
+        for place in GRIDS[runs.view.obtained].of(instances)
     ]
-    pick = min if least else max
-    return pick(found, key=lambda each: number(each[0]))
+    return (min if least else max)(found, key=lambda each: number(each[0]))
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    pairs = Pairs(runs, view)
-    found = []
-    for claim, instances in (("laps-rps-single", 1), ("laps-rps-8", 8)):
-        top, where = best(pairs, view, "laps", instances, rps)
-        most = SIMULATED.clients[instances][-1]
-        ends = [said(versus(pairs, view, "laps", model, instances, most, rps), "%") for model in MODELS]
-        router = ""
-        if instances > 1:
-            own = [said(versus(pairs, view, "router", model, instances, most, rps), "%") for model in MODELS]
-            router = f"; SGLang's router alone {', '.join(own)}"
-        found.append(
-            finding(
-                claim,
-                number(top),
-                f"{said(top, '%')} at best ({where}); with {most} clients {', '.join(ends)} (7B, 14B, 32B){router}; kappa 0",
+def page(runs: Runs) -> Page:
+    asked = GRIDS[runs.view.obtained]
+    columns = len(asked.models) if len(asked.models) > 1 else len(MEASURES)
+    ours = [(name, of) for name in ("laps", "reserve") for of, _ in MEASURES.values()]
+    return laps_page(
+        runs,
+        panels=[
+            panel(runs, instances, label, model)
+            for instances in asked.instances
+            for label in MEASURES
+            for model in asked.models
+        ],
+        columns=columns,
+        after_title="; x: clients",
+        conclusions=[conclusion(runs, instances) for instances in asked.instances],
+        about="Closed loop without think time, ShareGPT's turns. LAPS mended: several long prompts a step, graphs only where predicted faster, "
+        f"window of at most {5 * part_of(runs.view.platform).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
+        table=Table(
+            columns=(
+                *("instances", "model", "clients", "SGLang PD turns/s"),
+                *(f"{title} {label}" for title in ("LAPS", "Reserve") for label in MEASURES),
+            ),
+            rows=[
+                (
+                    *(place[1], place[0], place[2], said(runs.at(cell(runs.view, "sglang", place), RPS))),
+                    *(said(versus(runs, name, place, of), "%") for name, of in ours),
+                )
+                for place in asked.places
+            ],
+        ),
+    )
+
+
+def panel(runs: Runs, instances: int, label: str, model: str) -> Panel:
+    asked, of = GRIDS[runs.view.obtained], MEASURES[label][0]
+    clients = asked.clients[instances]
+    layers: list[Layer] = [
+        Guide(value=1, label="SGLang PD", linestyle="-", color=CONTENDERS["sglang"].look.color),
+        *(
+            Line(
+                label=CONTENDERS[name].title,
+                places=clients,
+                at=[versus(runs, name, (model, instances, count), of) for count in clients],
+                look=CONTENDERS[name].look,
+                base=1,
+                scale=0.01,
             )
-        )
-    low, where = best(pairs, view, "laps", 8, MEAN, least=True)
-    one, there = best(pairs, view, "laps", 1, MEAN, least=True)
-    found.append(
-        finding(
+            for name in asked.instances[instances][1:]
+        ),
+    ]
+    if of is RPS and runs.view.obtained == "simulated":
+        printed = 1 + stated("laps", CLAIMS[instances]) / 100
+        layers.append(Mark(label="printed: up to", place=clients[-1], value=printed, look=CONTENDERS["laps"].look))
+    return Panel(
+        title=f"{model}, {plural(instances, 'instance')}",
+        layers=layers,
+        x=doubling(clients),
+        y=Axis(label=f"{label} / SGLang PD's" if model == asked.models[0] else None),
+    )
+
+
+def conclusion(runs: Runs, instances: int) -> str:
+    top, where = best(runs, "laps", instances, RPS)
+    low, there = best(runs, "laps", instances, RPS, least=True)
+    own, here = best(runs, "reserve", instances, RPS)
+    return (
+        f"{plural(instances, 'instance')}: LAPS serves {said(top, '%')} turns/s more than SGLang PD at best ({where}; printed up to "
+        f"{stated('laps', CLAIMS[instances]):.0f} %) and {said(low, '%')} at worst ({there}); Reserve {said(own, '%')} at best ({here})."
+    )
+
+
+# -- claims -------------------------------------------------------------------------------------------------
+
+
+def findings(runs: Runs) -> list[Finding]:
+    def with_most(name: str, instances: int, model: str) -> str:
+        return said(versus(runs, name, (model, instances, SIMULATED.clients[instances][-1]), RPS), "%")
+
+    found = []
+    for instances, claim in CLAIMS.items():
+        top, where = best(runs, "laps", instances, RPS)
+        ends, routed = (", ".join(with_most(name, instances, model) for model in MODELS) for name in ("laps", "router"))
+        router = f"; SGLang's router alone {routed}" if instances > 1 else ""
+        how = f"{said(top, '%')} at best ({where}); with {SIMULATED.clients[instances][-1]} clients {ends} (7B, 14B, 32B){router}; kappa 0"
+        found.append(runs.finding(claim, number(top), how))
+    low, where = best(runs, "laps", 8, MEAN, least=True)
+    one, there = best(runs, "laps", 1, MEAN, least=True)
+    largest = where if number(low) < number(one) else there
+    most = SIMULATED.clients[8][-1]
+    return [
+        *found,
+        runs.finding(
             "laps-avg-latency",
             -number(low),
             f"mean TTFT changes by {said(low, '%')} at best with 8 instances ({where}), {said(one, '%')} with one ({there}); kappa 0",
-        )
-    )
-    found.append(
-        finding(
-            "laps-abs-prefill-latency",
-            -min(number(low), number(one)),
-            f"largest fall of mean TTFT, {where if number(low) < number(one) else there}; kappa 0",
-        )
-    )
-    most = SIMULATED.clients[8][-1]
-    high = versus(pairs, view, "laps", LARGE, 8, most, rps)
-    one = versus(pairs, view, "laps", LARGE, 1, most, rps)
-    found.append(
-        finding(
+        ),
+        runs.finding(
+            "laps-abs-prefill-latency", -min(number(low), number(one)), f"largest fall of mean TTFT, {largest}; kappa 0"
+        ),
+        runs.finding(
             "laps-abs-rps",
-            number(high),
-            f"{said(high, '%')} with {most} clients of 8 instances, {said(one, '%')} of one; {LARGE}, kappa 0",
-        )
-    )
-    return [*found, *_rankings(pairs, view)]
+            number(versus(runs, "laps", (LARGE, 8, most), RPS)),
+            f"{with_most('laps', 8, LARGE)} with {most} clients of 8 instances, {with_most('laps', 1, LARGE)} of one; {LARGE}, kappa 0",
+        ),
+        consistent_best(runs),
+        gain_grows(runs),
+        graphs_alone(runs),
+    ]
 
 
-def _rankings(pairs: Pairs, view: View) -> list[Finding]:
-    places = SIMULATED.places
-    best_in = {label: 0 for label, _, _ in MEASURES}
-    for label, of, is_more_better in MEASURES:
+def consistent_best(runs: Runs) -> Finding:
+    places, count = SIMULATED.places, dict.fromkeys(MEASURES, 0)
+    for label, (of, is_more_better) in MEASURES.items():
+        is_behind = is_below if is_more_better else is_above
         for place in places:
-            behind = [
-                (is_below if is_more_better else is_above)(
-                    pairs.versus(cell(view, "laps", *place), cell(view, name, *place), of)
-                )
-                for name in ("sglang", "graphs", "apart")
-            ]
-            best_in[label] += not any(behind)
+            others = ("sglang", "graphs", "apart")
+            count[label] += not any(is_behind(versus(runs, "laps", place, of, other)) for other in others)
     total = len(places) * len(MEASURES)
-    text = ", ".join(f"{label} in {count} of {len(places)}" for label, count in best_in.items())
-    rank = 1 + (total - sum(best_in.values())) / total
+    text = ", ".join(f"{label} in {best_in} of {len(places)}" for label, best_in in count.items())
+    return runs.finding(
+        "laps-consistent-best",
+        1 + (total - sum(count.values())) / total,
+        f"not behind SGLang or a part of itself outside noise: {text} settings; kappa 0",
+    )
+
+
+def gain_grows(runs: Runs) -> Finding:
+    """From few clients to many."""
     gains = {
-        (model, instances): [
-            number(versus(pairs, view, "laps", model, instances, clients, rps))
-            for clients in SIMULATED.clients[instances]
+        (instances, model): [
+            number(versus(runs, "laps", (model, instances, clients), RPS)) for clients in SIMULATED.clients[instances]
         ]
         for model in MODELS
         for instances in SIMULATED.instances
     }
     grows = sum(values == sorted(values) for values in gains.values())
-    ends = {
-        instances: [
-            number(versus(pairs, view, "laps", model, instances, SIMULATED.clients[instances][-1], rps))
-            - number(versus(pairs, view, "laps", model, instances, SIMULATED.clients[instances][0], rps))
-            for model in MODELS
-        ]
+    one, eight = (
+        sum(gains[instances, model][-1] - gains[instances, model][0] for model in MODELS) / len(MODELS)
         for instances in SIMULATED.instances
-    }
-    graphs = [versus(pairs, view, "graphs", model, instances, clients, rps) for model, instances, clients in places]
-    mean = sum(map(number, graphs)) / len(graphs)
-    worst, most = min(graphs, key=number), max(graphs, key=number)
-    return [
-        finding(
-            "laps-consistent-best",
-            rank,
-            f"not behind SGLang or a part of itself outside noise: {text} settings; kappa 0",
-        ),
-        finding(
-            "laps-gain-grows",
-            sum(ends[1]) / len(ends[1]),
-            f"gain of turns/s with the most clients minus that with one, mean of three models: {sum(ends[1]) / len(MODELS):.1f} points on one instance, "
-            f"{sum(ends[8]) / len(MODELS):.1f} on eight; it grows from step to step in {grows} of {len(gains)} panels; kappa 0",
-            holds=2 * grows > len(gains),
-        ),
-        finding(
-            "laps-graph-only-weak",
-            mean,
-            f"mean over {len(graphs)} settings of the change of turns/s; from {said(worst, '%')} to {said(most, '%')}; kappa 0",
-        ),
-    ]
+    )
+    return runs.finding(
+        "laps-gain-grows",
+        one,
+        f"gain of turns/s with the most clients minus that with one, mean of three models: {one:.1f} points on one instance, "
+        f"{eight:.1f} on eight; it grows from step to step in {grows} of {len(gains)} panels; kappa 0",
+        holds=2 * grows > len(gains),
+    )
 
 
-def _draw(runs: Sequence[StoredRun], pairs: Pairs, view: View, out: Path, stem: str) -> tuple[Path, ...]:
-    asked = grid(view)
-    columns = len(asked.models) if len(asked.models) > 1 else len(MEASURES)
-    titles = [
-        f"{model}, {instances} instance{'s' if instances > 1 else ''}"
-        for instances in asked.instances
-        for _ in MEASURES
-        for model in asked.models
-    ]
-    with style.drawing():
-        figure, axes = style.grid_of_panels(titles, columns=columns)
-        panels = iter(axes)
-        for instances, names in asked.instances.items():
-            for label, of, _ in MEASURES:
-                for column, model in enumerate(asked.models):
-                    panel = next(panels)
-                    _panel(panel, pairs, view, names[1:], model, instances, of)
-                    if of is rps and view.obtained == "simulated":
-                        style.paper_marker(
-                            panel,
-                            asked.clients[instances][-1],
-                            1 + PRINTED[instances] / 100,
-                            color="#0072B2",
-                            marker="o",
-                            label="printed: up to",
-                        )
-                    if column == 0:
-                        panel.set_ylabel(f"{label} / SGLang PD's")
-        return style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            num_rows=len(titles) // columns,
-            title=f"{title_of(TITLE, view)}; x: clients",
-            caption=[
-                *conclusions(pairs, view),
-                *how_obtained(runs, view),
-                "Closed loop without think time, ShareGPT's turns. LAPS mended: several long prompts a step, graphs only where predicted faster, "
-                f"window of at most {5 * part_of(view.platform).time_scale:g} ms; its printed settings are worse (ablations). SGLang PD: instances in turn.",
-                seeds_sentence(view),
-            ],
-        )
+def graphs_alone(runs: Runs) -> Finding:
+    changes = [versus(runs, "graphs", place, RPS) for place in SIMULATED.places]
+    worst, most = min(changes, key=number), max(changes, key=number)
+    return runs.finding(
+        "laps-graph-only-weak",
+        sum(map(number, changes)) / len(changes),
+        f"mean over {len(changes)} settings of the change of turns/s; from {said(worst, '%')} to {said(most, '%')}; kappa 0",
+    )
 
 
-def _panel(panel: Axes, pairs: Pairs, view: View, names: Sequence[str], model: str, instances: int, of: Of) -> None:
-    places = grid(view).clients[instances]
-    panel.axhline(1, linestyle="-", linewidth=1, color=CONTENDERS["sglang"].color, label="SGLang PD")
-    for name in names:
-        at = [versus(pairs, view, name, model, instances, clients, of) for clients in places]
-        contender = CONTENDERS[name]
-        panel.errorbar(
-            places,
-            [1 + number(each) / 100 for each in at],
-            yerr=[(each.half_width or 0.0) / 100 for each in at],
-            capsize=2,
-            **contender.line,
-            label=contender.title,
-        )
-    log_axis(panel, places)
+FIGURE = laps_figure("fig6", "LAPS, Figure 6, §4.1", page=page, cells=cells, findings=findings)

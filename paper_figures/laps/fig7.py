@@ -7,40 +7,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
 
 from engines.laps.controller import ControllerConfig, PressureController, Signals
-from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
-from paper_figures.laps.compare import Pairs, late, late_of, number, said
-from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS, seeded
-from paper_figures.laps.layout import (
-    CSV_COLUMNS,
-    csv_rows,
-    draw_line,
-    finding,
-    log_axis,
-    obtained_sentence,
-    place_of,
-    seeds_sentence,
-    title_of,
-)
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis, Layer, Mark, Panel
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import number, plural, said
+from paper_figures.laps.contenders import CAPACITY, CONCURRENCY, CONTENDERS, LMSYS, MIDDLE, rate_of
+from paper_figures.laps.layout import doubling, laps_figure, laps_page, line
+from paper_figures.laps.measures import LATE, LATE_LONG
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import View
+from repro.reports.paper import stated
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Interval
-from repro.runs.store import StoredRun
 from repro.systems.laps.part import part_of
 
-NAME = "fig7"
-TITLE = "LAPS Figure 7: SLO violations by concurrency and by load"
-SOURCE = "LAPS, Figure 7, §4.1"
-PLATFORMS = ("h200",)
-place = place_of
-NUM_RUNS = PAIRED_SEEDS
 NAMES: Mapping[int, tuple[str, ...]] = {
     1: ("sglang", "vllm", "laps", "reserve"),
     8: ("sglang", "router", "vllm", "laps", "reserve"),
@@ -53,138 +38,144 @@ EIGHTS_TURNS = 8000
 """Of an open loop of eight instances: some fifteen seconds, in which a controller can act."""
 PAPER_LOAD = 0.9
 """At which the printed numbers are looked at: the paper names none."""
+PRINTED = {"router": "laps-slo-8-router", "laps": "laps-slo-8-zero"}
+"""Claims that state violations on eight instances."""
 NUM_DECISIONS = 2000
 
 
-def by_clients(view: View, name: str, instances: int, clients: int, figure: str | None = None) -> Cell:
+def by_clients(view: View, name: str, instances: int, clients: float) -> Cell:
     knobs: dict[str, Scalar] = {"model": MIDDLE, "num_instances": instances, "clients": clients}
-    return CONTENDERS[name].cell(figure, view, LMSYS, knobs)
+    return CONTENDERS[name].cell(view, LMSYS, knobs)
 
 
-def by_load(view: View, name: str, instances: int, load: float, figure: str | None = None, model: str = MIDDLE) -> Cell:
+def by_load(view: View, name: str, instances: int, load: float, model: str = MIDDLE) -> Cell:
     """``transient``: near and past saturation a queue grows; the numbers are of this number of turns."""
     knobs: dict[str, Scalar] = {"model": model, "num_instances": instances, "transient": True}
     if instances > 1:
         knobs["num_prompts"] = EIGHTS_TURNS
-    rate = round(load * instances * CAPACITY[model], 3)
-    return CONTENDERS[name].cell(figure, view, LMSYS, knobs, rate=rate)
+    return CONTENDERS[name].cell(view, LMSYS, knobs, rate=rate_of(load, model, instances))
+
+
+LOOPS: Mapping[str, tuple[Callable[[View, str, int, float], Cell], Mapping[int, tuple[float, ...]]]] = {
+    "clients": (by_clients, CLIENTS),
+    "load": (by_load, LOADS),
+}
+"""A closed loop and Poisson arrivals."""
 
 
 def cells(view: View) -> list[Cell]:
-    asked = []
-    for instances, names in NAMES.items():
-        asked += [by_clients(view, name, instances, clients, NAME) for clients in CLIENTS[instances] for name in names]
-        asked += [by_load(view, name, instances, load, NAME) for load in LOADS[instances] for name in names]
-    return seeded(asked, view)
-
-
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    pairs = Pairs(runs, view)
-    stem = f"{NAME}-{view.stem}"
-    with style.drawing():
-        figure, axes = style.grid_of_panels(
-            [f"{_instances(instances)}, {kind}" for instances in NAMES for kind in ("closed loop", "Poisson")],
-            columns=2,
-        )
-        for row, (instances, names) in enumerate(NAMES.items()):
-            closed, opened = axes[2 * row : 2 * row + 2]
-            for name in names:
-                places = CLIENTS[instances]
-                asked = [by_clients(view, name, instances, clients) for clients in places]
-                draw_line(closed, pairs, CONTENDERS[name], places, asked, late)
-                asked = [by_load(view, name, instances, load) for load in LOADS[instances]]
-                draw_line(opened, pairs, CONTENDERS[name], LOADS[instances], asked, late)
-            log_axis(closed, CLIENTS[instances])
-            closed.set_xlabel("clients")
-            opened.set_xlabel("load")
-            closed.set_ylabel("TTFT over 0.4 s (%)")
-            for panel in (closed, opened):
-                panel.set_ylim(-3, 103)
-            if instances == 8:
-                for value, name, title in ((4.7, "router", "printed: router"), (0.0, "laps", "printed: LAPS")):
-                    look = CONTENDERS[name]
-                    style.paper_marker(opened, PAPER_LOAD, value, color=look.color, marker=look.marker, label=title)
-        files = style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            num_rows=2,
-            title=title_of(TITLE, view),
-            caption=[
-                *conclusions(pairs, view),
-                obtained_sentence(),
-                f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for eight "
-                f"instances stand at a load of {PAPER_LOAD:g}.",
-                seeds_sentence(view),
-            ],
-            width_inches=style.WIDE_INCHES + 1.6,
-        )
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows(runs))),
-        columns=("instances", "at", *(CONTENDERS[name].title for name in NAMES[8])),
-        rows=tuple(_rows(pairs, view)),
-        notes=(*conclusions(pairs, view), *invalid_notes(runs)),
-    )
-
-
-def conclusions(pairs: Pairs, view: View) -> list[str]:
-    router, laps, own = (pairs.at(by_load(view, name, 8, PAPER_LOAD), late) for name in ("router", "laps", "reserve"))
-    plain = pairs.at(by_load(view, "sglang", 8, PAPER_LOAD), late)
-    saved = points(pairs, view, "laps", "sglang", 1, 1.0)
-    lost = points(pairs, view, "laps", "sglang", 1, 0.7)
     return [
-        f"Eight instances at a load of {PAPER_LOAD:g} violate {said(plain, '%')} round robin, {said(router, '%')} behind SGLang's router, {said(laps, '%')} with LAPS, "
-        f"{said(own, '%')} with Reserve.",
-        f"On one instance LAPS has {said(saved, 'points')} against SGLang PD at a load of 1, and {said(lost, 'points')} at 0.7: any difference can be had by "
-        "choosing the load.",
+        ask(view, name, instances, place)
+        for instances, names in NAMES.items()
+        for ask, places in LOOPS.values()
+        for place in places[instances]
+        for name in names
     ]
 
 
-def points(pairs: Pairs, view: View, name: str, other: str, instances: int, load: float) -> Interval:
-    return pairs.versus(by_load(view, name, instances, load), by_load(view, other, instances, load), late, "points")
+def late(runs: Runs, name: str, instances: int, load: float) -> Interval:
+    return runs.at(by_load(runs.view, name, instances, load), LATE)
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    pairs = Pairs(runs, view)
+def points(runs: Runs, name: str, other: str, instances: int, load: float) -> Interval:
+    ours, theirs = (by_load(runs.view, each, instances, load) for each in (name, other))
+    return runs.versus(ours, theirs, LATE, "points")
+
+
+def page(runs: Runs) -> Page:
+    router, laps, own, plain = (
+        said(late(runs, name, 8, PAPER_LOAD), "%") for name in ("router", "laps", "reserve", "sglang")
+    )
+    saved, lost = (said(points(runs, "laps", "sglang", 1, load), "points") for load in (1.0, 0.7))
+    return laps_page(
+        runs,
+        panels=[panel(runs, instances, loop) for instances in NAMES for loop in LOOPS],
+        columns=2,
+        conclusions=[
+            f"Eight instances at a load of {PAPER_LOAD:g} violate {plain} round robin, {router} behind SGLang's router, {laps} with LAPS, {own} with Reserve.",
+            f"On one instance LAPS has {saved} against SGLang PD at a load of 1, and {lost} at 0.7: any difference can be had by choosing the load.",
+        ],
+        about=f"Qwen2.5-14B, LMSYS-Chat-1M's shares. Load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. The paper names neither load nor model: its values for "
+        f"eight instances stand at a load of {PAPER_LOAD:g}.",
+        width_inches=8,
+        table=Table(
+            columns=("instances", "at", *(CONTENDERS[name].title for name in NAMES[8])),
+            rows=[
+                (instances, text, *(violations(runs, ask, name, instances, place) for name in NAMES[8]))
+                for instances in NAMES
+                for loop, (ask, places) in LOOPS.items()
+                for place in places[instances]
+                for text in [f"load {place:g}" if loop == "load" else f"{place} clients"]
+            ],
+        ),
+    )
+
+
+def violations(
+    runs: Runs, ask: Callable[[View, str, int, float], Cell], name: str, instances: int, place: float
+) -> str:
+    """Of all, and of the long ones behind the stroke."""
+    asked = ask(runs.view, name if name in NAMES[instances] else "sglang", instances, place)
+    return f"{said(runs.at(asked, LATE))} / {number(runs.at(asked, LATE_LONG)):.0f}"
+
+
+def panel(runs: Runs, instances: int, loop: str) -> Panel:
+    ask, by_instances = LOOPS[loop]
+    places, is_closed = by_instances[instances], loop == "clients"
+    layers: list[Layer] = [
+        line(runs, name, places, [ask(runs.view, name, instances, place) for place in places], LATE)
+        for name in NAMES[instances]
+    ]
+    if instances == 8 and not is_closed:
+        for name, title in (("router", "printed: router"), ("laps", "printed: LAPS")):
+            look, value = CONTENDERS[name].look, stated("laps", PRINTED[name])
+            layers.append(Mark(label=title, place=PAPER_LOAD, value=value, look=look))
+    return Panel(
+        title=f"{plural(instances, 'instance')}, {'closed loop' if is_closed else 'Poisson'}",
+        layers=layers,
+        x=doubling(places, loop) if is_closed else Axis(label=loop),
+        y=Axis(label=LATE.label if is_closed else None, limits=(-3, 103)),
+    )
+
+
+# -- claims -------------------------------------------------------------------------------------------------
+
+
+def findings(runs: Runs) -> list[Finding]:
+    def by_loads(instances: int, value: Callable[[float], Interval], unit: str = "") -> str:
+        return ", ".join(f"{load:g}: {number(value(load)):.1f}{unit}" for load in LOADS[instances])
 
     def fall(claim: str, other: str, instances: int) -> Finding:
         """At one load for all, and what other loads give."""
-        loads = {load: points(pairs, view, "laps", other, instances, load) for load in LOADS[instances]}
-        cell, base = (by_load(view, name, instances, PAPER_LOAD) for name in ("laps", other))
-        return finding(
-            claim,
-            -number(loads[PAPER_LOAD]),
-            f"LAPS minus {CONTENDERS[other].title}: {said(loads[PAPER_LOAD], 'points')} ({said(pairs.versus(cell, base, late), '%')}) at a load of {PAPER_LOAD:g}; "
-            f"by load {', '.join(f'{each:g}: {number(value):.1f}' for each, value in loads.items())}; Qwen2.5-14B, {_instances(instances)}, Poisson, kappa 0",
+        at = points(runs, "laps", other, instances, PAPER_LOAD)
+        ours, theirs = (by_load(runs.view, name, instances, PAPER_LOAD) for name in ("laps", other))
+        others = by_loads(instances, lambda load: points(runs, "laps", other, instances, load))
+        how = (
+            f"LAPS minus {CONTENDERS[other].title}: {said(at, 'points')} ({said(runs.versus(ours, theirs, LATE), '%')}) at a load of {PAPER_LOAD:g}; "
+            f"by load {others}; Qwen2.5-14B, {plural(instances, 'instance')}, Poisson, kappa 0"
         )
+        return runs.finding(claim, -number(at), how)
 
-    found = [
+    def eight(name: str) -> Finding:
+        value, others = late(runs, name, 8, PAPER_LOAD), by_loads(8, lambda load: late(runs, name, 8, load), " %")
+        at = f"Qwen2.5-14B, eight instances, Poisson at {PAPER_LOAD:g} of capacity, kappa 0"
+        return runs.finding(PRINTED[name], number(value), f"{said(value, '%')}; by load {others}; {at}")
+
+    moves, gap_s = controller_moves()
+    decisions = (
+        f"most instances moved by one of {NUM_DECISIONS:,} decisions on random signals, {gap_s:g} s apart at least"
+    )
+    slo_s = part_of(runs.view.platform).slo_s
+    return [
         fall("laps-slo-single-dp", "sglang", 1),
         fall("laps-slo-single-router", "sglang", 1),
         fall("laps-abs-slo-dp", "sglang", 8),
         fall("laps-abs-slo-router", "router", 8),
+        eight("laps"),
+        eight("router"),
+        runs.finding("laps-slo-threshold", slo_s, "the objective of every run", obtained="computed"),
+        runs.finding("laps-controller-single-step", float(moves), decisions, obtained="computed"),
     ]
-    at = f"Qwen2.5-14B, eight instances, Poisson at {PAPER_LOAD:g} of capacity, kappa 0"
-    for claim, name in (("laps-slo-8-zero", "laps"), ("laps-slo-8-router", "router")):
-        value = pairs.at(by_load(view, name, 8, PAPER_LOAD), late)
-        others = ", ".join(
-            f"{load:g}: {number(pairs.at(by_load(view, name, 8, load), late)):.1f} %" for load in LOADS[8]
-        )
-        found.append(finding(claim, number(value), f"{said(value, '%')}; by load {others}; {at}"))
-    found.append(
-        finding("laps-slo-threshold", part_of(view.platform).slo_s, "the objective of every run", obtained="computed")
-    )
-    moves, gap_s = controller_moves()
-    found.append(
-        finding(
-            "laps-controller-single-step",
-            float(moves),
-            f"most instances moved by one of {NUM_DECISIONS:,} decisions on random signals, {gap_s:g} s apart at least",
-            obtained="computed",
-        )
-    )
-    return found
 
 
 @lru_cache(maxsize=1)
@@ -208,22 +199,4 @@ def controller_moves() -> tuple[int, float]:
     return most, min(later - before for before, later in pairwise(moved_s))
 
 
-def _rows(pairs: Pairs, view: View) -> list[tuple[str, ...]]:
-    """Violations of all, and of the long ones behind the stroke."""
-    found = []
-    for instances, names in NAMES.items():
-        places = [
-            *((f"{clients} clients", by_clients, clients) for clients in CLIENTS[instances]),
-            *((f"load {load:g}", by_load, load) for load in LOADS[instances]),
-        ]
-        for text, ask, place in places:
-            shown = []
-            for name in NAMES[8]:
-                asked = ask(view, name if name in names else "sglang", instances, place)  # type: ignore[operator]
-                shown.append(f"{said(pairs.at(asked, late))} / {number(pairs.at(asked, late_of('long'))):.0f}")
-            found.append((f"{instances}", text, *shown))
-    return found
-
-
-def _instances(count: int) -> str:
-    return f"{count} instance{'s' if count > 1 else ''}"
+FIGURE = laps_figure("fig7", "LAPS, Figure 7, §4.1", page=page, cells=cells, findings=findings)

@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from paper_figures.laps.compare import Of, Pairs
-from paper_figures.laps.contenders import CONTENDERS
-from paper_figures.laps.layout import draw_line
+from paper_figures.common.panel import Axis, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.laps.layout import line
 from repro.runs.cell import Cell
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-GRAPHS = ("nearest", "cheapest")
-"""As printed, and only where a graph is predicted to be faster."""
-_COLORS = {"nearest": "#D55E00", "cheapest": "#0072B2"}
+GRAPHS: Mapping[str, str] = {"nearest": "#D55E00", "cheapest": "#0072B2"}
+"""As printed, and only where a graph is predicted to be faster; with their colours."""
 Column = TypeVar("Column")
 
 
-def draw_choices(
-    axes: Sequence[Axes],
-    pairs: Pairs,
-    measures: Sequence[tuple[str, Of]],
-    columns: Sequence[Column],
-    cells_of: Callable[[Column, str], Sequence[Cell]],
+def choices(
+    runs: Runs,
+    measures: Sequence[Measure],
+    columns: Mapping[Column, str],
+    cells: Callable[[Column, str], Sequence[Cell]],
     ticks: Sequence[str],
     *,
     x_label: str = "",
-) -> None:
-    """``cells_of`` a column and a choice, one for every tick."""
+) -> list[Panel]:
+    """``cells`` of a column and a choice are one for every tick; ``columns`` have their titles."""
     places = range(len(ticks))
-    for row, (label, of) in enumerate(measures):
-        for place, column in enumerate(columns):
-            panel = axes[row * len(columns) + place]
-            for graphs in GRAPHS:
-                look = {"color": _COLORS[graphs], "label": f"graphs: {graphs}"}
-                draw_line(panel, pairs, CONTENDERS["laps"], places, cells_of(column, graphs), of, **look)
-            panel.set_xticks(places, list(ticks), fontsize=7)
-            panel.set_ylim(bottom=0)
-            panel.set_xlabel(x_label)
-        axes[row * len(columns)].set_ylabel(label)
+    return [
+        Panel(
+            title=title,
+            layers=[
+                line(runs, "laps", places, cells(column, graphs), of, f"graphs: {graphs}", color=color)
+                for graphs, color in GRAPHS.items()
+            ],
+            x=Axis(label=x_label, ticks=places, names=ticks, size=7),
+            y=Axis(label=of.label if place == 0 else None, limits=(0, None)),
+        )
+        for of in measures
+        for place, (column, title) in enumerate(columns.items())
+    ]

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from paper_figures.common import style
-from paper_figures.laps.compare import Of, Pairs
-from paper_figures.laps.contenders import CONTENDERS, LARGE, LMSYS, seeded
-from paper_figures.laps.layout import draw_line, log_axis
+from paper_figures.common.panel import Axis, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import GUIDE_COLOR
+from paper_figures.common.words import plural
+from paper_figures.laps.contenders import CONTENDERS, LARGE, LMSYS
+from paper_figures.laps.layout import doubling, line
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 SYSTEM = "sglang"
 """The paper shows it alone."""
+SHADES = ("#9ECAE1", "#4292C6", "#08519C")
+"""Light to dark, by the number of other clients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,6 @@ class Mixtures:
     turns_a_client: int
     least_turns: int
 
-    def knobs(self, longs: int, shorts: int, kappa: float) -> dict[str, Scalar]:
-        """``num_prompts`` gives each client as many turns."""
-        turns = max(self.least_turns, self.turns_a_client * (longs + shorts))
-        simulated: dict[str, Scalar] = {} if self.model is None else {"model": self.model, "kappa": kappa}
-        return {"long_clients": longs, "short_clients": shorts, "num_prompts": turns, **simulated}
-
     @property
     def mixed(self) -> list[tuple[int, int]]:
         return [(longs, shorts) for longs in self.longs for shorts in self.shorts]
@@ -46,74 +40,81 @@ class Mixtures:
     def alone(self) -> list[tuple[int, int]]:
         return [(longs, 0) for longs in self.longs] + [(0, shorts) for shorts in self.shorts]
 
+    @property
+    def panels(self) -> dict[float, str]:
+        """A title a kappa; measured there is one."""
+        return {kappa: "measured" if self.model is None else f"kappa = {kappa:g}" for kappa in self.kappas}
 
-SIMULATED = Mixtures(
-    longs=(1, 4, 16), shorts=(4, 16, 64), kappas=(0.0, 0.2), model=LARGE, turns_a_client=25, least_turns=250
-)
-MEASURED = Mixtures(longs=(1, 4), shorts=(4, 16), kappas=(0.0,), model=None, turns_a_client=30, least_turns=100)
-
-
-def mixtures(view: View) -> Mixtures:
-    return SIMULATED if view.obtained == "simulated" else MEASURED
-
-
-def cell(view: View, longs: int, shorts: int, kappa: float, figure: str | None = None) -> Cell:
-    knobs = mixtures(view).knobs(longs, shorts, kappa)
-    return CONTENDERS[SYSTEM].cell(figure, view, LMSYS, knobs, together="laps-interference")
+    @property
+    def sentence(self) -> str:
+        model = self.model or "The tiny decoder"
+        return (
+            f"{model}, SGLang PD on one instance; long: above 1,000 tokens, short: below 64, both of LMSYS-Chat-1M's "
+            "first turns; closed loop without think time."
+        )
 
 
-def cells(figure: str, view: View) -> list[Cell]:
+MIXTURES: Mapping[str, Mixtures] = {
+    "simulated": Mixtures(
+        longs=(1, 4, 16), shorts=(4, 16, 64), kappas=(0.0, 0.2), model=LARGE, turns_a_client=25, least_turns=250
+    ),
+    "measured": Mixtures(longs=(1, 4), shorts=(4, 16), kappas=(0.0,), model=None, turns_a_client=30, least_turns=100),
+}
+
+
+def cell(view: View, longs: int, shorts: int, kappa: float = 0.0) -> Cell:
+    """Each client has as many turns."""
+    asked = MIXTURES[view.obtained]
+    turns = max(asked.least_turns, asked.turns_a_client * (longs + shorts))
+    knobs: dict[str, Scalar] = {} if asked.model is None else {"model": asked.model, "kappa": kappa}
+    knobs |= {"long_clients": longs, "short_clients": shorts, "num_prompts": turns}
+    return CONTENDERS[SYSTEM].cell(view, LMSYS, knobs, together="laps-interference")
+
+
+def cells(view: View) -> list[Cell]:
     """Long prompts alone, short ones alone, and every mixture."""
-    asked = mixtures(view)
-    return seeded(
-        [cell(view, *pair, kappa, figure) for kappa in asked.kappas for pair in (*asked.alone, *asked.mixed)], view
-    )
+    asked = MIXTURES[view.obtained]
+    return [cell(view, *pair, kappa) for kappa in asked.kappas for pair in (*asked.alone, *asked.mixed)]
 
 
-def panels(view: View) -> tuple[str, ...]:
-    """A title a kappa; measured there is one."""
-    asked = mixtures(view)
-    return ("measured",) if asked.model is None else tuple(f"kappa = {kappa:g}" for kappa in asked.kappas)
-
-
-def model_sentence(view: View) -> str:
-    model = "the tiny decoder" if mixtures(view).model is None else str(mixtures(view).model)
-    return (
-        f"{model[0].upper()}{model[1:]}, SGLang PD on one instance; long: above 1,000 tokens, short: below 64, both of LMSYS-Chat-1M's "
-        "first turns; closed loop without think time."
-    )
-
-
-def draw(
-    axes: Sequence[Axes],
-    pairs: Pairs,
-    view: View,
-    of: Of,
+def panels(
+    runs: Runs,
+    of: Measure,
     *,
     along: Sequence[int],
     each: Sequence[int],
     pair_of: Callable[[int, int], tuple[int, int]],
     words: tuple[str, str, str],
-) -> None:
-    """A panel a kappa: lines of mixtures, a shade for each number of other clients, over the alone ones dashed.
+) -> list[Panel]:
+    """A panel a kappa: lines of mixtures, a shade for each number of other clients, and the alone ones dashed.
 
     ``pair_of`` (along, other) is (longs, shorts); ``words`` name the axis, a line's clients and the dashed line.
     """
     axis, others, alone = words
-    contender = CONTENDERS[SYSTEM]
-    for panel, kappa in zip(axes, mixtures(view).kappas, strict=True):
-        for count, color in zip(each, shades(len(each)), strict=True):
-            asked = [cell(view, *pair_of(place, count), kappa) for place in along]
-            label = f"{count} client{'s' if count > 1 else ''} with {others}"
-            draw_line(panel, pairs, contender, along, asked, of, color=color, label=label)
-        asked = [cell(view, *pair_of(place, 0), kappa) for place in along]
-        dashed = {"color": style.GUIDE_COLOR, "linestyle": "--", "label": alone}
-        draw_line(panel, pairs, contender, along, asked, of, **dashed)
-        log_axis(panel, along)
-        panel.set_xlabel(axis)
-        style.log_scale(panel)
 
+    def asked(count: int, kappa: float) -> list[Cell]:
+        return [cell(runs.view, *pair_of(place, count), kappa) for place in along]
 
-def shades(count: int) -> Sequence[str]:
-    """Light to dark."""
-    return ("#9ECAE1", "#4292C6", "#08519C")[:count]
+    return [
+        Panel(
+            title=title,
+            layers=[
+                *(
+                    line(
+                        runs,
+                        SYSTEM,
+                        along,
+                        asked(count, kappa),
+                        of,
+                        f"{plural(count, 'client')} with {others}",
+                        color=shade,
+                    )
+                    for count, shade in zip(each, SHADES, strict=False)
+                ),
+                line(runs, SYSTEM, along, asked(0, kappa), of, alone, color=GUIDE_COLOR, linestyle="--"),
+            ],
+            x=doubling(along, axis),
+            y=Axis(label=of.label if place == 0 else None, scale="plain log"),
+        )
+        for place, (kappa, title) in enumerate(MIXTURES[runs.view.obtained].panels.items())
+    ]

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from paper_figures.common.caption import invalid_notes
-from paper_figures.common.table import save_table
-from paper_figures.laps.compare import MEAN, Of, Pairs, late, number, said
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS, seeded
-from paper_figures.laps.layout import CSV_COLUMNS, csv_rows, obtained_sentence, place_of, seeds_sentence
-from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import number, said
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, rate_of
+from paper_figures.laps.layout import OBTAINED, laps_figure, seeds_sentence
+from paper_figures.laps.measures import LATE, MEAN, MOVES, csv_of
+from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
-from repro.runs.store import StoredRun
 
-NAME = "pools"
-TITLE = "LAPS pools: static ones against the controller"
-SOURCE = "ours; LAPS §3.2, Algorithm 2"
-PLATFORMS = ("h200",)
-place = place_of
-NUM_RUNS = PAIRED_SEEDS
-DATASETS = (LMSYS,)
-"""ShareGPT's card has the same lengths: without a file of either its runs are these, turn for turn."""
 INSTANCES = 8
 LOADS = (0.7, 0.9)
 TURNS = 12_000
@@ -40,69 +31,50 @@ POOLS: Mapping[str, Mapping[str, Scalar]] = MappingProxyType(
 """A controller starts from a quarter of the instances, n_s = 2."""
 
 
-def cell(view: View, pools: str, dataset: str, load: float, figure: str | None = None) -> Cell:
+def cell(view: View, pools: str, load: float) -> Cell:
+    """ShareGPT's card has the same lengths: without a file of either its runs are these, turn for turn."""
     knobs = {"model": MIDDLE, "num_instances": INSTANCES, "num_prompts": TURNS, "transient": True, **POOLS[pools]}
-    rate = round(load * INSTANCES * CAPACITY[MIDDLE], 3)
-    return CONTENDERS["apart"].cell(figure, view, dataset, knobs, rate=rate)
+    return CONTENDERS["apart"].cell(view, LMSYS, knobs, rate=rate_of(load, instances=INSTANCES))
 
 
 def cells(view: View) -> list[Cell]:
-    return seeded(
-        [cell(view, pools, dataset, load, NAME) for dataset in DATASETS for load in LOADS for pools in POOLS], view
+    return [cell(view, pools, load) for load in LOADS for pools in POOLS]
+
+
+def conclusion(runs: Runs) -> str:
+    late = {pools: runs.at(cell(runs.view, pools, LOADS[-1]), LATE) for pools in POOLS}
+    best = min((pools for pools in POOLS if pools.startswith("static")), key=lambda pools: number(late[pools]))
+    moved = [f"{said(late[pools], '%')} with the {pools.replace(',', '')}" for pools in list(POOLS)[3:]]
+    return (
+        f"{LMSYS} at a load of {LOADS[-1]:g}: {said(late[best], '%')} late with the best static pools ({best.removeprefix('static, ')}), "
+        f"{', '.join(moved)}."
     )
 
 
-def moves(run: StoredRun) -> float | None:
-    value: float | None = run.summary["moves_per_minute"]
-    return value
-
-
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    pairs = Pairs(runs, view)
-
-    def shown(pools: str, dataset: str, load: float) -> tuple[str, ...]:
-        asked = cell(view, pools, dataset, load)
-        measures: tuple[tuple[Of, int], ...] = ((late, 1), (MEAN, 0), (moves, 1))
-        return tuple(said(pairs.at(asked, of), digits=digits) for of, digits in measures)
-
-    rows = [
-        (dataset, f"{load:g}", pools, *shown(pools, dataset, load))
-        for dataset in DATASETS
-        for load in LOADS
-        for pools in POOLS
-    ]
-    return save_table(
-        out,
-        f"{NAME}-{view.stem}",
-        title=TITLE,
-        columns=("conversations", "load", "pools", "TTFT over 0.4 s (%)", "mean TTFT (ms)", "moves a minute"),
-        rows=rows,
-        notes=(
-            *conclusions(pairs, view),
+def page(runs: Runs) -> Page:
+    measures = ((LATE, 1), (MEAN, 0), (MOVES, 1))
+    return Page(
+        table=Table(
+            columns=("conversations", "load", "pools", LATE.label, MEAN.label, "moves a minute"),
+            rows=[
+                (
+                    *(LMSYS, f"{load:g}", pools),
+                    *(said(runs.at(cell(runs.view, pools, load), of), digits=digits) for of, digits in measures),
+                )
+                for load in LOADS
+                for pools in POOLS
+            ],
+        ),
+        notes=[
+            conclusion(runs),
             "ShareGPT's card has the lengths of LMSYS-Chat-1M's, the only ones the paper prints: its runs would be these, turn for turn.",
             f"LAPS, disaggregation only, with {MIDDLE} on {INSTANCES} instances, {TURNS:,} Poisson turns; load 1 is {CAPACITY[MIDDLE]:g} turns/s an instance. "
-            f"{obtained_sentence()} {seeds_sentence(view)}",
-            *invalid_notes(runs),
-        ),
-        csv_columns=CSV_COLUMNS,
-        csv_rows=csv_rows(runs),
+            f"{OBTAINED} {seeds_sentence(runs.view)}",
+            *invalid_notes(runs.all),
+        ],
+        csv=csv_of(runs),
+        after_heading="",
     )
 
 
-def conclusions(pairs: Pairs, view: View) -> list[str]:
-    found = []
-    for dataset in DATASETS:
-        load = LOADS[-1]
-        by_pools = {pools: pairs.at(cell(view, pools, dataset, load), late) for pools in POOLS}
-        best = min((pools for pools in POOLS if pools.startswith("static")), key=lambda pools: number(by_pools[pools]))
-        texts = [f"{said(by_pools[pools], '%')} with the {pools.replace(',', '')}" for pools in list(POOLS)[3:]]
-        found.append(
-            f"{dataset} at a load of {load:g}: {said(by_pools[best], '%')} late with the best static pools ({best.removeprefix('static, ')}), "
-            f"{', '.join(texts)}."
-        )
-    return found
-
-
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """The paper compares no pools."""
-    return []
+FIGURE = laps_figure("pools", "ours; LAPS §3.2, Algorithm 2", page=page, cells=cells)

@@ -2,150 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from paper_figures.common import style
-from paper_figures.common.caption import invalid_notes
-from paper_figures.laps.compare import LONGEST, MEAN, Of, Pairs, is_above, is_below, late, number, said, ttft
-from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MODELS, PAIRED_SEEDS, seeded
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.words import is_above, is_below, number, said
+from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MODELS
 from paper_figures.laps.fig7 import by_load
-from paper_figures.laps.layout import (
-    CSV_COLUMNS,
-    csv_rows,
-    draw_line,
-    obtained_sentence,
-    place_of,
-    seeds_sentence,
-    title_of,
-)
-from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from paper_figures.laps.layout import laps_figure, laps_page, line
+from paper_figures.laps.measures import LATE, LONGEST, MEAN, P90_LONG, TOKENS_S
+from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.runs.store import StoredRun
 
-NAME = "reserve"
-TITLE = "LAPS Reserve: violations from half load to overload"
-SOURCE = "ours; the objective of LAPS §4.1"
-PLATFORMS = ("h200",)
-place = place_of
-NUM_RUNS = PAIRED_SEEDS
 NAMES = ("sglang", "sglang-graphs", "vllm", "laps", "reserve")
 """SGLang with the prefill graphs it has by now, too: a baseline gets every advantage ours gets."""
-OTHERS = NAMES[:-1]
 LOADS = (0.5, 0.7, 0.8, 0.9, 1.0, 1.05)
+PLACES = [(model, load) for model in MODELS for load in LOADS]
 SATURATED = 64
 """Clients of the runs that say what the order costs in throughput."""
-P90_LONG = ttft("p90", "long")
-MEASURES: tuple[tuple[str, Of, bool], ...] = (
-    ("TTFT over 0.4 s (%)", late, False),
-    ("mean TTFT (ms)", MEAN, True),
-    ("longest TTFT (ms)", LONGEST, True),
-)
-"""With whether the axis is logarithmic."""
 
 
-def tokens_s(run: StoredRun) -> float | None:
-    value: float | None = run.summary["tokens_s"]
-    return value
+def at_load(view: View, name: str, model: str, load: float) -> Cell:
+    return by_load(view, name, 1, load, model)
 
 
-def full(view: View, name: str, model: str, figure: str | None = None) -> Cell:
-    return CONTENDERS[name].cell(figure, view, LMSYS, {"model": model, "num_instances": 1, "clients": SATURATED})
+def full(view: View, name: str, model: str) -> Cell:
+    return CONTENDERS[name].cell(view, LMSYS, {"model": model, "num_instances": 1, "clients": SATURATED})
 
 
 def cells(view: View) -> list[Cell]:
-    asked = [by_load(view, name, 1, load, NAME, model) for model in MODELS for load in LOADS for name in NAMES]
-    return seeded([*asked, *(full(view, name, model, NAME) for model in MODELS for name in NAMES)], view)
+    asked = [at_load(view, name, *place) for place in PLACES for name in NAMES]
+    return [*asked, *(full(view, name, model) for model in MODELS for name in NAMES)]
 
 
-def versus(pairs: Pairs, view: View, model: str, load: float, other: str) -> Interval:
-    """Violations of Reserve minus another's, points."""
-    return pairs.versus(
-        by_load(view, "reserve", 1, load, model=model), by_load(view, other, 1, load, model=model), late, "points"
+def panel(runs: Runs, of: Measure, model: str) -> Panel:
+    return Panel(
+        title=model,
+        layers=[
+            line(runs, name, LOADS, [at_load(runs.view, name, model, load) for load in LOADS], of) for name in NAMES
+        ],
+        x=Axis(ticks=LOADS, size=7),
+        y=Axis(label=of.label if model == MODELS[0] else None, scale="linear" if of is LATE else "plain log"),
     )
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    pairs = Pairs(runs, view)
-    stem = f"{NAME}-{view.stem}"
-    with style.drawing():
-        figure, axes = style.grid_of_panels([model for _ in MEASURES for model in MODELS], columns=len(MODELS))
-        for row, (label, of, is_log) in enumerate(MEASURES):
-            for column, model in enumerate(MODELS):
-                panel = axes[row * len(MODELS) + column]
-                for name in NAMES:
-                    asked = [by_load(view, name, 1, load, model=model) for load in LOADS]
-                    draw_line(panel, pairs, CONTENDERS[name], LOADS, asked, of)
-                panel.set_xticks(LOADS, [f"{load:g}" for load in LOADS], fontsize=7)
-                if is_log:
-                    style.log_scale(panel)
-            axes[row * len(MODELS)].set_ylabel(label)
-        files = style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            num_rows=len(MEASURES),
-            title=f"{title_of(TITLE, view)}; x: load",
-            caption=[
-                *conclusions(pairs, view),
-                obtained_sentence(),
-                "One instance, Poisson turns with LMSYS-Chat-1M's shares. Load 1 is what SGLang PD serves with 256 clients "
-                f"({', '.join(f'{CAPACITY[model]:g}' for model in MODELS)} turns/s).",
-                seeds_sentence(view),
-            ],
-        )
-    rows = [
-        (
-            model,
-            f"{load:g}",
-            *(
-                f"{said(pairs.at(asked, late))} / {number(pairs.at(asked, MEAN)):.0f} / {number(pairs.at(asked, P90_LONG)):.0f} / "
-                f"{number(pairs.at(asked, LONGEST)) / 1e3:.1f}"
-                for asked in (by_load(view, name, 1, load, model=model) for name in NAMES)
+def page(runs: Runs) -> Page:
+    capacities = ", ".join(f"{CAPACITY[model]:g}" for model in MODELS)
+    return laps_page(
+        runs,
+        panels=[panel(runs, of, model) for of in (LATE, MEAN, LONGEST) for model in MODELS],
+        columns=len(MODELS),
+        after_title="; x: load",
+        conclusions=[in_how_many(runs), price(runs)],
+        about=f"One instance, Poisson turns with LMSYS-Chat-1M's shares. Load 1 is what SGLang PD serves with 256 clients ({capacities} turns/s).",
+        table=Table(
+            columns=(
+                *("model", "load"),
+                *(f"{CONTENDERS[name].title}: late % / mean / P90 long ms / longest s" for name in NAMES),
             ),
-        )
-        for model in MODELS
-        for load in LOADS
-    ]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows(runs))),
-        columns=(
-            "model",
-            "load",
-            *(f"{CONTENDERS[name].title}: late % / mean / P90 long ms / longest s" for name in NAMES),
+            rows=[
+                (model, f"{load:g}", *(entry(runs, at_load(runs.view, name, model, load)) for name in NAMES))
+                for model, load in PLACES
+            ],
         ),
-        rows=tuple(rows),
-        notes=(*conclusions(pairs, view), *invalid_notes(runs)),
     )
 
 
-def conclusions(pairs: Pairs, view: View) -> list[str]:
-    places = [(model, load) for model in MODELS for load in LOADS]
-    fewer = [place for place in places if all(is_below(versus(pairs, view, *place, other)) for other in OTHERS)]
-    more = [place for place in places if any(is_above(versus(pairs, view, *place, other)) for other in OTHERS)]
-    rest = [place for place in places if place not in fewer and place not in more]
-    text = f"Reserve violates fewer objectives than every other policy, outside noise, in {len(fewer)} of {len(places)} cells"
-    if rest:
-        text += f"; within noise of one of them in {', '.join(f'{model} at {load:g}' for model, load in rest)}"
-    text += f"; more in {', '.join(f'{model} at {load:g}' for model, load in more)}." if more else "; more in none."
-    costs = []
-    for model in MODELS:
-        change = pairs.versus(full(view, "reserve", model), full(view, "sglang", model), tokens_s)
-        costs.append(said(change, "%"))
-    waits = [
-        f"{number(pairs.at(by_load(view, name, 1, LOADS[-1], model=MODELS[1]), LONGEST)) / 1e3:.1f} s ({CONTENDERS[name].title})"
-        for name in NAMES
-    ]
-    return [
-        text,
+def entry(runs: Runs, cell: Cell) -> str:
+    mean, long, longest = (number(runs.at(cell, of)) for of in (MEAN, P90_LONG, LONGEST))
+    return f"{said(runs.at(cell, LATE))} / {mean:.0f} / {long:.0f} / {longest / 1e3:.1f}"
+
+
+def in_how_many(runs: Runs) -> str:
+    """Settings in which Reserve violates fewer objectives than every other policy."""
+
+    def versus(model: str, load: float) -> list[Interval]:
+        """Violations of Reserve minus each other's, points."""
+        ours, *others = (at_load(runs.view, name, model, load) for name in reversed(NAMES))
+        return [runs.versus(ours, other, LATE, "points") for other in others]
+
+    found = {place: versus(*place) for place in PLACES}
+    fewer = [place for place, differences in found.items() if all(map(is_below, differences))]
+    more = [place for place, differences in found.items() if any(map(is_above, differences))]
+    rest = [place for place in PLACES if place not in fewer and place not in more]
+    names = [", ".join(f"{model} at {load:g}" for model, load in places) for places in (rest, more)]
+    text = f"Reserve violates fewer objectives than every other policy, outside noise, in {len(fewer)} of {len(PLACES)} cells"
+    within = f"; within noise of one of them in {names[0]}" if rest else ""
+    return f"{text}{within}; more in {names[1] or 'none'}."
+
+
+def price(runs: Runs) -> str:
+    changes = (
+        runs.versus(full(runs.view, "reserve", model), full(runs.view, "sglang", model), TOKENS_S) for model in MODELS
+    )
+    longest = (number(runs.at(at_load(runs.view, name, MODELS[1], LOADS[-1]), LONGEST)) for name in NAMES)
+    waits = [f"{each / 1e3:.1f} s ({CONTENDERS[name].title})" for name, each in zip(NAMES, longest, strict=True)]
+    return (
         f"The price: the longest TTFT at a load of {LOADS[-1]:g} is {', '.join(waits)} with {MODELS[1]}; with {SATURATED} clients Reserve prefills "
-        f"{', '.join(costs)} tokens/s against SGLang PD (7B, 14B, 32B).",
-    ]
+        f"{', '.join(said(each, '%') for each in changes)} tokens/s against SGLang PD (7B, 14B, 32B)."
+    )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """Reserve is ours: the paper claims nothing of it."""
-    return []
+FIGURE = laps_figure("reserve", "ours; the objective of LAPS §4.1", page=page, cells=cells)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from engines.errors import UserError
 from repro.reports import claims_file
 from repro.reports.evidence import Source, sources
-from repro.reports.figures import PAPERS, FigureEntry, View, default_num_runs, default_reading, figure
+from repro.reports.figures import PAPERS, FigureEntry, View, default_reading, figure
 from repro.reports.predictions import PREDICTIONS_OF, predictions_note, report_path
 from repro.reports.stamp import changed_files, drawn_by, name_of, read_stamp, stated
 from repro.runs.cell import Cell
@@ -135,7 +135,7 @@ def _command(entry: FigureEntry, view: View, folder: Path) -> str:
         words += ["--executor", where.executor]
     if view.reading != default_reading(where):
         words += ["--reading", view.reading]
-    if view.num_runs != default_num_runs(entry.load(), where):
+    if view.num_runs != entry.load().default_num_runs(where):
         words += ["--num-runs", str(view.num_runs)]
     words += [f"--request-rate {rate:g}" for rate in view.rates]
     words += [f"--{name.replace('_', '-')} {value}" for name, value in view.knobs]

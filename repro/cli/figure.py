@@ -60,7 +60,7 @@ class FigureOptions:
 
     def views(self, name: str) -> list[View]:
         from engines.bounds import check_most
-        from repro.reports.figures import View, default_num_runs, default_reading
+        from repro.reports.figures import View, default_reading
         from repro.reports.figures import figure as figure_of
         from repro.systems.dllm.part import DllmPart
         from repro.systems.platforms import platform as platform_of
@@ -72,8 +72,8 @@ class FigureOptions:
         if None in parsed:
             raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
         rates = tuple(sorted({rate for rate in parsed if rate is not None}))
-        module = figure_of(name).load()
-        names = self.platform or module.PLATFORMS
+        figure = figure_of(name).load()
+        names = self.platform or figure.platforms
         places = [replace(platform_of(each), **opt.given(executor=self.executor)) for each in names]
         for where in places:
             # A platform of another family than the one whose baselines have readings.
@@ -84,7 +84,7 @@ class FigureOptions:
             View(
                 platform=where,
                 reading=reading,
-                num_runs=default_num_runs(module, where) if self.num_runs is None else self.num_runs,
+                num_runs=figure.default_num_runs(where) if self.num_runs is None else self.num_runs,
                 knobs=knobs,
                 rates=rates,
             )
@@ -173,17 +173,16 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
     from repro.reports.costs import processor_s, write_cost
     from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
-    from repro.reports.figures import place_of
 
     began, opened = processor_s(), placement.opened()
     entry = figure_of(name)
-    module, views = entry.load(), asked.views(name)
+    drawing, views = entry.load(), asked.views(name)
     store, out = asked.store, asked.out(entry.name)
     if draw_only:
         readable_folder("result_dir", store.root)
         store.accept_other_machine = True
     # One sweep for all views: readings share the runs of dLLM-Serve.
-    grids = [[view.applied(cell) for cell in module.cells(view)] for view in views]
+    grids = [[view.applied(cell) for cell in drawing.cells(view)] for view in views]
     cells = [cell for grid in grids for cell in grid]
     check_rates(name, views, cells)
     check_knobs(name, views, cells)
@@ -204,7 +203,7 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
         rendered = draw(entry, view, runs, out)
         drawn.append((view, rendered, lengths_json(runs)))
         if not json:
-            print_table(f"{module.TITLE} - {place_of(module, view.platform)}", rendered.columns, rendered.rows)
+            print_table(f"{drawing.title} - {drawing.place(view.platform)}", rendered.columns, rendered.rows)
             if runs:
                 say(lengths_line(runs), "  ")
             for note in rendered.notes:

@@ -8,16 +8,7 @@ from dataclasses import dataclass, replace
 from repro.reports.claims import Answer
 from repro.reports.costs import read_cost
 from repro.reports.determined import determined, fitted_claims
-from repro.reports.figures import (
-    FIGURES,
-    FigureEntry,
-    FigureModule,
-    View,
-    decides_on,
-    deciding_runs,
-    default_num_runs,
-    default_reading,
-)
+from repro.reports.figures import FIGURES, Figure, FigureEntry, View, default_reading
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, prepare
@@ -31,14 +22,14 @@ class Source:
     """A figure on one platform, and the cells behind it."""
 
     entry: FigureEntry
-    module: FigureModule
+    figure: Figure
     view: View
     cells: tuple[Cell, ...]
 
     @property
     def commanded(self) -> View:
         """As the command draws it, which may repeat more than answers take."""
-        return replace(self.view, num_runs=default_num_runs(self.module, self.view.platform))
+        return replace(self.view, num_runs=self.figure.default_num_runs(self.view.platform))
 
     def answers(self, runs: Sequence[StoredRun], command_s: float | None = None) -> list[Answer]:
         """``runs`` are those of ``cells``, ``command_s`` the processor time of making all of them."""
@@ -46,7 +37,7 @@ class Source:
         first = next((name for name in FIGURES if name.rpartition("/")[2] == bare), self.entry.name)
         name = bare if first == self.entry.name else self.entry.name
         return answers(
-            lambda changed: self.module.findings(changed, self.view),
+            lambda changed: self.figure.findings(changed, self.view),
             runs,
             determined=determined,
             targets=fitted_claims() if self.view.obtained == "simulated" else frozenset(),
@@ -59,12 +50,12 @@ def sources(entries: Sequence[FigureEntry], platforms: Sequence[str] | None = No
     """Figures that decide claims, each in its platform's usual reading; ``platforms`` None is all of them."""
     found = []
     for entry in entries:
-        module = entry.load()
-        for name in decides_on(module):
+        figure = entry.load()
+        for name in figure.deciding:
             if platforms is None or name in platforms:
                 where = platform_of(name)
-                view = View(platform=where, reading=default_reading(where), num_runs=deciding_runs(module))
-                found.append(Source(entry=entry, module=module, view=view, cells=tuple(module.cells(view))))
+                view = View(platform=where, reading=default_reading(where), num_runs=figure.num_runs)
+                found.append(Source(entry=entry, figure=figure, view=view, cells=tuple(figure.cells(view))))
     return found
 
 

@@ -3,11 +3,10 @@ imported when its figure is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, cast
 
 from engines.bounds import check_most
 from engines.errors import UserError, require
@@ -110,25 +109,12 @@ class View:
         return () if is_default else (("reading", self.reading),)
 
 
-def place_of(module: FigureModule, where: Platform) -> str:
-    """The platform's title, or what the module's ``place`` makes of it where that speaks of another family's model."""
-    place = getattr(module, "place", None)
-    return where.title if place is None else str(place(where))
-
-
 def default_reading(platform: Platform) -> str:
     return batching.default_reading(platform.executor)
 
 
 MEASURED_RUNS = 3
 """Repeats of a measured figure where nothing else is asked: the fewest whose interval says anything (t = 4.3; 12.7 of two)."""
-
-
-def default_num_runs(module: FigureModule, where: Platform) -> int:
-    """``deciding_runs`` where a run comes out the same again: simulated, or a figure of memory or accuracy (``IS_TIMED``
-    is False)."""
-    is_timed = getattr(module, "IS_TIMED", True)
-    return MEASURED_RUNS if is_timed and where.executor != "roofline" else deciding_runs(module)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,38 +127,39 @@ class Rendered:
     notes: tuple[str, ...] = ()
 
 
-class FigureModule(Protocol):
-    """Interface of a module in ``paper_figures``."""
+def _no_findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+    return []
 
-    TITLE: str
-    SOURCE: str
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What is run for a figure or table, how it is drawn, and what it says of the paper's claims."""
+
+    title: str
+    source: str
     """Figure and section of the paper."""
-    PLATFORMS: tuple[str, ...]
+    platforms: tuple[str, ...]
     """Platforms drawn by default, each its own figure file."""
+    cells: Callable[[View], list[Cell]]
+    """The grid of runs behind it; empty where arithmetic is enough."""
+    render: Callable[[Sequence[StoredRun], View, Path], Rendered]
+    """Draws stored runs into a folder: <name>-<stem>.png, .pdf and the .csv behind them."""
+    findings: Callable[[Sequence[StoredRun], View], list[Finding]] = _no_findings
+    num_runs: int = 1
+    """Repeats that answer claims: more than one where one seed is an anecdote."""
+    is_timed: bool = True
+    """False where a measured run comes out the same again: a figure of memory or accuracy."""
+    decides_on: tuple[str, ...] | None = None
+    """Platforms whose runs answer claims; None is all that it is drawn for."""
+    place: Callable[[Platform], str] = lambda where: where.title
+    """The platform's title, or that of its part for another family's model."""
 
-    def cells(self, view: View) -> list[Cell]:
-        """The grid of runs behind the figure; empty where arithmetic is enough."""
-        ...
+    @property
+    def deciding(self) -> tuple[str, ...]:
+        return self.platforms if self.decides_on is None else self.decides_on
 
-    def render(self, runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-        """Draw stored runs into ``out``: <name>-<stem>.png, .pdf and the .csv behind them."""
-        ...
-
-    def findings(self, runs: Sequence[StoredRun], view: View) -> list[Finding]:
-        """What the runs say about the paper's claims that this figure decides."""
-        ...
-
-
-def deciding_runs(module: FigureModule) -> int:
-    """Repeats that answer claims: the module's ``NUM_RUNS``, where one seed is an anecdote, else one."""
-    found: int = getattr(module, "NUM_RUNS", 1)
-    return found
-
-
-def decides_on(module: FigureModule) -> tuple[str, ...]:
-    """Platforms whose runs answer claims: the module's ``DECIDES_ON``, or without one all that it is drawn for."""
-    found: tuple[str, ...] = getattr(module, "DECIDES_ON", module.PLATFORMS)
-    return found
+    def default_num_runs(self, where: Platform) -> int:
+        return MEASURED_RUNS if self.is_timed and where.executor != "roofline" else self.num_runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,13 +170,18 @@ class FigureEntry:
     title: str
     module: str
 
-    def load(self) -> FigureModule:
+    def load(self) -> Figure:
+        """The module's ``FIGURE``, or one made of the names that a plain module has."""
         module = load_module("figure", self.name, self.module)
+        if isinstance(found := getattr(module, "FIGURE", None), Figure):
+            return found
         for name in ("TITLE", "SOURCE", "PLATFORMS", "cells", "render"):
             require(
                 hasattr(module, name), f"figure={self.name!r} is no module of a figure, it has no {name!r}: name one"
             )
-        return cast(FigureModule, module)
+        names = (field.name for field in fields(Figure))
+        given = {name: getattr(module, own) for name in names for own in (name, name.upper()) if hasattr(module, own)}
+        return Figure(**given)
 
 
 @dataclass(frozen=True, kw_only=True)

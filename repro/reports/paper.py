@@ -106,6 +106,14 @@ def load_claims(paper: str | None = None, root: Path = PAPER) -> tuple[Claim, ..
     return tuple(claim for name in papers for claim in read_claims(root / _folder(name) / "claims.yaml", name))
 
 
+def stated(paper: str, claim: str) -> float:
+    """The number that a claim states."""
+    value = next(each.expected.value for each in load_claims(paper) if each.id == claim)
+    if not isinstance(value, int | float):
+        raise ValueError(f"claim {claim} states no single number")
+    return float(value)
+
+
 def load_figures(paper: str | None = None, root: Path = PAPER) -> tuple[StatedFigure, ...]:
     """StatedFigure and table entries of one paper, or of all."""
     if paper is not None:

@@ -18,7 +18,7 @@ from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, gri
 from paper_figures.ampd.panels import RATES, panel_of, panels
 from paper_figures.common import style
 from repro.reports.claims import Finding
-from repro.reports.figures import View, deciding_runs, default_num_runs
+from repro.reports.figures import FIGURES, View
 from repro.reports.paper import load_claims
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
@@ -73,7 +73,8 @@ def test_every_cell_can_be_prepared_and_each_question_is_asked_once() -> None:
     for cell in asked[: len(FIGURE4) * len(RATES) * 12]:
         if cell.rate == 0.8 and cell.system in ("ampd", "vllm-sim"):
             prepare(cell)
-    assert default_num_runs(fig4, VIEW.platform) == deciding_runs(fig4) == PAIRED_SEEDS
+    drawing = FIGURES["ampd/fig4"].load()
+    assert drawing.default_num_runs(VIEW.platform) == drawing.num_runs == PAIRED_SEEDS
 
 
 @pytest.mark.parametrize("figure", [fig5, fig8, switches, length, table2, readings])

@@ -59,7 +59,7 @@ def made(view: View) -> list[StoredRun]:
 
 
 def test_is_the_registered_figure() -> None:
-    assert figure("fig3").load() is fig3
+    assert figure("fig3").module == fig3.__name__
     assert figure("fig3").title == fig3.TITLE
 
 

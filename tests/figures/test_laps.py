@@ -13,11 +13,14 @@ import pytest
 from support.prefill_runs import prefill_run, prefill_runs
 
 from paper_figures.common import style
+from paper_figures.common.figure import seed_by_seed
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import is_above, is_below, said
 from paper_figures.laps import boundary, cost, fig1, fig2, fig3, fig5, fig6, fig7, fig8, kappa, reserve, table2
-from paper_figures.laps.compare import MEAN, Pairs, is_above, is_below, rps, said
 from paper_figures.laps.contenders import CAPACITY, CONTENDERS, LMSYS, MIDDLE, PAIRED_SEEDS
+from paper_figures.laps.measures import MEAN, RPS
 from repro.reports.claims import Finding
-from repro.reports.figures import PAPERS, View, default_num_runs, place_of
+from repro.reports.figures import PAPERS, View
 from repro.reports.paper import load_claims
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
@@ -63,14 +66,13 @@ def by_claim(found: list[Finding]) -> dict[str, Finding]:
 
 def test_ratios_and_differences_are_paired_by_seed() -> None:
     ours, theirs = (
-        [CONTENDERS[name].cell(None, VIEW, LMSYS, {"model": MIDDLE}, seed=seed) for seed in range(3)]
-        for name in ("laps", "sglang")
+        seed_by_seed([CONTENDERS[name].cell(VIEW, LMSYS, {"model": MIDDLE})], VIEW) for name in ("laps", "sglang")
     )
     base = [10.0, 20.0, 40.0]
     runs = [prefill_run(cell, rps=value) for cell, value in zip(theirs, base, strict=True)]
     runs += [prefill_run(cell, rps=1.5 * value) for cell, value in zip(ours, base, strict=True)]
-    pairs = Pairs(runs, VIEW)
-    ratio, points = pairs.versus(ours[0], theirs[0], rps), pairs.versus(ours[0], theirs[0], rps, "points")
+    pairs = Runs(runs, VIEW)
+    ratio, points = pairs.versus(ours[0], theirs[0], RPS), pairs.versus(ours[0], theirs[0], RPS, "points")
     assert (ratio.mean, ratio.half_width) == (pytest.approx(50.0), pytest.approx(0.0, abs=1e-9))
     assert points == mean_interval([5.0, 10.0, 20.0])
     assert is_above(ratio)
@@ -79,11 +81,11 @@ def test_ratios_and_differences_are_paired_by_seed() -> None:
 
 
 def test_invalid_runs_are_left_out_on_both_sides() -> None:
-    cells = [CONTENDERS["laps"].cell(None, VIEW, LMSYS, {}, seed=seed) for seed in range(3)]
+    cells = seed_by_seed([CONTENDERS["laps"].cell(VIEW, LMSYS, {})], VIEW)
     runs = [prefill_run(cell, ttft_s=0.1 * (1 + cell.seed), valid=cell.seed != 1) for cell in cells]
-    found = Pairs(runs, VIEW).at(cells[0], MEAN)
+    found = Runs(runs, VIEW).at(cells[0], MEAN)
     assert (found.n, found.mean) == (2, pytest.approx(200.0))
-    assert said(Pairs([], VIEW).at(cells[0], MEAN)) == "-"
+    assert said(Runs([], VIEW).at(cells[0], MEAN)) == "-"
 
 
 # ---- grids --------------------------------------------------------------------------------------------
@@ -99,21 +101,24 @@ def test_every_kind_of_cell_can_be_prepared_and_each_is_asked_once(entry: Any) -
         seen.setdefault((cell.system, *(name for name, _ in cell.knobs), cell.rate is None), cell)
     for cell in seen.values():
         assert prepare(cell).family is PREFILL
-    assert not asked or default_num_runs(module, VIEW.platform) == PAIRED_SEEDS
-    assert "H200" in place_of(module, VIEW.platform)
-    assert "LLaDA" not in place_of(module, VIEW.platform)
+    assert not asked or module.default_num_runs(VIEW.platform) == PAIRED_SEEDS
+    assert "H200" in module.place(VIEW.platform)
+    assert "LLaDA" not in module.place(VIEW.platform)
 
 
 def test_figures_share_runs() -> None:
-    keys = {name: {cell.key for cell in module.cells(VIEW)} for name, module in (("6", fig6), ("7", fig7), ("1", fig1))}
-    assert {cell.key for cell in fig3.cells(VIEW)} == keys["1"]
-    assert keys["6"] & {cell.key for cell in kappa.cells(VIEW)}
-    assert keys["7"] & {cell.key for cell in reserve.cells(VIEW)}
+    keys = {
+        name: {cell.key for cell in module.FIGURE.cells(VIEW)}
+        for name, module in (("6", fig6), ("7", fig7), ("1", fig1))
+    }
+    assert {cell.key for cell in fig3.FIGURE.cells(VIEW)} == keys["1"]
+    assert keys["6"] & {cell.key for cell in kappa.FIGURE.cells(VIEW)}
+    assert keys["7"] & {cell.key for cell in reserve.FIGURE.cells(VIEW)}
 
 
 def test_a_load_of_one_is_what_sglang_serves() -> None:
     """At ten times fewer turns than the constants came from, within 5 %."""
-    cell = CONTENDERS["sglang"].cell(None, VIEW, LMSYS, {"model": MIDDLE, "clients": 256, "num_prompts": 3000})
+    cell = CONTENDERS["sglang"].cell(VIEW, LMSYS, {"model": MIDDLE, "clients": 256, "num_prompts": 3000})
     experiment = prepare(cell)
     assert PREFILL.summarize(experiment.run())["rps"] == pytest.approx(CAPACITY[MIDDLE], rel=0.05)
 
@@ -122,13 +127,13 @@ def test_a_load_of_one_is_what_sglang_serves() -> None:
 
 
 def test_figure_6_takes_its_gains_over_sglang(tmp_path: Path) -> None:
-    runs = prefill_runs(fig6.cells(VIEW), shape)
-    rendered = fig6.render(runs, VIEW, tmp_path)
+    runs = prefill_runs(fig6.FIGURE.cells(VIEW), shape)
+    rendered = fig6.FIGURE.render(runs, VIEW, tmp_path)
     with rendered.files[-1].open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(runs)
     assert {"ttft_mean_ms_1000+", "violations_percent_1-63"} <= rows[0].keys(), "every mean beside its lengths"
-    found = by_claim(fig6.findings(runs, VIEW))
+    found = by_claim(fig6.FIGURE.findings(runs, VIEW))
     most = 100 * 0.2 * math.log2(65) / 6
     assert found["laps-rps-single"].value == pytest.approx(most)
     assert found["laps-avg-latency"].value == pytest.approx(100 * (1 - 1 / (1 + most / 100)))
@@ -142,17 +147,17 @@ def test_figure_6_notices_who_is_ahead_of_laps() -> None:
     def other(cell: Cell) -> dict[str, float]:
         return shape(cell) | ({"rps": 500.0} if cell.system == "laps-graphs-only" else {})
 
-    found = by_claim(fig6.findings(prefill_runs(fig6.cells(VIEW), other), VIEW))
+    found = by_claim(fig6.FIGURE.findings(prefill_runs(fig6.FIGURE.cells(VIEW), other), VIEW))
     assert found["laps-consistent-best"].value == pytest.approx(1 + 1 / 3)
     assert "turns/s in 0 of" in found["laps-consistent-best"].how
 
 
 def test_figure_7_reports_points_and_percent(tmp_path: Path) -> None:
-    runs = prefill_runs(fig7.cells(VIEW), shape)
-    assert len(fig7.render(runs, VIEW, tmp_path).rows) == sum(
+    runs = prefill_runs(fig7.FIGURE.cells(VIEW), shape)
+    assert len(fig7.FIGURE.render(runs, VIEW, tmp_path).rows) == sum(
         len(fig7.CLIENTS[count]) + len(fig7.LOADS[count]) for count in (1, 8)
     )
-    found = by_claim(fig7.findings(runs, VIEW))
+    found = by_claim(fig7.FIGURE.findings(runs, VIEW))
     late = 0.2 * fig7.PAPER_LOAD * CAPACITY[MIDDLE]
     assert found["laps-slo-single-dp"].value == pytest.approx(late, rel=1e-3)
     assert found["laps-controller-single-step"].value == 1.0
@@ -168,13 +173,13 @@ def test_figures_1_and_3_are_of_opposite_classes() -> None:
         longs, shorts = int(knobs["long_clients"] or 0), int(knobs["short_clients"] or 0)
         return {"ttft_s": 0.05 * (1 + longs) * (1 + shorts / 100) * (1 + 0.001 * cell.seed)}
 
-    runs = prefill_runs(fig1.cells(VIEW), slower)
-    assert by_claim(fig1.findings(runs, VIEW))["laps-fig1-interference"].holds is True
-    found = by_claim(fig3.findings(runs, VIEW))
+    runs = prefill_runs(fig1.FIGURE.cells(VIEW), slower)
+    assert by_claim(fig1.FIGURE.findings(runs, VIEW))["laps-fig1-interference"].holds is True
+    found = by_claim(fig3.FIGURE.findings(runs, VIEW))
     assert found["laps-fig3-interference"].holds is True
     assert found["laps-convoy"].value == 9
-    flat = prefill_runs(fig1.cells(VIEW), lambda cell: {"ttft_s": 0.1 + 0.001 * cell.seed})
-    assert by_claim(fig1.findings(flat, VIEW))["laps-fig1-interference"].holds is False
+    flat = prefill_runs(fig1.FIGURE.cells(VIEW), lambda cell: {"ttft_s": 0.1 + 0.001 * cell.seed})
+    assert by_claim(fig1.FIGURE.findings(flat, VIEW))["laps-fig1-interference"].holds is False
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_figure_3_holds_where_every_mixture_agrees(odd: tuple[int, int], ttft_s:
         taken = ttft_s if (longs, shorts) == odd else 0.05 * (1 + longs) * (1 + shorts / 100)
         return {"ttft_s": taken * (1 + 0.001 * cell.seed)}
 
-    found = by_claim(fig3.findings(prefill_runs(fig3.cells(VIEW), slower), VIEW))
+    found = by_claim(fig3.FIGURE.findings(prefill_runs(fig3.FIGURE.cells(VIEW), slower), VIEW))
     rises, convoy = found["laps-fig3-interference"], found["laps-convoy"]
     assert f"in {up} of 9 mixtures" in rises.how
     assert f"than for long ones in {more};" in rises.how
@@ -206,7 +211,9 @@ def test_figure_3_says_how_many_times_as_long_short_prompts_wait() -> None:
     def slower(cell: Cell) -> dict[str, float]:
         return {"ttft_s": 0.05 * (1 + 50 * int(cell.knob_values["long_clients"] or 0)) * (1 + 0.001 * cell.seed)}
 
-    rises = by_claim(fig3.findings(prefill_runs(fig3.cells(VIEW), slower), VIEW))["laps-fig3-interference"]
+    rises = by_claim(fig3.FIGURE.findings(prefill_runs(fig3.FIGURE.cells(VIEW), slower), VIEW))[
+        "laps-fig3-interference"
+    ]
     assert rises.how.startswith("51.0 to 801 times as long;")
 
 
@@ -214,10 +221,10 @@ def test_figure_5_asks_for_a_gain_in_most_settings() -> None:
     def waited(cell: Cell) -> dict[str, float]:
         return {"rps": 100 + 1000 * float(cell.knob_values["max_window_s"] or 0) + 0.01 * cell.seed}
 
-    found = by_claim(fig5.findings(prefill_runs(fig5.cells(VIEW), waited), VIEW))["laps-fig5-window"]
+    found = by_claim(fig5.FIGURE.findings(prefill_runs(fig5.FIGURE.cells(VIEW), waited), VIEW))["laps-fig5-window"]
     assert (found.holds, found.value) == (True, pytest.approx(50.0, rel=1e-3))
-    flat = prefill_runs(fig5.cells(VIEW), lambda cell: {"rps": 100 + 0.01 * cell.seed})
-    assert by_claim(fig5.findings(flat, VIEW))["laps-fig5-window"].holds is False
+    flat = prefill_runs(fig5.FIGURE.cells(VIEW), lambda cell: {"rps": 100 + 0.01 * cell.seed})
+    assert by_claim(fig5.FIGURE.findings(flat, VIEW))["laps-fig5-window"].holds is False
 
 
 def test_the_kappa_that_is_needed_lies_between_two_that_were_run() -> None:
@@ -225,12 +232,12 @@ def test_the_kappa_that_is_needed_lies_between_two_that_were_run() -> None:
         penalty = float(cell.knob_values.get("kappa", 0) or 0)
         return {"rps": 100 * (1 + penalty) if cell.system == "laps" else 100.0}
 
-    runs = prefill_runs(kappa.cells(VIEW), gained)
-    pairs = Pairs(runs, VIEW)
-    assert [kappa.needed(pairs, VIEW, place) for place in kappa.PLACES] == pytest.approx([0.195, 0.195, 0.325, 0.325])
-    none = Pairs(prefill_runs(kappa.cells(VIEW), lambda cell: {}), VIEW)
-    assert kappa.needed(none, VIEW, kappa.PLACES[0]) is None
-    assert "above 0.6" in kappa.conclusion(none, VIEW)
+    runs = prefill_runs(kappa.FIGURE.cells(VIEW), gained)
+    made = Runs(runs, VIEW)
+    assert [kappa.needed(made, place) for place in kappa.PLACES] == pytest.approx([0.195, 0.195, 0.325, 0.325])
+    none = Runs(prefill_runs(kappa.FIGURE.cells(VIEW), lambda cell: {}), VIEW)
+    assert kappa.needed(none, kappa.PLACES[0]) is None
+    assert "above 0.6" in kappa.conclusion(none)
 
 
 def test_reserve_names_the_cells_in_which_it_is_not_ahead() -> None:
@@ -239,25 +246,25 @@ def test_reserve_names_the_cells_in_which_it_is_not_ahead() -> None:
         is_there = cell.rate == pytest.approx(CAPACITY[MIDDLE] * 0.5) and cell.system == "laps"
         return {"late": 0.1 + 0.001 * cell.seed if is_there else late}
 
-    text = reserve.conclusions(Pairs(prefill_runs(reserve.cells(VIEW), equal_once), VIEW), VIEW)[0]
+    text = reserve.in_how_many(Runs(prefill_runs(reserve.FIGURE.cells(VIEW), equal_once), VIEW))
     assert "in 17 of 18 cells; within noise of one of them in Qwen2.5-14B at 0.5; more in none." in text
 
 
 def test_other_figures_answer_their_claims(tmp_path: Path) -> None:
-    found = by_claim(fig8.findings(prefill_runs(fig8.cells(VIEW), shape), VIEW))
+    found = by_claim(fig8.FIGURE.findings(prefill_runs(fig8.FIGURE.cells(VIEW), shape), VIEW))
     assert (found["laps-fig8-mix"].holds, found["laps-fig8-mix"].value) == (True, pytest.approx(-30.0))
-    runs = prefill_runs(table2.cells(VIEW), shape)
-    saved = by_claim(table2.findings(runs, VIEW))["laps-distill"].value
+    runs = prefill_runs(table2.FIGURE.cells(VIEW), shape)
+    saved = by_claim(table2.FIGURE.findings(runs, VIEW))["laps-distill"].value
     assert saved == pytest.approx(100 * (1 - 1 / (1 + 0.2 * math.log2(513) / 6)))
-    assert len(table2.render(runs, VIEW, tmp_path).rows) == 3
-    computed = by_claim(cost.findings([], VIEW))
+    assert len(table2.FIGURE.render(runs, VIEW, tmp_path).rows) == 3
+    computed = by_claim(cost.FIGURE.findings([], VIEW))
     assert computed["laps-grid-memory"].value == pytest.approx((9.576, 10.08, 11.634))
     assert computed["laps-bucket-grid"].value == 42
 
 
 def test_figure_2_meets_the_printed_shares_by_construction(tmp_path: Path) -> None:
-    assert len(fig2.render([], VIEW, tmp_path).rows) == 2
-    found = {each.finding.claim: each for each in answers(lambda runs: fig2.findings(runs, VIEW), [])}
+    assert len(fig2.FIGURE.render([], VIEW, tmp_path).rows) == 2
+    found = {each.finding.claim: each for each in answers(lambda runs: fig2.FIGURE.findings(runs, VIEW), [])}
     assert found["laps-first-turn-short"].finding.value == pytest.approx(63, abs=0.02)
     assert found["laps-later-turn-short"].finding.value == pytest.approx(81, abs=0.02)
     assert {each.role for each in found.values()} == {"by construction"}
@@ -274,6 +281,6 @@ def test_boundaries() -> None:
 def test_findings_answer_claims_of_laps() -> None:
     known = {claim.id for claim in load_claims("laps")}
     for module in (fig1, fig3, fig5, fig6, fig7, fig8, table2, cost):
-        found = by_claim(module.findings(prefill_runs(module.cells(VIEW), shape), VIEW))
+        found = by_claim(module.FIGURE.findings(prefill_runs(module.FIGURE.cells(VIEW), shape), VIEW))
         assert found.keys() <= known
         assert not any(math.isnan(value) for each in found.values() for value in np.atleast_1d(each.value))

@@ -10,7 +10,7 @@ from support.figure_runs import figure_runs
 from support.text_boxes import overprinted
 
 from paper_figures.common import style
-from repro.reports.figures import FIGURES, View, deciding_runs, default_reading
+from repro.reports.figures import FIGURES, View, default_reading
 from repro.reports.stamp import read_stamp, write_stamp
 from repro.systems.platforms import platform
 
@@ -18,8 +18,8 @@ ON_BOTH_CARDS = frozenset(f"dllm-serve/{name}" for name in ("fig3", "fig4", "fig
 DRAWN = [
     (name, where, num_runs)
     for name, entry in FIGURES.items()
-    for where in dict.fromkeys((*entry.load().PLATFORMS, *(("rtx4090", "l40s") if name in ON_BOTH_CARDS else ())))
-    for num_runs in ((1, 3) if deciding_runs(entry.load()) == 1 and where == entry.load().PLATFORMS[0] else (3,))
+    for where in dict.fromkeys((*entry.load().platforms, *(("rtx4090", "l40s") if name in ON_BOTH_CARDS else ())))
+    for num_runs in ((1, 3) if entry.load().num_runs == 1 and where == entry.load().platforms[0] else (3,))
 ]
 """Repeats are drawn everywhere, they have more to show; one run, where a figure may be of one, on its first platform."""
 

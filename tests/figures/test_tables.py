@@ -42,9 +42,9 @@ def test_every_registered_figure_has_a_make_target() -> None:
 def test_modules_keep_their_contract(name: str) -> None:
     entry = FIGURES[name]
     module = entry.load()
-    assert entry.title == module.TITLE
-    assert module.SOURCE
-    for where in map(platform, module.PLATFORMS):
+    assert entry.title == module.title
+    assert module.source
+    for where in map(platform, module.platforms):
         cells = module.cells(View(platform=where, reading=default_reading(where)))
         assert len({cell.key for cell in cells}) == len(cells)
         assert {cell.platform for cell in cells} <= {where.name}

@@ -20,18 +20,18 @@ if __name__ == "__main__":
 
 from support.figure_runs import figure_runs
 
-from repro.reports.figures import FIGURES, View, decides_on, default_reading
+from repro.reports.figures import FIGURES, View, default_reading
 from repro.runs.cell import Cell
 from repro.systems.platforms import platform
 
 STORED = Path(__file__).with_name("verdicts.json")
 NUM_RUNS = 3
-DECIDING = [(name, where) for name, entry in FIGURES.items() for where in decides_on(entry.load())]
+DECIDING = [(name, where) for name, entry in FIGURES.items() for where in entry.load().deciding]
 """Figures that decide claims, and where."""
 OTHERS = [
     (name, where)
     for name, entry in FIGURES.items()
-    for where in (*entry.load().PLATFORMS, *(("cpu-tiny",) if name in ("laps/fig1", "laps/fig5", "laps/fig6") else ()))
+    for where in (*entry.load().platforms, *(("cpu-tiny",) if name in ("laps/fig1", "laps/fig5", "laps/fig6") else ()))
     if (name, where) not in DECIDING
 ]
 

@@ -12,7 +12,7 @@ from support.stored_runs import changed, stored
 
 from engines.dllm.memory.budget import divide_memory
 from paper_figures.dllm_serve import fig2
-from repro.reports.figures import FigureModule, View
+from repro.reports.figures import Figure, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
 from repro.runs.system import SYSTEMS
@@ -22,8 +22,8 @@ from repro.systems.dllm.part import DllmPart
 NUM_PROBLEMS = 40
 
 
-def figure_runs(module: FigureModule, view: View) -> list[StoredRun]:
-    return [_made_up(view.applied(cell), view) for cell in module.cells(view)]
+def figure_runs(figure: Figure, view: View) -> list[StoredRun]:
+    return [_made_up(view.applied(cell), view) for cell in figure.cells(view)]
 
 
 def _made_up(cell: Cell, view: View) -> StoredRun:

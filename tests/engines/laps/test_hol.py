@@ -65,7 +65,7 @@ def test_at_a_load_of_0_45_mean_and_interval_lie_within_two_percent_of_the_formu
         (boundary.penalty(), boundary.QUEUE.hol_penalty_s),
         (boundary.wait(), boundary.QUEUE.wait_s),
     ):
-        mean, half = found
+        mean, half = found.mean, found.half_width
         assert abs(mean - formula) + half < 0.02 * formula
     assert boundary.QUEUE.load == pytest.approx(0.45, abs=0.005)
 

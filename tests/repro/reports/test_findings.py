@@ -27,13 +27,13 @@ def speed(cell: Cell) -> float:
 def test_findings_can_be_judged(name: str) -> None:
     module = FIGURES[name].load()
     found = []
-    for where in map(platform, module.PLATFORMS):
+    for where in map(platform, module.platforms):
         view = View(platform=where, reading=default_reading(where))
         if where.executor == "torch":
             continue
         cells = tuple(module.cells(view))
         runs = [stored(cell, tok_s=speed(cell), n=128, stretch=0.5) for cell in cells]
-        found += Source(entry=FIGURES[name], module=module, view=view, cells=cells).answers(runs)
+        found += Source(entry=FIGURES[name], figure=module, view=view, cells=cells).answers(runs)
     judged = [each for each in judge_all(load_claims("dllm-serve"), found) if each.finding is not None]
     assert len(judged) == len({answer.finding.claim for answer in found})
     partly = {each.claim.id for each in judged if each.verdict == "not run"}

@@ -99,7 +99,7 @@ def found_in_worlds(name: str) -> dict[str, list[tuple[float, ...]]]:
     """Claim -> its values in several worlds, whatever is fitted."""
     source, values = SIMULATED[name], dict[str, list[tuple[float, ...]]]()
     for seed in WORLDS:
-        for finding in source.module.findings(runs_of(source, speeds(seed), seed), source.view):
+        for finding in source.figure.findings(runs_of(source, speeds(seed), seed), source.view):
             values.setdefault(finding.claim, []).append(finding.values)
     return values
 
@@ -139,7 +139,7 @@ def held(fitted: frozenset[tuple[str, str]]) -> Callable[[StoredRun], frozenset[
 
 def by_claim(source: Source, fitted: frozenset[tuple[str, str]], seed: int = 0) -> dict[str, Answer]:
     runs = runs_of(source, speeds(seed), seed)
-    found = answers(lambda made: source.module.findings(made, source.view), runs, determined=held(fitted))
+    found = answers(lambda made: source.figure.findings(made, source.view), runs, determined=held(fitted))
     return {answer.finding.claim: answer for answer in found}
 
 
@@ -212,7 +212,7 @@ def test_roles_that_were_wrong_by_hand(claim: str, where: str, two: str, one: st
     for fits, role in ((TWO_CONSTANTS, two), (ONE_CONSTANT, one)):
         fitted = fits[source.view.platform.name]
         found = answers(
-            lambda made: source.module.findings(made, source.view), runs_of(source, speed), determined=held(fitted)
+            lambda made: source.figure.findings(made, source.view), runs_of(source, speed), determined=held(fitted)
         )
         assert next(answer.role for answer in found if answer.finding.claim == claim) == role
 

@@ -1,0 +1,158 @@
+"""A figure as data: its grid of cells, the page it shows, and its findings; here these become files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from engines.errors import UserError
+from paper_figures.common import style
+from paper_figures.common.caption import basis_of
+from paper_figures.common.panel import Panel
+from paper_figures.common.runs import Runs
+from repro.reports.claims import Finding
+from repro.reports.figures import FIGURES, Figure, Rendered, View
+from repro.runs.cell import Cell
+from repro.runs.store import StoredRun
+from repro.systems.platforms import Platform
+
+Item = TypeVar("Item")
+Columns = Mapping[str, Callable[[Item], object]]
+"""Name of a column -> its entry in an item's row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+def table(items: Iterable[Item], columns: Columns[Item]) -> Table:
+    return Table(columns=tuple(columns), rows=[tuple(of(item) for of in columns.values()) for item in items])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    panels: Sequence[Panel]
+    caption: Sequence[str]
+    after_title: str = ""
+    columns: int | None = None
+    """Panels beside each other; None is all of them."""
+    width_inches: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """All that a figure shows: on the terminal a table and notes, as files a picture or the table, and a CSV."""
+
+    table: Table
+    notes: Sequence[str] = ()
+    picture: Picture | None = None
+    csv: Table | None = None
+    """None is the table itself."""
+    after_heading: str | None = None
+    """Behind the title over the table as Markdown, which a figure with None has not."""
+
+
+def no_cells(view: View) -> list[Cell]:
+    """None: arithmetic is enough."""
+    return []
+
+
+def no_findings(runs: Runs) -> list[Finding]:
+    """The paper claims nothing of it."""
+    return []
+
+
+def figure(
+    *,
+    name: str,
+    source: str,
+    platforms: tuple[str, ...],
+    page: Callable[[Runs], Page],
+    cells: Callable[[View], list[Cell]] = no_cells,
+    findings: Callable[[Runs], list[Finding]] = no_findings,
+    num_runs: int = 1,
+    is_timed: bool = True,
+    decides_on: tuple[str, ...] | None = None,
+    place: Callable[[Platform], str] = lambda where: where.title,
+    under_title: Callable[[Runs], str] = basis_of,
+    needs_runs: bool = False,
+    answers: Callable[[View], bool] = lambda view: True,
+) -> Figure:
+    """``name`` is ``paper/figure``, which its paper lists with a title; ``answers`` says in which views it has findings."""
+    title, bare = FIGURES[name].title, name.rpartition("/")[2]
+
+    def asked(view: View) -> list[Cell]:
+        return list({cell.key: replace(cell, figure=bare) for cell in cells(view)}.values())
+
+    def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+        runs = Runs(stored, view)
+        if needs_runs and not stored:
+            raise UserError(
+                f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
+                f"--platform {view.platform.name}"
+            )
+        return _write(page(runs), title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
+
+    def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
+        return findings(Runs(stored, view)) if answers(view) else []
+
+    return Figure(
+        title=title,
+        source=source,
+        platforms=platforms,
+        cells=asked,
+        render=render,
+        findings=found,
+        num_runs=num_runs,
+        is_timed=is_timed,
+        decides_on=decides_on,
+        place=place,
+    )
+
+
+def seed_by_seed(cells: Iterable[Cell], view: View) -> list[Cell]:
+    """All of one seed before the next: a sweep that is stopped has whole repeats."""
+    kept = list(dict.fromkeys(cells))
+    return [replace(cell, seed=seed) for seed in view.seeds for cell in kept]
+
+
+def cell_by_cell(cells: Iterable[Cell], view: View) -> list[Cell]:
+    """All repeats of one cell before the next."""
+    return [replace(cell, seed=seed) for cell in cells for seed in view.seeds]
+
+
+def _write(page: Page, title: str, under: Callable[[], str], place: Path) -> Rendered:
+    """The files, and what is said on the terminal."""
+    out, stem, files = place.parent, place.name, list[Path]()
+    columns, notes = tuple(page.table.columns), tuple(page.notes)
+    rows = tuple(tuple(map(str, row)) for row in page.table.rows)
+    if page.picture is not None:
+        files += _draw(page.picture, f"{title}\n{under()}{page.picture.after_title}", out, stem)
+    if page.after_heading is not None:
+        files.append(style.save_markdown(out / f"{stem}.md", title + page.after_heading, columns, rows, notes))
+    csv = page.csv or page.table
+    files.append(style.save_csv(out / f"{stem}.csv", csv.columns, csv.rows))
+    return Rendered(files=tuple(files), columns=columns, rows=rows, notes=notes)
+
+
+def _draw(picture: Picture, title: str, out: Path, stem: str) -> tuple[Path, ...]:
+    """PNG, PDF and the caption beside them."""
+    panels, columns = picture.panels, picture.columns or len(picture.panels)
+    with style.drawing():
+        figure, axes = style.grid_of_panels([panel.title for panel in panels], columns=columns)
+        for panel, own in zip(panels, axes, strict=True):
+            panel.draw(own)
+        return style.publish(
+            figure,
+            axes,
+            out,
+            stem,
+            title=title,
+            caption=picture.caption,
+            width_inches=picture.width_inches,
+            num_rows=-(-len(panels) // columns),
+        )

@@ -1,0 +1,227 @@
+"""Panels of a picture as data: what lies in each, and its two axes. Nothing else in the figures calls matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from paper_figures.common import style
+from paper_figures.common.style import Look
+from repro.runs.statistics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class Layer(Protocol):
+    """Something drawn into a panel; a label that several have is listed once in the legend."""
+
+    def draw(self, axes: Axes) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Means with their intervals, joined; a place without a mean stays empty."""
+
+    label: str
+    places: Sequence[float]
+    at: Sequence[Interval]
+    look: Look
+    base: float = 0.0
+    """Added to every mean that is drawn ``scale`` times as large."""
+    scale: float = 1.0
+    capsize: float = 2
+    zorder: float | None = None
+    spread: Sequence[tuple[float, float]] | None = None
+    """Below and above each mean, in place of the interval's half width."""
+
+    def draw(self, axes: Axes) -> None:
+        means = [math.nan if each.mean is None else self.base + self.scale * each.mean for each in self.at]
+        half = [self.scale * (each.half_width or 0.0) for each in self.at]
+        errors = (half if any(half) else None) if self.spread is None else list(zip(*self.spread, strict=True))
+        extra = _given(zorder=self.zorder)
+        axes.errorbar(
+            self.places, means, yerr=errors, capsize=self.capsize, label=self.label, **self.look.line, **extra
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Values without an interval."""
+
+    label: str
+    places: Sequence[float]
+    values: Sequence[float]
+    look: Look
+    size: float | None = None
+    width: float | None = None
+    edge: float | None = None
+    zorder: float = 3
+
+    def draw(self, axes: Axes) -> None:
+        extra = _given(markersize=self.size, linewidth=self.width, markeredgewidth=self.edge)
+        axes.plot(self.places, self.values, label=self.label, zorder=self.zorder, **self.look.line, **extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bars:
+    """One bar a place, side by side with those of other layers."""
+
+    label: str | None
+    places: Sequence[float]
+    at: Sequence[Interval]
+    width: float
+    color: str
+    capsize: float = 3
+    hatch: str | None = None
+    edge: str | None = None
+    is_numbered: bool = False
+    """Each with its number below the axis."""
+
+    def draw(self, axes: Axes) -> None:
+        half = [each.half_width or 0.0 for each in self.at]
+        axes.bar(
+            self.places,
+            [each.mean or 0.0 for each in self.at],
+            self.width,
+            yerr=half if any(half) else None,
+            capsize=self.capsize,
+            color=self.color,
+            hatch=self.hatch,
+            edgecolor=self.edge,
+            label=self.label,
+        )
+        for place, each in zip(self.places, self.at, strict=True) if self.is_numbered else ():
+            style.foot_label(axes, place, each.mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Parts of horizontal bars, which begin where the former ones end."""
+
+    label: str
+    starts: Sequence[float]
+    widths: Sequence[float]
+    color: str
+
+    def draw(self, axes: Axes) -> None:
+        rows = range(len(self.widths))
+        axes.barh(
+            rows, self.widths, left=self.starts, color=self.color, edgecolor="white", height=0.55, label=self.label
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A value that the paper prints."""
+
+    label: str
+    place: float
+    value: float
+    look: Look
+    size: float = 8
+
+    def draw(self, axes: Axes) -> None:
+        look = self.look
+        style.paper_marker(
+            axes, self.place, self.value, color=look.color, marker=look.marker, label=self.label, size=self.size
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guide:
+    """A line across the panel that is no series: at a height, or upright."""
+
+    value: float
+    label: str | None = None
+    is_upright: bool = False
+    linestyle: str | tuple[int, tuple[int, ...]] = "--"
+    color: str = style.GUIDE_COLOR
+    width: float = 1
+    opacity: float | None = None
+    zorder: float | None = None
+
+    def draw(self, axes: Axes) -> None:
+        extra = _given(zorder=self.zorder, alpha=self.opacity, label=self.label)
+        across = axes.axvline if self.is_upright else axes.axhline
+        across(self.value, linestyle=self.linestyle, linewidth=self.width, color=self.color, **extra)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    low: float
+    high: float
+
+    def draw(self, axes: Axes) -> None:
+        axes.axhspan(self.low, self.high, color=style.GUIDE_COLOR, alpha=0.2, linewidth=0, zorder=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """Words in a panel; at shares of the panel unless ``is_at_values``."""
+
+    text: str
+    x: float = 0.5
+    y: float = 0.5
+    is_at_values: bool = False
+
+    def draw(self, axes: Axes) -> None:
+        if self.is_at_values:
+            axes.text(self.x, self.y, self.text, ha="right", va="top", fontsize=8)
+        else:
+            axes.text(self.x, self.y, self.text, transform=axes.transAxes, ha="center", color=style.GUIDE_COLOR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    label: str | None = None
+    scale: Literal["linear", "log2", "log", "plain log"] = "linear"
+    """log2 has the given ticks alone; plain log has plain numbers at 1, 2 and 5 of every decade."""
+    ticks: Sequence[float] | None = None
+    names: Sequence[str] | None = None
+    """Of the ticks; their numbers where none are given."""
+    size: float | None = None
+    """Of the ticks' names, points."""
+    rotation: float | None = None
+    limits: tuple[float | None, float | None] | None = None
+    margin: float | None = None
+    """Free space at both ends, as a share of what is drawn."""
+
+    def draw(self, axes: Axes, name: Literal["x", "y"]) -> None:
+        own = {each: getattr(axes, f"set_{name}{each}") for each in ("scale", "ticks", "lim", "label")}
+        if self.scale == "plain log":
+            style.log_scale(axes)
+        elif self.scale != "linear":
+            own["scale"]("log", **({"base": 2} if self.scale == "log2" else {}))
+        if self.ticks is not None:
+            names = [f"{tick:g}" for tick in self.ticks] if self.names is None else list(self.names)
+            own["ticks"](list(self.ticks), names, **_given(fontsize=self.size, rotation=self.rotation))
+        if self.scale == "log2" or (self.scale == "log" and name == "x"):
+            axes.minorticks_off()
+        if self.margin is not None:
+            axes.margins(**_given(**{name: self.margin}))
+        if self.limits is not None:
+            own["lim"](*self.limits)
+        if self.label is not None:
+            own["label"](self.label)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    title: str
+    layers: Sequence[Layer]
+    x: Axis = field(default_factory=Axis)
+    y: Axis = field(default_factory=Axis)
+
+    def draw(self, axes: Axes) -> None:
+        for layer in self.layers:
+            layer.draw(axes)
+        self.x.draw(axes, "x")
+        self.y.draw(axes, "y")
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Those that are not left to matplotlib."""
+    return {name: value for name, value in values.items() if value is not None}

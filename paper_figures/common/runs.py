@@ -1,0 +1,89 @@
+"""Stored runs of a figure in one view, asked by the cell that wanted them; values of two cells are paired by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from repro.reports.claims import Finding, How
+from repro.reports.figures import View
+from repro.runs.cell import Cell
+from repro.runs.statistics import Interval, mean_interval
+from repro.runs.store import StoredRun
+
+Of = Callable[[StoredRun], float | None]
+Against = Literal["points", "percent", "ratio"]
+"""A difference, by how many percent a value exceeds the other one, or how many times as large it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """One number of a run, by its path in the run's summary."""
+
+    path: str
+    label: str = ""
+    scale: float | None = None
+    column: str = ""
+    """In a CSV."""
+
+    def __call__(self, run: StoredRun) -> float | None:
+        value: Any = run.summary
+        for name in self.path.split("/"):
+            value = value[name]
+        found: float | None = value if value is None or self.scale is None else self.scale * value
+        return found
+
+
+class Runs:
+    """The runs of a cell differ in nothing but their seed."""
+
+    def __init__(self, stored: Sequence[StoredRun], view: View) -> None:
+        self.all, self.view = tuple(stored), view
+        self._by_question: dict[Hashable, list[StoredRun]] = {}
+        for run in sorted(stored, key=lambda run: run.cell.seed):
+            self._by_question.setdefault(_question(run.cell), []).append(run)
+
+    def of(self, cell: Cell) -> tuple[StoredRun, ...]:
+        """The stored repeats of a cell in the order of their seeds; its own seed does not matter."""
+        return tuple(self._by_question.get(_question(self.view.applied(cell)), ()))
+
+    def values(self, cell: Cell, of: Of) -> dict[int, float]:
+        """By seed, of valid runs that have one."""
+        return {run.cell.seed: value for run in self.of(cell) if run.validity.valid and (value := of(run)) is not None}
+
+    def at(self, cell: Cell, of: Of) -> Interval:
+        return mean_interval(list(self.values(cell, of).values()))
+
+    def versus(self, cell: Cell, base: Cell, of: Of, how: Against = "percent") -> Interval:
+        return paired(self.values(cell, of), self.values(base, of), how)
+
+    def finding(
+        self,
+        claim: str,
+        value: float | tuple[float, ...],
+        how: str,
+        *,
+        obtained: How | None = None,
+        holds: bool | None = None,
+        of: tuple[str, ...] = (),
+        comparable: bool = True,
+    ) -> Finding:
+        """``obtained`` is the view's where the value comes from runs."""
+        known = self.view.obtained if obtained is None else obtained
+        return Finding(claim=claim, value=value, obtained=known, how=how, holds=holds, of=of, comparable=comparable)
+
+
+def paired(ours: dict[int, float], theirs: dict[int, float], how: Against) -> Interval:
+    both = [(value, theirs[seed]) for seed, value in ours.items() if seed in theirs]
+    if how == "points":
+        return mean_interval([a - b for a, b in both])
+    if how == "ratio":
+        return mean_interval([a / b for a, b in both if b])
+    return mean_interval([100 * (a / b - 1) for a, b in both if b])
+
+
+def _question(cell: Cell) -> Hashable:
+    """The cell's question without its seed, and without the basis that only a stored cell knows."""
+    knobs = frozenset(knob for knob in cell.knobs if knob[0] != "basis")
+    return (cell.system, cell.dataset, cell.rate, knobs)
