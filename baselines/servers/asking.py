@@ -14,6 +14,8 @@ ASK_S = 5.0
 """For a whole page, whatever trickles in before."""
 MOST_BYTES = 1 << 24
 _LONGEST_SHOWN = 100
+_MOST_DIGITS = 18
+"""Of a length; more are not read, and the end of the body is not known."""
 
 
 class NoPage(OSError):
@@ -99,7 +101,7 @@ def unread(values_of: Callable[[str], Sequence[str]]) -> str | None:
     if coding not in ("", "identity"):
         return f"its body is compressed ({coding[:_LONGEST_SHOWN]!r}), which was not asked for"
     lengths = {*values_of("Content-Length")}
-    if len(lengths) > 1 or not all(each.isascii() and each.isdigit() for each in lengths):
+    if len(lengths) > 1 or not all(each.isascii() and each.isdigit() and len(each) <= _MOST_DIGITS for each in lengths):
         return "its Content-Length is no length"
     if [each.strip().lower() for each in values_of("Transfer-Encoding")] not in ([], ["chunked"]):
         return "its Transfer-Encoding is not known here"

@@ -31,6 +31,9 @@ LONGEST_ANSWER = 1 << 26
 MOST_TOKENS = 1 << 24
 """That an endpoint may say an answer has."""
 _PATHS: Mapping[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+_BROKEN = frozenset({"abort", "cancelled", "content_filter", "error"})
+"""Reasons for which an answer ends that is not whole."""
+_BOM = b"\xef\xbb\xbf"
 _LASTING = ("id", "root", "parent", "owned_by", "max_model_len", "fingerprint", "system")
 """What of a model's card stays as it is while the same thing is served: some servers say another time at every call."""
 
@@ -173,14 +176,17 @@ async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat
     """``most`` is how many tokens were asked for, and so pieces: an answer that goes on behind them may have no end."""
     is_done = False
     silent_s: list[float] = []
-    async for content in _events(response.content):
+    async for kind, content in _events(response.content):
         arrived_s = clock()
         if content == b"[DONE]":
             is_done = True
             continue
         said = DECODER.decode(content.decode())
-        if said.get("error") is not None:
-            reply.error = f"in the stream: {_sentence(json.dumps(said['error']))}"
+        if kind == b"error" or said.get("error") is not None:
+            reply.error = f"in the stream: {_sentence(json.dumps(said.get('error') or said))}"
+            return
+        if is_done and said.get("choices"):
+            reply.error = "the stream goes on behind its end, [DONE]"
             return
         _take(said, reply, arrived_s, silent_s, is_chat=is_chat)
         if most is not None and max(len(reply.chunks_s), len(reply.token_ids or ())) > most:
@@ -192,13 +198,15 @@ async def _read(response: ClientResponse, reply: Reply, clock: Clock, *, is_chat
         reply.error = "the stream broke off before its end"
     elif reply.completion_tokens is None:
         reply.error = "the endpoint does not say how many tokens the answer has (usage)"
+    elif reply.finish_reason in _BROKEN:
+        reply.error = f"the endpoint gave the answer up: finish_reason={reply.finish_reason!r}"
     elif not reply.chunks_s:
         reply.error = "the answer is empty"
 
 
-async def _events(content: StreamReader) -> AsyncIterator[bytes]:
-    """What lines of data say."""
-    held, num_bytes = bytearray(), 0
+async def _events(content: StreamReader) -> AsyncIterator[tuple[bytes, bytes]]:
+    """What lines of data say, each behind the kind of its event, which is empty where none is named."""
+    held, num_bytes, kind, is_first = bytearray(), 0, b"", True
     async for data in content.iter_any():
         num_bytes += len(data)
         held += data
@@ -206,14 +214,20 @@ async def _events(content: StreamReader) -> AsyncIterator[bytes]:
         if b"\n" in data:
             *lines, held = held.split(b"\n")
         for line in lines:
+            if is_first:
+                line, is_first = line.removeprefix(_BOM), False
             if line.startswith(b"data:"):
-                yield bytes(line[5:].strip())
+                yield kind, bytes(line[5:].strip())
+            elif line.startswith(b"event:"):
+                kind = bytes(line[6:].strip())
+            elif not line.strip():
+                kind = b""
         if len(held) > LONGEST_LINE:
             raise ValueError(f"an event of more than {LONGEST_LINE} bytes")
         if num_bytes > LONGEST_ANSWER:
             raise ValueError(f"the answer is longer than {LONGEST_ANSWER} bytes")
     if held.startswith(b"data:"):
-        yield bytes(held[5:].strip())
+        yield kind, bytes(held[5:].strip())
 
 
 def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: list[float], *, is_chat: bool) -> None:
@@ -236,7 +250,10 @@ def _take(said: Mapping[str, Any], reply: Reply, arrived_s: float, silent_s: lis
         if ids:
             reply.token_ids = reply.token_ids or []
             reply.token_ids += [_count("token_ids", each) for each in ids]
-        reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+        reason = choice.get("finish_reason") or reply.finish_reason
+        if reason is not None and not isinstance(reason, str):
+            raise ValueError("finish_reason is no text")
+        reply.finish_reason = reason
     usage = said.get("usage")
     if usage:
         reply.prompt_tokens = _count("prompt_tokens", usage.get("prompt_tokens"))

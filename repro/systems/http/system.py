@@ -119,7 +119,7 @@ def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
     knobs = knobs_of(cell)
     card = knobs.endpoint.card(knobs.model)
     context = card.get("max_model_len")
-    workload = workload_of(cell, knobs, str(card["id"]), context if isinstance(context, int) and context > 0 else None)
+    workload = workload_of(cell, knobs, str(card["id"]), context if type(context) is int and context > 0 else None)
     return HttpDeployment(knobs=knobs, card=card, rate=cell.rate), workload
 
 

@@ -118,6 +118,7 @@ PAGES: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
     "a body of nothing": (says(sized(b"", 9)), "broke off, 9 bytes"),
     "a cut chunk": (says(page(b"ff\r\n" + CARDS, "Transfer-Encoding: chunked")), "its body broke off"),
     "no last chunk": (says(page(chunk(CARDS), "Transfer-Encoding: chunked")), "its body broke off"),
+    "a length without end": (says(page(CARDS, "Content-Length: " + "9" * 5000)), "Content-Length is no length"),
     "chunks of no size": (says(page(b"zz\r\n" + CARDS, "Transfer-Encoding: chunked")), "its body broke off"),
     "two lengths": (says(sized(CARDS, 0, "Content-Length: 5")), "Content-Length is no length"),
     "a length below 0": (says(page(CARDS, "Content-Length: -1")), "Content-Length is no length"),
@@ -200,6 +201,16 @@ ANSWERS: dict[str, tuple[Callable[[], Iterable[bytes]], str]] = {
         says(page(EVENT + b'data: {"usage": {"completion_tokens": 1, "completion_tokens": 64}}\n\n')),
         "the key 'completion_tokens' is given twice",
     ),
+    "an error by its kind": (says(page(b'event: error\ndata: {"message": "no room"}\n\n' + EVENT + END)), "no room"),
+    "given up": (
+        says(page(b'data: {"choices": [{"text": "x", "finish_reason": "abort"}]}\n\n' + END)),
+        "the endpoint gave the answer up: finish_reason='abort'",
+    ),
+    "a reason that is none": (
+        says(page(b'data: {"choices": [{"text": "x", "finish_reason": {"a": 1}}]}\n\n' + END)),
+        "finish_reason is no text",
+    ),
+    "an end before it": (says(page(b"data: [DONE]\n\n" + EVENT + END)), "the stream goes on behind its end, [DONE]"),
     "an error that is nested": (says(page(b"[" * 4000, status="500 No")), "status 500: [[["),
     "an error in colour": (says(page(b'{"message": "\\u001b[31m\\ud800no"}', status="500 No")), "status 500: ?[31m?no"),
     "a part": (says(page(EVENT + END, status="206 Part")), "status 206"),
@@ -217,6 +228,29 @@ def test_an_answer_that_is_not_whole_is_none(what: str, monkeypatch: pytest.Monk
     assert sentence in error
     assert record.requests["output_len"] == [None]
     assert not HTTP.assess(record).valid
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_the_first_piece() -> None:
+    """Nor is an event that has a kind an error."""
+    answer = b"\xef\xbb\xbf" + EVENT + b"event: usage\n" + END
+    with mock_server(
+        MockOpenAI(raw={"post /v1/": says(page(b""), *(answer[i : i + 1] for i in range(len(answer))))})
+    ) as url:
+        record = prepare(cell(url)).run()
+    assert record.requests["error"] == [None]
+    assert record.requests["num_chunks"] == [1]
+
+
+@pytest.mark.parametrize(("told", "context"), [("1", 1), ("64", 64), ("true", 768), ("null", 768)])
+def test_a_prompt_is_not_cut_to_nothing(told: str, context: int) -> None:
+    """By what an endpoint says of its context, or by what it is taken to hold where it says nothing that is a number."""
+    cards = f'{{"data": [{{"id": "m", "max_model_len": {told}}}]}}'.encode()
+    with mock_server(MockOpenAI(raw={"get /v1/models": says(sized(cards))})) as url:
+        with pytest.raises(
+            UserError, match=f"leaves no token for a prompt of the {context} that the endpoint is taken to hold"
+        ):
+            prepare(cell(url, input_len=None, gen_length=max(64, context)))
+        assert prepare(cell(url, input_len=None, gen_length=max(64, context), max_prompt_len=9)).workload.num_turns == 1
 
 
 def test_a_bomb_is_never_unpacked() -> None:
