@@ -132,8 +132,10 @@ class DllmModel:
             f"max_tokens={length} is more than {most}, which a prompt of one token leaves: ask for fewer",
         )
         knobs |= given
+        block_length = given.get("block_length", base.block_length)
+        require(block_length >= 1, f"block_length={block_length} must be at least 1")
         if "gen_length" in given and "steps" not in given:
-            blocks = -(-length // given.get("block_length", base.block_length))
+            blocks = -(-length // block_length)
             knobs["steps"] = max(blocks, round(base.steps * length / base.gen_length))
         settings = self._system.settings(replace(self.cell, knobs=tuple(knobs.items())))
         self._check_sampler(settings, given)

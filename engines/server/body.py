@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from engines.server.errors import ApiError, refused
 from engines.server.protocol import Kind
+from engines.strict_json import RepeatedKeyError, unique
 
 MOST_CHOICES = 128
 """Answers to one request: ``n`` for each prompt."""
@@ -77,22 +78,30 @@ class Asked:
 
 def parse_json(content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content, parse_constant=_no_number)
+        found = json.loads(content, parse_constant=_no_number, object_pairs_hook=unique)
+    except RepeatedKeyError as error:
+        raise refused(f"the body is not clear, {error}: keep one") from None
     except UnicodeDecodeError:
         raise refused("the body is not UTF-8 text: encode it as UTF-8") from None
     except json.JSONDecodeError as error:
         raise refused(f"the body is not JSON ({error.msg} at character {error.pos}): send one JSON object") from None
     except RecursionError:
         raise refused("the body is JSON nested too deeply to be read: flatten it") from None
-    except ValueError as error:
-        raise refused(f"the body has a number that cannot be read ({error}): send finite numbers") from None
+    except _NoNumber as error:
+        raise refused(f"the body has a number that cannot be read ({error} is no JSON): send finite numbers") from None
+    except ValueError:  # Python reads no number of thousands of digits
+        raise refused("the body has a number of too many digits: send finite numbers") from None
     if not isinstance(found, dict):
         raise refused(f"the body is {_named(found)}: send one JSON object")
     return found
 
 
+class _NoNumber(ValueError):
+    pass
+
+
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise _NoNumber(name)
 
 
 def read_completion(body: Mapping[str, Any], served: str, options: Mapping[str, Kind]) -> Asked:

@@ -110,6 +110,7 @@ def test_a_request_has_the_server_s_steps_per_token_unless_it_says_otherwise(fol
         ({"temperature": 1e9}, "temperature=1000000000.0 is more than"),
         ({"threshold": 2.0}, r"threshold=2.0 must be in \(0, 1\]"),
         ({"block_length": 0}, "block_length=0 must be at least 1"),
+        ({"block_length": 0, "max_tokens": 8}, "block_length=0 must be at least 1"),
         ({"remasking": "best"}, "remasking='best' is unknown"),
         ({"alg_temp": 0.1}, "alg_temp=0.1 has no effect with system='dllm-serve'"),
     ],

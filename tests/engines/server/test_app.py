@@ -112,6 +112,8 @@ REFUSALS = [
     (b"\xff", 400, "the body is not UTF-8"),
     (b"[1]", 400, "the body is a list"),
     (b"[" * 4000, 400, "nested too deeply"),
+    (b'{"prompt": "a", "prompt": "b"}', 400, "the body is not clear, the key 'prompt' is given twice: keep one"),
+    (b'{"max_tokens": %s}' % (b"9" * 4400), 400, "the body has a number of too many digits: send finite numbers"),
     (b'{"model": "echo", "prompt": "a", "temperature": NaN}', 400, "NaN is no JSON"),
     ({"prompt": "a"}, 400, "model is missing"),
     ({"model": "gpt", "prompt": "a"}, 404, "model='gpt' is not served here: use 'echo'"),
