@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from engines.errors import UserError, require
 from repro.paths import LOCAL
 from repro.runs.cell import Cell, Scalar, plain
 from repro.runs.experiment import prepare, prepare_all
+from repro.runs.kept import forget
 from repro.runs.pools import pool_of
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
@@ -55,6 +57,7 @@ def sweep(
     root = _folder(result_dir)
     asked = _cells(cells)
     require(isinstance(plain(force), bool), f"force={plain(force)!r} must be true or false")
+    forget()
     with pool_of(pool, address, jobs) as where:
         found = Sweep(prepare_all(asked), Store(root), force=force, pool=where)
         found.check()
@@ -67,15 +70,25 @@ def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun:
     """A run that is stored, by this code; raises StoreError where there is none."""
     root = _folder(result_dir)
     (asked,) = _cells((cell,))
+    forget()
     return Store(root).load(prepare(asked))
 
 
 def _folder(result_dir: object) -> Path:
     """Refuses what is no path; an empty one would be the working directory."""
     text = plain(result_dir)
-    if not isinstance(text, str) or not text.strip() or "\0" in text:
+    if not isinstance(text, str) or not text.strip() or "\0" in text or not _is_encodable(text):
         raise UserError(f"result_dir={text!r} is no path of a folder: give one, or leave it out")
     return Path(text)
+
+
+def _is_encodable(text: str) -> bool:
+    """Not so is half a character; bytes of a name that are no text have a way of their own (``os.fsdecode``)."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _cells(cells: object) -> list[Cell]:

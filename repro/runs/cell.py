@@ -69,6 +69,8 @@ class Cell:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Cell:
         """The inverse of ``to_dict``; ``knobs`` may also be a list of pairs."""
+        if not isinstance(values, Mapping):
+            raise UserError(f"cell={values!r} must be a mapping of its keys to values")
         allowed = [f.name for f in fields(cls)]
         if unknown := sorted(set(values) - set(allowed)):
             raise UserError(f"cell key {unknown[0]!r} is unknown: use {', '.join(allowed)}")
@@ -124,12 +126,16 @@ class Cell:
 
 
 def plain(value: Any) -> Any:
-    """A number of numpy or torch, or a path, as Python's own; an integer that no float holds as infinity, which can be
-    written in a refusal; everything else as it is."""
+    """A number of numpy or torch, a path, or what is a kind of text or integer, as Python's own; an integer that no float
+    holds as infinity, which can be written in a refusal; everything else as it is."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_scalar = getattr(value, "shape", None) == () and callable(getattr(value, "item", None))
     found = value.item() if is_scalar else value
+    if isinstance(found, str):
+        return str.__str__(found)
+    if isinstance(found, int) and not isinstance(found, bool):
+        found = int.__index__(found)
     if not isinstance(found, int) or found.bit_length() <= 1024:
         return found
     return math.inf if found > 0 else -math.inf

@@ -1,5 +1,6 @@
 """The Python interface: the same runs as the command line's."""
 
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,51 @@ def test_arguments_of_another_kind_are_refused(name: str, tmp_path: Path, monkey
     assert not any(tmp_path.iterdir())
 
 
+class Name(str):
+    def __str__(self) -> str:
+        return "another"
+
+
+class Number(IntEnum):
+    TWO = 2
+
+    def __repr__(self) -> str:
+        return "another"
+
+
+def test_kinds_of_text_and_integer_are_what_they_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = repro.run(**KNOWN, result_dir=tmp_path)
+    given = {**KNOWN, "system": Name("dllm-serve"), "dataset": Name("osc"), "num_prompts": Number.TWO}
+    same = repro.run(**given, result_dir=Name(tmp_path))
+    assert same.folder == own.folder
+    assert {type(value) for value in same.cell.identity.values()} <= {str, float, int, dict}
+    assert {type(value) for value in same.cell.knob_values.values()} <= {str, float, int}
+
+
+OWN_DATA = {
+    "dllm-serve": ("osc", "rtx4090", '{"prompt": "%s"}', {"num_prompts": 2}),
+    "ampd": ("gaia", "h20x32", '{"rounds": [[%d, 5]]}', {"num_prompts": 2, "rate": 1.0}),
+    "laps": ("sharegpt", "h200", '{"rounds": [[%d, 5]]}', {"num_prompts": 2, "rate": 1.0}),
+}
+
+
+@pytest.mark.parametrize("system", OWN_DATA)
+def test_a_data_file_is_read_anew_by_every_call(system: str, tmp_path: Path) -> None:
+    """In one process: a notebook, say."""
+    dataset, platform, line, knobs = OWN_DATA[system]
+    file = tmp_path / "data.jsonl"
+    lengths = []
+    for num in (10, 200):
+        file.write_text(line % ("x" * 4 * num if "prompt" in line else num))
+        run = repro.run(system, dataset, platform=platform, dataset_path=file, result_dir=tmp_path / "runs", **knobs)
+        lengths.append(run.record.requests["prompt_len"])
+    assert lengths == [[10, 10], [200, 200]]
+    file.write_text("nothing\n")
+    with pytest.raises(UserError, match=r"^data\.jsonl "):
+        repro.load(run.cell, result_dir=tmp_path / "runs")
+
+
 @pytest.mark.parametrize("name", ["cells", "jobs", "pool", "address", "force", "result_dir"])
 def test_what_is_no_sweep_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -103,6 +149,8 @@ def test_what_is_no_sweep_is_refused(name: str, tmp_path: Path, monkeypatch: pyt
         (lambda: repro.sweep(CELL), r"cells is one Cell and must be a list of them: write \[cell\]"),  # type: ignore[arg-type]
         (lambda: repro.sweep([CELL], jobs="2"), "jobs='2' must be a whole number"),  # type: ignore[arg-type]
         (lambda: repro.sweep([CELL], jobs=True), "jobs=True must be a whole number"),
+        (lambda: repro.run("llada", "osc", result_dir="\ud800"), "result_dir='\\\\ud800' is no path of a folder"),
+        (lambda: Cell.from_dict(None), "cell=None must be a mapping"),  # type: ignore[arg-type]
         (lambda: repro.load(None), "cell=None must be a repro.runs.cell.Cell"),  # type: ignore[arg-type]
         (lambda: repro.run("llada", "osc", platform=None), "platform=None must be a name"),  # type: ignore[arg-type]
         (lambda: repro.run("llada", "osc", rate=10**400), "rate=inf must be a positive number"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from baselines.ar.search import disaggregated_shortlist, search
@@ -17,6 +16,7 @@ from engines.ar.deployment import Deployment, Pool, replications
 from engines.ar.session import Session
 from engines.ar.slo import Reading, Slo
 from engines.errors import UserError, require
+from repro.runs.kept import kept
 from repro.systems.ar.settings import Settings, hardware_of, performance_of, profiled_context, sessions_of
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig
@@ -111,7 +111,7 @@ def longest_context(ground: Ground) -> int:
     return max(session.context_tokens for session in ground.sample())
 
 
-@lru_cache(maxsize=256)
+@kept(maxsize=256)
 def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
     """AMPD's planner for sessions at ``rate`` (AMPD §5), best first."""
     degrees = ground.hardware.degrees(min_kv_tokens=longest_context(ground))
@@ -125,7 +125,7 @@ def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
     return found
 
 
-@lru_cache(maxsize=2048)
+@kept(maxsize=2048)
 def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[Options, ...]) -> Placed:
     """The best by simulating ``NUM_SAMPLES`` other samples, half of the candidates dropped after each."""
     samples = [

@@ -18,6 +18,7 @@ from engines.errors import UserError, require
 from engines.hardware.catalogue import gpu
 from engines.models.shape import SHAPES, model_shape
 from repro.runs.cell import Cell
+from repro.runs.kept import kept
 from repro.systems.ar import knobs
 from repro.systems.ar.part import ArPart
 from repro.systems.platforms import Platform, platform
@@ -75,13 +76,13 @@ def performance_of(model: str, card: str, constants: str, num_gpus: int, context
     return profile_hardware(hardware_of(model, card, constants), num_gpus=num_gpus, decode_context=context)
 
 
-@lru_cache(maxsize=512)
+@kept(maxsize=512)
 def sessions_of(config: SessionWorkloadConfig) -> SessionWorkload:
     """The systems of a comparison serve the same sessions."""
     return build_sessions(config)
 
 
-@lru_cache(maxsize=512)
+@kept(maxsize=512)
 def profiled_context(config: SessionWorkloadConfig) -> int:
     """Tokens at which decoding is profiled: halfway through a session of the mean length."""
     if config.meets_totals:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir
 from repro.runs.cell import Cell
+from repro.runs.kept import kept
 from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
@@ -157,7 +158,7 @@ def _options(cell: Cell, settings: Settings) -> TaskOptions:
     )
 
 
-@lru_cache(maxsize=4)
+@kept(maxsize=4)
 def _load(name: str, options: TaskOptions) -> Task | None:
     """One load serves the cells of a sweep."""
     return load_task(name, options)
@@ -172,7 +173,7 @@ def _check_sandbox() -> None:
         pass
 
 
-@lru_cache(maxsize=2)
+@kept(maxsize=2)
 def _tokenizer(model: str) -> TextTokenizer:
     from engines.models.tokenizer import load_tokenizer
 

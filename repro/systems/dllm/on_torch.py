@@ -44,7 +44,7 @@ from repro.systems.dllm.on_roofline import executor_on
 from repro.systems.dllm.settings import Settings
 from repro.systems.dllm.shapes import model_shape
 
-ModelKey = tuple[str, str, str, str]
+ModelKey = tuple[str, str, str, str, str]
 
 
 @contextmanager
@@ -148,12 +148,13 @@ def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[i
 
 
 def model_key(settings: Settings) -> ModelKey:
-    return settings.model, settings.on.dtype, settings.on.device, settings.on.weights
+    on = settings.on
+    return settings.model, on.dtype, on.device, on.weights, settings.checkpoint_digest
 
 
 @lru_cache(maxsize=2)
-def load(name: str, dtype: str, device: str, weights: str) -> DiffusionModel:
-    """One load serves every cell of a sweep."""
+def load(name: str, dtype: str, device: str, weights: str, _digest: str) -> DiffusionModel:
+    """One load serves every cell, as long as the checkpoint's files are the same."""
     return load_model(name, dtype=parse_dtype(dtype), device=device, weights=weights)  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from repro.runs.cell import Cell
+from repro.runs.kept import kept
 from repro.systems.dllm.settings import Settings
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.scale import MIN_PROMPT_LEN
@@ -71,13 +72,13 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
     return _built(config, settings.generation, model)
 
 
-@lru_cache(maxsize=64)
+@kept(maxsize=64)
 def _built(config: WorkloadConfig, generation: GenerationConfig, model: str | None) -> Workload:
     """The systems of a comparison serve the same requests."""
     return build_workload(config, generation, encode=None if model is None else _encode(model))
 
 
-@lru_cache(maxsize=2)
+@kept(maxsize=2)
 def _encode(model: str) -> Callable[[str], list[int]]:
     """Cells that differ in their rate, say, ask the same texts."""
     from engines.models.tokenizer import load_tokenizer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from engines.ar.session import Session
@@ -16,6 +16,7 @@ from engines.models.tokenizer import TextTokenizer, load_tokenizer
 from repro.runs.cell import Cell
 from repro.runs.drivers.http import Ask as AnyAsk
 from repro.runs.drivers.http import Reply
+from repro.runs.kept import kept
 from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
 from repro.workloads.arrivals import ArrivalConfig
@@ -137,7 +138,7 @@ def prompt_bounds(ask: AnyAsk) -> tuple[int, int]:
     return max(1, least), sum(len(text.encode()) for text in texts) + room
 
 
-@lru_cache(maxsize=2)
+@kept(maxsize=2)
 def tokenizer_of(name: str) -> TextTokenizer:
     """Of any checkpoint: an autoregressive model's has no mask."""
     folder = TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False)
@@ -161,7 +162,12 @@ def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
     """With the lengths that the data set has in this process on a model of that context. Problems are asked as they are."""
     is_whole = knobs.input_len is not None or dataset.lower() in TASKS
     scale = 1.0 if is_whole else length_scale_for(context)
-    room = max(min(LONGEST_PROMPT, context - knobs.gen_length), knobs.input_len or 1)
+    room = max(min(LONGEST_PROMPT, context - knobs.gen_length), knobs.input_len or 0)
+    require(
+        room >= 1 or knobs.max_prompt_len is not None,
+        f"gen_length={knobs.gen_length} leaves no token for a prompt of the {context} that the endpoint is taken to hold: lower it, "
+        f"or give --knob max_prompt_len",
+    )
     return replace(
         knobs,
         length_scale=scale if knobs.length_scale is None else knobs.length_scale,

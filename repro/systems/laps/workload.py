@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from engines.ar.session import Round, Session
 from engines.errors import require
 from engines.laps.turns import PrefillArrivals
+from repro.runs.kept import kept
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.conversations.arrivals import closed_loop, open_turns
@@ -71,13 +72,13 @@ class PrefillWorkload:
         return max(session.context_tokens for each in self.streams for session in each.sessions)
 
 
-@lru_cache(maxsize=256)
+@kept(maxsize=256)
 def _conversations(config: ConversationConfig) -> Conversations:
     """Runs at other rates and with other clients have the same ones."""
     return draw_conversations(config)
 
 
-@lru_cache(maxsize=256)
+@kept(maxsize=256)
 def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
     """The systems of a comparison serve the same turns."""
     streams = []

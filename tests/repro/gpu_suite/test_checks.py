@@ -73,7 +73,7 @@ def test_the_device_is_free_before_a_check_looks(monkeypatch: pytest.MonkeyPatch
     """A model that the last cell has left, and the limit it was held to."""
     limits: list[tuple[str, int | None]] = []
     monkeypatch.setattr(on_torch, "limit_memory", lambda device, limit: limits.append((device.type, limit)))
-    on_torch.load("tiny", "float32", "cpu", "checkpoint")
+    on_torch.load("tiny", "float32", "cpu", "checkpoint", "a digest")
     assert on_torch.load.cache_info().currsize > 0
     run_of(told(), tmp_path)
     assert on_torch.load.cache_info().currsize == 0

@@ -1,0 +1,34 @@
+"""What runs share is of the files as they are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from engines.models.checkpoint import TINY_DIR
+from repro.runs.cell import Cell
+from repro.runs.experiment import prepare
+from repro.systems.dllm.on_torch import load, model_key
+
+
+def test_a_checkpoint_that_was_written_anew_is_loaded_anew(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TINY_DIR, tmp_path / "model"))
+    knobs = (("model", str(folder)), ("num_prompts", 1))
+    cell = Cell(
+        system="dllm-serve", dataset="osc", platform="cpu-tiny", executor="torch", rate=None, seed=0, knobs=knobs
+    )
+
+    def weights() -> dict[str, torch.Tensor]:
+        return {
+            name: each.clone()
+            for name, each in load(*model_key(prepare(cell).deployment.settings)).state_dict().items()
+        }  # type: ignore[attr-defined]
+
+    before = weights()
+    (file,) = folder.glob("*.safetensors")
+    save_file({name: each + 1 for name, each in load_file(file).items()}, file)
+    after = weights()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
