@@ -19,9 +19,9 @@ def load_module(kind: str, where: str, module: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise UserError(f"{kind}={where!r}: there is no module {error.name}: correct it or install it") from None
-    except ImportError:
+    except (ImportError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         if not all(part.isidentifier() for part in module.split(".")):
             raise UserError(f"{kind}={where!r}: {module!r} is no module: write module:NAME") from None
         raise UserError(
@@ -46,9 +46,9 @@ def asked(ask: Callable[..., T], *args: Any, **options: Any) -> T:
     """What a policy answers, which may be anyone's: whatever it raises is said of it in one sentence."""
     try:
         return ask(*args, **options)
-    except (UserError, RunError):
+    except (UserError, RunError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         owner = getattr(ask, "__self__", None)
         where = getattr(ask, "__name__", "a call") if owner is None else f"{type(owner).__name__}.{ask.__name__}"
         said = " ".join(str(error).split())

@@ -11,9 +11,14 @@ from collections.abc import Iterable
 from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.record import Completion
 from engines.dllm.request import Request
+from engines.dllm.scheduling.phase import Phase
 from engines.dllm.scheduling.scheduler import Scheduler, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import RunError
+
+_KINDS = tuple(
+    Phase if name == "phase" else float if name == "commit_probability" else int for name in PlanItem._fields
+)
 
 
 class Ledger:
@@ -51,12 +56,14 @@ class Ledger:
 
     def begin(self, plan: StepPlan) -> None:
         """Raise RunError for a plan that is not what its requests need."""
-        if not isinstance(plan, StepPlan) or not isinstance(plan.scheduled_tokens, int):
-            raise self._fault("plans no StepPlan whose scheduled_tokens are a whole number")
+        if type(plan) is not StepPlan or type(plan.scheduled_tokens) is not int or type(plan.items) is not tuple:
+            raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
             raise self._fault("plans a step without requests")
         if {*map(type, plan.items)} != {PlanItem}:
             raise self._fault("plans a step whose items are no PlanItem")
+        if {tuple(map(type, item)) for item in plan.items} != {_KINDS}:
+            raise self._fault("plans a step with an item whose fields are of another kind than PlanItem's")
         if len({item.request_id for item in plan.items}) < len(plan.items):
             raise self._fault("runs a request twice in one step")
         new = tuple([self._admitted(item) for item in plan.items if item.request_id not in self._running])

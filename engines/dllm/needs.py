@@ -18,7 +18,8 @@ def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> 
     """Raise UserError for a policy that cannot be simulated; ``keeps_state`` where its kind does so to do its work."""
     name = policy.__name__ if isinstance(policy, type) else type(policy).__name__
     needs: Collection[str] | None = getattr(policy, "needs", None)
-    if isinstance(needs, str) or (needs is not None and not all(each in DATA for each in needs)):
+    is_set = isinstance(needs, Collection) and not isinstance(needs, str)
+    if needs is not None and not (is_set and all(each in DATA for each in needs)):
         raise UserError(f"{kind} {name} has needs={needs!r}: give a set of {' and '.join(DATA)}")
     if needs:
         said = " and ".join(sorted(needs))

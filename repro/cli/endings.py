@@ -6,7 +6,10 @@ import errno
 import logging
 import os
 import re
+import sys
+import traceback
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
@@ -16,6 +19,7 @@ except ImportError:
     from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 from engines.errors import RunError, UserError
+from repro.runs.code import PACKAGES
 
 DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: all done; something failed while it ran, or a run is INVALID; bad input, before any work; Ctrl-C; SIGTERM."""
@@ -67,6 +71,7 @@ _FIXES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the limit of open files (ulimit -n)",
 }
+_INSTALLED = {"site-packages", "dist-packages"}
 _KINDS = {"int": "a whole number", "float": "a number"}
 """What a value should have been, by the beginning of the name of its error."""
 _KEPT = "finished runs are kept, measured ones where all of their comparison is finished; the same command continues"
@@ -165,7 +170,22 @@ def _of_the_program(error: BaseException) -> Ending:
     if logging.getLogger().isEnabledFor(logging.INFO):
         logging.getLogger(__name__).info("where it happened:", exc_info=error)
     said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if (place := _place_in_own_code(error)) is not None:
+        return _failed(f"{place} fails ({said}): correct it")
     return _failed(f"{said}: a fault of this program, 'repro --verbose ...' shows where; please report it")
+
+
+def _place_in_own_code(error: BaseException) -> str | None:
+    """Where it was raised, if in a module that the user wrote."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if not frames:
+        return None
+    module, path = str(frames[-1].f_globals.get("__name__")), frames[-1].f_code.co_filename
+    is_ours = module.partition(".")[0] in (*PACKAGES, "paper_figures")
+    is_installed = (
+        module.partition(".")[0] in sys.stdlib_module_names or {*Path(path).parts} & _INSTALLED or path.startswith("<")
+    )
+    return None if is_ours or is_installed else f"line {frames[-1].f_lineno} of {path}"
 
 
 def _encoding(error: UnicodeError) -> str:

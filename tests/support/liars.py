@@ -139,6 +139,35 @@ class Crashes(PhaseScheduler):
         raise KeyError("nothing")
 
 
+class _Plan(plan.StepPlan):
+    """Could say something else at a second look."""
+
+
+class Subclassed(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return _Plan(items=made.items, admitted=made.admitted, scheduled_tokens=made.scheduled_tokens)
+
+
+class Listed(_Changes):
+    def changed(self, made: plan.StepPlan) -> plan.StepPlan:
+        return replace(made, items=list(made.items))  # type: ignore[arg-type]
+
+
+class Floats(_Items):
+    def item(self, item: PlanItem) -> PlanItem:
+        return item._replace(commit=float(item.commit))  # type: ignore[arg-type]
+
+
+class Leaves(PhaseScheduler):
+    def schedule(self) -> plan.StepPlan | None:
+        raise GeneratorExit
+
+
+class Unmade(PhaseScheduler):
+    def __init__(self, *given: object, **named: object) -> None:
+        pass
+
+
 class Wanders(PhaseScheduler):
     def schedule(self):  # type: ignore[no-untyped-def]
         return [1, 2]

@@ -97,7 +97,8 @@ class Deployment:
         pool, rule, exact = KvPool(self.kv_rows), self.sampler.rule, self.sampler.exact_steps
         if self.batching.kind == "packed":
             made = asked(scheduler_of(self.config.scheduler), self.config, pool, rule, exact_steps=exact)
-            kept = made.config is self.config and made.pool is pool and made.rule is rule and made.exact_steps is exact
+            own = {"config": self.config, "pool": pool, "rule": rule, "exact_steps": exact}
+            kept = all(getattr(made, name, None) is given for name, given in own.items())
             require(
                 kept,
                 f"scheduler={self.config.scheduler!r} replaces the config, pool, rule or exact_steps that it is made with, "

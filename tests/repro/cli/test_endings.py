@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,20 @@ def test_measured_runs_are_not_promised_alone() -> None:
         "interrupted: finished runs are kept, measured ones where all of their comparison is finished; the same command "
         "continues"
     )
+
+
+def test_a_fault_of_a_module_of_the_users_own_is_not_this_programs(tmp_path: Path) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text("def fails():\n    raise GeneratorExit('no')\n")
+    own: dict[str, object] = {"__name__": "mine"}
+    exec(compile(source.read_text(), str(source), "exec"), own)
+    try:
+        own["fails"]()  # type: ignore[operator]
+    except GeneratorExit as error:
+        line = ending_of(error).line
+    assert line == f"error: line 2 of {source} fails (GeneratorExit: no): correct it"
+    for ours in (lambda: ending_of(None).line, lambda: json.loads("{")):  # type: ignore[arg-type]
+        assert "a fault of this program" in str(ending_of(raised(ours)).line)
 
 
 UNGUARDED = """

@@ -46,6 +46,10 @@ def ran(name: str) -> RunRecord:
         ("Early", "scheduler Early reports first_block=0, 1 of a step with first_block=none"),
         ("Crashes", "policy Crashes.schedule fails (KeyError: 'nothing'): correct it"),
         ("Wanders", "scheduler Wanders plans no StepPlan"),
+        ("Listed", "scheduler Listed plans no StepPlan with a whole number of scheduled_tokens and a tuple of items"),
+        ("Floats", "scheduler Floats plans a step with an item whose fields are of another kind than PlanItem's"),
+        ("Leaves", "policy Leaves.schedule fails (GeneratorExit: ): correct it"),
+        ("Subclassed", "scheduler Subclassed plans no StepPlan"),
     ],
 )
 def test_a_plan_that_is_not_what_requests_need_ends_the_run_with_a_sentence(name: str, said: str) -> None:
@@ -54,8 +58,9 @@ def test_a_plan_that_is_not_what_requests_need_ends_the_run_with_a_sentence(name
 
 
 def test_a_scheduler_that_changes_what_it_is_made_with_is_refused() -> None:
-    with pytest.raises(UserError, match=r"scheduler='support\.liars:OwnPool' replaces the config, pool, rule"):
-        ran("OwnPool")
+    for name in ("OwnPool", "Unmade"):
+        with pytest.raises(UserError, match=rf"scheduler='support\.liars:{name}' replaces the config, pool, rule"):
+            ran(name)
 
 
 @pytest.mark.parametrize(
