@@ -59,8 +59,8 @@ def calibrate(
             require(not given, f"{name} has no effect with sensitivity, which fits nothing that is kept: leave it out")
         _print_sensitivity(protocol, json=json)
         return
-    if dry_run and keep:
-        raise UserError("dry_run and keep: nothing would be done, give one of them")
+    if dry_run and (keep or write):
+        raise UserError(f"dry_run and {'keep' if keep else 'write'}: give one of them")
     if not (dry_run or write or keep):
         raise UserError(
             f"calibrate replaces {CALIBRATION / platform}.json and its report, which every simulation rests on: add --write, or "

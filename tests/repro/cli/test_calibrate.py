@@ -79,6 +79,7 @@ def test_what_a_suite_fitted_on_its_card_is_stored(
         (["calibrate", "--sensitivity", "--dry-run"], "dry_run has no effect with sensitivity"),
         (["calibrate", "--platform", "h200", "--keep"], "keep is for cards that are fitted to stated numbers"),
         (["calibrate", "--platform", "h200", "--write", "--dry-run"], "dry_run and write: give one of them"),
+        (["calibrate", "--write", "--dry-run"], "dry_run and write: give one of them"),
         (["calibrate", "--platform", "h200"], "add --write, or --dry-run to see the fit alone"),
         (
             ["calibrate", "--platform", "h200", "--dry-run", "--result-dir", "nosuch"],
