@@ -45,7 +45,7 @@ help:
 	  'make reproduce-laps-fig6  simulate and draw LAPS Figure 6; any other likewise' \
   'make reproduce-laps  every figure of LAPS, some five minutes: $(LAPS_FIGURES)' \
   'make reproduce-all   every figure there is: $(FIGURES), and those of AMPD and LAPS' \
-  '                     (about an hour; the runs of AMPD and LAPS take 2.8 GB in 180,000 files below results/local)' \
+  '                     (about an hour; the runs of AMPD and LAPS take 0.1 GB in 20,000 files below results/local)' \
 	  'make check-results   whether the committed results are those of the code, calibration, data and stated numbers of today' \
 	  'make test            the tests' \
 	  'make test-extras     the tests that need lm-eval, transformers and datasets, in $(EXTRAS)' \

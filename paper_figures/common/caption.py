@@ -109,7 +109,7 @@ def _prompt_source(run: StoredRun) -> str:
     if (scale := dataset.get("length_scale", 1.0)) != 1.0:
         # Generated prompts are written as long as asked for; a data set's own lose their ends.
         parts.append(f"{'lengths x' if source == 'embedded' else 'prompts cut to lengths x'} {scale:g}")
-    return f"({', '.join([*parts, f'n = {run.record.num_requests}'])})"
+    return f"({', '.join([*parts, f'n = {run.num_requests}'])})"
 
 
 def seeds_sentence(runs: Sequence[StoredRun]) -> str:

@@ -56,8 +56,8 @@ class Point:
     @property
     def gen_length(self) -> float:
         """Mean tokens asked for per request."""
-        lengths = [length for run in self.runs for length in run.record.requests["gen_length"]]
-        return sum(lengths) / len(lengths) if lengths else 0.0
+        nums, sums = zip(*(run.sum_of("gen_length") for run in self.runs), strict=True)
+        return sum(sums) / sum(nums) if sum(nums) else 0.0
 
     @property
     def offered(self) -> float:

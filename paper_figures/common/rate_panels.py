@@ -239,7 +239,7 @@ def _csv_row(run: StoredRun, view: View, reading: str | None) -> tuple[object, .
         latency["std"],
         latency["span"],
         run.summary["outside_forward_share"],
-        run.record.num_requests,
+        run.num_requests,
         run.obtained,
         run.validity.valid,
         cell.folder_name,

@@ -241,7 +241,7 @@ def _printed(value: PaperAccuracy) -> str:
 
 def _protocol(runs: Sequence[StoredRun]) -> str:
     knobs = dict(GENERATION)
-    counts = sorted({run.record.num_requests for run in runs})
+    counts = sorted({run.num_requests for run in runs})
     seeds = sorted({run.cell.seed for run in runs})
     return (
         f"{' or '.join(map(str, counts))} held-out problems a point and seed (seed {', '.join(map(str, seeds))}), the same "

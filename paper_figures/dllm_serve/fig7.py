@@ -271,7 +271,7 @@ def _csv_row(length: Length, run: StoredRun, view: View) -> tuple[object, ...]:
         run.summary["throughput_tok_s"],
         run.summary["e2el_s"]["mean"],
         run.facts.get("batch_size"),
-        run.record.num_requests,
+        run.num_requests,
         run.obtained,
         run.validity.valid,
         run.cell.folder_name,

@@ -224,7 +224,7 @@ def _csv_row(point: GrowthPoint, run: StoredRun, view: View) -> tuple[object, ..
         point.axis.name,
         point.value,
         run.cell.seed,
-        run.record.num_requests,
+        run.num_requests,
         knobs["input_len"],
         knobs["gen_length"],
         throughput,

@@ -280,7 +280,7 @@ def bench(
                         "valid": run.validity.valid,
                         "reasons": list(run.validity.reasons),
                         "facts": run.facts,
-                        "folder": str(run.folder),
+                        "file": str(run.file),
                         "summary": run.summary,
                     }
                     for run in runs

@@ -126,7 +126,7 @@ def _result(deployment: Deployment, run: StoredRun) -> dict[str, Any]:
         "valid": run.validity.valid,
         "reasons": list(run.validity.reasons),
         "cell": run.cell.to_dict(),
-        "folder": str(run.folder),
+        "file": str(run.file),
     }
 
 

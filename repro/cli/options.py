@@ -15,7 +15,7 @@ from engines.bounds import MOST, check_most
 from engines.errors import UserError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-ResultDir = Annotated[Path | None, typer.Option(help="Where run folders are [default: results/local].")]
+ResultDir = Annotated[Path | None, typer.Option(help="Where runs are [default: results/local].")]
 Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.")]
 OtherCode = Annotated[
     bool, typer.Option("--accept-other-code", help="Reuse stored runs that other code made, and mark them.")

@@ -23,15 +23,14 @@ class Lengths(NamedTuple):
 
 
 def lengths_of(run: StoredRun) -> Lengths:
-    requests = run.record.requests
-    facts = run.record.manifest
+    facts = run.manifest["facts"]
     scale = facts.get("dataset", {}).get("length_scale") or facts.get("facts", {}).get("length_scale") or 1.0
-    return Lengths(_mean(requests["prompt_len"]), _mean(requests["output_len"]), float(scale))
+    return Lengths(_mean(run, "prompt_len"), _mean(run, "output_len"), float(scale))
 
 
-def _mean(values: Sequence[int | None]) -> float | None:
-    told = [value for value in values if value is not None]
-    return sum(told) / len(told) if told else None
+def _mean(run: StoredRun, column: str) -> float | None:
+    num, total = run.sum_of(column)
+    return total / num if num else None
 
 
 def reading_of(run: StoredRun) -> str | None:

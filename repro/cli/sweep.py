@@ -74,7 +74,7 @@ def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     line = f"{counted(ran, 'run')} done, {len(reused)} reused"
     if reused:
         line += f" (e.g. {reused[0].reason}; --force runs them again)"
-    say(f"{line}; run folders: {root}", file=sys.stderr)
+    say(f"{line}; runs: {root}", file=sys.stderr)
     for outcome in failed:
         say(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
     invalid = [each.run for each in outcomes if each.run is not None and not each.run.validity.valid]
@@ -96,9 +96,9 @@ def is_failure(outcome: CellOutcome) -> bool:
 
 
 def require_folders(cells: Sequence[Cell], store: Store, figure: str, command: str) -> None:
-    """``require_runs`` of what needs no look at the requests: whether there is a folder of such a run at all."""
+    """``require_runs`` of what needs no look at the requests: whether there is such a run at all."""
     if missing := store.surely_missing(cells):
-        _refuse(len(missing), len(cells), f"{missing[0].folder_prefix}: no folder", figure, command)
+        _refuse(len(missing), len(cells), f"{missing[0].folder_prefix}: not stored", figure, command)
 
 
 def require_runs(sweep: Sweep, figure: str, command: str) -> None:

@@ -41,7 +41,7 @@ def _lines(suite: Suite) -> list[str]:
     lines = [
         f"# GPU suite on platform {suite.platform}",
         "",
-        f"Written by `repro gpu-suite`, last on {now}. Every number is measured; each run's `provenance.json` names its own "
+        f"Written by `repro gpu-suite`, last on {now}. Every number is measured; each run's provenance names its own "
         f"machine and commit.",
         "",
         f"- machine: {machine}, driver {gpu.get('driver') or 'none'}, CUDA {gpu.get('cuda') or 'none'}",
@@ -134,7 +134,7 @@ def _row(job: Job, run: StoredRun, best: float | None) -> str:
         "-" if speed is None else f"{speed:.1f}",
         ratio,
         *shares,
-        str(run.record.num_requests),
+        str(run.num_requests),
         "yes" if run.validity.valid else "NO",
     )
     return f"| {' | '.join(cells)} |"

@@ -262,7 +262,7 @@ def _throughputs(suite: Suite) -> Iterator[str]:
             share = one.run.summary["roofline_share"]
             simulated = "-" if one.simulated is None else f"{one.simulated:.1f}"
             yield (
-                f"| {stage} | {one.model} | {one.system} | {one.run.record.num_requests} | {one.speed:.1f} | {simulated} | "
+                f"| {stage} | {one.model} | {one.system} | {one.run.num_requests} | {one.speed:.1f} | {simulated} | "
                 f"{ratio} | {'yes' if one.uses_graphs else 'no'} | {'-' if share is None else f'{100 * share:.0f} %'} |"
             )
     yield ""

@@ -113,7 +113,7 @@ class Perturbed(StoredRun):
     turned; what was asked of it stays, and so do the metrics kept. With all of them, its record stays too."""
 
     def __init__(self, run: StoredRun, *, size: float, seed: int, kept: Collection[str] = ()) -> None:
-        super().__init__(run.cell, run.folder, run.manifest, run.provenance, run.other_code)
+        super().__init__(run.cell, run.file, run.manifest, run.provenance, run.other_code)
         self.__dict__.update(_run=run, _size=size, _seed=seed, _kept=kept)
 
     @cached_property

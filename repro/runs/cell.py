@@ -24,6 +24,9 @@ COMPARISON = "comparison"
 """Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
 makes its own, together. No system sees it."""
 
+BASIS = "basis"
+"""Knob of a prepared cell: a digest of its requests, and of the checkpoint or calibration behind its numbers."""
+
 _UNHASHED = ("reading", "efficient")
 """A knob that leaves the key as it is without it, which is that of the runs made while it was every cell's default."""
 

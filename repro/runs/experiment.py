@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engines.errors import UserError
-from repro.runs.cell import COMPARISON, Cell
+from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
@@ -114,7 +114,7 @@ def prepare(cell: Cell) -> Experiment:
     deployment, workload = SYSTEMS.get(cell.system).prepare(_as_asked(cell))
     _named(cell)  # refuses what lies in no file
     digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
-    knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), "basis": digest}
+    knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 
 

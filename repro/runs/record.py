@@ -6,12 +6,13 @@ seconds on the driver's clock since the run began.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal, get_args
 
-SCHEMA_VERSION = 7
-"""What is in the files of a stored run. Raise it with any change of columns, metrics or their meaning."""
+SCHEMA_VERSION = 8
+"""What is in the file of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "simulated"]
 Status = Literal["ok", "failed", "unfinished"]
@@ -94,6 +95,38 @@ class RunRecord:
 
     def with_columns(self, table: str, **columns: list[Any]) -> RunRecord:
         return replace(self, tables={**self.tables, table: {**self.tables[table], **columns}})
+
+
+class LazyTables(Mapping[str, Table]):
+    """Tables that are read when they are asked for, each once."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], Table]) -> None:
+        self._names = tuple(names)
+        self._read = cache(read)
+
+    def __getitem__(self, name: str) -> Table:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+
+def sums_of(table: Table, columns: Sequence[Column]) -> dict[str, list[int]]:
+    """By column of whole numbers: how many values it has, nulls aside, and their sum."""
+    found = {}
+    for column in columns:
+        if column.kind == "int":
+            values = [int(value) for value in table[column.name] if value is not None]
+            found[column.name] = [len(values), sum(values)]
+    return found
 
 
 def empty_table(columns: Sequence[Column]) -> Table:

@@ -1,40 +1,47 @@
-"""Runs on disk: one folder per cell, whole or absent.
+"""Runs on disk: one file per cell, whole or absent (repro.runs.run_file).
 
-The tables, ``summary.json``, ``cell.json`` and ``manifest.json`` are the same bytes for the same simulated cell and
-code; what differs from run to run (times, command, machine) is in ``provenance.json``, which seals them all.
+Of a measured run it holds every table. A simulated one comes out the same whenever it is made: of that only what is read off
+its tables is kept, and the tables are made again where somebody asks for them.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from engines.errors import RunError
-from repro.runs.cell import Cell
-from repro.runs.experiment import Experiment
+from repro.files import replace_bytes
+from repro.runs.cell import BASIS, Cell
+from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.inputs import changed as changed_inputs
 from repro.runs.locks import CellLocks
-from repro.runs.record import REQUESTS, SCHEMA_VERSION, RunRecord, Table, empty_table
+from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table, sums_of
+from repro.runs.run_file import (
+    CELL,
+    MANIFEST,
+    PROVENANCE,
+    SUFFIX,
+    SUMMARY,
+    Damaged,
+    encoded,
+    json_line,
+    part_of,
+    parts_of,
+)
 from repro.runs.session import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
-from repro.runs.tables import encoded_table, read_table, table_file
+from repro.runs.tables import check_finite, plain_table
 from repro.runs.validity import Validity
-
-SUMMARY, CELL = "summary.json", "cell.json"
-MANIFEST, PROVENANCE = "manifest.json", "provenance.json"
-_RESERVE = 1 << 20
-"""Bytes that are given back where memory runs out while a run is written: enough to remove what is half written."""
 
 
 class StoreError(RunError):
@@ -43,16 +50,16 @@ class StoreError(RunError):
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What is read of a run's folder is read when it is asked for."""
-
     cell: Cell
-    folder: Path
+    file: Path
     manifest: Mapping[str, Any]
     provenance: Mapping[str, Any]
     other_code: tuple[str, ...] = ()
     """Modules that are not as they were when it ran."""
     is_of_other_machine: bool = False
     """Whether it was measured on a machine unlike this one."""
+    content: bytes = field(default=b"", repr=False)
+    """The file's, as it was found to be whole: numbers are read of it when they are asked for."""
 
     @property
     def machine(self) -> Mapping[str, Any] | None:
@@ -65,17 +72,41 @@ class StoredRun:
 
     @cached_property
     def summary(self) -> Mapping[str, Any]:
-        return _read_json(self.folder / SUMMARY)
+        summary: Mapping[str, Any] = part_of(parts_of(self.content), SUMMARY)
+        return summary
+
+    @property
+    def num_requests(self) -> int:
+        return int(self.manifest["requests"]["num"])
+
+    def sum_of(self, column: str) -> tuple[int, int]:
+        """How many values a column of whole numbers of its requests has, nulls aside, and their sum."""
+        num, total = self.manifest["requests"]["sums"][column]
+        return int(num), int(total)
 
     @cached_property
     def record(self) -> RunRecord:
-        """Its other tables are left empty (``table`` has them): their metrics are in the summary."""
-        columns = self.family.columns
-        tables = {name: empty_table(own) for name, own in columns.items()}
-        return RunRecord(tables={**tables, REQUESTS: self.table(REQUESTS)}, manifest=self.manifest["facts"])
+        return RunRecord(tables=LazyTables(self.family.columns, self.table), manifest=self.manifest["facts"])
 
     def table(self, name: str) -> Table:
-        return read_table(table_file(self.folder, name), self.family.columns[name])
+        """Raises StoreError where the table was not kept and cannot be made again."""
+        columns = self.family.columns[name]
+        parts = parts_of(self.content)
+        return part_of(parts, name) if name in parts else plain_table(name, self._made_again.tables[name], columns)
+
+    @cached_property
+    def _made_again(self) -> RunRecord:
+        knobs = tuple(knob for knob in self.cell.knobs if knob[0] != BASIS)
+        again = prepare(replace(self.cell, knobs=knobs))
+        if again.cell.key == self.cell.key:
+            record = again.run()
+            if json_line(SUMMARY, self.family.summarize(record)) == json_line(SUMMARY, self.summary):
+                return record
+        why = f"by other code, {_named(self.other_code)}" if self.other_code else "of other data"
+        raise StoreError(
+            f"{self.cell.folder_name}: tables of a simulated run are made when they are asked for, and its numbers were made "
+            f"{why}: make it anew with --force"
+        )
 
     @property
     def title(self) -> str:
@@ -124,10 +155,11 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A run's files by name, ready to be put into a store."""
+    """A run, ready to be put into a store."""
 
     cell: Cell
-    files: Mapping[str, bytes]
+    content: bytes
+    """Its file's."""
     manifest: Mapping[str, Any]
     provenance: Mapping[str, Any]
 
@@ -140,7 +172,7 @@ def over_repeats(runs: Sequence[StoredRun], metric: str, part: str | None = None
 
 
 class Store:
-    """``root`` holds the run folders, ``results/local`` for runs of this machine."""
+    """``root`` holds the runs' files, ``results/local`` those of this machine."""
 
     def __init__(self, root: Path, *, accept_other_code: bool = False, accept_other_machine: bool = False) -> None:
         """``accept_other_code`` takes runs that other code made as done, and marks them; so does ``accept_other_machine``
@@ -151,13 +183,13 @@ class Store:
         self.accept_other_machine = accept_other_machine
         self._is_cleared = False
 
-    def folder(self, cell: Cell) -> Path:
-        return self.root / cell.folder_name
+    def file(self, cell: Cell) -> Path:
+        return self.root / f"{cell.folder_name}{SUFFIX}"
 
     def surely_missing(self, cells: Iterable[Cell]) -> list[Cell]:
-        """Those of which there is no folder whatever their knobs; tells in one look, and without their requests."""
+        """Those of which there is no run whatever their knobs; tells in one look, and without their requests."""
         try:
-            held = {name.rpartition("_")[0] for name in os.listdir(self.root)}
+            held = {name.rpartition("_")[0] for name in os.listdir(self.root) if name.endswith(SUFFIX)}
         except OSError:
             held = set()
         return [cell for cell in cells if cell.folder_prefix not in held]
@@ -165,7 +197,7 @@ class Store:
     def written(self, cell: Cell) -> tuple[int, int] | None:
         """Another value for every time that the cell is stored; None where it is not."""
         try:
-            found = self.folder(cell).stat()
+            found = self.file(cell).stat()
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
@@ -176,14 +208,19 @@ class Store:
         return self._locks.held(cells, wait=wait)
 
     def find(self, experiment: Experiment) -> State:
-        """Whether the stored run is this cell's, by this code and schema, and every file is as it was written."""
-        folder = self.folder(experiment.cell)
+        """Whether the stored run is this cell's, by this code and schema, and every byte is as it was written."""
+        file = self.file(experiment.cell)
         try:
-            if not folder.is_dir():
-                return State(run=None, reason="no folder")
-            return self._checked(experiment, folder)
+            if not stat.S_ISREG(file.lstat().st_mode):
+                return State(run=None, reason="incomplete: it is no plain file")
+            return self._checked(experiment, file, file.read_bytes())
+        except FileNotFoundError:
+            is_older = (self.root / experiment.cell.folder_name).is_dir()
+            return State(run=None, reason=f"schema 7 or older -> {SCHEMA_VERSION}" if is_older else "not stored")
+        except Damaged as error:
+            return State(run=None, reason=f"incomplete: {error}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            return State(run=None, reason=f"incomplete: a file cannot be read ({type(error).__name__}: {error})")
+            return State(run=None, reason=f"incomplete: it cannot be read ({type(error).__name__}: {error})")
 
     def load(self, experiment: Experiment) -> StoredRun:
         state = self.find(experiment)
@@ -192,72 +229,49 @@ class Store:
         return state.run
 
     def save(self, experiment: Experiment, record: RunRecord, *, provenance: Mapping[str, Any]) -> StoredRun:
-        """Replaces whatever the folder held, in one rename once everything is written."""
+        """Replaces whatever was stored of the cell, in one rename once everything is written."""
         return self.put(pack(experiment, record, provenance))
 
     def put(self, packed: Packed) -> StoredRun:
         """As ``save``."""
-        cell = packed.cell
-        folder = self.folder(cell)
-        partial = self.root / f".{cell.folder_name}.partial-{os.getpid()}"
-        replaced = self.root / f".{cell.folder_name}.replaced-{os.getpid()}"
+        file = self.file(packed.cell)
         self._clear_leftovers()
-        reserve = bytearray(_RESERVE)
         try:
-            partial.mkdir(parents=True)
-            for name, content in packed.files.items():
-                (partial / name).write_bytes(content)
-            _put(partial, folder, replaced)
-        except BaseException as error:
-            # An interrupt between the two renames must not lose the run that was there.
-            if replaced.exists() and not folder.exists():
-                replaced.rename(folder)
-            if isinstance(error, OSError):
-                raise RunError(
-                    f"{folder.name} could not be stored in {self.root} ({error.strerror or error}): make room, or give "
-                    f"another --result-dir; the same command continues"
-                ) from error
-            raise
-        finally:
-            del reserve
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.rmtree(replaced, ignore_errors=True)
-        return StoredRun(cell=cell, folder=folder, manifest=packed.manifest, provenance=packed.provenance)
+            replace_bytes(file, packed.content)
+        except OSError as error:
+            raise RunError(
+                f"{file.name} could not be stored in {self.root} ({error.strerror or error}): make room, or give another "
+                f"--result-dir; the same command continues"
+            ) from error
+        # A run of schema 7 or older was a folder.
+        shutil.rmtree(self.root / packed.cell.folder_name, ignore_errors=True)
+        return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
 
     def _clear_leftovers(self) -> None:
-        """Of processes that were killed while they stored. Once, before the first run: a look at all folders for each run takes longer
-        than storing it where there are thousands."""
+        """Of processes that were killed while they stored. Once, before the first run: a look at all files for each run takes
+        longer than storing it where there are thousands."""
         if self._is_cleared:
             return
         self._is_cleared = True
         with suppress(OSError):
             for name in os.listdir(self.root):
-                _, _, last = name.rpartition(".")
-                kind, _, pid = last.partition("-")
-                if name.startswith(".") and kind in ("partial", "replaced") and not _is_running(pid):
-                    shutil.rmtree(self.root / name, ignore_errors=True)
+                _, is_partial, pid = name.rpartition(f"{SUFFIX}.partial-")
+                if is_partial and name.startswith(".") and not _is_running(pid):
+                    with suppress(OSError):
+                        (self.root / name).unlink()
 
-    def _checked(self, experiment: Experiment, folder: Path) -> State:
+    def _checked(self, experiment: Experiment, file: Path, content: bytes) -> State:
         cell, code = experiment.cell, experiment.code
 
         def unusable(reason: str) -> State:
             return State(run=None, reason=reason)
 
-        names = _names(folder, SYSTEMS.get(cell.system).family)
-        for name in names:
-            if not (folder / name).is_file():
-                return unusable(f"incomplete: {name} is missing")
-        # Read once: what is checked is what is taken.
-        files = {name: (folder / name).read_bytes() for name in names}
-        manifest, provenance = (_parsed(name, files[name]) for name in (MANIFEST, PROVENANCE))
+        parts = parts_of(content)
+        manifest, provenance = part_of(parts, MANIFEST), part_of(parts, PROVENANCE)
         if (stored := manifest["schema_version"]) != SCHEMA_VERSION:
             return unusable(f"schema {stored} -> {SCHEMA_VERSION}")
-        for name, content in files.items():
-            if not _is_sealed(name, content, manifest, provenance):
-                return unusable(f"incomplete: {name} is not as it was written")
-        other = Cell.from_dict(_parsed(CELL, files[CELL]))
-        if manifest["key"] != cell.key or other.key != cell.key:
-            return unusable(f"another cell: the folder holds {other.key}, not {cell.key}")
+        if manifest["key"] != cell.key:
+            return unusable(f"another cell: the file holds {manifest['key']}, not {cell.key}")
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
             return unusable(f"code changed: {_named(changed)}")
@@ -268,14 +282,7 @@ class Store:
         unlike = _unlike(manifest.get("machine"), experiment.machine)
         if unlike and not self.accept_other_machine:
             return unusable(f"another machine: {unlike}")
-        run = StoredRun(
-            cell=cell,
-            folder=folder,
-            manifest=manifest,
-            provenance=provenance,
-            other_code=changed,
-            is_of_other_machine=bool(unlike),
-        )
+        run = StoredRun(cell, file, manifest, provenance, changed, bool(unlike), content)
         note = f"; other code: {_named(changed)}" if changed else ""
         note += f"; other machine: {unlike}" if unlike else ""
         if not run.validity.valid:
@@ -283,28 +290,13 @@ class Store:
         return State(run=run, reason=f"done: same cell, finished {provenance['finished_utc']}{note}")
 
 
-def _put(partial: Path, folder: Path, replaced: Path) -> None:
-    """Where another sweep stores the same simulated run at this moment, the later one stays."""
-    while True:
-        shutil.rmtree(replaced, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            folder.rename(replaced)
-        try:
-            partial.rename(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        else:
-            return
-
-
 def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any]) -> Packed:
-    """Check and sum up a run, and write its files in memory: most of the work of storing it."""
+    """Check and sum up a run, and write its file in memory: most of the work of storing it."""
     cell, family, code = experiment.cell, experiment.family, experiment.code
     family.check_tables(record)
+    for name, columns in family.columns.items():
+        check_finite(name, record.tables[name], columns)
     validity = family.assess(record)
-    numbers = dict(encoded_table(name, record.tables[name], columns) for name, columns in family.columns.items())
-    numbers = {CELL: _json(cell.to_dict()), **numbers, SUMMARY: _json(family.summarize(record))}
     manifest = {
         "schema_version": SCHEMA_VERSION,
         "key": cell.key,
@@ -313,31 +305,20 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
         "machine": experiment.machine,
         "code": {"digest": code.digest, "modules": dict(code.modules)},
-        "files": {name: _digest(content) for name, content in numbers.items()},
+        "requests": {"num": record.num_requests, "sums": sums_of(record.requests, family.columns[REQUESTS])},
         "facts": dict(record.manifest),
     }
-    files = {**numbers, MANIFEST: _json(manifest)}
-    # As it will be read: a seal is of what JSON makes of it.
-    read = _parsed(
-        PROVENANCE, _json({**provenance, "inputs": experiment.inputs_now(), "manifest": _digest(files[MANIFEST])})
+    kept = family.columns if record.obtained == "measured" else {}
+    provenance = {**provenance, "inputs": experiment.inputs_now()}
+    parts = {CELL: cell.to_dict(), MANIFEST: manifest, SUMMARY: family.summarize(record)}
+    parts |= {name: plain_table(name, record.tables[name], columns) for name, columns in kept.items()}
+    # The provenance as it will be read.
+    return Packed(
+        cell=cell,
+        content=encoded({**parts, PROVENANCE: provenance}),
+        manifest=manifest,
+        provenance=json.loads(json_line(PROVENANCE, provenance))[PROVENANCE],
     )
-    provenance = _with_seal(read)
-    return Packed(cell=cell, files={**files, PROVENANCE: _json(provenance)}, manifest=manifest, provenance=provenance)
-
-
-def _with_seal(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The provenance with a digest of itself. It has the manifest's, and the manifest those of the other files, so that an edit
-    of any one of them is seen."""
-    told = {name: value for name, value in provenance.items() if name != "seal"}
-    return {**told, "seal": _digest(_json(told))}
-
-
-def _is_sealed(name: str, content: bytes, manifest: Mapping[str, Any], provenance: Mapping[str, Any]) -> bool:
-    """Whether the file is as it was written, to the byte."""
-    if name == PROVENANCE:
-        return content == _json(_with_seal(provenance))
-    expected = provenance.get("manifest") if name == MANIFEST else manifest["files"].get(name)
-    return bool(expected == _digest(content))
 
 
 def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) -> str:
@@ -364,33 +345,5 @@ def _is_running(pid: str) -> bool:
     return True
 
 
-def _names(folder: Path, family: Family) -> tuple[str, ...]:
-    """The files of a run; one that seals others before them."""
-    return PROVENANCE, MANIFEST, CELL, *(table_file(folder, name).name for name in family.columns), SUMMARY
-
-
 def _named(modules: Sequence[str]) -> str:
     return modules[0] if len(modules) == 1 else f"{modules[0]} and {len(modules) - 1} more"
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    return f"{text}\n".encode()
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return _parsed(path.name, path.read_bytes())
-
-
-def _parsed(name: str, content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content.decode())
-    except RecursionError:
-        raise ValueError(f"{name} is nested too deeply") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} does not hold an object")
-    return value
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()

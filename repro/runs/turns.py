@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
+from repro.runs.cell import BASIS
 from repro.runs.experiment import Experiment
 
 MOST_LOSSES = 2
@@ -121,4 +122,4 @@ def repeated(experiment: Experiment) -> Hashable:
     """What the repeats of a cell share, whose seeds differ, and so their requests: what a deployment finds out before it
     runs (AMPD's search simulates a dozen runs), it keeps for the next."""
     cell = experiment.cell
-    return replace(cell, figure=None, seed=0, knobs=tuple(knob for knob in cell.knobs if knob[0] != "basis"))
+    return replace(cell, figure=None, seed=0, knobs=tuple(knob for knob in cell.knobs if knob[0] != BASIS))

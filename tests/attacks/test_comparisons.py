@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 from support.fake_system import fake_cell
+from support.run_files import parts
 
 from engines.errors import UserError
 from repro.cli.sweep import require_alike
@@ -95,13 +96,13 @@ def test_prompts_that_are_cut_are_said_to_be(tmp_path: Path) -> None:
     assert result.code == 0, result
     assert "lengths x 0.25; 1 of 1 prompts cut to these lengths" in " ".join(result.err.split())
     (run,) = json.loads(result.out)["runs"]
-    manifest = json.loads(Path(run["folder"], "manifest.json").read_text())
+    manifest = parts(Path(run["file"]))["manifest"]
     assert "1 of 1 prompts cut" in manifest["facts"]["dataset"]["description"]
 
     from paper_figures.common.caption import prompt_sources
 
     stored = [
-        StoredRun(cell=each.cell, folder=Path(run["folder"]), manifest=manifest, provenance={}) for each in cells(path)
+        StoredRun(cell=each.cell, file=Path(run["file"]), manifest=manifest, provenance={}) for each in cells(path)
     ]
     assert "prompts cut to lengths x 0.25" in prompt_sources(stored)
 

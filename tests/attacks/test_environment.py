@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
 from support.command import refused, repro
+from support.run_files import parts
 
 from repro.cli.endings import ending_of
 from repro.runs.provenance import clean_command, clean_text
@@ -47,8 +47,8 @@ def test_a_user_without_a_home_has_none_to_hide(
     assert clean_command(["/usr/bin/repro", "bench", "/tmp/x.jsonl"]) == ["repro", "bench", ".../x.jsonl"]
     result = repro(*BENCH, "--result-dir", tmp_path)
     assert result.code == 0, result
-    (folder,) = tmp_path.iterdir()
-    assert "--num-prompts" in json.loads((folder / "provenance.json").read_text())["command"]
+    (file,) = tmp_path.iterdir()
+    assert "--num-prompts" in parts(file)["provenance"]["command"]
 
 
 def test_a_working_folder_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import struct
@@ -22,8 +23,10 @@ from engines.models.chat import Message, load_chat_template
 from engines.models.checkpoint import TINY_DIR, read_config, weight_files
 from engines.models.tokenizer import load_tokenizer
 from engines.models.weights import stored_tensors
+from repro.api import load
 from repro.prompt import read_prompt_ids
 from repro.reports.paper import read_claims
+from repro.runs.cell import Cell
 from repro.workloads.card import parse_card
 from repro.workloads.trace import detect_format, parse_prompts_jsonl, parse_trace
 
@@ -118,11 +121,8 @@ def test_a_trace_is_replayed_as_it_is(tmp_path: Path) -> None:
     )
     result = repro(*base, "--arrivals", "trace", "--json")
     assert result.code == 0, result
-    (folder,) = (tmp_path / "r").iterdir()
-    from repro.runs.tables import read_table, table_file
-    from repro.systems.dllm.family import DLLM
-
-    requests = read_table(table_file(folder, "requests"), DLLM.columns["requests"])
+    (run,) = json.loads(result.out)["runs"]
+    requests = load(Cell.from_dict(run["cell"]), result_dir=tmp_path / "r").record.requests
     assert requests["arrival_s"] == [0.0, 3.0, 6.0, 9.0]
     assert requests["gen_length"] == [40, 41, 42, 43]
     assert requests["output_len"] == [40, 41, 42, 43]
@@ -308,12 +308,20 @@ def test_bytes_of_a_stored_run(tmp_path: Path) -> None:
     """Whatever became of it, it is either as it was or made again."""
     command = ("bench", "--platform", "rtx4090", "--num-prompts", 2, "--result-dir", tmp_path)
     assert repro(*command).code == 0
-    (folder,) = tmp_path.iterdir()
-    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
-    for name, content in whole.items():
-        for broken in (b"", content[: len(content) // 2], b"\xff" + content[1:], b"null", b"[]", DEEP.encode(), b"{}"):
-            (folder / name).write_bytes(broken)
-            result = repro(*command, "--dry-run")
-            assert (result.code, "done" in result.out) == (0, False), (name, broken[:9], result)
-        (folder / name).write_bytes(content)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    for broken in (
+        b"",
+        content[: len(content) // 2],
+        b"\xff" + content[1:],
+        b"null",
+        DEEP.encode(),
+        gzip.decompress(content),
+        gzip.compress(gzip.decompress(content)),
+        content + b"\0",
+    ):
+        file.write_bytes(broken)
+        result = repro(*command, "--dry-run")
+        assert (result.code, "done" in result.out) == (0, False), (broken[:9], result)
+    file.write_bytes(content)
     assert "done" in repro(*command, "--dry-run").out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import refused, repro
 from support.processes import ends
+from support.run_files import parts
 
 from repro.cli.endings import Ending
 from repro.cli.main import _say
@@ -277,8 +277,8 @@ def test_a_cell_is_measured_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest
 
 def test_a_run_of_another_machine_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert repro(*BENCH, "--result-dir", tmp_path).code == 0
-    (folder,) = tmp_path.iterdir()
-    stored = json.loads((folder / "manifest.json").read_text())["machine"]
+    (file,) = tmp_path.iterdir()
+    stored = parts(file)["manifest"]["machine"]
     assert stored == machine_identity("cpu")
     assert set(stored) == {"cpu", "cores", "threads", "torch"}
     monkeypatch.setenv("OMP_NUM_THREADS", "77")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_system import fake_cell
+from support.run_files import parts
 
 from repro.runs.experiment import prepare
 from repro.runs.store import Store
@@ -67,15 +67,14 @@ def test_each_measured_unit_is_made_once(comparison: str, seeds: int, tmp_path: 
 
 
 def test_a_run_that_another_sweep_stores_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated runs are nobody's: they are the same bytes whoever makes them, and the later one stays."""
-    rename, others = Path.rename, []
+    """Simulated runs are nobody's: they are the same numbers whoever makes them, and the later one stays."""
+    replace, others = Path.replace, []
 
     def late(self: Path, target: Path) -> Path:
-        if ".partial-" in self.name and not others:
-            others.append(shutil.copytree(self, target))
-        return rename(self, target)
+        others.append(shutil.copy(self, target))
+        return replace(self, target)
 
-    monkeypatch.setattr(Path, "rename", late)
+    monkeypatch.setattr(Path, "replace", late)
     (outcome,) = Sweep([prepare(fake_cell(num_prompts=3))], Store(tmp_path)).run(jobs=1)
     assert outcome.status == "ran"
     assert [path.resolve() for path in tmp_path.iterdir()] == others
@@ -84,7 +83,7 @@ def test_a_run_that_another_sweep_stores_meanwhile(tmp_path: Path, monkeypatch: 
 
 def _seed(folder: Path, key: str) -> int:
     (found,) = (folder / "runs").glob(f"*{key}*")
-    seed: int = json.loads((found / "cell.json").read_text())["seed"]
+    seed: int = parts(found)["cell"]["seed"]
     return seed
 
 

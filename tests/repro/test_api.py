@@ -18,7 +18,7 @@ def test_a_run_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert first.validity.valid
     assert first.obtained == "simulated"
     again = repro.run("dllm-serve", "burst", platform="l40s", rate=1.0, num_prompts=4, result_dir=tmp_path)
-    assert again.folder == first.folder
+    assert again.file == first.file
     assert again.provenance == first.provenance
     assert repro.load(first.cell, result_dir=str(tmp_path)).summary == first.summary
 
@@ -49,7 +49,7 @@ def test_what_is_not_stored_is_not_loaded(tmp_path: Path) -> None:
         seed=0,
         knobs=(("num_prompts", 2),),
     )
-    with pytest.raises(StoreError, match="no folder"):
+    with pytest.raises(StoreError, match="not stored"):
         repro.load(cell, result_dir=tmp_path)
     assert not any(tmp_path.iterdir())
 
@@ -165,5 +165,5 @@ def test_a_sentence_names_the_argument(call: Any, says: str) -> None:
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     """The same run as with Python's own."""
     own = repro.run(**{**KNOWN, "length_scale": 1.0}, result_dir=tmp_path)
-    assert repro.run(**{**KNOWN, **NUMBERS}, result_dir=tmp_path).folder == own.folder
+    assert repro.run(**{**KNOWN, **NUMBERS}, result_dir=tmp_path).file == own.file
     assert Cell(**{**CELL.identity, "knobs": (("dataset_path", Path("a")),)}).knob_values == {"dataset_path": "a"}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.run_files import parts
 
 pytest.importorskip("fastapi", reason="needs the extra server: fastapi is not installed")
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
@@ -81,8 +82,8 @@ def test_the_benchmark_runs(
     out, err = capsys.readouterr()
     assert "OpenAI-compatible endpoint" in out
     assert "warning" not in err
-    (path,) = tmp_path.rglob("summary.json")
-    assert json.loads(path.read_text())["e2el_s"]["n"] == 10
+    (path,) = tmp_path.rglob("*.jsonl.gz")
+    assert parts(path)["summary"]["e2el_s"]["n"] == 10
 
 
 def test_an_engine_s_end_is_in_the_log_with_its_time(bare: Bare) -> None:

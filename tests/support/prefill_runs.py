@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from support.stored_runs import told_of
+
 from repro.runs.cell import Cell
-from repro.runs.record import REQUESTS, RunRecord, empty_table
+from repro.runs.record import REQUEST_COLUMNS, RunRecord, empty_table
 from repro.runs.store import StoredRun
 from repro.systems.laps.family import PREFILL
 from repro.systems.laps.metrics import BUCKETS
@@ -49,12 +51,14 @@ def prefill_run(
         "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
         "facts": {"obtained": "simulated", **facts},
     }
+    record = RunRecord(
+        tables={name: empty_table(own) for name, own in PREFILL.columns.items()}, manifest=manifest["facts"]
+    )
+    manifest["requests"] = told_of(record, REQUEST_COLUMNS)
     stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
-    run = StoredRun(cell=stored, folder=Path("nowhere"), manifest=manifest, provenance={})
-    tables = {name: empty_table(columns) for name, columns in PREFILL.columns.items()}
+    run = StoredRun(cell=stored, file=Path("nowhere"), manifest=manifest, provenance={})
     run.__dict__["summary"] = summary
-    run.__dict__["record"] = RunRecord(tables=tables, manifest=manifest["facts"])
-    assert REQUESTS in tables
+    run.__dict__["record"] = record
     return run
 
 

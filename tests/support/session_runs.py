@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from support.stored_runs import told_of
+
 from engines.ar.slo import READINGS
 from repro.runs.cell import Cell
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, Table, empty_table
@@ -69,10 +71,12 @@ def _stored(
         "validity": {"valid": valid, "reasons": [] if valid else ["made up"]},
         "facts": {"obtained": obtained, **facts},
     }
+    record = RunRecord(tables=tables, manifest=manifest["facts"])
+    manifest["requests"] = told_of(record, REQUEST_COLUMNS)
     stored = replace(cell, knobs=(*cell.knobs, ("basis", "abc")))
-    run = StoredRun(cell=stored, folder=Path("nowhere"), manifest=manifest, provenance={})
+    run = StoredRun(cell=stored, file=Path("nowhere"), manifest=manifest, provenance={})
     run.__dict__["summary"] = summary
-    run.__dict__["record"] = RunRecord(tables=tables, manifest=manifest["facts"])
+    run.__dict__["record"] = record
     return run
 
 

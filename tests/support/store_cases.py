@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from support.driven import drive
 from support.fake_system import fake_cell
 
@@ -12,15 +10,16 @@ from repro.runs.provenance import GitState, Timing, collect
 from repro.runs.record import RunRecord
 from repro.runs.store import StoredRun
 
-EXPERIMENT = prepare(fake_cell(rate=1.0, num_prompts=4))
+EXPERIMENT = prepare(fake_cell(rate=1.0, num_prompts=4, executor="real"))
+"""Measured: every table of its run is kept."""
 CELL = EXPERIMENT.cell
-
-VOLATILE = "provenance.json"
 
 
 def make_record(service_s: float = 0.75) -> RunRecord:
     record = drive([0.0, 0.5, 1.0, 4.0], service_s)
-    return record.with_manifest(calibration="cal-1", dataset={"name": "poisson"}, max_num_batched_tokens=4)
+    return record.with_manifest(
+        obtained="measured", calibration="cal-1", dataset={"name": "poisson"}, max_num_batched_tokens=4
+    )
 
 
 def make_provenance(finished: str = "2025-01-02T03:04:05Z") -> dict[str, object]:
@@ -32,7 +31,3 @@ def whole_record(run: StoredRun) -> RunRecord:
     """With every table, as it was stored."""
     tables = {name: run.table(name) for name in run.family.columns}
     return RunRecord(tables=tables, manifest=run.manifest["facts"])
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name != VOLATILE}

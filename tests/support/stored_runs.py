@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from repro.reports.figures import Rendered
 from repro.runs.cell import Cell
-from repro.runs.record import RunRecord
+from repro.runs.record import REQUESTS, Column, RunRecord, sums_of
 from repro.runs.store import StoredRun
 from repro.runs.validity import Validity
 from repro.systems.dllm.columns import STEP_COLUMNS
@@ -62,16 +62,22 @@ def stored(
     )
 
 
+def told_of(record: RunRecord, columns: Sequence[Column]) -> dict[str, Any]:
+    """What a stored run keeps of its table of requests."""
+    return {"num": record.num_requests, "sums": sums_of(record.requests, columns)}
+
+
 def _run(
     cell: Cell, record: RunRecord, summary: Mapping[str, Any], validity: Validity, provenance: Mapping[str, Any]
 ) -> StoredRun:
     manifest = {
         "obtained": record.obtained,
         "validity": {"valid": validity.valid, "reasons": list(validity.reasons)},
+        "requests": told_of(record, DLLM.columns[REQUESTS]),
         "facts": dict(record.manifest),
     }
-    run = StoredRun(cell=cell, folder=Path("nowhere"), manifest=manifest, provenance=provenance)
-    # What would be read of its folder when it is asked for.
+    run = StoredRun(cell=cell, file=Path("nowhere"), manifest=manifest, provenance=provenance)
+    # What would be read of its file when it is asked for.
     run.__dict__["record"], run.__dict__["summary"] = record, summary
     return run
 

@@ -40,11 +40,6 @@ VALID = Validity()
 
 
 @dataclass(frozen=True)
-class Rows:
-    num_requests: int = 256
-
-
-@dataclass(frozen=True)
 class ToldRun:
     """What is read of a stored run."""
 
@@ -53,7 +48,7 @@ class ToldRun:
     facts: Mapping[str, Any] = field(default_factory=dict)
     graphs: bool = False
     validity: Validity = VALID
-    record: Rows = field(default_factory=Rows)
+    num_requests: int = 256
     device: str = "NVIDIA H200"
 
     @property

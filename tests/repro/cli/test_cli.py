@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.command import instead
+from support.run_files import parts
 from support.tiny_models import GQA
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import WordLevel
@@ -385,19 +386,12 @@ def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
     assert [run["cell"]["system"] for run in runs] == ["dllm-serve", "sparse-dllm"]
     for run in runs:
         work = {"reading", "mean_prompt_tokens", "mean_output_tokens", "length_scale"}
-        assert run.keys() == {"cell", *work, "obtained", "valid", "reasons", "facts", "folder", "summary"}
+        assert run.keys() == {"cell", *work, "obtained", "valid", "reasons", "facts", "file", "summary"}
         assert run["obtained"] == "simulated"
         assert (run["valid"], run["reasons"]) == (True, [])
         assert run["summary"]["throughput_tok_s"] > 0
-        assert {path.name for path in Path(run["folder"]).iterdir()} == {
-            "cell.json",
-            "manifest.json",
-            "provenance.json",
-            "requests.parquet",
-            "steps.parquet",
-            "summary.json",
-        }
-    assert "2 runs done, 0 reused; run folders: " in " ".join(first.err.split())
+        assert list(parts(Path(run["file"]))) == ["cell", "manifest", "summary", "provenance"]
+    assert "2 runs done, 0 reused; runs: " in " ".join(first.err.split())
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").rglob("*")}
     second = repro(*command)
@@ -416,14 +410,14 @@ def test_bench_and_resume(repro: Repro, tmp_path: Path) -> None:
 def test_another_setting_is_another_run(repro: Repro, tmp_path: Path) -> None:
     for ratio in ("0.5", "0.25"):
         assert repro(*SIMULATED, "--retention-ratio", ratio, "--result-dir", tmp_path, "--json").code == 0
-    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2
+    assert len(list(tmp_path.glob("*.jsonl.gz"))) == 2
 
 
 def test_dry_run_writes_nothing(repro: Repro, tmp_path: Path) -> None:
     result = repro(*SIMULATED, "--result-dir", tmp_path / "r", "--dry-run", "--json")
     assert result.code == 0
     (run,) = json.loads(result.out)["runs"]
-    assert run["why"] == "no folder"
+    assert run["why"] == "not stored"
     assert run["run"].startswith("dllm-serve_osc_rtx4090_roofline_s0_")
     assert not (tmp_path / "r").exists()
     refusal(
@@ -803,7 +797,7 @@ def test_as_a_process(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert good.returncode == 0, good.stderr
-    assert json.loads(good.stdout)["runs"][0]["why"] == "no folder"
+    assert json.loads(good.stdout)["runs"][0]["why"] == "not stored"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,6 +17,7 @@ from unittest import mock
 
 import pytest
 from support.command import Result, repro
+from support.run_files import parts
 
 from repro.gpu_suite import checks
 from repro.gpu_suite.stages import FIRST, scale_of, stages
@@ -77,11 +78,11 @@ def test_the_small_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert whole["left"] == []
     assert whole["drawn"] == ["table4"]
     facts = {
-        (manifest := json.loads(path.read_text()))["facts"]["device"]: manifest["facts"]["facts"]
-        for path in root.glob("runs/*GOLDENS*/manifest.json")
+        (manifest := parts(path)["manifest"])["facts"]["device"]: manifest["facts"]["facts"]
+        for path in root.glob("runs/*GOLDENS*")
     }
     assert facts["cpu"]["passed"] == facts["cpu"]["cases"] == 18
-    (agreement,) = (json.loads(path.read_text()) for path in root.glob("runs/*AGREEMENT*/manifest.json"))
+    (agreement,) = (parts(path)["manifest"] for path in root.glob("runs/*AGREEMENT*"))
     assert 0 < agreement["facts"]["facts"]["share"] <= 1
     assert agreement["facts"]["facts"]["n"] == 2 * 64
     page = (root / "README.md").read_text()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.fake_system import NAME, deployed, fake_cell
 from support.forks import forks
+from support.run_files import contents
 from support.suite_cases import NUM_JOBS, PLACES, make_jobs, make_suite, run_ended, run_killed
 
 from engines.errors import UserError
@@ -22,6 +23,7 @@ from repro.gpu_suite.summary import README, write_summary
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
+from repro.runs.run_file import SUFFIX
 from repro.runs.store import Store
 
 OTHER = NAME.replace("FAKE", "OTHER")
@@ -268,7 +270,7 @@ def test_stored_runs_say_what_is_done_and_state_does_not(clock: Clock, tmp_path:
     clock.suite(jobs, tmp_path).run(100)
     (tmp_path / STATE).unlink()
     assert clock.suite(jobs, tmp_path).run(100).stopped == "everything is done"
-    (Store(tmp_path / "runs").folder(jobs[0].experiment.cell) / "requests.parquet").write_bytes(b"")
+    Store(tmp_path / "runs").file(jobs[0].experiment.cell).write_bytes(b"")
     assert clock.suite(jobs, tmp_path).run(100).ran == 1
     assert clock.log == ["a", "b", "a"]
 
@@ -282,18 +284,12 @@ def stored_in(archive: Path, root: str) -> set[str]:
         for member in tar:
             if member.isfile():
                 tar.extractfile(member).read()  # type: ignore[union-attr]
-        return {parts[2] for name in tar.getnames() if (parts := Path(name).parts)[:2] == (root, "runs") and parts[2:]}
-
-
-def contents(root: Path) -> dict[str, bytes]:
-    """Every stored byte but the times and machine of a run, and the lock of one that a killed process was making."""
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "provenance.json")
-    files = (path for path in files if not path.name.endswith(".lock"))
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+        found = {parts[2] for name in tar.getnames() if (parts := Path(name).parts)[:2] == (root, "runs") and parts[2:]}
+        return {name.removesuffix(SUFFIX) for name in found}
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     root = tmp_path_factory.mktemp("whole")
     assert make_suite(make_jobs(), root).run(1000.0).ran == NUM_JOBS
     return contents(root / "suite" / "runs")
@@ -327,7 +323,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("at", "place", "end"), ENDS)
 def test_ended_at_any_job_it_loses_nothing_and_goes_on(
-    tmp_path: Path, expected: dict[str, bytes], at: int, place: str, end: Callable[[Path, int, str], None]
+    tmp_path: Path, expected: dict[str, dict[str, bytes]], at: int, place: str, end: Callable[[Path, int, str], None]
 ) -> None:
     end(tmp_path, at, place)
     jobs = make_jobs()

@@ -237,7 +237,7 @@ def test_a_plug_in_of_a_script_is_its_file_and_one_of_no_file_is_refused(
     refused(repro(*bench), "'__main__:Own' is of a module in no file, whose edits nobody would see: put it into a file")
     (folder / "work" / "script.py").write_text("ALPHA = 1\n")
     script.__file__ = str(folder / "work" / "script.py")
-    assert "no folder" in repro(*bench).out
+    assert "not stored" in repro(*bench).out
     first = code_of(["__main__"])
     (folder / "work" / "script.py").write_text("ALPHA = 2\n")
     forget()

@@ -25,9 +25,9 @@ def test_progress_off_a_terminal_is_log_lines(tmp_path: Path, caplog: pytest.Log
     assert out.getvalue() == ""
     names = [each.cell.folder_name for each in (GOOD, BAD)]
     assert [entry.getMessage() for entry in caplog.records] == [
-        f"[0/2] started {names[0]}: no folder",
-        f"[1/2] ran {names[0]}: no folder",
-        f"[1/2] started {names[1]}: no folder",
+        f"[0/2] started {names[0]}: not stored",
+        f"[1/2] ran {names[0]}: not stored",
+        f"[1/2] started {names[1]}: not stored",
         f"[2/2] failed {names[1]}: seed=1 is unlucky: use another",
     ]
     assert [entry.levelname for entry in caplog.records] == ["INFO", "INFO", "INFO", "ERROR"]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.fake_system import deployed, die_until, fake_cell, hang_once
+from support.run_files import contents
 
 from engines.errors import RunError, UserError
 from repro.paths import REPO
@@ -30,13 +31,8 @@ EXPERIMENTS = [prepare(fake_cell(seed=seed)) for seed in range(8)]
 FIG3 = ("reproduce", "fig3", "--platform", "rtx4090", "--num-prompts", "2")
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    files = (path for path in root.rglob("*") if path.is_file() and path.name != "provenance.json")
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
-
-
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
     """A sweep in this process."""
     root = tmp_path_factory.mktemp("here")
     Sweep(EXPERIMENTS, Store(root)).run(jobs=1)
@@ -51,7 +47,7 @@ def sweep_on_ray(experiments: Sequence[Experiment], root: Path) -> list[CellOutc
 
 
 @pytest.mark.parametrize("num_deaths", [0, 1, 9])
-def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, bytes], tmp_path: Path) -> None:
+def test_the_same_bytes_whatever_dies(num_deaths: int, expected: dict[str, dict[str, bytes]], tmp_path: Path) -> None:
     (deaths := tmp_path / "deaths").mkdir()
     experiments = [*EXPERIMENTS]
     experiments[3] = deployed(EXPERIMENTS[3], before=partial(die_until, deaths, num_deaths))
@@ -77,7 +73,7 @@ def test_an_address_where_nothing_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_a_node_that_dies_is_named_or_replaced(
-    num_nodes: int, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_nodes: int, expected: dict[str, dict[str, bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ray.cluster_utils import Cluster
 

@@ -1,20 +1,27 @@
 from __future__ import annotations
 
+import gzip
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.driven import drive
-from support.store_cases import CELL, EXPERIMENT, VOLATILE, contents, make_provenance, make_record, whole_record
+from support.fake_system import deployed, fake_cell
+from support.run_files import lines, parts
+from support.store_cases import CELL, EXPERIMENT, make_provenance, make_record, whole_record
 
 import repro.runs.store
+from engines.errors import RunError
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import SCHEMA_VERSION, RunRecord
+from repro.runs.run_file import encoded, json_line
 from repro.runs.store import Store, StoredRun, StoreError
 from repro.systems.dllm.family import DLLM
 
@@ -25,49 +32,60 @@ def store(tmp_path: Path) -> Store:
 
 
 def save(store: Store, record: RunRecord, experiment: Experiment = EXPERIMENT) -> Path:
-    return store.save(experiment, record, provenance=make_provenance()).folder
+    return store.save(experiment, record, provenance=make_provenance()).file
 
 
 def test_round_trip(store: Store) -> None:
     record = make_record()
-    folder = save(store, record)
-    assert folder == store.root / CELL.folder_name
+    file = save(store, record)
+    assert file == store.root / f"{CELL.folder_name}.jsonl.gz"
     run = store.load(EXPERIMENT)
     assert whole_record(run) == record
     assert run.summary == DLLM.summarize(record)
     assert run.family is DLLM
+    assert (run.num_requests, run.sum_of("gen_length")) == (4, (4, sum(record.requests["gen_length"])))
     assert run.manifest["family"] == "dllm"
     assert run.manifest["code"]["digest"] == EXPERIMENT.code.digest
     assert run.validity.valid
-    assert run.manifest["obtained"] == "simulated"
+    assert run.manifest["obtained"] == "measured"
     assert {name: run.provenance[name] for name in make_provenance()} == make_provenance()
-    assert run.provenance.keys() - make_provenance().keys() == {"inputs", "manifest", "seal"}
+    assert run.provenance.keys() - make_provenance().keys() == {"inputs"}
     assert store.find(EXPERIMENT).is_done
     assert store.find(EXPERIMENT).reason == "done: same cell, finished 2025-01-02T03:04:05Z"
-    assert [path.name for path in store.root.iterdir()] == [CELL.folder_name]
+    assert list(store.root.iterdir()) == [file]
+
+
+def test_its_file_is_lines_of_json_that_any_tool_reads(store: Store) -> None:
+    path = save(store, make_record())
+    lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+    names = ["cell", "manifest", "summary", "requests", "steps", "provenance", "seal"]
+    assert [list(line) for line in lines] == [[name] for name in names]
+    assert lines[0]["cell"] == CELL.to_dict()
+    assert list(lines[3]["requests"]) == sorted(column.name for column in DLLM.columns["requests"])
 
 
 def test_nothing_stored(store: Store) -> None:
     assert not store.find(EXPERIMENT).is_done
-    assert store.find(EXPERIMENT).reason == "no folder"
-    with pytest.raises(StoreError, match="no folder"):
+    assert store.find(EXPERIMENT).reason == "not stored"
+    with pytest.raises(StoreError, match="not stored"):
         store.load(EXPERIMENT)
 
 
 def test_an_empty_run_is_stored_and_is_invalid(store: Store) -> None:
-    save(store, drive([], 1.0))
+    save(store, drive([], 1.0).with_manifest(obtained="measured"))
     run = store.load(EXPERIMENT)
-    assert run.record.num_requests == run.summary["num_steps"] == len(run.table("steps")["step"]) == 0
+    assert (
+        run.num_requests == run.record.num_requests == run.summary["num_steps"] == len(run.table("steps")["step"]) == 0
+    )
     assert store.find(EXPERIMENT).reason.endswith("; INVALID: there are no requests")
 
 
-def test_bytes_do_not_depend_on_when_or_how_it_ran(tmp_path: Path) -> None:
+def test_lines_do_not_depend_on_when_or_how_it_ran(tmp_path: Path) -> None:
     first, second = Store(tmp_path / "a"), Store(tmp_path / "b")
-    one = first.save(EXPERIMENT, make_record(), provenance=make_provenance()).folder
-    two = second.save(EXPERIMENT, make_record(), provenance=make_provenance("2026-01-01T00:00:00Z")).folder
-    assert contents(one) == contents(two)
-    assert set(contents(one)) == {"cell.json", "requests.parquet", "steps.parquet", "summary.json", "manifest.json"}
-    assert (one / VOLATILE).read_bytes() != (two / VOLATILE).read_bytes()
+    one = first.save(EXPERIMENT, make_record(), provenance=make_provenance()).file
+    two = second.save(EXPERIMENT, make_record(), provenance=make_provenance("2026-01-01T00:00:00Z")).file
+    assert lines(one) == lines(two)
+    assert one.read_bytes() != two.read_bytes()
 
 
 def test_a_figure_reuses_another_figures_run(store: Store) -> None:
@@ -82,13 +100,9 @@ def test_a_figure_reuses_another_figures_run(store: Store) -> None:
 
 def test_saving_again_replaces(store: Store) -> None:
     save(store, make_record(0.25))
-    folder = save(store, make_record(2.0))
+    file = save(store, make_record(2.0))
     assert whole_record(store.load(EXPERIMENT)) == make_record(2.0)
-    assert list(store.root.iterdir()) == [folder]
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    assert list(store.root.iterdir()) == [file]
 
 
 def flip(path: Path) -> None:
@@ -97,115 +111,108 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-FILES = ("cell.json", "requests.parquet", "steps.parquet", "summary.json", "manifest.json", "provenance.json")
+def compress_anew(path: Path) -> None:
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())))
 
 
-@pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
-    "damage", [Path.unlink, lambda path: path.write_bytes(b""), lambda path: path.write_text("[]\n")]
+    "damage",
+    [
+        flip,
+        compress_anew,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+        lambda path: path.write_bytes(gzip.decompress(path.read_bytes())),
+        lambda path: path.write_text("[" * 100_000),
+    ],
 )
-def test_a_damaged_folder_is_not_trusted(store: Store, name: str, damage: Callable[[Path], None]) -> None:
-    folder = save(store, make_record())
-    damage(folder / name)
-    assert not store.find(EXPERIMENT).is_done
-    assert store.find(EXPERIMENT).reason.startswith("incomplete: ")
+def test_a_damaged_file_is_not_trusted(store: Store, damage: Callable[[Path], None]) -> None:
+    damage(save(store, make_record()))
+    assert store.find(EXPERIMENT).reason == "incomplete: it is not as it was written"
     with pytest.raises(StoreError, match="incomplete"):
         store.load(EXPERIMENT)
 
 
-def reformat(path: Path) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text())))
+def to_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-def twice(path: Path) -> None:
-    """Its first key is given before, with another value: a reader that takes the last one sees nothing."""
-    text = path.read_text()
-    path.write_text(text.replace("{", f'{{"{next(iter(json.loads(text)))}": 1,', 1))
+def to_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
 
 
-@pytest.mark.parametrize("name", FILES[:4])
-@pytest.mark.parametrize("damage", [truncate, flip])
-def test_one_wrong_bit_in_the_data_is_seen(store: Store, name: str, damage: Callable[[Path], None]) -> None:
-    folder = save(store, make_record())
-    damage(folder / name)
-    assert store.find(EXPERIMENT).reason == f"incomplete: {name} is not as it was written"
+def to_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
-DEEP = "[" * 100_000
+@pytest.mark.parametrize("change", [to_folder, to_link, to_pipe])
+def test_what_is_no_plain_file_is_no_run(store: Store, change: Callable[[Path], None]) -> None:
+    change(save(store, make_record()))
+    assert store.find(EXPERIMENT).reason == "incomplete: it is no plain file"
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
-def test_json_nested_too_deeply_is_damage(store: Store, name: str) -> None:
-    folder = save(store, make_record())
-    (folder / name).write_text(DEEP)
-    assert store.find(EXPERIMENT).reason.startswith("incomplete: ")
+def test_a_folder_in_the_place_of_a_run_is_said(store: Store) -> None:
+    to_folder(save(store, make_record()))
+    with pytest.raises(
+        RunError, match=r"\.jsonl\.gz could not be stored in .*: make room, or give another --result-dir"
+    ):
+        save(store, make_record())
 
 
 EDITS: list[tuple[str, dict[str, object]]] = [
-    ("manifest.json", {"validity": {"valid": True, "reasons": []}}),
-    ("manifest.json", {"obtained": "measured"}),
-    ("manifest.json", {"facts": {"obtained": "simulated", "calibration": "h200, fitted"}}),
-    ("manifest.json", {"facts": None}),
-    ("manifest.json", {"machine": None, "note": "another key"}),
-    ("manifest.json", {"files": {}}),
-    ("manifest.json", {"files": None}),
-    ("provenance.json", {"finished_utc": None}),
-    ("provenance.json", {"load": None}),
-    ("provenance.json", {"manifest": "0" * 64}),
-    ("provenance.json", {"seal": "0" * 64}),
-    ("cell.json", {"seed": 1}),
-    ("summary.json", {"throughput_tok_s": 1e9}),
+    ("manifest", {"validity": {"valid": False, "reasons": []}}),
+    ("manifest", {"obtained": "simulated"}),
+    ("manifest", {"facts": None}),
+    ("manifest", {"machine": None, "note": "another key"}),
+    ("provenance", {"finished_utc": None}),
+    ("provenance", {"load": None}),
+    ("cell", {"seed": 1}),
+    ("summary", {"throughput_tok_s": 1e9}),
+    ("requests", {"finished_s": []}),
 ]
 
 
 @pytest.mark.parametrize(("name", "change"), EDITS)
 def test_an_edited_value_is_seen(store: Store, name: str, change: dict[str, object]) -> None:
-    path = save(store, drive([], 1.0)) / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}, indent=2, sort_keys=True) + "\n")
-    assert store.find(EXPERIMENT).reason.startswith("incomplete: ")
-    with pytest.raises(StoreError, match="incomplete"):
-        store.load(EXPERIMENT)
+    """In a file whose seal was left as it was."""
+    path = save(store, make_record())
+    content = path.read_bytes()
+    whole = parts(path)
+    seal = content[len(gzip.compress(b"".join(lines_of(whole)), mtime=0)) :]
+    assert gzip.decompress(seal).startswith(b'{"seal":')
+    edited = lines_of({**whole, name: {**whole[name], **change}})
+    path.write_bytes(gzip.compress(b"".join(edited), mtime=0) + seal)
+    assert store.find(EXPERIMENT).reason == "incomplete: it is not as it was written"
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
-@pytest.mark.parametrize("damage", [reformat, twice, truncate])
-def test_json_that_says_the_same_in_other_words_is_not_as_it_was_written(
-    store: Store, name: str, damage: Callable[[Path], None]
-) -> None:
-    path = save(store, make_record()) / name
-    before = json.loads(path.read_text())
-    damage(path)
-    assert json.loads(path.read_text()) == before
-    assert store.find(EXPERIMENT).reason == f"incomplete: {name} is not as it was written"
+def lines_of(whole: dict[str, Any]) -> list[bytes]:
+    return [json_line(name, value) for name, value in whole.items()]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("key", ["machine", "facts", "validity", "code", "finished_utc", "manifest", "seal", "seed"])
-def test_a_file_without_a_key(store: Store, name: str, key: str) -> None:
-    path = save(store, make_record()) / name
-    values = json.loads(path.read_text()) if name.endswith(".json") else {}
-    if values.pop(key, path) is path:
+@pytest.mark.parametrize("name", ["manifest", "provenance"])
+@pytest.mark.parametrize(
+    "key", ["schema_version", "key", "machine", "validity", "code", "finished_utc", "inputs", "facts"]
+)
+def test_a_part_without_a_key(store: Store, name: str, key: str) -> None:
+    """As another version may have written and sealed it."""
+    path = save(store, make_record())
+    whole = parts(path)
+    if whole[name].pop(key, path) is path:
         return
-    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
-    assert store.find(EXPERIMENT).reason.startswith("incomplete: ")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_another_run_of_the_cell_is_seen(tmp_path: Path, name: str) -> None:
-    """Each is whole by itself."""
-    one, other = Store(tmp_path / "one"), Store(tmp_path / "other")
-    kept, taken = save(one, make_record(0.25)), save(other, make_record(2.0)) / name
-    content = taken.read_bytes()
-    is_the_same = content == (kept / name).read_bytes()
-    (kept / name).write_bytes(content)
-    assert one.find(EXPERIMENT).is_done == is_the_same == (name == "cell.json")
+    path.write_bytes(encoded(whole))
+    found = store.find(EXPERIMENT)
+    # A run that other code takes as its own says nothing of what it does not need.
+    assert found.reason.startswith(("incomplete: ", "another machine: ")) or key == "facts"
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_whatever_becomes_of_its_bytes_a_run_is_as_it_was_or_none(store: Store, data: st.DataObject) -> None:
-    folder = store.folder(CELL) if store.folder(CELL).exists() else save(store, make_record())
-    path = folder / data.draw(st.sampled_from(FILES))
+    path = store.file(CELL) if store.file(CELL).exists() else save(store, make_record())
     whole = path.read_bytes()
     start = data.draw(st.integers(0, len(whole)))
     end = data.draw(st.integers(start, min(len(whole), start + 8)))
@@ -217,20 +224,31 @@ def test_whatever_becomes_of_its_bytes_a_run_is_as_it_was_or_none(store: Store, 
         path.write_bytes(whole)
 
 
+def test_every_byte_counts(store: Store) -> None:
+    path = save(store, drive([0.0], 1.0))
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in (1, 128):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+            assert not store.find(EXPERIMENT).is_done, place
+
+
 def test_a_provenance_with_keys_that_json_turns_into_text_can_be_read(store: Store) -> None:
     store.save(EXPERIMENT, make_record(), provenance={**make_provenance(), "dataset": {10: "a", 9: ("b",)}})
     assert store.load(EXPERIMENT).provenance["dataset"] == {"10": "a", "9": ["b"]}
 
 
 def test_a_root_that_cannot_be_looked_at_holds_no_run(tmp_path: Path) -> None:
-    assert (
-        Store(tmp_path / ("x" * 300)).find(EXPERIMENT).reason.startswith("incomplete: a file cannot be read (OSError: ")
-    )
+    assert Store(tmp_path / ("x" * 300)).find(EXPERIMENT).reason.startswith("incomplete: it cannot be read (OSError: ")
 
 
-def test_an_empty_folder_is_not_a_run(store: Store) -> None:
-    store.folder(CELL).mkdir(parents=True)
-    assert store.find(EXPERIMENT).reason == "incomplete: provenance.json is missing"
+def test_a_run_of_an_older_form_is_said_and_made_again(store: Store) -> None:
+    older = store.root / CELL.folder_name
+    older.mkdir(parents=True)
+    (older / "manifest.json").write_text('{"schema_version": 7}')
+    assert store.find(EXPERIMENT).reason == "schema 7 or older -> 8"
+    file = save(store, make_record())
+    assert list(store.root.iterdir()) == [file]
 
 
 def test_a_new_schema_asks_for_a_new_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,8 +260,8 @@ def test_a_new_schema_asks_for_a_new_run(store: Store, monkeypatch: pytest.Monke
 
 def test_a_run_moved_under_another_name_is_not_that_cell(store: Store) -> None:
     other = prepare(replace(CELL, seed=1))
-    save(store, make_record()).rename(store.folder(other.cell))
-    assert store.find(other).reason == f"another cell: the folder holds {CELL.key}, not {other.cell.key}"
+    save(store, make_record()).rename(store.file(other.cell))
+    assert store.find(other).reason == f"another cell: the file holds {CELL.key}, not {other.cell.key}"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -275,78 +293,84 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_writing_leaves_the_old_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save(store, make_record(0.25))
-    monkeypatch.setattr(Family, "summarize", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        save(store, make_record(2.0))
-    assert list(store.root.iterdir()) == [folder]
-    assert whole_record(store.load(EXPERIMENT)) == make_record(0.25)
-
-
-def test_an_interrupt_between_the_renames_leaves_the_old_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save(store, make_record(0.25))
-    rename = Path.rename
-
-    def interrupted(self: Path, target: Path) -> Path:
-        if ".partial-" in self.name:
-            raise KeyboardInterrupt
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        save(store, make_record(2.0))
-    assert list(store.root.iterdir()) == [folder]
+@pytest.mark.parametrize("where", [(Family, "summarize"), (Path, "write_bytes"), (Path, "replace")])
+def test_an_interrupt_while_writing_leaves_the_old_run(
+    store: Store, monkeypatch: pytest.MonkeyPatch, where: tuple[type, str]
+) -> None:
+    file = save(store, make_record(0.25))
+    with monkeypatch.context() as patched:
+        patched.setattr(*where, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            save(store, make_record(2.0))
+    assert list(store.root.iterdir()) == [file]
     assert whole_record(store.load(EXPERIMENT)) == make_record(0.25)
 
 
 def test_what_a_killed_process_left_half_written_is_no_run(store: Store) -> None:
-    folder = save(store, make_record(0.25))
-    half = store.root / f".{CELL.folder_name}.partial-1"
-    folder.rename(half)
-    assert store.find(EXPERIMENT).reason == "no folder"
-    save(store, make_record(2.0))
-    assert sorted(store.root.iterdir()) == [half, folder]
-    assert whole_record(store.load(EXPERIMENT)) == make_record(2.0)
+    file = save(store, make_record(0.25))
+    dead, alive = (store.root / f".{file.name}.partial-{pid}" for pid in (2**22 + 1, 1))
+    file.rename(dead)
+    alive.write_bytes(b"")
+    assert store.find(EXPERIMENT).reason == "not stored"
+    again = Store(store.root)
+    save(again, make_record(2.0))
+    assert sorted(store.root.iterdir()) == [alive, file]
+    assert whole_record(again.load(EXPERIMENT)) == make_record(2.0)
 
 
 # -- what is read, and when -------------------------------------------------------------------------------
 
 
-def test_a_run_is_read_when_it_is_asked_for(store: Store) -> None:
-    folder = save(store, make_record())
+def test_what_is_read_is_what_was_found_to_be_whole(store: Store) -> None:
+    file = save(store, make_record())
     run = store.load(EXPERIMENT)
-    requests = run.record.requests
-    for path in folder.iterdir():
-        path.unlink()
-    # The manifest was read to tell whether the run can be trusted, the record just now; nothing else.
-    assert run.validity.valid
-    assert run.obtained == "simulated"
-    assert run.record.requests is requests == make_record().requests
-    with pytest.raises(FileNotFoundError, match=r"summary\.json"):
-        run.summary  # noqa: B018
-    with pytest.raises(FileNotFoundError, match=r"steps\.parquet"):
+    file.unlink()
+    assert run.obtained == "measured"
+    assert run.summary is run.summary
+    assert run.record is run.record
+    assert whole_record(run) == make_record()
+
+
+# -- tables of simulated runs -----------------------------------------------------------------------------
+
+SIMULATED = prepare(fake_cell(rate=1.0, num_prompts=4))
+
+
+def simulated(store: Store, experiment: Experiment = SIMULATED) -> StoredRun:
+    store.save(experiment, experiment.run(), provenance=make_provenance())
+    return store.load(experiment)
+
+
+def test_a_simulated_run_keeps_its_numbers_and_makes_its_tables_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, made = simulated(store), []
+    assert list(parts(run.file)) == ["cell", "manifest", "summary", "provenance"]
+    once = Experiment.run
+    monkeypatch.setattr(Experiment, "run", lambda self: made.append(self.cell) or once(self))
+    assert (run.num_requests, run.sum_of("gen_length")[0], run.record.obtained) == (4, 4, "simulated")
+    assert made == []
+    expected = once(SIMULATED)
+    assert run.table("steps") == expected.tables["steps"]
+    assert run.record.requests == expected.requests
+    assert whole_record(run) == expected
+    assert made == [SIMULATED.cell]
+
+
+def test_tables_of_numbers_that_are_no_longer_made_are_refused(store: Store) -> None:
+    later = deployed(SIMULATED, after=lambda record: record.with_columns("requests", output_len=[1] * 4))
+    run = simulated(store, later)
+    with pytest.raises(StoreError, match=r"its numbers were made of other data: make it anew with --force"):
         run.table("steps")
+    by_other_code = replace(run, other_code=("engines.errors",))
+    with pytest.raises(StoreError, match=r"its numbers were made by other code, engines\.errors: make it anew"):
+        by_other_code.record.requests  # noqa: B018
 
 
-def test_what_was_read_is_kept(store: Store) -> None:
-    folder = save(store, make_record())
-    run = store.load(EXPERIMENT)
-    summary, record = run.summary, run.record
-    for path in folder.iterdir():
-        path.unlink()
-    assert run.summary is summary
-    assert run.record is record
-
-
-def test_a_record_has_its_requests_and_leaves_other_tables_where_they_are(store: Store) -> None:
-    save(store, make_record())
-    run = store.load(EXPERIMENT)
-    assert run.record.requests == make_record().requests
-    assert run.record.tables["steps"] == {column.name: [] for column in DLLM.columns["steps"]}
-    assert run.record.manifest == make_record().manifest
-    assert run.table("steps") == make_record().tables["steps"]
-    assert run.summary["num_steps"] == len(run.table("steps")["step"]) > 0
+def test_tables_of_a_workload_that_is_gone_are_refused(store: Store) -> None:
+    run = replace(simulated(store), cell=replace(SIMULATED.cell, seed=2))
+    with pytest.raises(StoreError, match="its numbers were made of other data"):
+        run.table("steps")
 
 
 def test_a_run_that_was_just_saved_is_the_one_that_is_loaded(store: Store) -> None:
@@ -360,8 +384,8 @@ def test_a_run_that_was_just_saved_is_the_one_that_is_loaded(store: Store) -> No
 @pytest.mark.parametrize(
     ("facts", "says"),
     [
-        ({}, "simulated"),
-        ({"calibration": "h200, uncalibrated: datasheet peaks"}, "simulated, uncalibrated"),
+        ({"obtained": "simulated"}, "simulated"),
+        ({"obtained": "simulated", "calibration": "h200, uncalibrated: datasheet peaks"}, "simulated, uncalibrated"),
         ({"obtained": "measured"}, "measured"),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 from support.fake_system import breaking, deployed, fake_cell
+from support.run_files import contents, parts
 
 from engines.errors import UserError
 from repro.runs import pool
@@ -23,12 +23,16 @@ from repro.runs.cell import Cell
 from repro.runs.drivers.steps import DriveProgress
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.pool import CELLS_PER_WORKER
-from repro.runs.record import RunRecord
+from repro.runs.record import SCHEMA_VERSION, RunRecord
+from repro.runs.run_file import encoded
 from repro.runs.store import Store
 from repro.runs.sweep import CellEvent, CellOutcome, Sweep
 
 EXPERIMENTS = [prepare(fake_cell(rate=rate, seed=seed)) for rate in (0.5, 0.9) for seed in range(3)]
 CELLS = [experiment.cell for experiment in EXPERIMENTS]
+
+
+Contents = dict[str, dict[str, bytes]]
 
 
 def run(
@@ -57,23 +61,17 @@ class Counted:
         self.experiments = [deployed(each, before=partial(self.seen.append, each.cell)) for each in experiments]
 
 
-def contents(store: Store) -> dict[str, bytes]:
-    """Every stored byte but the times and machine of a run."""
-    files = (path for path in store.root.rglob("*") if path.is_file() and path.name != "provenance.json")
-    return {str(path.relative_to(store.root)): path.read_bytes() for path in files}
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "local")
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Contents:
     """An uninterrupted sweep."""
     store = Store(tmp_path_factory.mktemp("whole"))
     run(store)
-    return contents(store)
+    return contents(store.root)
 
 
 @pytest.fixture
@@ -82,19 +80,19 @@ def workers_can_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
-def test_runs_then_reuses(store: Store, expected: dict[str, bytes]) -> None:
+def test_runs_then_reuses(store: Store, expected: Contents) -> None:
     counted = Counted()
     first = run(store, counted.experiments)
-    assert [(o.cell, o.status, o.reason) for o in first] == [(cell, "ran", "no folder") for cell in CELLS]
+    assert [(o.cell, o.status, o.reason) for o in first] == [(cell, "ran", "not stored") for cell in CELLS]
     assert all(o.run is not None and o.run.validity.valid for o in first)
-    assert contents(store) == expected
+    assert contents(store.root) == expected
 
     second = run(store, counted.experiments)
     assert counted.seen == CELLS
     assert [o.status for o in second] == ["reused"] * len(CELLS)
     assert all(o.reason.startswith("done: same cell, finished 2") for o in second)
-    folders = [[o.run.folder for o in outcomes if o.run is not None] for outcomes in (first, second)]
-    assert folders[0] == folders[1] == [store.folder(cell) for cell in CELLS]
+    files = [[o.run.file for o in outcomes if o.run is not None] for outcomes in (first, second)]
+    assert files[0] == files[1] == [store.file(cell) for cell in CELLS]
 
 
 def test_force_runs_again(store: Store) -> None:
@@ -114,35 +112,35 @@ def test_a_cell_asked_for_twice_runs_once(store: Store) -> None:
     assert counted.seen == CELLS[:2]
     assert [o.cell for o in outcomes] == [CELLS[0], CELLS[1], other.cell]
     assert outcomes[2].run is not None is not outcomes[0].run
-    assert outcomes[2].run.folder == outcomes[0].run.folder
+    assert outcomes[2].run.file == outcomes[0].run.file
 
 
-def test_a_corrupt_folder_is_run_again(store: Store, expected: dict[str, bytes]) -> None:
+def test_a_corrupt_file_is_run_again(store: Store, expected: Contents) -> None:
     run(store)
-    (store.folder(CELLS[1]) / "steps.parquet").write_bytes(b"PAR1")
-    (store.folder(CELLS[4]) / "manifest.json").unlink()
+    store.file(CELLS[1]).write_bytes(b"PAR1")
+    store.file(CELLS[4]).unlink()
     counted = Counted()
     outcomes = run(store, counted.experiments)
     assert counted.seen == [CELLS[1], CELLS[4]]
-    assert outcomes[1].reason == "incomplete: steps.parquet is not as it was written"
-    assert outcomes[4].reason == "incomplete: manifest.json is missing"
-    assert contents(store) == expected
+    assert outcomes[1].reason == "incomplete: it is not as it was written"
+    assert outcomes[4].reason == "not stored"
+    assert contents(store.root) == expected
 
 
-def test_a_stored_run_that_cannot_be_loaded_is_run_again(store: Store, expected: dict[str, bytes]) -> None:
+def test_a_stored_run_that_cannot_be_loaded_is_run_again(store: Store, expected: Contents) -> None:
     run(store)
-    manifest = store.folder(CELLS[1]) / "manifest.json"
-    manifest.write_text(json.dumps({k: v for k, v in json.loads(manifest.read_text()).items() if k != "facts"}))
-    (store.folder(CELLS[2]) / "provenance.json").write_text('{"finished_utc": null}')
-    (store.folder(CELLS[4]) / "manifest.json").write_text("[" * 100_000)
+    whole = parts(store.file(CELLS[1]))
+    store.file(CELLS[1]).write_bytes(encoded({**whole, "manifest": {"schema_version": SCHEMA_VERSION}}))
+    store.file(CELLS[2]).write_bytes(encoded({**whole, "provenance": {"finished_utc": None}}))
+    store.file(CELLS[4]).write_text("[" * 100_000)
     counted = Counted()
     run(store, counted.experiments)
     assert counted.seen == [CELLS[1], CELLS[2], CELLS[4]]
-    assert contents(store) == expected
+    assert contents(store.root) == expected
 
 
 @pytest.mark.parametrize("k", range(len(CELLS)))
-def test_an_interrupted_sweep_continues_to_the_same_bytes(store: Store, expected: dict[str, bytes], k: int) -> None:
+def test_an_interrupted_sweep_continues_to_the_same_bytes(store: Store, expected: Contents, k: int) -> None:
     interrupted = [*EXPERIMENTS]
     interrupted[k] = deployed(EXPERIMENTS[k], before=partial(signal.raise_signal, signal.SIGINT))
 
@@ -152,13 +150,13 @@ def test_an_interrupted_sweep_continues_to_the_same_bytes(store: Store, expected
     assert events[-1].kind == "interrupted"
     assert events[-1].message == f"interrupted: {k} cells done, 0 failed, {6 - k} left; the same command continues"
     stored = sorted(path.name for path in store.root.iterdir()) if store.root.exists() else []
-    assert stored == sorted(cell.folder_name for cell in CELLS[:k])
+    assert stored == sorted(store.file(cell).name for cell in CELLS[:k])
 
     counted = Counted()
     outcomes = run(store, counted.experiments)
     assert counted.seen == CELLS[k:]
     assert [o.status for o in outcomes] == ["reused"] * k + ["ran"] * (6 - k)
-    assert contents(store) == expected
+    assert contents(store.root) == expected
 
 
 KILLED = """
@@ -179,7 +177,7 @@ Sweep(experiments, Store(Path(sys.argv[1]))).run()
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_a_process_that_is_ended_loses_the_run_in_flight_alone(
-    store: Store, expected: dict[str, bytes], name: str, workers_can_import: None
+    store: Store, expected: Contents, name: str, workers_can_import: None
 ) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", KILLED, str(store.root), "3", name], check=False, stderr=subprocess.DEVNULL
@@ -187,13 +185,13 @@ def test_a_process_that_is_ended_loses_the_run_in_flight_alone(
     assert ended.returncode == -signal.Signals[name]
     lock = [f".{CELLS[3].folder_name}.lock"] if name == "SIGKILL" else []
     assert sorted(path.name for path in store.root.iterdir()) == sorted(
-        [*lock, *(cell.folder_name for cell in CELLS[:3])]
+        [*lock, *(store.file(cell).name for cell in CELLS[:3])]
     )
     counted = Counted()
     run(store, counted.experiments)
     assert counted.seen == CELLS[3:]
     # The lock that was left behind is gone too.
-    assert contents(store) == expected
+    assert contents(store.root) == expected
 
 
 def test_an_error_ends_the_sweep(store: Store) -> None:
@@ -273,7 +271,7 @@ def test_what_is_missing_and_why(store: Store) -> None:
     assert [each.cell for each in sweep.to_run] == CELLS[2:]
     assert [stored.cell for stored in sweep.runs] == CELLS[:2]
     assert sweep.why(CELLS[0]).startswith("done: same cell, finished 2")
-    assert sweep.why(CELLS[2]) == "no folder"
+    assert sweep.why(CELLS[2]) == "not stored"
     sweep.run()
     assert sweep.missing == sweep.to_run == []
     assert [stored.cell for stored in sweep.runs] == CELLS
@@ -314,10 +312,10 @@ def test_the_store_is_asked_once_for_each_cell(store: Store, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("workers_can_import")
-def test_processes_give_the_same_bytes_in_the_same_order(store: Store, expected: dict[str, bytes]) -> None:
+def test_processes_give_the_same_bytes_in_the_same_order(store: Store, expected: Contents) -> None:
     outcomes = run(store, jobs=2)
     assert [(o.cell, o.status) for o in outcomes] == [(cell, "ran") for cell in CELLS]
-    assert contents(store) == expected
+    assert contents(store.root) == expected
 
 
 @pytest.mark.usefixtures("workers_can_import")
@@ -329,7 +327,7 @@ def test_processes_report_errors(store: Store) -> None:
 
 
 @pytest.mark.usefixtures("workers_can_import")
-def test_processes_interrupted_keep_what_is_stored(store: Store, expected: dict[str, bytes]) -> None:
+def test_processes_interrupted_keep_what_is_stored(store: Store, expected: Contents) -> None:
     def stop(event: CellEvent) -> None:
         if event.kind == "ran":
             raise KeyboardInterrupt
@@ -338,7 +336,7 @@ def test_processes_interrupted_keep_what_is_stored(store: Store, expected: dict[
         run(store, jobs=2, on_event=stop)
     assert sum(is_done(store, each) for each in EXPERIMENTS) == len(list(store.root.iterdir())) == 1
     run(store)
-    assert contents(store) == expected
+    assert contents(store.root) == expected
 
 
 def note_process(folder: Path) -> None:

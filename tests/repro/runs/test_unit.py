@@ -88,15 +88,12 @@ def test_a_whole_unit_is_reused(store: Store) -> None:
 def test_what_is_missing_of_a_unit_is_made_again_with_the_rest_of_it(store: Store) -> None:
     run(store, grid())
     gone = prepare(grid(seeds=[1])[0])
-    (store.folder(gone.cell) / "manifest.json").unlink()
+    store.file(gone.cell).unlink()
     made, outcomes = run(store, grid())
     assert {cell.seed for cell in made} == {1}
     assert len(made) == len(SYSTEMS) * len(RATES)
     reasons = {outcome.reason for outcome in outcomes if outcome.status == "ran"}
-    assert reasons == {
-        "incomplete: manifest.json is missing",
-        "made again with the other runs of its comparison, of which 1 are missing",
-    }
+    assert reasons == {"not stored", "made again with the other runs of its comparison, of which 1 are missing"}
 
 
 def test_runs_of_two_sessions_are_made_again_together(store: Store) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.mock_openai import MockOpenAI, mock_server
+from support.run_files import parts
 
 from baselines.servers import asking
 from baselines.servers.asking import NoPage, ask
@@ -390,8 +391,8 @@ def test_a_page_of_metrics_that_is_cut_is_told_and_not_used(
     table = dict(line.replace(",", "").split(":", 1) for line in lines if ":" in line)
     assert (table["in tok"].strip(), table["out tok"].strip()) == ("8.0", "3.0")
     assert all(float(table[name]) > 0 for name in ("ttft ms", "tpot ms", "itl ms", "goodput/s"))
-    (summary,) = tmp_path.rglob("summary.json")
-    stored = json.loads(summary.read_text())
+    (file,) = tmp_path.rglob("*.jsonl.gz")
+    stored = parts(file)["summary"]
     assert float(table["ttft ms"]) == pytest.approx(1e3 * stored["ttft_s"]["mean"], abs=0.051)
     assert (stored["input_len"]["max"], stored["output_len"]["n"]) == (8, 12)
 

@@ -146,7 +146,7 @@ def test_one_command_measures_a_server(
     )
     assert run["summary"]["num_requests"]["ok"] == 12
     assert command(monkeypatch, f"{words} --dry-run") == 0
-    assert "no folder" not in capsys.readouterr().out, "the stored run is used again"
+    assert "not stored" not in capsys.readouterr().out, "the stored run is used again"
 
 
 @pytest.mark.parametrize("dry", ["", "--dry-run"])
