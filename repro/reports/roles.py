@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 from repro.reports.claims import Answer, Finding, Role
-from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.record import REQUESTS, LazyTables, RunRecord, Table
 from repro.runs.store import StoredRun
 
 Findings = Callable[[Sequence[StoredRun]], list[Finding]]
@@ -130,16 +131,21 @@ class Perturbed(StoredRun):
 
     @cached_property
     def record(self) -> RunRecord:
-        run, size = self.__dict__["_run"], self.__dict__["_size"]
-        draw = random.Random(self.__dict__["_seed"] + 1)
+        run = self.__dict__["_run"]
+        record: RunRecord = run.record
         if run.summary.keys() <= set(self.__dict__["_kept"]):
-            kept: RunRecord = run.record
-            return kept
-        own = run.record.requests
+            return record
+        # Read when they are asked for: those of a simulated run would be made again.
+        return replace(record, tables=LazyTables(record.tables, self._perturbed))
+
+    def _perturbed(self, name: str) -> Table:
+        own: Table = self.__dict__["_run"].record.tables[name]
+        if name != REQUESTS:
+            return own
+        size, draw = self.__dict__["_size"], random.Random(self.__dict__["_seed"] + 1)
         times = {name: _scaled(own[name], draw, size) for name in _FOUND_TIMES if name in own}
         marks = {name: _turned(own[name], draw, min(0.5, size)) for name in _FOUND_MARKS if name in own}
-        record: RunRecord = run.record.with_columns(REQUESTS, **times, **marks)
-        return record
+        return {**own, **times, **marks}
 
 
 def _turned(marks: Sequence[bool | None], draw: random.Random, share: float) -> list[bool | None]:

@@ -464,7 +464,7 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
     (plain,) = json.loads(repro(*command, "--json").out)["runs"]
     (run,) = json.loads(repro(*command, "--profile", "--json").out)["runs"]
     assert run["cell"]["knobs"]["profile_every"] == 1
-    assert run["folder"] != plain["folder"]
+    assert run["file"] != plain["file"]
     assert plain["summary"]["profile"] is plain["summary"]["roofline_share"] is plain["summary"]["host_share"] is None
     assert "bound" not in plain["facts"]
     summary = run["summary"]

@@ -54,7 +54,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     )
     assert result["accuracy"]["value"] == result["accuracy_strict"]["value"] == 1.0
     assert (result["selection"], result["retention"]) == ("dense", 1.0)
-    assert Path(result["folder"]).is_dir()
+    assert Path(result["file"]).is_file()
     code, out, err = call(monkeypatch, capsys, *asked)
     assert (code, "0 runs done, 1 reused" in err) == (0, True)
     assert "100.0 % (43.9 to 100.0 %, n = 3)" in out

@@ -92,7 +92,7 @@ def test_the_small_suite_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     assert (root / "figures" / "table4-cpu-tiny.csv").is_file()
     with tarfile.open(tmp_path / "export" / "gpu-suite.tar.gz") as archive:
         names = {
-            Path(name).parts[2]
+            Path(name).parts[2].removesuffix(".jsonl.gz")
             for name in archive.getnames()
             if Path(name).parts[1:2] == ("runs",) and name.count("/") > 1
         }

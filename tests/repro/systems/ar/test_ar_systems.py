@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.run_files import lines
 
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import observe
@@ -92,7 +93,7 @@ def test_it_is_stored_once_and_the_same_bytes_again(tmp_path: Path) -> None:
     for one, other in zip(first, second, strict=True):
         assert one.run is not None
         assert other.run is not None
-        assert one.run.manifest["files"] == other.run.manifest["files"]
+        assert lines(one.run.file) == lines(other.run.file)
         assert one.run.table("rounds") == other.run.table("rounds")
     assert [outcome.status for outcome in Sweep(asked, Store(tmp_path / "a")).run(jobs=1)] == ["reused", "reused"]
 
