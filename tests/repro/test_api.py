@@ -102,7 +102,7 @@ def test_kinds_of_text_and_integer_are_what_they_hold(tmp_path: Path, monkeypatc
     own = repro.run(**KNOWN, result_dir=tmp_path)
     given = {**KNOWN, "system": Name("dllm-serve"), "dataset": Name("osc"), "num_prompts": Number.TWO}
     same = repro.run(**given, result_dir=Name(tmp_path))
-    assert same.folder == own.folder
+    assert same.file == own.file
     assert {type(value) for value in same.cell.identity.values()} <= {str, float, int, dict}
     assert {type(value) for value in same.cell.knob_values.values()} <= {str, float, int}
 
