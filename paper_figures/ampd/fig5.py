@@ -8,227 +8,194 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from paper_figures.ampd.compare import Means, Table, said, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, grid
-from paper_figures.ampd.gains import floor_of
-from paper_figures.ampd.layout import obtained_sentence, seeds_text, transient_sentence
-from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, Panel, panel_of
-from paper_figures.ampd.said import DEFAULT, finding
-from paper_figures.common import style
-from paper_figures.common.caption import figure_title, invalid_notes
+from paper_figures.ampd.attainment import Means, floor_of, tabulate
+from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.contenders import CONTENDERS, grid
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
+from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of
+from paper_figures.common.figure import Columns, Page, table
+from paper_figures.common.panel import Axis, Bars, Layer, Mark, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import Look
+from paper_figures.common.words import number, said, shown
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.runs.store import StoredRun
 from repro.workloads.sessions import load_session_card
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "fig5"
-TITLE = "AMPD Figure 5: ablation, and where prefills run"
-SOURCE = "AMPD, Figure 5, §7.2"
-PLATFORMS = ("h20x32",)
-NUM_RUNS = PAIRED_SEEDS
 
 ABLATED = ("dureader", "gaia")
 LADDER = ("none", "none-random", "pr", "ar", "ampd")
 BASES = ("none", "none-random")
 SHARES = ("ampd", "ours")
-CSV_COLUMNS = ("part", "trace", "contender", "value_percent", "half_width", "paper_percent", "obtained")
+GAINS = {
+    "ampd-ar-dureader": ("dureader", "ar"),
+    "ampd-full-dureader": ("dureader", "ampd"),
+    "ampd-ar-gaia": ("gaia", "ar"),
+    "ampd-full-gaia": ("gaia", "ampd"),
+}
+SERIES = {"AMPD w/o PR (adaptive routing only)": "ar", "AMPD (full)": "ampd", "local execution": "local"}
+"""As the printed table names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    part: str
+    trace: str
+    contender: str
+    at: Interval
+    paper: float | None = None
+
+
+CSV_COLUMNS: Columns[Row] = {
+    "part": lambda row: row.part,
+    "trace": lambda row: row.trace,
+    "contender": lambda row: row.contender,
+    "value_percent": lambda row: row.at.mean,
+    "half_width": lambda row: row.at.half_width,
+    "paper_percent": lambda row: row.paper,
+    "obtained": lambda row: "simulated",
+}
+TABLE_COLUMNS: Columns[Row] = {
+    "part": lambda row: row.part,
+    "trace": lambda row: load_session_card(row.trace).title,
+    "contender": lambda row: CONTENDERS[row.contender].title,
+    "ours %": lambda row: said(row.at),
+    "paper %": lambda row: shown(row.paper, "g"),
+}
 
 
 def cells(view: View) -> list[Cell]:
-    ablated = grid(NAME, view, LADDER, [panel_of(DETAIL_MODEL, trace) for trace in ABLATED], (DETAIL_RATE,))
-    shares = grid(NAME, view, SHARES, _panels(), (DETAIL_RATE,))
-    return list(dict.fromkeys([*ablated, *shares]))
+    ablated = grid(view, LADDER, [panel_of(DETAIL_MODEL, trace) for trace in ABLATED], (DETAIL_RATE,))
+    return [*ablated, *grid(view, SHARES, details(), (DETAIL_RATE,))]
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    stem, floor = f"{NAME}-{view.stem}", floor_of(view)
-    ladder, shares = ladder_of(runs, view), shares_of(runs, view)
-    paper = printed()
-    rows: list[tuple[object, ...]] = []
-    for row, trace in enumerate(ABLATED):
-        rows += [
-            ("attainment", trace, name, at.mean, at.half_width, None, "simulated")
-            for name in LADDER
-            for at in [ladder.at(name, row, 0)]
-        ]
-        for base in BASES:
-            for name in LADDER[2:]:
-                gain = gain_of(ladder, name, base, row, floor)
-                value = paper.get((trace, name)) if base == "none" else None
-                rows.append(
-                    (f"gain over {CONTENDERS[base].title}", trace, name, gain.mean, gain.half_width, value, "simulated")
-                )
-    for row, trace in enumerate(TRACES):
-        for name in SHARES:
-            share = shares.at(name, row, 0)
-            value = paper.get((trace, "local")) if name == "ampd" else None
-            rows.append(("local prefills", trace, name, share.mean, share.half_width, value, "simulated"))
-    files = _draw(ladder, shares, paper, runs, view, out, stem)
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=("part", "trace", "contender", "ours %", "paper %"),
-        rows=tuple(
-            (
-                str(part),
-                _title(str(trace)),
-                CONTENDERS[str(name)].title,
-                _pm(mean, half),
-                "-" if value is None else f"{value:g}",
-            )
-            for part, trace, name, mean, half, value, _ in rows
-        ),
-        notes=tuple(invalid_notes(runs)),
-    )
+def ladder_of(runs: Runs) -> Attainments:
+    return tabulate(runs, LADDER, [panel_of(DETAIL_MODEL, trace) for trace in ABLATED], (DETAIL_RATE,))
 
 
-def ladder_of(runs: Sequence[StoredRun], view: View) -> Table:
-    own = [panel_of(DETAIL_MODEL, trace) for trace in ABLATED]
-    return tabulate(runs, view, LADDER, own, (DETAIL_RATE,), view.seeds)
-
-
-def shares_of(runs: Sequence[StoredRun], view: View) -> Table:
+def shares_of(runs: Runs) -> Attainments:
     """Local prefills."""
-    return tabulate(
-        runs, view, SHARES, _panels(), (DETAIL_RATE,), view.seeds, of=lambda run: run.summary["local_share"]
-    )
+    return tabulate(runs, SHARES, details(), (DETAIL_RATE,), of=Measure(path="local_share"))
 
 
-def gain_of(table: Table, name: str, base: str, row: int, floor: float) -> Interval:
+def gain_of(ladder: Attainments, name: str, base: str, trace: str, floor: float) -> Interval:
     """Percent."""
+    row = ABLATED.index(trace)
 
     def percent(means: Means) -> float:
         return 100 * float(max(means[name][row, 0], floor) / max(means[base][row, 0], floor) - 1)
 
-    return table.interval(percent)
+    return ladder.interval(percent)
 
 
 def printed() -> dict[tuple[str, str], float]:
     """(trace, contender) -> gain in percent, and (trace, "local") -> share."""
-    names = {"AMPD w/o PR (adaptive routing only)": "ar", "AMPD (full)": "ampd", "local execution": "local"}
     return {
-        (str(row["trace"]).lower(), names[str(row["series"])]): float(str(row["value"]))
+        (str(row["trace"]).lower(), SERIES[str(row["series"])]): float(str(row["value"]))
         for row in load_table("ampd/fig5.csv")
-        if str(row["series"]) in names
+        if str(row["series"]) in SERIES
     }
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    ladder, shares, floor, seeds = ladder_of(runs, view), shares_of(runs, view), floor_of(view), seeds_text(view)
-    where = f"{DETAIL_MODEL} at {DETAIL_RATE:g}/s, Table 2's plan, {DEFAULT}, {seeds}"
-    found = []
+def rows_of(runs: Runs) -> list[Row]:
+    ladder, shares, paper, floor = ladder_of(runs), shares_of(runs), printed(), floor_of(runs.view)
+    rows = []
+    for place, trace in enumerate(ABLATED):
+        rows += [Row(part="attainment", trace=trace, contender=name, at=ladder.at(name, place, 0)) for name in LADDER]
+        for base in BASES:
+            for name in LADDER[2:]:
+                gain, value = gain_of(ladder, name, base, trace, floor), paper.get((trace, name))
+                part = f"gain over {CONTENDERS[base].title}"
+                rows.append(
+                    Row(part=part, trace=trace, contender=name, at=gain, paper=value if base == "none" else None)
+                )
+    for place, trace in enumerate(TRACES):
+        for name in SHARES:
+            value = paper.get((trace, "local")) if name == "ampd" else None
+            share = shares.at(name, place, 0)
+            rows.append(Row(part="local prefills", trace=trace, contender=name, at=share, paper=value))
+    return rows
 
-    def told(row: int, name: str) -> tuple[float, str]:
-        by_base = {base: gain_of(ladder, name, base, row, floor) for base in BASES}
-        texts = [f"{said(gain, '%')} over {CONTENDERS[base].title}" for base, gain in by_base.items()]
-        return _number(by_base["none"]), f"{'; '.join(texts)}; {where}"
 
-    base = _number(ladder.at("none", 1, 0))
-    room = f"the base attains {base:.0f} %, so that at most {100 * (100 / base - 1) if base else math.inf:.0f} % are left to gain"
-    for claim, row, name in (
-        ("ampd-ar-dureader", 0, "ar"),
-        ("ampd-full-dureader", 0, "ampd"),
-        ("ampd-ar-gaia", 1, "ar"),
-        ("ampd-full-gaia", 1, "ampd"),
-    ):
-        value, how = told(row, name)
-        found.append(finding(claim, value, f"{room}; {how}" if row else how))
-    reordering = {row: gain_of(ladder, "ampd", "ar", row, floor) for row in (0, 1)}
-    alone = {row: gain_of(ladder, "pr", "none", row, floor) for row in (0, 1)}
-    for claim, row in (("ampd-pr-low", 0), ("ampd-pr-high", 1)):
-        how = f"{said(reordering[row], '%')} on top of adaptive routing, {said(alone[row], '%')} without it, {ABLATED[row]}; {where}"
-        found.append(finding(claim, _number(reordering[row]), how))
-    both = tuple(_number(gain_of(ladder, "ampd", "none", row, floor)) for row in (0, 1))
-    found.append(
-        finding("ampd-total-range", both, f"over {CONTENDERS['none'].title}; {room} in GAIA; {where}", of=ABLATED)
+def page(runs: Runs) -> Page:
+    ladder, shares, paper = ladder_of(runs), shares_of(runs), printed()
+    rungs = [CONTENDERS[name].title.replace("AMPD ", "").replace(", random dispatch", "\nrandom") for name in LADDER]
+    panels = [
+        Panel(
+            title=f"{load_session_card(trace).title}: attainment",
+            layers=[bars([ladder.at(name, row, 0) for name in LADDER])],
+            x=Axis(ticks=range(len(LADDER)), names=rungs, size=6.5),
+            y=Axis(label=None if row else "%"),
+        )
+        for row, trace in enumerate(ABLATED)
+    ]
+    marks: list[Layer] = [
+        Mark(label="paper", place=place, value=paper[trace, "local"], look=Look(color="black", marker="D"))
+        for place, trace in enumerate(TRACES)
+        if (trace, "local") in paper
+    ]
+    places = range(len(TRACES))
+    local = Panel(
+        title="prefills on decode workers",
+        layers=[bars([shares.at("ampd", row, 0) for row in places]), *marks],
+        x=Axis(ticks=places, names=[load_session_card(trace).title for trace in TRACES], size=6.5),
     )
-    local = {}
-    for row, trace in enumerate(TRACES):
-        share = shares.at("ampd", row, 0)
-        local[trace] = _number(share)
-        found.append(finding(f"ampd-local-{trace}", local[trace], f"{said(share, '%')} of prefills; {where}"))
-    found.append(finding("ampd-local-range", tuple(local.values()), f"of prefills; {where}", of=tuple(local)))
-    return found
+    return ampd_page(
+        runs,
+        panels=[*panels, local],
+        after_title=f"; {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
+        conclusions=conclusions(ladder, floor_of(runs.view)),
+        about=[
+            f"Attainment in {DEFAULT}. {seeds_text(runs.view)}: mean, and bars for its 95 % interval (Student's t).",
+            "Gains over both bases, and those printed, are in the table beside the figure.",
+        ],
+        table=table(rows_of(runs), TABLE_COLUMNS),
+        csv=table(rows_of(runs), CSV_COLUMNS),
+    )
 
 
-def _conclusions(ladder: Table, floor: float) -> list[str]:
+def bars(values: Sequence[Interval]) -> Bars:
+    return Bars(label=None, places=range(len(values)), at=values, width=0.6, color="#56B4E9")
+
+
+def conclusions(ladder: Attainments, floor: float) -> list[str]:
     """Over the base without both, which joins the shortest queue, and over one that dispatches at random."""
     found = []
-    for row, trace in enumerate(ABLATED):
-        shortest, random = (said(gain_of(ladder, "ampd", base, row, floor), "%") for base in BASES)
+    for trace in ABLATED:
+        shortest, random = (said(gain_of(ladder, "ampd", base, trace, floor), "%") for base in BASES)
         found.append(
-            f"{_title(trace)}: both together gain {shortest} over joining the shortest queue, {random} over dispatch at random."
+            f"{load_session_card(trace).title}: both together gain {shortest} over joining the shortest queue, {random} over dispatch at random."
         )
     return found
 
 
-def _panels() -> list[Panel]:
-    return [panel_of(DETAIL_MODEL, trace) for trace in TRACES]
+def findings(runs: Runs) -> list[Finding]:
+    ladder, shares, floor = ladder_of(runs), shares_of(runs), floor_of(runs.view)
+    where = f"{DETAIL_MODEL} at {DETAIL_RATE:g}/s, Table 2's plan, {DEFAULT}, {seeds_text(runs.view)}"
+    base = number(ladder.at("none", 1, 0))
+    room = f"the base attains {base:.0f} %, so that at most {100 * (100 / base - 1) if base else math.inf:.0f} % are left to gain"
+    found = []
+    for claim, (trace, name) in GAINS.items():
+        by_base = {each: gain_of(ladder, name, each, trace, floor) for each in BASES}
+        texts = "; ".join(f"{said(gain, '%')} over {CONTENDERS[each].title}" for each, gain in by_base.items())
+        before = f"{room}; " if trace == "gaia" else ""
+        found.append(runs.finding(claim, number(by_base["none"]), f"{before}{texts}; {where}"))
+    for claim, trace in (("ampd-pr-low", "dureader"), ("ampd-pr-high", "gaia")):
+        on_top, alone = gain_of(ladder, "ampd", "ar", trace, floor), gain_of(ladder, "pr", "none", trace, floor)
+        how = f"{said(on_top, '%')} on top of adaptive routing, {said(alone, '%')} without it, {trace}; {where}"
+        found.append(runs.finding(claim, number(on_top), how))
+    both = tuple(number(gain_of(ladder, "ampd", "none", trace, floor)) for trace in ABLATED)
+    how = f"over {CONTENDERS['none'].title}; {room} in GAIA; {where}"
+    found.append(runs.finding("ampd-total-range", both, how, of=ABLATED))
+    local = {trace: shares.at("ampd", row, 0) for row, trace in enumerate(TRACES)}
+    for trace, share in local.items():
+        found.append(runs.finding(f"ampd-local-{trace}", number(share), f"{said(share, '%')} of prefills; {where}"))
+    values = tuple(map(number, local.values()))
+    return [*found, runs.finding("ampd-local-range", values, f"of prefills; {where}", of=tuple(local))]
 
 
-def _draw(
-    ladder: Table,
-    shares: Table,
-    paper: dict[tuple[str, str], float],
-    runs: Sequence[StoredRun],
-    view: View,
-    out: Path,
-    stem: str,
-) -> tuple[Path, ...]:
-    titles = [*(f"{_title(trace)}: attainment" for trace in ABLATED), "prefills on decode workers"]
-    with style.drawing():
-        figure, axes = style.row_of_panels(titles)
-        for row, _ in enumerate(ABLATED):
-            _bars(axes[row], [ladder.at(name, row, 0) for name in LADDER], [CONTENDERS[name].title for name in LADDER])
-        _bars(axes[2], [shares.at("ampd", row, 0) for row in range(len(TRACES))], [_title(trace) for trace in TRACES])
-        for place, trace in enumerate(TRACES):
-            if (trace, "local") in paper:
-                style.paper_marker(axes[2], place, paper[trace, "local"], color="black", marker="D", label="paper")
-        axes[0].set_ylabel("%")
-        return style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            title=f"{figure_title(TITLE, runs, view)}; {DETAIL_MODEL}, {DETAIL_RATE:g} sessions/s",
-            caption=[
-                *_conclusions(ladder, floor_of(view)),
-                obtained_sentence(runs),
-                f"Attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval (Student's t).",
-                "Gains over both bases, and those printed, are in the table beside the figure.",
-                transient_sentence(runs),
-            ],
-        )
-
-
-def _bars(axes: Axes, values: Sequence[Interval], labels: Sequence[str]) -> None:
-    axes.bar(
-        range(len(values)),
-        [value.mean or 0.0 for value in values],
-        0.6,
-        yerr=[value.half_width or 0.0 for value in values],
-        capsize=3,
-        color="#56B4E9",
-    )
-    short = [label.replace("AMPD ", "").replace(", random dispatch", "\nrandom") for label in labels]
-    axes.set_xticks(range(len(values)), short, fontsize=6.5)
-
-
-def _title(trace: str) -> str:
-    return load_session_card(trace).title
-
-
-def _pm(mean: object, half: object) -> str:
-    return "-" if mean is None else f"{mean:.1f}" + ("" if half is None else f" ± {half:.1f}")
-
-
-def _number(interval: Interval) -> float:
-    return math.nan if interval.mean is None else interval.mean
+FIGURE = ampd_figure("fig5", "AMPD, Figure 5, §7.2", page=page, cells=cells, findings=findings)

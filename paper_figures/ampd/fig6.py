@@ -4,33 +4,25 @@ speaks of and never sweeps."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from engines.ampd.routing import RoutingConfig
 from engines.ampd.system import AmpdConfig
 from engines.ar.slo import Slo
-from paper_figures.ampd.compare import attained, said
-from paper_figures.ampd.contenders import PAIRED_SEEDS, grid
-from paper_figures.ampd.layout import obtained_sentence, seeds_text, transient_sentence
+from paper_figures.ampd.contenders import CONTENDERS
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, panel_of
-from paper_figures.ampd.said import DEFAULT, finding
-from paper_figures.common import style
-from paper_figures.common.caption import figure_title, invalid_notes
-from paper_figures.common.repeats import Repeats
+from paper_figures.common.figure import Page, Table, seed_by_seed
+from paper_figures.common.panel import Axis, Line, Mark, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import Look, system_look
+from paper_figures.common.words import is_above, number, said, shown
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import Knobs, View
 from repro.reports.paper import load_table
-from repro.runs.cell import Cell, Scalar
-from repro.runs.statistics import Interval, mean_interval
-from repro.runs.store import StoredRun
-
-NAME = "fig6"
-TITLE = "AMPD Figure 6: sensitivity to w, alpha, beta and the window of statistics"
-SOURCE = "AMPD, Figure 6, §7.2"
-PLATFORMS = ("h20x32",)
-NUM_RUNS = PAIRED_SEEDS
+from repro.runs.cell import Cell
+from repro.runs.statistics import Interval
 
 SWEEPS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {
@@ -40,184 +32,144 @@ SWEEPS: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "window_s": (2.0, 5.0, 10.0, 20.0, 60.0),
     }
 )
+POINTS = [(name, value) for name, values in SWEEPS.items() for value in values]
 PRINTED_DEFAULTS: Mapping[str, float] = MappingProxyType({"w": 3, "alpha": 0.9, "beta": 0.85, "window_s": 10.0})
-CSV_COLUMNS = (
-    "parameter",
-    "value",
-    "attainment_percent",
-    "half_width",
-    "difference_from_default",
-    "its_half_width",
-    "paper",
-)
+PERCENT = Measure(path="slo_attainment", scale=100)
+PEAKS = {"alpha": "ampd-alpha-peak", "beta": "ampd-beta-peak"}
+
+
+def cell(view: View, name: str, value: float) -> Cell:
+    """At the defaults without knobs, so that Figure 4 and 5 share the run."""
+    knobs: Knobs = () if value == PRINTED_DEFAULTS[name] else ((name, value),)
+    return CONTENDERS["ampd"].on(view, panel_of(DETAIL_MODEL, "dureader"), DETAIL_RATE, knobs)
 
 
 def cells(view: View) -> list[Cell]:
-    """At the defaults without knobs, so that Figure 4 and 5 share the run."""
-    swept = (cell for name, values in SWEEPS.items() for value in values for cell in _cells(view, name, value))
-    return list(dict.fromkeys(swept))
+    return [each for point in POINTS for each in seed_by_seed([cell(view, *point)], view)]
 
 
-def _cells(view: View, name: str, value: float) -> list[Cell]:
-    knobs: tuple[tuple[str, Scalar], ...] = () if value == PRINTED_DEFAULTS[name] else ((name, value),)
-    return grid(NAME, view, ("ampd",), [panel_of(DETAIL_MODEL, "dureader")], (DETAIL_RATE,), knobs=knobs)
+def off(runs: Runs, name: str, value: float) -> Interval:
+    """The paired difference from the default's attainment."""
+    return runs.versus(cell(runs.view, name, value), cell(runs.view, "w", PRINTED_DEFAULTS["w"]), PERCENT, "points")
 
 
-Swept = dict[tuple[str, float], tuple[Interval, Interval]]
-"""Attainment and its paired difference from the default, in percent."""
+def at(runs: Runs, name: str, value: float) -> Interval:
+    return runs.at(cell(runs.view, name, value), PERCENT)
 
 
-def swept(runs: Sequence[StoredRun], view: View) -> Swept:
-    shares = shares_of(runs, view)
-    base = shares["w", PRINTED_DEFAULTS["w"]]
-    return {key: (mean_interval(list(own.values())), paired(own, base)) for key, own in shares.items()}
-
-
-def shares_of(runs: Sequence[StoredRun], view: View) -> dict[tuple[str, float], dict[int, float]]:
-    """Attainment in percent, by seed."""
-    repeats = Repeats(runs, view)
-    return {
-        (name, value): {
-            run.cell.seed: 100 * share
-            for run in repeats.of(_cells(view, name, value)[0])
-            if run.validity.valid and (share := attained(run)) is not None
-        }
-        for name, sweep in SWEEPS.items()
-        for value in sweep
-    }
-
-
-def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Interval:
-    return mean_interval([share - other[seed] for seed, share in one.items() if seed in other])
-
-
-def peak(shares: Mapping[tuple[str, float], Mapping[int, float]], name: str) -> float:
+def peak(runs: Runs, name: str) -> float:
     """The value with the highest mean; negative where it does not lie between both ends and above them outside noise: there
     is no peak then."""
     values = SWEEPS[name]
-    best = max(values, key=lambda value: _number(mean_interval(list(shares[name, value].values()))))
+    best = max(values, key=lambda value: number(at(runs, name, value)))
     ends = (values[0], values[-1])
-    above = [paired(shares[name, best], shares[name, end]) for end in ends if best not in ends]
-    is_peak = bool(above) and all(each.mean is not None and each.mean > (each.half_width or 0.0) for each in above)
-    return best if is_peak else -best
+    inner = [cell(runs.view, name, best)] if best not in ends else []
+    above = [runs.versus(each, cell(runs.view, name, end), PERCENT, "points") for each in inner for end in ends]
+    return best if above and all(map(is_above, above)) else -best
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    found, paper = swept(runs, view), printed()
-    stem = f"{NAME}-{view.stem}"
-    rows = [
-        (name, value, at.mean, at.half_width, off.mean, off.half_width, paper.get((name, value)))
-        for (name, value), (at, off) in found.items()
-    ]
-    with style.drawing():
-        figure, axes = style.row_of_panels(list(SWEEPS))
-        for place, (name, values) in enumerate(SWEEPS.items()):
-            at = [found[name, value][0] for value in values]
-            axes[place].errorbar(
-                values,
-                [each.mean if each.mean is not None else math.nan for each in at],
-                yerr=[each.half_width or 0.0 for each in at],
-                marker="o",
-                capsize=3,
-                color="#0072B2",
-                label="AMPD",
-            )
-            for value in values:
-                if (name, value) in paper:
-                    style.paper_marker(
-                        axes[place], value, paper[name, value], color="black", marker="D", label="AMPD (paper)"
-                    )
-            axes[place].set_ylim(0, 100)
-            axes[place].set_xticks(values)
-        axes[3].set_xscale("log")
-        axes[3].set_xticks(SWEEPS["window_s"], [f"{value:g}" for value in SWEEPS["window_s"]])
-        axes[3].set_xticks([], minor=True)
-        axes[0].set_ylabel("SLO attainment (%)")
-        files = style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            title=f"{figure_title(TITLE, runs, view)}; {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
-            caption=[
-                f"{_conclusion(found)}.",
-                obtained_sentence(runs),
-                f"Attainment in {DEFAULT}. {seeds_text(view)}: mean, and bars for its 95 % interval; differences from the default are paired.",
-                transient_sentence(runs),
+def page(runs: Runs) -> Page:
+    paper = printed()
+    points = [(point, at(runs, *point), off(runs, *point), paper.get(point)) for point in POINTS]
+    return ampd_page(
+        runs,
+        panels=[panel(runs, name) for name in SWEEPS],
+        after_title=f"; {panel_of(DETAIL_MODEL, 'dureader').title}, {DETAIL_RATE:g} sessions/s",
+        conclusions=[f"{conclusion(runs)}."],
+        about=[
+            f"Attainment in {DEFAULT}. {seeds_text(runs.view)}: mean, and bars for its 95 % interval; differences from the default are paired."
+        ],
+        table=Table(
+            columns=("parameter", "value", "attainment %", "minus the default's, points", "paper %"),
+            rows=[
+                (name, f"{value:g}", said(own), said(apart), shown(stated, "g"))
+                for (name, value), own, apart, stated in points
             ],
-        )
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=("parameter", "value", "attainment %", "minus the default's, points", "paper %"),
-        rows=tuple(
-            (name, f"{value:g}", said(at), said(off), "-" if (name, value) not in paper else f"{paper[name, value]:g}")
-            for (name, value), (at, off) in found.items()
         ),
-        notes=tuple(invalid_notes(runs)),
+        csv=Table(
+            columns=(
+                *(
+                    "parameter",
+                    "value",
+                    "attainment_percent",
+                    "half_width",
+                    "difference_from_default",
+                    "its_half_width",
+                ),
+                "paper",
+            ),
+            rows=[
+                (name, value, own.mean, own.half_width, apart.mean, apart.half_width, stated)
+                for (name, value), own, apart, stated in points
+            ],
+        ),
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    found, paper = swept(runs, view), printed()
-    where = f"{panel_of(DETAIL_MODEL, 'dureader').title} at {DETAIL_RATE:g}/s, {DEFAULT}, {seeds_text(view)}"
-    answers = []
-    for (name, value), _ in paper.items():
-        at, off = found[name, value]
-        answers.append(
-            finding(
-                f"ampd-f6-{name}-{value:g}",
-                _number(at),
-                f"{said(at, '%')}, {said(off)} points from the default; {where}",
-            )
-        )
-    for name, claim in (("alpha", "ampd-alpha-peak"), ("beta", "ampd-beta-peak")):
-        values = SWEEPS[name]
-        apart = [value for value in values if _is_apart(found[name, value][1])]
-        text = ", ".join(f"{value:g}: {said(found[name, value][0])}" for value in values)
-        answers.append(
-            finding(
-                claim,
-                peak(shares_of(runs, view), name),
-                f"below 0 the highest mean is no peak; means of {text} %; differs from the default outside noise at {', '.join(map(str, apart)) or 'none'}; {where}",
-            )
-        )
-    means = [_number(found["w", value][0]) for value in SWEEPS["w"]]
-    answers.append(
-        finding(
-            "ampd-w-insensitive",
-            max(means) - min(means),
-            f"largest minus least mean over w = 2..5 ({', '.join(f'{mean:.1f}' for mean in means)} %); {where}",
-        )
+def panel(runs: Runs, name: str) -> Panel:
+    values, paper = SWEEPS[name], printed()
+    line = Line(
+        label="AMPD", places=values, at=[at(runs, name, value) for value in values], look=system_look("ampd"), capsize=3
     )
+    look = Look(color="black", marker="D")
+    marks = [
+        Mark(label="AMPD (paper)", place=value, value=paper[name, value], look=look)
+        for value in values
+        if (name, value) in paper
+    ]
+    return Panel(
+        title=name,
+        layers=[line, *marks],
+        x=Axis(ticks=values, scale="log" if name == "window_s" else "linear"),
+        y=Axis(label="SLO attainment (%)" if name == "w" else None, limits=(0, 100)),
+    )
+
+
+def findings(runs: Runs) -> list[Finding]:
+    where = f"{panel_of(DETAIL_MODEL, 'dureader').title} at {DETAIL_RATE:g}/s, {DEFAULT}, {seeds_text(runs.view)}"
+    found = []
+    for name, value in printed():
+        own = at(runs, name, value)
+        how = f"{said(own, '%')}, {said(off(runs, name, value))} points from the default; {where}"
+        found.append(runs.finding(f"ampd-f6-{name}-{value:g}", number(own), how))
+    for name, claim in PEAKS.items():
+        apart = ", ".join(str(value) for value in SWEEPS[name] if is_apart(off(runs, name, value))) or "none"
+        text = ", ".join(f"{value:g}: {said(at(runs, name, value))}" for value in SWEEPS[name])
+        how = f"below 0 the highest mean is no peak; means of {text} %; differs from the default outside noise at {apart}; {where}"
+        found.append(runs.finding(claim, peak(runs, name), how))
+    means = [number(at(runs, "w", value)) for value in SWEEPS["w"]]
+    texts = ", ".join(f"{mean:.1f}" for mean in means)
+    how = f"largest minus least mean over w = 2..5 ({texts} %); {where}"
+    found.append(runs.finding("ampd-w-insensitive", max(means) - min(means), how))
+    return [*found, postponed(runs), *set_here(runs)]
+
+
+def postponed(runs: Runs) -> Finding:
+    own = [run for run in runs.all if not SWEEPS.keys() & run.cell.knob_values.keys()]
+    limit, most = AmpdConfig().w, max((run.summary["most_postponed"] for run in own), default=0)
+    how = f"the limit, or more if it was passed: the most that any prefill was postponed in {len(own)} runs is {most}"
+    return runs.finding("ampd-postpone", float(limit if most <= limit else most), how)
+
+
+def set_here(runs: Runs) -> list[Finding]:
     config, routing = AmpdConfig(), RoutingConfig(slo=Slo(ttft_s=1.0, itl_s=1.0))
-    own = [run for run in runs if not SWEEPS.keys() & run.cell.knob_values.keys()]
-    most = max((run.summary["most_postponed"] for run in own), default=0)
-    answers.append(
-        finding(
-            "ampd-postpone",
-            float(config.w if most <= config.w else most),
-            f"the limit, or more if it was passed: the most that any prefill was postponed in {len(own)} runs is {most}",
-        )
-    )
-    given = (routing.alpha, routing.beta, float(config.w))
-    set_here: tuple[tuple[str, float | tuple[float, ...], str], ...] = (
-        ("ampd-defaults", given, "our defaults, set to the paper's"),
+    defaults = (routing.alpha, routing.beta, float(config.w))
+    sessions = float(runs.all[0].num_requests)
+    rows: tuple[tuple[str, float | tuple[float, ...], str], ...] = (
+        ("ampd-defaults", defaults, "our defaults, set to the paper's"),
         ("ampd-window", config.window_s, "our default, set to the paper's"),
         ("ampd-orderings", float(math.factorial(config.w)), "orderings of a window of w = 3, all tried (Algorithm 2)"),
-        ("ampd-derived-n", float(runs[0].num_requests), "sessions a run, set to what Figure 6's values imply"),
+        ("ampd-derived-n", sessions, "sessions a run, set to what Figure 6's values imply"),
     )
-    for claim, ours, how in set_here:
-        answers.append(Finding(claim=claim, value=ours, obtained="computed", how=how))
-    return answers
+    return [runs.finding(claim, ours, how, obtained="computed") for claim, ours, how in rows]
 
 
-def _conclusion(found: Swept) -> str:
-    apart = [f"{name} = {value:g} ({said(off)} points)" for (name, value), (_, off) in found.items() if _is_apart(off)]
-    return (
-        f"Attainment differs from that of the defaults outside noise at {', '.join(apart)}"
-        if apart
-        else "No value moves attainment outside noise"
-    )
+def conclusion(runs: Runs) -> str:
+    differences = {point: off(runs, *point) for point in POINTS}
+    apart = [f"{name} = {value:g} ({said(own)} points)" for (name, value), own in differences.items() if is_apart(own)]
+    if not apart:
+        return "No value moves attainment outside noise"
+    return f"Attainment differs from that of the defaults outside noise at {', '.join(apart)}"
 
 
 def printed() -> dict[tuple[str, float], float]:
@@ -227,9 +179,8 @@ def printed() -> dict[tuple[str, float], float]:
     }
 
 
-def _is_apart(difference: Interval) -> bool:
+def is_apart(difference: Interval) -> bool:
     return difference.mean is not None and abs(difference.mean) > (difference.half_width or 0.0) + 1e-9
 
 
-def _number(interval: Interval) -> float:
-    return math.nan if interval.mean is None else interval.mean
+FIGURE = ampd_figure("fig6", "AMPD, Figure 6, §7.2", page=page, cells=cells, findings=findings)

@@ -2,205 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
+from paper_figures.ampd.layout import ampd_figure
 from paper_figures.ampd.panels import DETAIL_MODEL
-from paper_figures.common import style
 from paper_figures.common.caption import device_text, invalid_notes
-from paper_figures.common.repeats import Repeats
+from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
+from paper_figures.common.panel import Axis, Line, Mark, Panel
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import WIDE_INCHES, Look, system_look
+from paper_figures.common.words import number, said
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
-from repro.runs.statistics import Interval, mean_interval
+from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 from repro.systems.ar.planning import PLANNER_SYSTEM
 from repro.systems.ar.settings import PLANNING_RATE
 
-NAME = "fig7"
-TITLE = "AMPD Figure 7: time of planning"
-SOURCE = "AMPD, Figure 7, App. A.2"
-PLATFORMS = ("h20x32",)
 NUM_RUNS = 3
 """Other samples of sessions, timed one after the other."""
 GPUS = (8, 16, 32, 64, 128, 256)
 TRACE, TRACE_GPUS, TRACE_SESSIONS = "dureader", 16, 99
 """Its load grows with the GPUs."""
-DECISIONS = (
-    ("routing_s", "routing to one of 8 workers, all without slack"),
-    ("ordering_s", "ordering a window of 3, one of them late"),
-)
-CSV_COLUMNS = ("gpus", "seed", "coefficients_s", "solve_s", "method", "solver", "plan", "paper_s", "obtained", "valid")
+DECISIONS = {
+    "routing_s": "routing to one of 8 workers, all without slack",
+    "ordering_s": "ordering a window of 3, one of them late",
+}
+SOLVERS = {"enumeration": "enumeration of all plans", "scip": "SCIP", "highs": "HiGHS"}
+SOLVE_S = Measure(path="solve_s")
+COLUMNS: Columns[StoredRun] = {
+    "seed": lambda run: run.cell.seed,
+    "coefficients_s": Measure(path="coefficients_s"),
+    "solve_s": SOLVE_S,
+    "method": lambda run: run.facts["method"],
+    "solver": lambda run: run.facts["solver"],
+    "plan": lambda run: run.summary["plans"][0]["deployment"],
+}
+
+
+def cell(view: View, num_gpus: int) -> Cell:
+    sessions = max(TRACE_SESSIONS, TRACE_SESSIONS * num_gpus // TRACE_GPUS)
+    knobs = (("model", DETAIL_MODEL), ("num_gpus", num_gpus), ("num_prompts", sessions), ("timed", True))
+    return view.cell(None, PLANNER_SYSTEM, TRACE, rate=PLANNING_RATE * num_gpus / TRACE_GPUS, knobs=knobs)
 
 
 def cells(view: View) -> list[Cell]:
-    return [_cell(view, num_gpus, seed) for num_gpus in GPUS for seed in view.seeds]
-
-
-def _cell(view: View, num_gpus: int, seed: int = 0) -> Cell:
-    return Cell(
-        figure=NAME,
-        system=PLANNER_SYSTEM,
-        dataset=TRACE,
-        platform=view.platform.name,
-        executor=view.platform.executor,
-        rate=PLANNING_RATE * num_gpus / TRACE_GPUS,
-        seed=seed,
-        knobs=(
-            ("model", DETAIL_MODEL),
-            ("num_gpus", num_gpus),
-            ("num_prompts", max(TRACE_SESSIONS, TRACE_SESSIONS * num_gpus // TRACE_GPUS)),
-            ("timed", True),
-        ),
-    )
+    return cell_by_cell((cell(view, num_gpus) for num_gpus in GPUS), view)
 
 
 def seconds_of(run: StoredRun) -> float:
     return float(run.summary["coefficients_s"] + run.summary["solve_s"])
 
 
-def by_gpus(runs: Sequence[StoredRun], view: View) -> dict[int, tuple[StoredRun, ...]]:
-    repeats = Repeats(runs, view)
-    return {num_gpus: repeats.of(_cell(view, num_gpus)) for num_gpus in GPUS}
+def seconds(runs: Runs, num_gpus: int) -> Interval:
+    return runs.at(cell(runs.view, num_gpus), seconds_of)
 
 
-def seconds(runs: Sequence[StoredRun]) -> Interval:
-    return mean_interval([seconds_of(run) for run in runs if run.validity.valid])
-
-
-def printed() -> dict[int, float]:
+def printed() -> Mapping[int, float]:
     return {int(str(row["n_gpus"])): float(str(row["planning_time_s"])) for row in load_table("ampd/fig7.csv")}
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    found, paper = by_gpus(runs, view), printed()
-    stem = f"{NAME}-{view.stem}"
-    at = [seconds(found[num]) for num in GPUS]
-    where = " and ".join(sorted({device_text(run) for run in runs}))
-    with style.drawing():
-        figure, (axes,) = style.row_of_panels([f"{DETAIL_MODEL} DuReader, load grows with the GPUs"])
-        axes.errorbar(
-            GPUS,
-            [each.mean or float("nan") for each in at],
-            yerr=[each.half_width or 0.0 for each in at],
-            marker="o",
-            capsize=2,
-            color="#0072B2",
-            label="ours: seconds measured",
-        )
-        for num in GPUS:
-            style.paper_marker(axes, num, paper[num], color="black", marker="D", label="paper")
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.set_xticks(GPUS, list(map(str, GPUS)))
-        axes.set_xlabel("GPUs")
-        axes.set_ylabel("seconds")
-        files = style.publish(
-            figure,
-            [axes],
-            out,
-            stem,
-            title=f"{TITLE}\nmeasured: the seconds, on {where}\nsimulated: what is planned for, {view.platform.title}",
+def machines(runs: Runs) -> str:
+    return " and ".join(sorted({device_text(run) for run in runs.all}))
+
+
+def page(runs: Runs) -> Page:
+    paper, mark = printed(), Look(color="black", marker="D")
+    line = Line(
+        label="ours: seconds measured", places=GPUS, at=[seconds(runs, num) for num in GPUS], look=system_look("ampd")
+    )
+    marks = [Mark(label="paper", place=num, value=paper[num], look=mark) for num in GPUS]
+    solvers = " and ".join(sorted({SOLVERS[run.facts["solver"]] for run in runs.all}))
+    return Page(
+        table=Table(
+            columns=("GPUs", "seconds", "solver's part", "by", "plan", "paper s"),
+            rows=[table_row(runs, num) for num in GPUS],
+        ),
+        csv=Table(
+            columns=("gpus", *COLUMNS, "paper_s", "obtained", "valid"),
+            rows=[
+                (num, *(of(run) for of in COLUMNS.values()), paper.get(num), run.obtained, run.validity.valid)
+                for num in GPUS
+                for run in runs.of(cell(runs.view, num))
+            ],
+        ),
+        picture=Picture(
+            panels=[
+                Panel(
+                    title=f"{DETAIL_MODEL} DuReader, load grows with the GPUs",
+                    layers=[line, *marks],
+                    x=Axis(label="GPUs", scale="log2", ticks=GPUS),
+                    y=Axis(label="seconds", scale="log"),
+                )
+            ],
             caption=[
-                f"Measured: processor seconds of one process on {where}, for the coefficients and for the integer program, solved by "
-                f"{_solvers(runs)}. Simulated, uncalibrated: the cluster and its sessions.",
-                *invalid_notes(runs),
+                f"Measured: processor seconds of one process on {machines(runs)}, for the coefficients and for the integer program, solved by "
+                f"{solvers}. Simulated, uncalibrated: the cluster and its sessions.",
+                *invalid_notes(runs.all),
                 "Direct simulation of every pool up to 32 GPUs, interpolated up to 64, closed forms beyond.",
-                f"{len(view.seeds)} samples of sessions: mean, and bars for its 95 % interval (Student's t).",
+                f"{len(runs.view.seeds)} samples of sessions: mean, and bars for its 95 % interval (Student's t).",
                 "The paper names neither its processor nor its simulator.",
             ],
-            width_inches=style.WIDE_INCHES,
-        )
-    rows = [_csv_row(num, run, paper) for num, own in found.items() for run in own]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=("GPUs", "seconds", "solver's part", "by", "plan", "paper s"),
-        rows=tuple(
-            (
-                str(num),
-                _pm(seconds(own)),
-                f"{mean_interval([run.summary['solve_s'] for run in own]).mean or 0:.3f}",
-                f"{own[0].facts['method']}, {own[0].facts['solver']}" if own else "-",
-                own[0].summary["plans"][0]["deployment"] if own else "-",
-                f"{paper[num]:g}",
-            )
-            for num, own in found.items()
+            width_inches=WIDE_INCHES,
         ),
-        notes=(
-            *(f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured." for name, what in DECISIONS),
-            *invalid_notes(runs),
-        ),
+        notes=[
+            *(
+                f"One decision, {what}: {1e6 * slowest(runs, name):.0f} us, measured."
+                for name, what in DECISIONS.items()
+            ),
+            *invalid_notes(runs.all),
+        ],
     )
 
 
-def slowest(runs: Sequence[StoredRun], name: str) -> float:
-    return max((float(run.summary[name]) for run in runs), default=float("nan"))
+def table_row(runs: Runs, num_gpus: int) -> tuple[object, ...]:
+    own = runs.of(cell(runs.view, num_gpus))
+    first = own[0] if own else None
+    solve_s = [run.summary["solve_s"] for run in own]
+    return (
+        num_gpus,
+        said(seconds(runs, num_gpus), digits=3),
+        f"{sum(solve_s) / len(solve_s) if solve_s else 0:.3f}",
+        "-" if first is None else f"{first.facts['method']}, {first.facts['solver']}",
+        "-" if first is None else first.summary["plans"][0]["deployment"],
+        f"{printed()[num_gpus]:g}",
+    )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    found, paper = by_gpus(runs, view), printed()
-    answers = [
-        Finding(
-            claim=f"ampd-plan-{num}",
-            value=seconds(own).mean or float("nan"),
-            obtained="measured",
-            how=f"processor seconds of another simulator on another machine, so that no number can be compared (paper {paper[num]:g} s)",
-            comparable=False,
-        )
-        for num, own in found.items()
-    ]
-    largest, smallest = (seconds(found[num]).mean or float("nan") for num in (max(GPUS), min(GPUS)))
-    growth = max(GPUS) / min(GPUS)
-    slow = max(slowest(runs, name) for name, _ in DECISIONS)
+def slowest(runs: Runs, name: str) -> float:
+    return max((float(run.summary[name]) for run in runs.all), default=float("nan"))
+
+
+def findings(runs: Runs) -> list[Finding]:
+    least, most, paper = min(GPUS), max(GPUS), printed()
+    elsewhere = "of another simulator on another machine, so that no number can be compared"
+    growth, took = most / least, number(seconds(runs, most)) / number(seconds(runs, least))
+    slow = max(slowest(runs, name) for name in DECISIONS)
+    incomparable = {
+        **{f"ampd-plan-{num}": (num, f"processor seconds {elsewhere} (paper {paper[num]:g} s)") for num in GPUS},
+        "ampd-plan-minute": (most, f"processor seconds for {most} GPUs {elsewhere}"),
+    }
     return [
-        *answers,
-        Finding(
-            claim="ampd-plan-minute",
-            value=largest,
-            obtained="measured",
-            how=f"processor seconds for {max(GPUS)} GPUs of another simulator on another machine, so that no number can be compared",
-            comparable=False,
+        *(
+            runs.finding(claim, number(seconds(runs, num)), how, obtained="measured", comparable=False)
+            for claim, (num, how) in incomparable.items()
         ),
-        Finding(
-            claim="ampd-plan-growth",
-            value=largest / smallest,
+        runs.finding(
+            "ampd-plan-growth",
+            took,
+            f"seconds of {most} over {least} GPUs, which are {growth:g} times as many; the method changes on the way",
             obtained="measured",
-            how=f"seconds of {max(GPUS)} over {min(GPUS)} GPUs, which are {growth:g} times as many; the method changes on the way",
-            holds=0.5 * growth <= largest / smallest <= 4 * growth,
+            holds=0.5 * growth <= took <= 4 * growth,
         ),
-        Finding(
-            claim="ampd-overhead",
-            value=1e3 * slow,
+        runs.finding(
+            "ampd-overhead",
+            1e3 * slow,
+            "ms of the slower of a routing decision over 8 prefill workers and an ordering of w = 3, in Python",
             obtained="measured",
-            how="ms of the slower of a routing decision over 8 prefill workers and an ordering of w = 3, in Python",
             holds=slow < 1e-3,
         ),
     ]
 
 
-def _csv_row(num: int, run: StoredRun, paper: dict[int, float]) -> tuple[object, ...]:
-    summary, facts = run.summary, run.facts
-    return (
-        num,
-        run.cell.seed,
-        summary["coefficients_s"],
-        summary["solve_s"],
-        facts["method"],
-        facts["solver"],
-        summary["plans"][0]["deployment"],
-        paper.get(num),
-        run.obtained,
-        run.validity.valid,
-    )
-
-
-def _solvers(runs: Sequence[StoredRun]) -> str:
-    names = {"enumeration": "enumeration of all plans", "scip": "SCIP", "highs": "HiGHS"}
-    return " and ".join(sorted({names[run.facts["solver"]] for run in runs}))
-
-
-def _pm(interval: Interval) -> str:
-    if interval.mean is None:
-        return "-"
-    return f"{interval.mean:.3f}" + ("" if interval.half_width is None else f" ± {interval.half_width:.3f}")
+FIGURE = ampd_figure(
+    "fig7",
+    "AMPD, Figure 7, App. A.2",
+    page=page,
+    cells=cells,
+    findings=findings,
+    num_runs=NUM_RUNS,
+    under_title=lambda runs: (
+        f"measured: the seconds, on {machines(runs)}\nsimulated: what is planned for, {runs.view.platform.title}"
+    ),
+)

@@ -2,94 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
-from paper_figures.ampd.compare import Table, said
-from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, grid
-from paper_figures.ampd.fig4 import table_of
-from paper_figures.ampd.layout import LINES, obtained_sentence, rates_of, seeds_text, transient_sentence
+from paper_figures.ampd.attainment import Table as Latencies
+from paper_figures.ampd.attainment import rates_of, tabulate
+from paper_figures.ampd.contenders import grid
+from paper_figures.ampd.layout import WIDE, ampd_figure, ampd_page, over_rates, seeds_text
 from paper_figures.ampd.panels import panels
-from paper_figures.ampd.said import finding
-from paper_figures.common import style
-from paper_figures.common.caption import figure_title, invalid_notes
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.panel import Axis
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.words import said
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
+from repro.runs.statistics import Interval
 
-NAME = "fig8"
-TITLE = "AMPD Figure 8: end-to-end latency against arrival rate"
-SOURCE = "AMPD, Figure 8, App. B"
-PLATFORMS = ("h20x32",)
-NUM_RUNS = PAIRED_SEEDS
 SHOWN = ("ampd", "ours", "dynamo", "vllm-tuned", "continuum-tuned")
-CSV_COLUMNS = ("panel", "rate_sessions_s", "contender", "e2el_mean_s", "half_width", "over_dynamo", "obtained")
 
 
 def cells(view: View) -> list[Cell]:
-    return grid(NAME, view, SHOWN, panels(), rates_of(view))
+    return grid(view, SHOWN, panels(), rates_of(view))
 
 
-def latencies(runs: Sequence[StoredRun], view: View) -> Table:
+def latencies(runs: Runs) -> Latencies:
     """Seconds."""
-    return table_of(runs, view, of=lambda run: run.summary["e2el_s"]["mean"])
+    return tabulate(runs, SHOWN, panels(), rates_of(runs.view), of=Measure(path="e2el_s/mean"))
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    table = latencies(runs, view)
+def page(runs: Runs) -> Page:
+    table = latencies(runs)
     means = table.means
-    stem = f"{NAME}-{view.stem}"
-    rows = []
-    with style.drawing():
-        figure, axes = style.grid_of_panels([panel.title for panel in table.panels], columns=4)
-        for row, panel in enumerate(table.panels):
-            for name in SHOWN:
-                at = [table.at(name, row, column) for column in range(len(table.rates))]
-                half = [(each.half_width or 0.0) / 100 for each in at]
-                axes[row].errorbar(
-                    table.rates, means[name][row], yerr=half, capsize=2, **LINES[name], label=CONTENDERS[name].title
-                )
-                rows += [
-                    (panel.title, rate, name, mean, half[i], mean / means["dynamo"][row, i], "simulated")
-                    for i, (rate, mean) in enumerate(zip(table.rates, means[name][row].tolist(), strict=True))
-                ]
-            axes[row].set_ylim(0)
-            axes[row].set_xticks(table.rates)
-            if row % 4 == 0:
-                axes[row].set_ylabel("mean end-to-end (s)")
-        files = style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            num_rows=3,
-            title=f"{figure_title(TITLE, runs, view)}; x: sessions/s",
-            caption=[
-                f"AMPD's mean latency is {np.nanmedian(means['ampd'] / means['dynamo']):.2f} times Dynamo's in the median cell.",
-                obtained_sentence(runs),
-                f"Last token minus arrival of a session. {seeds_text(view)}: mean, and bars for its 95 % interval. AMPD and "
-                "Dynamo on Table 2's plan, vLLM and Continuum tuned for attainment.",
-                transient_sentence(runs),
-            ],
-        )
     ratio = means["ampd"] / means["dynamo"]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=("panel", *(f"AMPD / Dynamo at {rate:g}" for rate in table.rates)),
-        rows=tuple((panel.title, *(f"{value:.2f}" for value in ratio[row])) for row, panel in enumerate(table.panels)),
-        notes=tuple(invalid_notes(runs)),
+
+    def at(name: str, row: int, column: int) -> Interval:
+        return replace(
+            table.at(name, row, column), mean=float(means[name][row, column]), half_width=half(name, row, column)
+        )
+
+    def half(name: str, row: int, column: int) -> float:
+        return (table.at(name, row, column).half_width or 0.0) / 100
+
+    return ampd_page(
+        runs,
+        panels=over_rates(table, SHOWN, at, Axis(label="mean end-to-end (s)", limits=(0, None))),
+        columns=WIDE,
+        after_title="; x: sessions/s",
+        conclusions=[f"AMPD's mean latency is {np.nanmedian(ratio):.2f} times Dynamo's in the median cell."],
+        about=[
+            f"Last token minus arrival of a session. {seeds_text(runs.view)}: mean, and bars for its 95 % interval. AMPD and "
+            "Dynamo on Table 2's plan, vLLM and Continuum tuned for attainment."
+        ],
+        table=Table(
+            columns=("panel", *(f"AMPD / Dynamo at {rate:g}" for rate in table.rates)),
+            rows=[(panel.title, *(f"{value:.2f}" for value in ratio[row])) for row, panel in enumerate(table.panels)],
+        ),
+        csv=Table(
+            columns=("panel", "rate_sessions_s", "contender", "e2el_mean_s", "half_width", "over_dynamo", "obtained"),
+            rows=[
+                (
+                    *(panel.title, rate, name, means[name][row].tolist()[column], half(name, row, column)),
+                    *(means[name][row].tolist()[column] / means["dynamo"][row, column], "simulated"),
+                )
+                for row, panel in enumerate(table.panels)
+                for name in SHOWN
+                for column, rate in enumerate(table.rates)
+            ],
+        ),
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    table = latencies(runs, view)
+def findings(runs: Runs) -> list[Finding]:
+    table = latencies(runs)
     median = table.interval(lambda means: float(np.nanmedian(means["ampd"] / means["dynamo"])))
     ratio = table.means["ampd"] / table.means["dynamo"]
     how = (
         f"median ratio over {ratio.size} cells {said(median, digits=3)}, from {np.nanmin(ratio):.2f} to {np.nanmax(ratio):.2f}, "
-        f"Dynamo lower in {int((ratio > 1).sum())}; on AMPD's plan, 99 sessions, {seeds_text(view)}"
+        f"Dynamo lower in {int((ratio > 1).sum())}; on AMPD's plan, 99 sessions, {seeds_text(runs.view)}"
     )
-    return [finding("ampd-e2e", float(np.nanmedian(ratio)), how)]
+    return [runs.finding("ampd-e2e", float(np.nanmedian(ratio)), how)]
+
+
+FIGURE = ampd_figure("fig8", "AMPD, Figure 8, App. B", page=page, cells=cells, findings=findings)

@@ -2,75 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from paper_figures.ampd.compare import Table, cell_interval, said, tabulate
-from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS, Knobs, grid
-from paper_figures.ampd.gains import floor_of
-from paper_figures.ampd.layout import seeds_text
-from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, Panel, panel_of
+from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.attainment import cell_interval, floor_of, tabulate
+from paper_figures.ampd.contenders import CONTENDERS, grid
+from paper_figures.ampd.layout import ampd_figure, seeds_text
+from paper_figures.ampd.panels import DETAIL_RATE, details
 from paper_figures.common.caption import invalid_notes
-from paper_figures.common.table import save_table
-from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import said
+from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
 
-NAME = "length"
-TITLE = "AMPD length: attainment of 99 and of 400 sessions"
-SOURCE = "AMPD, Figure 4 and 6, §7.2"
-PLATFORMS = ("h20x32",)
-NUM_RUNS = PAIRED_SEEDS
 SHOWN = ("ampd", "ours", "dynamo", "vllm")
-LONG = 400
-_LONG: Knobs = (("num_prompts", LONG),)
+LENGTHS: Mapping[str, Knobs] = {"99": (), "400": (("num_prompts", 400),)}
 
 
 def cells(view: View) -> list[Cell]:
-    return [
-        *grid(NAME, view, SHOWN, _panels(), (DETAIL_RATE,)),
-        *grid(NAME, view, SHOWN, _panels(), (DETAIL_RATE,), knobs=_LONG),
-    ]
+    return [cell for knobs in LENGTHS.values() for cell in grid(view, SHOWN, details(), (DETAIL_RATE,), knobs=knobs)]
 
 
-def table_of(runs: Sequence[StoredRun], view: View, knobs: Knobs) -> Table:
-    return tabulate(runs, view, SHOWN, _panels(), (DETAIL_RATE,), view.seeds, knobs=knobs)
+def table_of(runs: Runs, num: str) -> Attainments:
+    return tabulate(runs, SHOWN, details(), (DETAIL_RATE,), knobs=LENGTHS[num])
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    floor = floor_of(view)
-    rows = []
-    for knobs, num in (((), "99"), (_LONG, str(LONG))):
-        table = table_of(runs, view, knobs)
-        for row, panel in enumerate(table.panels):
-            texts = [said(table.at(name, row, 0)) for name in SHOWN]
-            gains = [said(cell_interval(table, "ampd", name, row, 0, floor), digits=0) for name in ("dynamo", "vllm")]
-            rows.append((panel.title, num, *texts, *gains))
-    return save_table(
-        out,
-        f"{NAME}-{view.stem}",
-        title=TITLE,
-        columns=(
-            "panel",
-            "sessions",
-            *(f"{CONTENDERS[name].title} %" for name in SHOWN),
-            "AMPD over Dynamo %",
-            "over vLLM %",
+def page(runs: Runs) -> Page:
+    floor = floor_of(runs.view)
+
+    def line(table: Attainments, num: str, row: int) -> tuple[str, ...]:
+        gains = [said(cell_interval(table, "ampd", name, row, 0, floor), digits=0) for name in ("dynamo", "vllm")]
+        return (table.panels[row].title, num, *(said(table.at(name, row, 0)) for name in SHOWN), *gains)
+
+    tables = {num: table_of(runs, num) for num in LENGTHS}
+    titles = (f"{CONTENDERS[name].title} %" for name in SHOWN)
+    return Page(
+        table=Table(
+            columns=("panel", "sessions", *titles, "AMPD over Dynamo %", "over vLLM %"),
+            rows=[line(table, num, row) for num, table in tables.items() for row, _ in table.cells],
         ),
-        rows=rows,
-        notes=(
-            f"{DETAIL_RATE:g} sessions/s, all on AMPD's plan, {seeds_text(view)}; simulated. Overload is transient: the longer the run, the "
+        notes=[
+            f"{DETAIL_RATE:g} sessions/s, all on AMPD's plan, {seeds_text(runs.view)}; simulated. Overload is transient: the longer the run, the "
             "lower every attainment, and the larger a ratio of two of them.",
-            *invalid_notes(runs),
-        ),
+            *invalid_notes(runs.all),
+        ],
+        after_heading="",
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """The paper states no length of its runs."""
-    return []
-
-
-def _panels() -> list[Panel]:
-    return [panel_of(DETAIL_MODEL, trace) for trace in TRACES]
+FIGURE = ampd_figure("length", "AMPD, Figure 4 and 6, §7.2", page=page, cells=cells)

@@ -66,3 +66,8 @@ def panel_of(model: str, trace: str) -> Panel:
 def _whole(value: TableValue) -> int:
     assert isinstance(value, int)
     return value
+
+
+def details() -> list[Panel]:
+    """Figure 4's bottom row."""
+    return [panel_of(DETAIL_MODEL, trace) for trace in TRACES]

@@ -9,46 +9,46 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from engines.ar.constants import CONSTANTS
 from engines.ar.slo import READINGS
-from paper_figures.ampd.compare import Floats, Table, attained_in, gains, printed, tabulate
-from paper_figures.ampd.contenders import PAIRED_SEEDS, Knobs, grid
-from paper_figures.ampd.gains import floor_of
-from paper_figures.ampd.layout import obtained_sentence, rates_of, seeds_text
-from paper_figures.ampd.panels import panels
-from paper_figures.common import style
-from paper_figures.common.caption import figure_title, invalid_notes
-from paper_figures.common.repeats import Repeats
-from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from paper_figures.ampd.attainment import Floats, floor_of, gains, printed, rates_of, tabulate
+from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.contenders import grid
+from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
+from paper_figures.ampd.panels import MODELS, panels
+from paper_figures.common.figure import Columns, Page, table
+from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
+from paper_figures.common.runs import Of, Runs
+from paper_figures.common.style import GUIDE_COLOR, Look
+from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
-from repro.runs.store import StoredRun
 from repro.systems.ar.part import ArPart
 from repro.systems.ar.settings import DEFAULT_READING
 
-NAME = "readings"
-TITLE = "AMPD readings: what attainment and constants may mean, scored against Figure 4"
-SOURCE = "AMPD, Figure 4, §7.1-7.2"
-PLATFORMS = ("h20x32",)
-NUM_RUNS = PAIRED_SEEDS
 SAME = ("ampd", "dynamo", "vllm")
+COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))
+SPAN = (0.5, 40.0)
+"""Of the diagonal."""
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
 """Searched in the default reading; for the platform's own constants only."""
 NULL = "null: all systems equal"
 
 
 def cells(view: View) -> list[Cell]:
-    own = _own(view)
-    found = grid(NAME, view, tuple(dict.fromkeys((*SAME, *TUNED))), panels(), rates_of(view))
+    found = grid(view, tuple(dict.fromkeys((*SAME, *TUNED))), panels(), rates_of(view))
     for constants in CONSTANTS:
-        if constants.name != own:
-            found += grid(NAME, view, SAME, panels(), rates_of(view), knobs=_knobs(view, constants.name))
+        if constants.name != own_constants(view):
+            found += grid(view, SAME, panels(), rates_of(view), knobs=knobs_of(view, constants.name))
     return found
+
+
+def attained_in(reading: str) -> Of:
+    return lambda run: run.summary["attainment_by_reading"][reading]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,23 +74,20 @@ class Score:
         return math.inf if self.whole.mean is None else self.whole.mean
 
 
-def scores(runs: Sequence[StoredRun], view: View) -> list[Score]:
+def scores(runs: Runs) -> list[Score]:
     """Best first; the null among them."""
-    found, repeats = [_null(view)], Repeats(runs, view)
+    found, view = [null_score(runs.view)], runs.view
     for constants in CONSTANTS:
-        knobs = _knobs(view, constants.name)
+        knobs = knobs_of(view, constants.name)
         for reading in map(str, READINGS):
             for plans, names in (("same", SAME), ("tuned", TUNED)):
-                if plans == "tuned" and constants.name != _own(view):
-                    continue
-                table = tabulate(
-                    repeats, view, names, panels(), rates_of(view), view.seeds, of=attained_in(reading), knobs=knobs
-                )
-                found.append(_score(table, view, constants.name, reading, plans))
+                if plans == "same" or constants.name == own_constants(view):
+                    at = tabulate(runs, names, panels(), rates_of(view), of=attained_in(reading), knobs=knobs)
+                    found.append(score_of(at, view, constants.name, reading, plans))
     return sorted(found, key=lambda score: score.sort_key)
 
 
-def _score(table: Table, view: View, constants: str, reading: str, plans: str) -> Score:
+def score_of(table: Attainments, view: View, constants: str, reading: str, plans: str) -> Score:
     floor = floor_of(view)
     ampd, dynamo, vllm = table.values
     to_dynamo, to_vllm = (np.log(printed(table.panels, table.rates, each)) for each in ("dynamo", "vllm"))
@@ -121,7 +118,7 @@ def _score(table: Table, view: View, constants: str, reading: str, plans: str) -
     )
 
 
-def _null(view: View) -> Score:
+def null_score(view: View) -> Score:
     to_dynamo, to_vllm = (np.abs(np.log(printed(panels(), rates_of(view), each))) for each in ("dynamo", "vllm"))
     is_llama = np.array([panel.model.startswith("Llama") for panel in panels()])
     both = float(np.nanmean(to_dynamo) + np.nanmean(to_vllm))
@@ -139,78 +136,123 @@ def _null(view: View) -> Score:
     )
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    found = scores(runs, view)
-    stem = f"{NAME}-{view.stem}"
-    files = _draw(runs, found, view, out, stem)
-    columns = (
-        "constants",
-        "reading",
-        "plans",
-        "score",
-        "half_width",
-        "dynamo",
-        "vllm",
-        "llama_vllm",
-        "winner_right",
-        "gaia_colocated",
-        "others_disaggregated",
+def counts_of(score: Score) -> dict[str, int | None]:
+    """None of the null, in which no system is ahead of another."""
+    names = ("winner_right", "gaia_colocated", "others_disaggregated")
+    return {name: None if score.reading == NULL else getattr(score, name) for name in names}
+
+
+CSV_COLUMNS: Columns[Score] = {
+    "constants": lambda score: score.constants,
+    "reading": lambda score: score.reading,
+    "plans": lambda score: score.plans,
+    "score": lambda score: score.whole.mean,
+    "half_width": lambda score: score.whole.half_width,
+    "dynamo": lambda score: score.dynamo,
+    "vllm": lambda score: score.vllm,
+    "llama_vllm": lambda score: score.llama_vllm,
+    "winner_right": lambda score: counts_of(score)["winner_right"],
+    "gaia_colocated": lambda score: counts_of(score)["gaia_colocated"],
+    "others_disaggregated": lambda score: counts_of(score)["others_disaggregated"],
+}
+
+
+def table_columns(num_cells: int) -> Columns[Score]:
+    def count(score: Score, name: str) -> object:
+        found = counts_of(score)[name]
+        return "-" if found is None else found
+
+    def whole(score: Score) -> str:
+        return "-" if score.whole.mean is None else f"{score.whole.mean:.3f} ± {score.whole.half_width or 0:.3f}"
+
+    return {
+        "constants": lambda score: score.constants,
+        "reading": lambda score: score.reading,
+        "plans": lambda score: score.plans,
+        "score": whole,
+        "Dynamo": lambda score: f"{score.dynamo:.3f}",
+        "vLLM": lambda score: f"{score.vllm:.3f}",
+        "vLLM, Llama": lambda score: f"{score.llama_vllm:.3f}",
+        f"winner right of {num_cells}": lambda score: count(score, "winner_right"),
+        "GAIA co-located": lambda score: count(score, "gaia_colocated"),
+        "others disaggregated": lambda score: count(score, "others_disaggregated"),
+    }
+
+
+def page(runs: Runs) -> Page:
+    found, num_cells = scores(runs), len(panels()) * len(rates_of(runs.view))
+    concluded = conclusions(found, runs.view)
+    return ampd_page(
+        runs,
+        panels=[*map(partial(against_printed, runs), ("dynamo", "vllm")), scored(found)],
+        conclusions=concluded,
+        about=[
+            f"Left: {num_cells} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
+            "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added.",
+            f"{seeds_text(runs.view)}.",
+        ],
+        table=table(found, table_columns(num_cells)),
+        csv=table(found, CSV_COLUMNS),
+        notes=concluded,
+        is_transient=False,
     )
-    rows = [
-        (
-            s.constants,
-            s.reading,
-            s.plans,
-            s.whole.mean,
-            s.whole.half_width,
-            s.dynamo,
-            s.vllm,
-            s.llama_vllm,
-            *(
-                None if s.reading == NULL else count
-                for count in (s.winner_right, s.gaia_colocated, s.others_disaggregated)
-            ),
+
+
+def against_printed(runs: Runs, baseline: str) -> Panel:
+    """Simulated against printed gains, in the default reading."""
+    view = runs.view
+    of, knobs = attained_in(str(DEFAULT_READING)), knobs_of(view, own_constants(view))
+    at = tabulate(runs, SAME, panels(), rates_of(view), of=of, knobs=knobs)
+    ours, paper = gains(at.means, "ampd", baseline, floor_of(view)), printed(at.panels, at.rates, baseline)
+    points = [
+        Points(
+            label=model,
+            places=paper[rows].ravel().tolist(),
+            values=ours[rows].ravel().tolist(),
+            look=Look(color=color, marker="o", linestyle="none"),
+            size=4,
+            zorder=2,
         )
-        for s in found
+        for model, color in COLORS.items()
+        for rows in [[index for index, panel in enumerate(at.panels) if panel.model == model]]
     ]
-    num_cells = len(panels()) * len(rates_of(view))
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", columns, rows)),
-        columns=(
-            "constants",
-            "reading",
-            "plans",
-            "score",
-            "Dynamo",
-            "vLLM",
-            "vLLM, Llama",
-            f"winner right of {num_cells}",
-            "GAIA co-located",
-            "others disaggregated",
-        ),
-        rows=tuple(
-            (
-                s.constants,
-                s.reading,
-                s.plans,
-                "-" if s.whole.mean is None else f"{s.whole.mean:.3f} ± {s.whole.half_width or 0:.3f}",
-                f"{s.dynamo:.3f}",
-                f"{s.vllm:.3f}",
-                f"{s.llama_vllm:.3f}",
-                *(
-                    str(count) if s.reading != NULL else "-"
-                    for count in (s.winner_right, s.gaia_colocated, s.others_disaggregated)
-                ),
-            )
-            for s in found
-        ),
-        notes=(*conclusions(found, view), *invalid_notes(runs)),
+    diagonal = Points(
+        label="as printed",
+        places=SPAN,
+        values=SPAN,
+        look=Look(color=GUIDE_COLOR, marker="", linestyle="--"),
+        width=1,
+        zorder=2,
+    )
+    return Panel(
+        title=f"gain over {'Dynamo' if baseline == 'dynamo' else 'vLLM'}",
+        layers=[*points, diagonal, Guide(value=1.0, linestyle=":")],
+        x=Axis(label="printed ratio of attainments", scale="log"),
+        y=Axis(label="simulated ratio" if baseline == "dynamo" else None, scale="log"),
+    )
+
+
+def scored(found: Sequence[Score]) -> Panel:
+    layers: list[Layer] = []
+    by_constants: dict[str, list[float]] = {}
+    for score in found:
+        if score.plans == "same":
+            by_constants.setdefault(score.constants, []).append(score.sort_key)
+    for place, (constants, own) in enumerate(by_constants.items()):
+        look = Look(color=f"C{place}", marker=".")
+        layers.append(Points(label=constants, places=range(1, len(own) + 1), values=own, look=look, width=1, zorder=2))
+    null = next(score for score in found if score.reading == NULL)
+    layers.append(Guide(value=null.sort_key, label="null", color="black"))
+    return Panel(
+        title="scores", layers=layers, x=Axis(label="readings, best first"), y=Axis(label="score (less is nearer)")
     )
 
 
 def conclusions(found: Sequence[Score], view: View) -> list[str]:
     null = next(score for score in found if score.reading == NULL)
-    default = next(s for s in found if (s.constants, s.reading, s.plans) == (_own(view), str(DEFAULT_READING), "same"))
+    default = next(
+        s for s in found if (s.constants, s.reading, s.plans) == (own_constants(view), str(DEFAULT_READING), "same")
+    )
     best = next(score for score in found if score.reading != NULL)
     better = sum(score.sort_key < null.sort_key for score in found)
     surely = sum(score.sort_key + (score.whole.half_width or 0.0) < null.sort_key for score in found)
@@ -236,68 +278,12 @@ def _both_orders(found: Sequence[Score]) -> str:
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """The claims are answered by the figures, in the default reading."""
-    return []
-
-
-def _draw(runs: Sequence[StoredRun], found: Sequence[Score], view: View, out: Path, stem: str) -> tuple[Path, ...]:
-    """Simulated against printed gains, in the default reading."""
-    knobs = _knobs(view, _own(view))
-    table = tabulate(
-        runs, view, SAME, panels(), rates_of(view), view.seeds, of=attained_in(str(DEFAULT_READING)), knobs=knobs
-    )
-    colors = {"Qwen3-32B": "#E69F00", "Llama-3.1-70B": "#0072B2", "Mixtral-8x7B": "#009E73"}
-    with style.drawing():
-        figure, axes = style.row_of_panels(["gain over Dynamo", "gain over vLLM", "scores"])
-        for place, baseline in enumerate(("dynamo", "vllm")):
-            ours = gains(table.means, "ampd", baseline, floor_of(view))
-            paper = printed(table.panels, table.rates, baseline)
-            for model, color in colors.items():
-                rows = [index for index, panel in enumerate(table.panels) if panel.model == model]
-                axes[place].plot(
-                    paper[rows].ravel(),
-                    ours[rows].ravel(),
-                    linestyle="none",
-                    marker="o",
-                    markersize=4,
-                    color=color,
-                    label=model,
-                )
-            span = [0.5, 40.0]
-            axes[place].plot(span, span, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="as printed")
-            axes[place].axhline(1.0, linestyle=":", linewidth=1, color=style.GUIDE_COLOR)
-            axes[place].set_xscale("log")
-            axes[place].set_yscale("log")
-            axes[place].set_xlabel("printed ratio of attainments")
-        axes[0].set_ylabel("simulated ratio")
-        shown = [score for score in found if score.reading != NULL and score.plans == "same"]
-        for constants in dict.fromkeys(score.constants for score in shown):
-            own = sorted(score.sort_key for score in shown if score.constants == constants)
-            axes[2].plot(range(1, len(own) + 1), own, marker=".", linewidth=1, label=constants)
-        null = next(score for score in found if score.reading == NULL)
-        axes[2].axhline(null.sort_key, linestyle="--", color="black", linewidth=1, label="null")
-        axes[2].set_xlabel("readings, best first")
-        axes[2].set_ylabel("score (less is nearer)")
-        return style.publish(
-            figure,
-            axes,
-            out,
-            stem,
-            title=figure_title(TITLE, runs, view),
-            caption=[
-                *conclusions(found, view),
-                obtained_sentence(runs),
-                f"Left: {len(table.panels) * len(table.rates)} cells in the default reading, {DEFAULT_READING}, all on AMPD's plan. Right: "
-                "mean over cells of |ln(simulated gain) - ln(printed gain)|, Dynamo's and vLLM's added.",
-                f"{seeds_text(view)}.",
-            ],
-        )
-
-
-def _own(view: View) -> str:
+def own_constants(view: View) -> str:
     return view.platform.part(ArPart).constants
 
 
-def _knobs(view: View, constants: str) -> Knobs:
-    return () if constants == _own(view) else (("constants", constants),)
+def knobs_of(view: View, constants: str) -> Knobs:
+    return () if constants == own_constants(view) else (("constants", constants),)
+
+
+FIGURE = ampd_figure("readings", "AMPD, Figure 4, §7.1-7.2", page=page, cells=cells)

@@ -6,59 +6,47 @@ table says little about a planner. What a user wants is attainment, so the plans
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from engines.ar.deployment import Deployment
-from paper_figures.ampd.compare import Table, said, tabulate
-from paper_figures.ampd.contenders import PAIRED_SEEDS, grid
-from paper_figures.ampd.layout import seeds_text
+from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.attainment import tabulate
+from paper_figures.ampd.contenders import grid
+from paper_figures.ampd.layout import DEFAULT, ampd_figure, seeds_text
 from paper_figures.ampd.panels import Panel, panels
-from paper_figures.ampd.said import DEFAULT, finding
 from paper_figures.common.caption import invalid_notes
-from paper_figures.common.repeats import Repeats
-from paper_figures.common.table import save_table
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import said
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import View
 from repro.reports.paper import load_table
 from repro.runs.cell import Cell
+from repro.runs.statistics import Interval
 from repro.runs.store import StoredRun
 from repro.systems.ar.part import ArPart
 from repro.systems.ar.planning import PLANNER_SYSTEM
 from repro.systems.ar.plans import even_split
 from repro.systems.ar.settings import PLANNING_RATE, hardware_of
 
-NAME = "table2"
-TITLE = "AMPD Table 2: deployments, planned and served"
-SOURCE = "AMPD, Table 2, App. A.3"
-PLATFORMS = ("h20x32",)
-NUM_RUNS = PAIRED_SEEDS
 SERVED_RATE = 1.6
-SERVED = ("ampd", "planned", "ampd-tuned")
+SERVED = {"ampd": "", "planned": "the plan made for that rate", "ampd-tuned": "the best of a search"}
 PLANNING_RATES = (0.4, PLANNING_RATE, 0.8, 1.6)
 PRINTED, RANKED = 3, 6
 """Plans of a pair that Table 2 lists, and that ours ranks: more, so that a plan can come in from behind."""
+GPUS_OF = ("hotpotqa", "toolbench", "dureader", "gaia")
+"""As the claim names them."""
+
+
+def planning(view: View, panel: Panel, rate: float) -> Cell:
+    return view.cell(None, PLANNER_SYSTEM, panel.trace, rate=rate, knobs=(("model", panel.model), ("top", RANKED)))
 
 
 def cells(view: View) -> list[Cell]:
-    planned = [_planning(view, panel, rate) for panel in panels() for rate in PLANNING_RATES]
-    return [*planned, *grid(NAME, view, SERVED, panels(), (SERVED_RATE,))]
-
-
-def _planning(view: View, panel: Panel, rate: float) -> Cell:
-    return Cell(
-        figure=NAME,
-        system=PLANNER_SYSTEM,
-        dataset=panel.trace,
-        platform=view.platform.name,
-        executor=view.platform.executor,
-        rate=rate,
-        seed=0,
-        knobs=(("model", panel.model), ("top", RANKED)),
-    )
+    planned = [planning(view, panel, rate) for panel in panels() for rate in PLANNING_RATES]
+    return [*planned, *grid(view, tuple(SERVED), panels(), (SERVED_RATE,))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +74,15 @@ class Plans:
         return sum(ours == theirs for ours, theirs in zip(self.found, self.printed, strict=False))
 
 
-def plans_at(runs: Sequence[StoredRun], view: View, rate: float) -> list[Plans]:
-    repeats = Repeats(runs, view)
+def plans_at(runs: Runs, rate: float) -> list[Plans]:
     return [
-        Plans(panel=panel, rate=rate, found=_best(run))
+        Plans(panel=panel, rate=rate, found=best_of(run))
         for panel in panels()
-        for run in repeats.of(_planning(view, panel, rate))
+        for run in runs.of(planning(runs.view, panel, rate))
     ]
 
 
-def _best(run: StoredRun) -> tuple[str, ...]:
+def best_of(run: StoredRun) -> tuple[str, ...]:
     """Equal ones in the planner's order."""
     ranked = sorted(run.summary["plans"], key=lambda plan: plan["worst_of_slo"])
     return tuple(plan["deployment"] for plan in ranked[:PRINTED])
@@ -108,96 +95,97 @@ def even(panel: Panel, view: View) -> Deployment | None:
     return even_split(panel.num_gpus, hardware_of(panel.model, card, part.constants).degrees())
 
 
-def served(runs: Sequence[StoredRun], view: View) -> Table:
-    return tabulate(runs, view, SERVED, panels(), (SERVED_RATE,), view.seeds)
+def by_the_rule(view: View) -> int:
+    """First plans that the rule finds."""
+    return sum(even(panel, view) == panel.plans[0] for panel in panels())
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    table = served(runs, view)
-    rows = []
-    for row, at in enumerate(plans_at(runs, view, PLANNING_RATE)):
-        panel = at.panel
-        rows.append(
-            (
-                panel.title,
-                "; ".join(at.printed),
-                "; ".join(at.found),
-                "yes" if at.is_first else "no",
-                str(at.overlap),
-                "yes" if even(panel, view) == panel.plans[0] else "no",
-                *(said(table.at(name, row, 0), "%") for name in SERVED),
-            )
+def served(runs: Runs) -> Attainments:
+    return tabulate(runs, tuple(SERVED), panels(), (SERVED_RATE,))
+
+
+def gained(table: Attainments, name: str) -> Interval:
+    """Points over Table 2's first plan, on average."""
+    return table.interval(lambda means: 100 * float(np.nanmean(means[name] - means["ampd"])))
+
+
+def page(runs: Runs) -> Page:
+    table = served(runs)
+    rows = [
+        (
+            at.panel.title,
+            "; ".join(at.printed),
+            "; ".join(at.found),
+            "yes" if at.is_first else "no",
+            at.overlap,
+            "yes" if even(at.panel, runs.view) == at.panel.plans[0] else "no",
+            *(said(table.at(name, row, 0), "%") for name in SERVED),
         )
-    return save_table(
-        out,
-        f"{NAME}-{view.stem}",
-        title=TITLE,
-        columns=(
-            "pair",
-            "printed",
-            f"planner at {PLANNING_RATE:g}/s",
-            "first",
-            "of three",
-            "rule: even split",
-            f"Table 2's first at {SERVED_RATE:g}/s",
-            f"planner for {SERVED_RATE:g}/s",
-            "best of a search",
+        for row, at in enumerate(plans_at(runs, PLANNING_RATE))
+    ]
+    return Page(
+        table=Table(
+            columns=(
+                *("pair", "printed", f"planner at {PLANNING_RATE:g}/s", "first", "of three", "rule: even split"),
+                f"Table 2's first at {SERVED_RATE:g}/s",
+                f"planner for {SERVED_RATE:g}/s",
+                "best of a search",
+            ),
+            rows=rows,
         ),
-        rows=rows,
-        notes=(*_notes(runs, view), *invalid_notes(runs)),
+        notes=[*notes(runs, table), *invalid_notes(runs.all)],
+        after_heading="",
     )
 
 
-def _notes(runs: Sequence[StoredRun], view: View) -> list[str]:
-    table = served(runs, view)
-    notes = [f"Served: AMPD as printed, {DEFAULT}, {seeds_text(view)}; simulated."]
+def notes(runs: Runs, table: Attainments) -> list[str]:
+    found = [f"Served: AMPD as printed, {DEFAULT}, {seeds_text(runs.view)}; simulated."]
     for rate in PLANNING_RATES:
-        found = plans_at(runs, view, rate)
-        notes.append(
-            f"Planned for {rate:g} sessions/s: {sum(each.is_first for each in found)} of {len(found)} first plans and "
-            f"{sum(each.overlap for each in found)} of {PRINTED * len(found)} rows are among Table 2's, "
-            f"{sum(each.num_equal for each in found)} in their place."
+        plans = plans_at(runs, rate)
+        found.append(
+            f"Planned for {rate:g} sessions/s: {sum(each.is_first for each in plans)} of {len(plans)} first plans and "
+            f"{sum(each.overlap for each in plans)} of {PRINTED * len(plans)} rows are among Table 2's, "
+            f"{sum(each.num_equal for each in plans)} in their place."
         )
-    rule = sum(even(panel, view) == panel.plans[0] for panel in panels())
-    notes.append(
-        f"The rule of the largest even split alone: {rule} of {len(panels())} first plans: Table 2 does not tell planners apart."
+    found.append(
+        f"The rule of the largest even split alone: {by_the_rule(runs.view)} of {len(panels())} first plans: Table 2 does not tell planners apart."
     )
-    for name, what in (("planned", "the plan made for that rate"), ("ampd-tuned", "the best of a search")):
-        gained = table.interval(lambda means, n=name: 100 * float(np.nanmean(means[n] - means["ampd"])))  # type: ignore[misc]
+    for name in ("planned", "ampd-tuned"):
         each = 100 * (table.means[name] - table.means["ampd"])[:, 0]
-        notes.append(
-            f"Serving {SERVED_RATE:g} sessions/s, {what} attains {said(gained, 'points')} over Table 2's first on average "
+        found.append(
+            f"Serving {SERVED_RATE:g} sessions/s, {SERVED[name]} attains {said(gained(table, name), 'points')} over Table 2's first on average "
             f"({np.nanmin(each):+.0f} to {np.nanmax(each):+.0f})."
         )
-    return notes
+    return found
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    found = plans_at(runs, view, PLANNING_RATE)
-    first, overlap = sum(each.is_first for each in found), sum(each.overlap for each in found)
-    rule = sum(even(panel, view) == panel.plans[0] for panel in panels())
-    gained = served(runs, view).interval(lambda means: 100 * float(np.nanmean(means["planned"] - means["ampd"])))
-    gpus = {panel.trace: panel.num_gpus for panel in panels()}
-    printed = {str(row["trace"]).lower(): row["gpus_available"] for row in load_table("ampd/table2.csv")}
-    part = view.platform.part(ArPart)
+def findings(runs: Runs) -> list[Finding]:
+    plans = plans_at(runs, PLANNING_RATE)
+    first, overlap = sum(each.is_first for each in plans), sum(each.overlap for each in plans)
+    ours, theirs = len({each.found for each in plans}), len({each.printed for each in plans})
+    gpus = {panel.trace: float(panel.num_gpus) for panel in panels()}
+    printed = sorted({row["gpus_available"] for row in load_table("ampd/table2.csv")}, key=str)
     return [
-        finding(
+        runs.finding(
             "ampd-plan-match",
-            float(sum(each.num_equal for each in found)),
-            f"rows equal at {PLANNING_RATE:g}/s; {first} of {len(found)} first plans and {overlap} of {PRINTED * len(found)} rows among "
-            f"Table 2's three; an even split alone finds {rule} first plans; serving {SERVED_RATE:g}/s, plans made for it attain "
-            f"{said(gained, 'points')} over Table 2's, {seeds_text(view)}",
+            float(sum(each.num_equal for each in plans)),
+            f"rows equal at {PLANNING_RATE:g}/s; {first} of {len(plans)} first plans and {overlap} of {PRINTED * len(plans)} rows among "
+            f"Table 2's three; an even split alone finds {by_the_rule(runs.view)} first plans; serving {SERVED_RATE:g}/s, plans made for it attain "
+            f"{said(gained(served(runs), 'planned'), 'points')} over Table 2's, {seeds_text(runs.view)}",
         ),
-        finding(
+        runs.finding(
             "ampd-plan-distinct",
-            float(len({each.found for each in found})),
-            f"distinct top-three rankings of {len(found)} pairs at {PLANNING_RATE:g}/s",
-            holds=len({each.found for each in found}) == len({each.printed for each in found}),
+            float(ours),
+            f"distinct top-three rankings of {len(plans)} pairs at {PLANNING_RATE:g}/s",
+            holds=ours == theirs,
         ),
-        Finding(
-            claim="ampd-gpus",
-            value=tuple(float(gpus[trace]) for trace in ("hotpotqa", "toolbench", "dureader", "gaia")),
+        runs.finding(
+            "ampd-gpus",
+            tuple(gpus[trace] for trace in GPUS_OF),
+            f"of the traces' cards, on a cluster of {runs.view.platform.part(ArPart).num_gpus}; Table 2 says {printed}",
             obtained="computed",
-            how=f"of the traces' cards, on a cluster of {part.num_gpus}; Table 2 says {sorted(set(printed.values()), key=str)}",
         ),
     ]
+
+
+FIGURE = ampd_figure("table2", "AMPD, Table 2, App. A.3", page=page, cells=cells, findings=findings)

@@ -198,7 +198,7 @@ class Axis:
         if self.ticks is not None:
             names = [f"{tick:g}" for tick in self.ticks] if self.names is None else list(self.names)
             own["ticks"](list(self.ticks), names, **_given(fontsize=self.size, rotation=self.rotation))
-        if self.scale == "log2" or (self.scale == "log" and name == "x"):
+        if self.scale in ("log2", "log") and self.ticks is not None:
             axes.minorticks_off()
         if self.margin is not None:
             axes.margins(**_given(**{name: self.margin}))

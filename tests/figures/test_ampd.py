@@ -13,12 +13,14 @@ from support.session_runs import planner_run, session_run, session_runs
 
 from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, length, readings, switches, table1, table2
 from paper_figures.ampd import gains as gains_of
-from paper_figures.ampd.compare import Table, gains, said, tabulate
+from paper_figures.ampd.attainment import Table, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
 from paper_figures.ampd.panels import RATES, panel_of, panels
 from paper_figures.common import style
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import said
 from repro.reports.claims import Finding
-from repro.reports.figures import FIGURES, View
+from repro.reports.figures import Figure, View
 from repro.reports.paper import load_claims
 from repro.reports.roles import answers
 from repro.runs.cell import Cell
@@ -68,19 +70,18 @@ def test_panels_are_the_papers() -> None:
 
 
 def test_every_cell_can_be_prepared_and_each_question_is_asked_once() -> None:
-    asked = fig4.cells(VIEW)
+    asked = fig4.FIGURE.cells(VIEW)
     assert len(asked) == len(set(asked)) == 12 * len(RATES) * len(FIGURE4) * 3
     for cell in asked[: len(FIGURE4) * len(RATES) * 12]:
         if cell.rate == 0.8 and cell.system in ("ampd", "vllm-sim"):
             prepare(cell)
-    drawing = FIGURES["ampd/fig4"].load()
-    assert drawing.default_num_runs(VIEW.platform) == drawing.num_runs == PAIRED_SEEDS
+    assert fig4.FIGURE.default_num_runs(VIEW.platform) == fig4.FIGURE.num_runs == PAIRED_SEEDS
 
 
-@pytest.mark.parametrize("figure", [fig5, fig8, switches, length, table2, readings])
-def test_figures_share_the_runs_of_figure_4(figure: object) -> None:
-    keys = {cell.key for cell in fig4.cells(VIEW)}
-    own = {cell.key for cell in figure.cells(VIEW)}  # type: ignore[attr-defined]
+@pytest.mark.parametrize("figure", [each.FIGURE for each in (fig5, fig8, switches, length, table2, readings)])
+def test_figures_share_the_runs_of_figure_4(figure: Figure) -> None:
+    keys = {cell.key for cell in fig4.FIGURE.cells(VIEW)}
+    own = {cell.key for cell in figure.cells(VIEW)}
     assert keys & own
 
 
@@ -111,9 +112,9 @@ def test_an_attainment_of_nothing_counts_as_half_a_session() -> None:
 
 def test_invalid_runs_and_other_seeds_do_not_count() -> None:
     own = panel_of("Llama-3.1-70B", "dureader")
-    cells = grid("x", VIEW, ("ampd",), [own], (2.0,))
+    cells = grid(VIEW, ("ampd",), [own], (2.0,))
     runs = [session_run(cells[0], 0.9, valid=False), session_run(cells[1], 0.5), session_run(cells[2], 0.3)]
-    found = tabulate(runs, VIEW, ("ampd",), [own], (2.0,), range(3))
+    found = tabulate(Runs(runs, VIEW), ("ampd",), [own], (2.0,))
     assert np.isnan(found.values["ampd"][0, 0, 0])
     assert found.means["ampd"][0, 0] == pytest.approx(0.4)
 
@@ -122,14 +123,14 @@ def test_invalid_runs_and_other_seeds_do_not_count() -> None:
 
 
 def test_figure_4_compares_with_both_kinds_of_plan(tmp_path: Path) -> None:
-    runs = session_runs(fig4.cells(VIEW), share)
-    rendered = fig4.render(runs, VIEW, tmp_path)
+    runs = session_runs(fig4.FIGURE.cells(VIEW), share)
+    rendered = fig4.FIGURE.render(runs, VIEW, tmp_path)
     assert len(rendered.rows) == 60
     with rendered.files[-1].open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(runs)
     assert {row["obtained"] for row in rows} == {"simulated, uncalibrated"}
-    found = by_claim(fig4.findings(runs, VIEW))
+    found = by_claim(fig4.FIGURE.findings(runs, VIEW))
     mean = np.mean([share_ratio(rate) for rate in RATES])
     assert found["ampd-avg-dynamo"].value == pytest.approx(100 * (mean - 1))
     assert "median" in found["ampd-avg-dynamo"].how
@@ -150,7 +151,7 @@ def test_cells_in_which_a_baseline_is_ahead_are_listed(tmp_path: Path) -> None:
         is_there = (cell.dataset, cell.rate, cell.knob_values["model"]) == ("gaia", 2.0, "Qwen3-32B")
         return 0.9 if is_there and cell.system == "dynamo-sim" else share(cell)
 
-    table = fig4.table_of(session_runs(fig4.cells(VIEW), worse), VIEW)
+    table = fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), worse), VIEW))
     (text,) = gains_of.behind(table, "ours-tuned", ("dynamo-tuned",))
     assert text.startswith("Qwen3-32B GAIA 2/s: -")
     assert text.endswith("points behind Dynamo, tuned")
@@ -178,16 +179,16 @@ def test_behind_is_what_lies_below_by_more_than_the_interval(ours: list[float], 
 
 
 def test_notes_say_the_gains_of_each_over_each_and_where_it_is_not_ahead() -> None:
-    notes = gains_of.summary_notes(fig4.table_of(session_runs(fig4.cells(VIEW), share), VIEW), VIEW)
+    notes = gains_of.summary_notes(fig4.table_of(Runs(session_runs(fig4.FIGURE.cells(VIEW), share), VIEW)), VIEW)
     assert len(notes) == 8 + 3
     assert all(" over " in note and "largest" in note for note in notes[:8])
     assert all(note.endswith(" in 60 of 60 cells.") for note in notes[8:])
 
 
 def test_figure_5_takes_gains_over_both_bases(tmp_path: Path) -> None:
-    runs = session_runs(fig5.cells(VIEW), share)
-    fig5.render(runs, VIEW, tmp_path)
-    found = by_claim(fig5.findings(runs, VIEW))
+    runs = session_runs(fig5.FIGURE.cells(VIEW), share)
+    fig5.FIGURE.render(runs, VIEW, tmp_path)
+    found = by_claim(fig5.FIGURE.findings(runs, VIEW))
     base, ar, full = 0.6 - 0.1 + 0.01 - 0.15, 0.6 - 0.1 + 0.01 - 0.05, 0.6 - 0.1 + 0.01
     assert found["ampd-ar-dureader"].value == pytest.approx(100 * (ar / base - 1))
     assert found["ampd-full-dureader"].value == pytest.approx(100 * (full / base - 1))
@@ -201,9 +202,9 @@ def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected
         alpha = float(cell.knob_values.get("alpha", 0.9) or 0)
         return 0.5 + 0.01 * cell.seed - abs(alpha - best)
 
-    runs = session_runs(fig6.cells(VIEW), peaked)
-    fig6.render(runs, VIEW, tmp_path)
-    found = by_claim(fig6.findings(runs, VIEW))
+    runs = session_runs(fig6.FIGURE.cells(VIEW), peaked)
+    fig6.FIGURE.render(runs, VIEW, tmp_path)
+    found = by_claim(fig6.FIGURE.findings(runs, VIEW))
     assert found["ampd-alpha-peak"].value == expected
     assert found["ampd-beta-peak"].value == -0.75, "flat"
     assert found["ampd-w-insensitive"].value == pytest.approx(0.0)
@@ -212,13 +213,13 @@ def test_figure_6_calls_a_peak_what_stands_above_both_ends(best: float, expected
     def level_with_an_end(cell: Cell) -> float:
         return 0.6 if cell.knob_values.get("alpha", 0.9) in (0.9, 1.0) else 0.5
 
-    level = by_claim(fig6.findings(session_runs(fig6.cells(VIEW), level_with_an_end), VIEW))
+    level = by_claim(fig6.FIGURE.findings(session_runs(fig6.FIGURE.cells(VIEW), level_with_an_end), VIEW))
     assert level["ampd-alpha-peak"].value < 0, "what is as high as an end is no peak"  # type: ignore[operator]
 
     def noisy(cell: Cell) -> float:
         return 0.5 + (0.01 + 0.2 * (cell.seed - 1)) * (cell.knob_values.get("alpha", 0.9) == 0.9)
 
-    unsure = by_claim(fig6.findings(session_runs(fig6.cells(VIEW), noisy), VIEW))
+    unsure = by_claim(fig6.FIGURE.findings(session_runs(fig6.FIGURE.cells(VIEW), noisy), VIEW))
     assert unsure["ampd-alpha-peak"].value < 0, "nor what is above them within noise"  # type: ignore[operator]
 
 
@@ -236,24 +237,24 @@ def test_figure_6_calls_apart_what_differs_by_more_than_its_interval() -> None:
         (0.0, 0.0, False),
         (None, None, False),
     ):
-        assert fig6._is_apart(interval(mean, half_width)) is is_apart
+        assert fig6.is_apart(interval(mean, half_width)) is is_apart
 
 
 def test_figure_8_is_of_end_to_end_latency(tmp_path: Path) -> None:
-    runs = session_runs(fig8.cells(VIEW), share)
-    fig8.render(runs, VIEW, tmp_path)
-    (found,) = fig8.findings(runs, VIEW)
+    runs = session_runs(fig8.FIGURE.cells(VIEW), share)
+    fig8.FIGURE.render(runs, VIEW, tmp_path)
+    (found,) = fig8.FIGURE.findings(runs, VIEW)
     assert found.value == pytest.approx(1.0)
 
 
 def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path: Path) -> None:
-    runs = session_runs(readings.cells(VIEW), lambda cell: 0.5)
-    scores = readings.scores(runs, VIEW)
+    runs = session_runs(readings.FIGURE.cells(VIEW), lambda cell: 0.5)
+    scores = readings.scores(Runs(runs, VIEW))
     null = next(score for score in scores if score.reading == readings.NULL)
     assert null.whole.mean == pytest.approx(1.28, abs=0.01)
     assert {round(score.sort_key, 9) for score in scores} == {round(null.sort_key, 9)}, "all equal is the null"
     assert len(scores) == 1 + 5 * 16 + 16
-    rendered = readings.render(runs, VIEW, tmp_path)
+    rendered = readings.FIGURE.render(runs, VIEW, tmp_path)
     assert {len(row) for row in rendered.rows} == {len(rendered.columns)}
     (table,) = (path for path in rendered.files if path.suffix == ".csv")
     with table.open(newline="") as file:
@@ -263,19 +264,19 @@ def test_readings_score_the_null_as_the_mean_of_printed_gains(tmp_path: Path) ->
 
 
 def test_switches_say_what_they_add_in_every_cell(tmp_path: Path) -> None:
-    runs = session_runs(switches.cells(VIEW), share)
-    rendered = switches.render(runs, VIEW, tmp_path)
+    runs = session_runs(switches.FIGURE.cells(VIEW), share)
+    rendered = switches.FIGURE.render(runs, VIEW, tmp_path)
     assert len(rendered.rows) == 60
     assert rendered.rows[0][3:6] == ("10 ± 0", "5 ± 0", "15 ± 0")
     assert "gains in 60 and loses in 0 of 60 cells" in rendered.notes[0]
 
 
 def test_length_and_tables(tmp_path: Path) -> None:
-    runs = session_runs(length.cells(VIEW), share)
-    assert len(length.render(runs, VIEW, tmp_path).rows) == 8
-    found = by_claim(table1.findings([], VIEW))
+    runs = session_runs(length.FIGURE.cells(VIEW), share)
+    assert len(length.FIGURE.render(runs, VIEW, tmp_path).rows) == 8
+    found = by_claim(table1.FIGURE.findings([], VIEW))
     assert found["ampd-trace-hotpotqa"].value == pytest.approx((3.0, 1569.8, 80.03), rel=1e-3)
-    assert len(table1.render([], VIEW, tmp_path).rows) == 4
+    assert len(table1.FIGURE.render([], VIEW, tmp_path).rows) == 4
 
 
 def table_2_runs(first: str) -> list[StoredRun]:
@@ -287,26 +288,26 @@ def table_2_runs(first: str) -> list[StoredRun]:
 
     return [
         planned(cell) if cell.system == PLANNER_SYSTEM else session_run(cell, share(cell))
-        for cell in table2.cells(VIEW)
+        for cell in table2.FIGURE.cells(VIEW)
     ]
 
 
 def test_table_2_counts_rows_and_first_plans(tmp_path: Path) -> None:
     runs = table_2_runs("P:TP1x1 D:TP1x1")
-    plans = table2.plans_at(runs, VIEW, 0.6)
+    plans = table2.plans_at(Runs(runs, VIEW), 0.6)
     assert len(plans) == 12
     assert not any(each.is_first for each in plans)
     rule = [table2.even(panel, VIEW) == panel.plans[0] for panel in panels()]
     assert sum(rule) == 10
     assert sum(each.printed[0] in each.found for each in plans) == 10
-    found = by_claim(table2.findings(runs, VIEW))
+    found = by_claim(table2.FIGURE.findings(runs, VIEW))
     assert found["ampd-plan-match"].value == sum(each.found[1] == each.printed[1] for each in plans)
-    assert len(table2.render(runs, VIEW, tmp_path).rows) == 12
+    assert len(table2.FIGURE.render(runs, VIEW, tmp_path).rows) == 12
 
 
 def test_the_planner_ranks_by_its_own_numbers_so_that_what_it_says_can_be_otherwise() -> None:
     runs = table_2_runs("P:TP1x1 D:TP1x1")
-    found = {each.finding.claim: each for each in answers(lambda runs: table2.findings(runs, VIEW), runs)}
+    found = {each.finding.claim: each for each in answers(lambda runs: table2.FIGURE.findings(runs, VIEW), runs)}
     assert found["ampd-plan-match"].role == "prediction"
     assert found["ampd-gpus"].role == "by construction"
 
@@ -314,14 +315,16 @@ def test_the_planner_ranks_by_its_own_numbers_so_that_what_it_says_can_be_otherw
 def test_figure_7_times_plans_on_other_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: dict[str, Any] = {}
     monkeypatch.setattr(style, "publish", lambda *place, **words: said.update(words) or ())
-    runs = [planner_run(cell, seconds=float(cell.knob_values["num_gpus"] or 0) / 100) for cell in fig7.cells(VIEW)]
+    runs = [
+        planner_run(cell, seconds=float(cell.knob_values["num_gpus"] or 0) / 100) for cell in fig7.FIGURE.cells(VIEW)
+    ]
     assert len(runs) == len(fig7.GPUS) * 3
-    fig7.render(runs, VIEW, tmp_path)
+    fig7.FIGURE.render(runs, VIEW, tmp_path)
     _, measured, simulated = said["title"].splitlines()
     assert measured.startswith("measured: the seconds, on an unnamed CPU")
     assert simulated == "simulated: what is planned for, 4 servers of 8 NVIDIA H20 96 GB"
     assert "solved by enumeration of all plans" in said["caption"][0]
-    found = by_claim(fig7.findings(runs, VIEW))
+    found = by_claim(fig7.FIGURE.findings(runs, VIEW))
     assert found["ampd-plan-8"].value == pytest.approx(0.09)
     assert not found["ampd-plan-256"].comparable
     assert found["ampd-plan-growth"].value == pytest.approx(2.57 / 0.09)
@@ -329,16 +332,16 @@ def test_figure_7_times_plans_on_other_samples(tmp_path: Path, monkeypatch: pyte
     for exponent, holds in ((-0.5, False), (0.0, False), (0.85, True), (1.3, True), (1.5, False)):
         grown = [
             planner_run(cell, seconds=(float(cell.knob_values["num_gpus"] or 0) / 8) ** exponent)
-            for cell in fig7.cells(VIEW)
+            for cell in fig7.FIGURE.cells(VIEW)
         ]
-        assert by_claim(fig7.findings(grown, VIEW))["ampd-plan-growth"].holds is holds, exponent
+        assert by_claim(fig7.FIGURE.findings(grown, VIEW))["ampd-plan-growth"].holds is holds, exponent
     assert found["ampd-overhead"].value == pytest.approx(0.01)
 
 
 def test_findings_answer_claims_of_ampd() -> None:
     known = {claim.id for claim in load_claims("ampd")}
     for module in (fig4, fig5, fig6, fig8):
-        found = by_claim(module.findings(session_runs(module.cells(VIEW), share), VIEW))
+        found = by_claim(module.FIGURE.findings(session_runs(module.FIGURE.cells(VIEW), share), VIEW))
         assert found.keys() <= known
         assert not any(math.isnan(value) for each in found.values() for value in np.atleast_1d(each.value))
 

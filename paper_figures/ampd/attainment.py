@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from paper_figures.ampd.contenders import CONTENDERS, Knobs
+from paper_figures.ampd.contenders import CONTENDERS
 from paper_figures.ampd.panels import Panel
-from paper_figures.common.repeats import Repeats
-from repro.reports.figures import View
+from paper_figures.common.runs import Measure, Of, Runs
+from repro.reports.figures import Knobs, View
 from repro.runs.statistics import Interval, student_t_two_sided
-from repro.runs.store import StoredRun
+from repro.systems.ar.part import ArPart
 
 Floats = npt.NDArray[np.float64]
-Of = Callable[[StoredRun], float | None]
 Means = Mapping[str, Floats]
 """Mean over seeds [panel, rate] of each contender."""
 
@@ -26,14 +25,8 @@ HALF_A_SESSION = 0.5
 """Over the number of sessions: what an attainment of 0 counts as in a ratio."""
 
 
-def attained(run: StoredRun) -> float | None:
-    """In the run's own reading."""
-    share: float | None = run.summary["slo_attainment"]
-    return share
-
-
-def attained_in(reading: str) -> Of:
-    return lambda run: run.summary["attainment_by_reading"][reading]
+ATTAINED = Measure(path="slo_attainment")
+"""In the run's own reading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +40,18 @@ class Table:
     @property
     def num_seeds(self) -> int:
         return int(next(iter(self.values.values())).shape[2])
+
+    @property
+    def cells(self) -> Iterator[tuple[int, int]]:
+        """Row and column of each."""
+        return ((row, column) for row in range(len(self.panels)) for column in range(len(self.rates)))
+
+    @property
+    def num_cells(self) -> int:
+        return len(self.panels) * len(self.rates)
+
+    def place(self, row: int, column: int) -> str:
+        return f"{self.panels[row].title} at {self.rates[column]:g}/s"
 
     @cached_property
     def means(self) -> Means:
@@ -80,28 +85,35 @@ class Table:
 
 
 def tabulate(
-    runs: Sequence[StoredRun] | Repeats,
-    view: View,
+    runs: Runs,
     names: Sequence[str],
     panels: Sequence[Panel],
     rates: Sequence[float],
-    seeds: range,
     *,
-    of: Of = attained,
+    of: Of = ATTAINED,
     knobs: Knobs = (),
 ) -> Table:
-    repeats = runs if isinstance(runs, Repeats) else Repeats(runs, view)
-    values = {}
+    seeds, values = runs.view.seeds, {}
     for name in names:
         found = np.full((len(panels), len(rates), len(seeds)), np.nan)
         for row, panel in enumerate(panels):
             for column, rate in enumerate(rates):
-                cell = CONTENDERS[name].cell(None, view, panel, rate, 0, knobs)
-                for run in repeats.of(cell):
-                    if run.cell.seed in seeds and run.validity.valid and (value := of(run)) is not None:
-                        found[row, column, seeds.index(run.cell.seed)] = value
+                cell = CONTENDERS[name].on(runs.view, panel, rate, knobs)
+                for seed, value in runs.values(cell, of).items():
+                    if seed in seeds:
+                        found[row, column, seeds.index(seed)] = value
         values[name] = found
     return Table(panels=tuple(panels), rates=tuple(rates), values=values)
+
+
+def rates_of(view: View) -> tuple[float, ...]:
+    return view.rates or tuple(view.platform.part(ArPart).rates)
+
+
+def floor_of(view: View) -> float:
+    num = dict(view.knobs).get("num_prompts", view.platform.part(ArPart).num_sessions)
+    assert isinstance(num, int)
+    return HALF_A_SESSION / num
 
 
 def gains(means: Means, ours: str, theirs: str, floor: float) -> Floats:
@@ -113,14 +125,6 @@ def gains(means: Means, ours: str, theirs: str, floor: float) -> Floats:
 def cell_interval(table: Table, ours: str, theirs: str, row: int, column: int, floor: float) -> Interval:
     """Of one cell's gain, in percent."""
     return table.interval(lambda means: 100 * (float(gains(means, ours, theirs, floor)[row, column]) - 1))
-
-
-def said(interval: Interval, unit: str = "", digits: int = 1) -> str:
-    """``12.3 ± 4.5 %``; without an interval the number alone."""
-    if interval.mean is None:
-        return "-"
-    spread = "" if interval.half_width is None else f" ± {interval.half_width:.{digits}f}"
-    return f"{interval.mean:.{digits}f}{spread}{f' {unit}' if unit else ''}"
 
 
 def printed(panels: Sequence[Panel], rates: Sequence[float], baseline: str) -> Floats:
