@@ -80,11 +80,9 @@ def ablate(
     from repro.cli.plots import check_plot, save_plot
     from repro.cli.sweep import require_alike, run_sweep, say_what_ran, sweep_of
     from repro.paths import LOCAL
-    from repro.reports.ablation import BASE, LADDER
+    from repro.reports.ablation import BASE, CLUSTER_COMPONENTS, LADDER, PREFILL_COMPONENTS
     from repro.reports.ablation import component as component_of
-    from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
     from repro.reports.figures import MEASURED_RUNS, View, default_reading
-    from repro.reports.prefill_ablation import PREFILL_COMPONENTS
     from repro.runs.store import Store
     from repro.systems.platforms import platform as platform_of
     from repro.tasks.registry import TASKS

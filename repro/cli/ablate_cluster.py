@@ -18,7 +18,7 @@ RATE = 2.0
 
 
 def of_cluster(component: str, platform: str, request_rate: str | None) -> Paired:
-    from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
+    from repro.reports.ablation import CLUSTER_COMPONENTS
     from repro.systems.platforms import platform as platform_of
 
     where, rate = platform_of(platform), RATE if request_rate is None else opt.parse_rate(request_rate)

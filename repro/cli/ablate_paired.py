@@ -14,7 +14,7 @@ from repro.cli.output import print_json, print_table, say
 from repro.cli.said import lengths_json, lengths_line
 
 if TYPE_CHECKING:
-    from repro.reports.paired_ablation import PairedVariant
+    from repro.reports.ablation import Variant
     from repro.runs.store import StoredRun
     from repro.systems.platforms import Platform
 
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 class Paired:
     """A family's ablation: what is run, and what is shown of the runs."""
 
-    variants: Sequence[PairedVariant]
+    variants: Sequence[Variant]
     platform: Platform
     title: str
     datasets: Sequence[str]
@@ -73,7 +73,7 @@ def ablate_paired(
     knobs = tuple(opt.given(model=model).items())
     seeds = range(NUM_RUNS if num_runs is None else num_runs)
     grid = {
-        (dataset, variant): [variant.cell(family.platform, dataset, family.rate, seed, knobs) for seed in seeds]
+        (dataset, variant): [variant.paired_cell(family.platform, dataset, family.rate, seed, knobs) for seed in seeds]
         for dataset in datasets or family.datasets
         for variant in family.variants
     }

@@ -17,7 +17,7 @@ RATE = 60.0
 
 
 def of_prefill(component: str, platform: str, request_rate: str | None) -> Paired:
-    from repro.reports.prefill_ablation import PREFILL_COMPONENTS
+    from repro.reports.ablation import PREFILL_COMPONENTS
     from repro.systems.laps.part import part_of
     from repro.systems.platforms import platform as platform_of
 

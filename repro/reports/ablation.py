@@ -1,16 +1,19 @@
-"""What can be switched: one component on and off, all else equal, and the paper's cumulative ladder (§6.6)."""
+"""What can be switched, one component on and off, all else equal, and the paper's cumulative ladder (``components.yaml``)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import yaml
 
 from engines.errors import UserError
-from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
 from repro.reports.figures import Knobs, View
-from repro.reports.prefill_ablation import PREFILL_COMPONENTS
 from repro.runs.cell import Cell
+from repro.systems.platforms import Platform
 
 OURS, BASE = "dllm-serve", "sparse-dllm"
 
@@ -20,10 +23,10 @@ class Variant:
     """One setting of a component, or one rung of a ladder."""
 
     label: str
-    system: str = OURS
+    system: str
     knobs: Knobs = ()
     is_ours: bool = False
-    """Not in the paper: this project's own extension."""
+    """Not in the paper: this project's own repair or extension."""
 
     def cell(self, view: View, dataset: str, rate: float | None, seed: int, figure: str | None = None) -> Cell:
         """``figure`` is also the comparison that a measured cell is a part of."""
@@ -31,6 +34,19 @@ class Variant:
         if figure is not None:
             knobs += view.together(figure)
         return view.cell(figure, self.system, dataset, rate=rate, seed=seed, knobs=knobs)
+
+    def paired_cell(self, where: Platform, dataset: str, rate: float | None, seed: int, knobs: Knobs = ()) -> Cell:
+        """Of a simulated family, whose variants are paired by seed. Arrivals may outrun what serves them: what then
+        becomes of them is part of the answer."""
+        return Cell(
+            system=self.system,
+            dataset=dataset,
+            platform=where.name,
+            executor=where.executor,
+            rate=rate,
+            seed=seed,
+            knobs=tuple({"transient": True, **dict(knobs), **dict(self.knobs)}.items()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,77 +60,23 @@ class Component:
     """Whether its variants commit other tokens, so that accuracy is part of the comparison."""
 
 
-_REQUEST: Knobs = (("scheduler", "request"),)
-_MONOLITHIC: Knobs = (("logit_rows", "monolithic"),)
-_SINGLE: Knobs = (("refresh_delay", 0),)
-_AHEAD: Knobs = (("scheduler", "lookahead"),)
+def _variants(rows: Iterable[Mapping[str, Any]], system: str) -> tuple[Variant, ...]:
+    """``system`` is that of rows which name none."""
+    return tuple(Variant(**{"system": system, **row, "knobs": tuple(row.get("knobs", {}).items())}) for row in rows)
+
+
+def _paired(components: Mapping[str, Any], system: str) -> Mapping[str, tuple[Variant, ...]]:
+    return MappingProxyType({name: _variants(rows, system) for name, rows in components.items()})
+
+
+_STORED = yaml.safe_load(Path(__file__).with_name("components.yaml").read_text(encoding="utf-8"))
 
 COMPONENTS: Mapping[str, Component] = MappingProxyType(
-    {
-        component.name: component
-        for component in (
-            Component(
-                name="engine",
-                title="inference engine",
-                section="§6.6",
-                variants=(
-                    Variant(label="Sparse-dLLM", system=BASE),
-                    Variant(
-                        label="packed engine, request-level scheduler, monolithic logits", knobs=_REQUEST + _MONOLITHIC
-                    ),
-                ),
-                changes_tokens=True,
-            ),
-            Component(
-                name="scheduler",
-                title="phase-multiplexed scheduler",
-                section="§4.4",
-                variants=(
-                    Variant(label="request", knobs=_REQUEST),
-                    Variant(label="phase"),
-                    Variant(label="lookahead", knobs=_AHEAD, is_ours=True),
-                ),
-                changes_tokens=False,
-            ),
-            Component(
-                name="budgeting",
-                title="logit-aware budgeting",
-                section="§4.2-4.3",
-                variants=(Variant(label="monolithic", knobs=_MONOLITHIC), Variant(label="decomposed")),
-                changes_tokens=False,
-            ),
-            Component(
-                name="sparsity",
-                title="head-centric sparse KV cache",
-                section="§4.5",
-                variants=(
-                    Variant(label="dense", knobs=(("selection", "dense"),)),
-                    Variant(label="uniform", knobs=(("selection", "uniform"),)),
-                    Variant(label="head"),
-                ),
-                changes_tokens=True,
-            ),
-            Component(
-                name="refresh",
-                title="Refreshes per block",
-                section="§2.3",
-                variants=(Variant(label="two (delay 1)"), Variant(label="one (delay 0)", knobs=_SINGLE, is_ours=True)),
-                changes_tokens=True,
-            ),
-        )
-    }
+    {each["name"]: Component(**{**each, "variants": _variants(each["variants"], OURS)}) for each in _STORED[OURS]}
 )
-
-LADDER = (
-    Variant(label="Sparse-dLLM", system=BASE),
-    Variant(label="+ inference engine", knobs=_REQUEST + _MONOLITHIC),
-    Variant(label="+ phase-multiplexed scheduler", knobs=_MONOLITHIC),
-    Variant(label="+ logit-aware budgeting"),
-    Variant(label="+ single refresh", knobs=_SINGLE, is_ours=True),
-    Variant(label="+ look-ahead admission", knobs=_SINGLE + _AHEAD, is_ours=True),
-)
-"""Features added one by one; the first four rungs are the paper's Figure 8. Look-ahead comes last: it buys
-steps without delay, not throughput."""
+LADDER = _variants(_STORED["ladder"], OURS)
+CLUSTER_COMPONENTS = _paired(_STORED["ampd"], "ampd")
+PREFILL_COMPONENTS = _paired(_STORED["laps"], "laps")
 
 
 def component(name: str) -> Component:

@@ -21,9 +21,8 @@ from support.hostile import HOSTILE
 from typer.main import get_command
 
 from repro.cli.main import app
-from repro.reports.cluster_ablation import CLUSTER_COMPONENTS
+from repro.reports.ablation import CLUSTER_COMPONENTS, PREFILL_COMPONENTS
 from repro.reports.figures import FIGURES
-from repro.reports.prefill_ablation import PREFILL_COMPONENTS
 from repro.runs.system import SYSTEMS
 from repro.systems.platforms import PLATFORMS
 from repro.tasks.registry import TASKS

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import repro
 
-from repro.reports.prefill_ablation import PREFILL_COMPONENTS
+from repro.reports.ablation import PREFILL_COMPONENTS
 
 
 @pytest.mark.parametrize("component", PREFILL_COMPONENTS)
