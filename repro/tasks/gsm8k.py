@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,32 +21,8 @@ COLUMNS = ("question", "answer")
 TRAIN_FILE = "gsm8k_train.jsonl"
 """Beside the test file; its first rows are the examples."""
 
-EXAMPLES: tuple[Record, ...] = (
-    {
-        "question": "A baker fills 6 trays with 12 rolls each and sells 50 rolls. How many rolls are left?",
-        "answer": "The baker makes 6*12=<<6*12=72>>72 rolls.\nThere are 72-50=<<72-50=22>>22 rolls left.\n#### 22",
-    },
-    {
-        "question": "Nora reads 15 pages a day from Monday to Friday and 30 pages on each day of the weekend. How many "
-        "pages does she read in a week?",
-        "answer": "From Monday to Friday she reads 15*5=<<15*5=75>>75 pages.\nOn the weekend she reads "
-        "30*2=<<30*2=60>>60 pages.\nIn a week she reads 75+60=<<75+60=135>>135 pages.\n#### 135",
-    },
-    {
-        "question": "A jacket costs $80. It is sold with 25% off, and a coupon takes off another $10. What is paid for it?",
-        "answer": "The discount is 80*25/100=$<<80*25/100=20>>20.\nAfter it the jacket costs 80-20=$<<80-20=60>>60.\n"
-        "With the coupon 60-10=$<<60-10=50>>50 is paid.\n#### 50",
-    },
-    {
-        "question": "Tim is 4 years older than Rosa, and Rosa is twice as old as Ivo, who is 7. How old is Tim?",
-        "answer": "Rosa is 7*2=<<7*2=14>>14 years old.\nTim is 14+4=<<14+4=18>>18 years old.\n#### 18",
-    },
-    {
-        "question": "A tank holds 240 litres. A pump fills it with 8 litres a minute while a leak loses 2 litres a minute. "
-        "How many minutes does it take to fill the empty tank?",
-        "answer": "Each minute the tank gains 8-2=<<8-2=6>>6 litres.\nFilling it takes 240/6=<<240/6=40>>40 minutes.\n"
-        "#### 40",
-    },
+EXAMPLES: tuple[Record, ...] = tuple(
+    json.loads(Path(__file__).with_name("gsm8k_examples.json").read_text(encoding="utf-8"))
 )
 """Written for this project, in GSM8K's format, for machines that have its test split only."""
 

@@ -7,12 +7,14 @@ A system call newer than this table answers ENOSYS, so that libc falls back to o
 
 from __future__ import annotations
 
+import csv
 import ctypes
 import errno
 import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -43,130 +45,16 @@ _CLONE_THREAD = 0x10000
 _IOCTLS = (0x5401, 0x5450, 0x5451)  # TCGETS (isatty), FIONCLEX, FIOCLEX
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, SETLK, SETLKW, DUPFD_CLOEXEC
 
-# name -> (x86_64, aarch64), None where the architecture has no such call
-_ALLOWED: Mapping[str, tuple[int | None, int | None]] = MappingProxyType(
-    {
-        # files, by descriptor
-        "read": (0, 63),
-        "write": (1, 64),
-        "close": (3, 57),
-        "fstat": (5, 80),
-        "lseek": (8, 62),
-        "pread64": (17, 67),
-        "pwrite64": (18, 68),
-        "readv": (19, 65),
-        "writev": (20, 66),
-        "preadv": (295, 69),
-        "pwritev": (296, 70),
-        "dup": (32, 23),
-        "dup2": (33, None),
-        "dup3": (292, 24),
-        "flock": (73, 32),
-        "fsync": (74, 82),
-        "fdatasync": (75, 83),
-        "ftruncate": (77, 46),
-        "getdents": (78, None),
-        "getdents64": (217, 61),
-        "fchdir": (81, 50),
-        "fstatfs": (138, 44),
-        "close_range": (436, 436),
-        "pipe": (22, None),
-        "pipe2": (293, 59),
-        "poll": (7, None),
-        "ppoll": (271, 73),
-        "select": (23, None),
-        "pselect6": (270, 72),
-        # files, by name: Landlock or the mount namespace decide which
-        "stat": (4, None),
-        "lstat": (6, None),
-        "newfstatat": (262, 79),
-        "statx": (332, 291),
-        "access": (21, None),
-        "faccessat": (269, 48),
-        "faccessat2": (439, 439),
-        "statfs": (137, 43),
-        "getcwd": (79, 17),
-        "chdir": (80, 49),
-        "rename": (82, None),
-        "renameat": (264, 38),
-        "renameat2": (316, 276),
-        "mkdir": (83, None),
-        "mkdirat": (258, 34),
-        "rmdir": (84, None),
-        "unlink": (87, None),
-        "unlinkat": (263, 35),
-        "symlink": (88, None),
-        "symlinkat": (266, 36),
-        "readlink": (89, None),
-        "readlinkat": (267, 78),
-        "umask": (95, 166),
-        # memory, bounded by RLIMIT_AS
-        "mmap": (9, 222),
-        "mprotect": (10, 226),
-        "munmap": (11, 215),
-        "mremap": (25, 216),
-        "madvise": (28, 233),
-        "brk": (12, 214),
-        # threads and signals of its own
-        "futex": (202, 98),
-        "set_robust_list": (273, 99),
-        "set_tid_address": (218, 96),
-        "rseq": (334, 293),
-        "membarrier": (324, 283),
-        "sched_yield": (24, 124),
-        "sched_getaffinity": (204, 123),
-        "getcpu": (309, 168),
-        "rt_sigaction": (13, 134),
-        "rt_sigprocmask": (14, 135),
-        "rt_sigreturn": (15, 139),
-        "rt_sigpending": (127, 136),
-        "rt_sigtimedwait": (128, 137),
-        "rt_sigsuspend": (130, 133),
-        "sigaltstack": (131, 132),
-        "restart_syscall": (219, 128),
-        "pause": (34, None),
-        "alarm": (37, None),
-        "getitimer": (36, 102),
-        "setitimer": (38, 103),
-        "arch_prctl": (158, None),
-        "exit": (60, 93),
-        "exit_group": (231, 94),
-        "wait4": (61, 260),
-        "waitid": (247, 95),
-        # clocks, chance and who am I
-        "nanosleep": (35, 101),
-        "clock_nanosleep": (230, 115),
-        "clock_gettime": (228, 113),
-        "clock_getres": (229, 114),
-        "gettimeofday": (96, 169),
-        "time": (201, None),
-        "times": (100, 153),
-        "getrusage": (98, 165),
-        "getrlimit": (97, 163),
-        "sysinfo": (99, 179),
-        "uname": (63, 160),
-        "getrandom": (318, 278),
-        "getpid": (39, 172),
-        "getppid": (110, 173),
-        "gettid": (186, 178),
-        "getuid": (102, 174),
-        "geteuid": (107, 175),
-        "getgid": (104, 176),
-        "getegid": (108, 177),
-        "getgroups": (115, 158),
-        "getpgrp": (111, None),
-        "getpgid": (121, 155),
-        "getsid": (124, 156),
-    }
-)
+with Path(__file__).with_name("syscalls.csv").open(encoding="utf-8", newline="") as _file:
+    _ALLOWED = tuple(csv.DictReader(_file))
+    """The calls and their number on each architecture, empty where it has no such call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     audit: int
     """AUDIT_ARCH_* of linux/audit.h."""
-    column: int
-    """Column of the table above."""
+    name: str
     seccomp: int
     clone: int
     ioctl: int
@@ -177,16 +65,24 @@ class Architecture:
     clone3: int = 435
 
     def allowed(self) -> tuple[int, ...]:
-        return tuple(sorted(number for row in _ALLOWED.values() if (number := row[self.column]) is not None))
+        return tuple(sorted(int(row[self.name]) for row in _ALLOWED if row[self.name]))
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
         "x86_64": Architecture(
-            audit=0xC000003E, column=0, seccomp=317, clone=56, ioctl=16, fcntl=72, prlimit64=302, openat=257, open=2
+            audit=0xC000003E,
+            name="x86_64",
+            seccomp=317,
+            clone=56,
+            ioctl=16,
+            fcntl=72,
+            prlimit64=302,
+            openat=257,
+            open=2,
         ),
         "aarch64": Architecture(
-            audit=0xC00000B7, column=1, seccomp=277, clone=220, ioctl=29, fcntl=25, prlimit64=261, openat=56
+            audit=0xC00000B7, name="aarch64", seccomp=277, clone=220, ioctl=29, fcntl=25, prlimit64=261, openat=56
         ),
     }
 )
