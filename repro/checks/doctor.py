@@ -129,22 +129,27 @@ def look() -> Machine:
     )
 
 
+def _ok(item: str, detail: str) -> Item:
+    return Item(item=item, status="ok", detail=detail)
+
+
+def _no(item: str, detail: str) -> Item:
+    return Item(item=item, status="no", detail=detail)
+
+
+def _info(item: str, detail: str) -> Item:
+    return Item(item=item, status="info", detail=detail)
+
+
 def rows_for(machine: Machine) -> tuple[Item, ...]:
     """Software, hardware, data, then one row per platform and executor."""
+    memory = "unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes)
     return (
         _python_row(machine),
         _torch_row(machine),
         _gpu_row(machine),
-        Item(
-            item="CPU",
-            status="info",
-            detail=f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable",
-        ),
-        Item(
-            item="memory",
-            status="info",
-            detail="unknown" if machine.memory_bytes is None else _gigabytes(machine.memory_bytes),
-        ),
+        _info("CPU", f"{machine.cpu or 'unknown model'}, {machine.cores or 'unknown number of'} cores usable"),
+        _info("memory", memory),
         _disk_row(machine),
         _git_row(machine),
         _checkpoint_row(machine),
@@ -167,22 +172,14 @@ def rows_for(machine: Machine) -> tuple[Item, ...]:
 def _python_row(machine: Machine) -> Item:
     version = ".".join(map(str, machine.python))
     if machine.python[:2] < OLDEST_PYTHON:
-        return Item(
-            item="python",
-            status="no",
-            detail=f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer",
-        )
-    return Item(item="python", status="ok", detail=version)
+        return _no("python", f"{version} is too old: install {'.'.join(map(str, OLDEST_PYTHON))} or newer")
+    return _ok("python", version)
 
 
 def _torch_row(machine: Machine) -> Item:
     if (reason := _torch_reason(machine)) is not None:
-        return Item(item="torch", status="no", detail=reason)
-    return Item(
-        item="torch",
-        status="ok",
-        detail=f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}",
-    )
+        return _no("torch", reason)
+    return _ok("torch", f"{machine.torch}, {'CPU build' if machine.cuda is None else f'CUDA {machine.cuda}'}")
 
 
 def _torch_reason(machine: Machine) -> str | None:
@@ -195,12 +192,8 @@ def _torch_reason(machine: Machine) -> str | None:
 
 def _gpu_row(machine: Machine) -> Item:
     if machine.gpus:
-        return Item(
-            item="GPU",
-            status="ok",
-            detail="; ".join(f"{gpu.name}, {_gigabytes(gpu.memory_bytes)}" for gpu in machine.gpus),
-        )
-    return Item(item="GPU", status="info", detail=f"none: {_no_gpu_reason(machine)}")
+        return _ok("GPU", "; ".join(f"{gpu.name}, {_gigabytes(gpu.memory_bytes)}" for gpu in machine.gpus))
+    return _info("GPU", f"none: {_no_gpu_reason(machine)}")
 
 
 def _no_gpu_reason(machine: Machine) -> str:
@@ -212,26 +205,20 @@ def _no_gpu_reason(machine: Machine) -> str:
 def _disk_row(machine: Machine) -> Item:
     free = f"{_gigabytes(machine.disk_free_bytes)} free"
     if machine.disk_free_bytes < MIN_DISK_BYTES:
-        return Item(
-            item="disk",
-            status="no",
-            detail=f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures",
-        )
-    return Item(item="disk", status="ok", detail=free)
+        return _no("disk", f"{free}: make at least {_gigabytes(MIN_DISK_BYTES)} free for runs and figures")
+    return _ok("disk", free)
 
 
 def _git_row(machine: Machine) -> Item:
-    if not machine.has_git:
-        return Item(item="git", status="info", detail="not installed: runs are stored without a commit")
-    if machine.commit is None:
-        return Item(item="git", status="info", detail="not a checkout with commits: runs are stored without a commit")
-    return Item(item="git", status="ok", detail=f"commit {machine.commit[:12]}")
+    if machine.commit is not None and machine.has_git:
+        return _ok("git", f"commit {machine.commit[:12]}")
+    why = "not a checkout with commits" if machine.has_git else "not installed"
+    return _info("git", f"{why}: runs are stored without a commit")
 
 
 def _checkpoint_row(machine: Machine) -> Item:
-    if machine.missing_weights:
-        return Item(item="embedded model", status="no", detail=_no_checkpoint_reason(machine))
-    return Item(item="embedded model", status="ok", detail="present")
+    item = "embedded model"
+    return _no(item, _no_checkpoint_reason(machine)) if machine.missing_weights else _ok(item, "present")
 
 
 def _no_checkpoint_reason(machine: Machine) -> str:
@@ -240,76 +227,64 @@ def _no_checkpoint_reason(machine: Machine) -> str:
 
 def _data_dir_row(machine: Machine) -> Item:
     if machine.data_dir_error is not None:
-        return Item(item=DATA_DIR_VARIABLE, status="no", detail=machine.data_dir_error)
+        return _no(DATA_DIR_VARIABLE, machine.data_dir_error)
     if machine.data_dir is None:
-        return Item(item=DATA_DIR_VARIABLE, status="info", detail="not set: prompts come from the embedded generators")
-    return Item(item=DATA_DIR_VARIABLE, status="ok", detail=str(machine.data_dir))
+        return _info(DATA_DIR_VARIABLE, "not set: prompts come from the embedded generators")
+    return _ok(DATA_DIR_VARIABLE, str(machine.data_dir))
+
+
+def _local_file(machine: Machine, name: str) -> str | None:
+    """The data set's file in the data folder."""
+    folder = machine.data_dir
+    paths = [file.path for file in load_card(name).local]
+    return next((path for path in paths if folder is not None and (folder / path).is_file()), None)
 
 
 def _dataset_row(machine: Machine, name: str) -> Item:
     """Where source=auto takes the prompts from."""
-    directory = machine.data_dir
-    found = next(
-        (f.path for f in load_card(name).local if directory is not None and (directory / f.path).is_file()), None
-    )
-    return Item(
-        item=f"dataset {name}", status="ok", detail="embedded generator" if found is None else f"local file {found}"
-    )
+    found = _local_file(machine, name)
+    return _ok(f"dataset {name}", "embedded generator" if found is None else f"local file {found}")
 
 
 def _task_row(machine: Machine, task: TaskEntry) -> Item:
     """What ``repro eval`` needs of it: its problems, and for code a place to run it in."""
     item, lacks = f"task {task.name}", []
-    if not task.is_generated and not _has_problems(machine, task.name):
+    if not task.is_generated and _local_file(machine, task.name) is None:
         files = ", ".join(file.path for file in load_card(task.name).local)
         lacks.append(
             f"its problems are not here: set {DATA_DIR_VARIABLE} to a folder with one of {files}, or use --dataset-source hub"
         )
-    if task.runs_code and (support := machine.sandbox) is not None and not support.is_isolated:
-        lacks.append("generated code is not run here")
-    if task.runs_code and machine.sandbox is None:
-        lacks.append(machine.sandbox_error or "generated code is not run here")
+    if task.runs_code and (machine.sandbox is None or not machine.sandbox.is_isolated):
+        unknown = machine.sandbox_error if machine.sandbox is None else None
+        lacks.append(unknown or "generated code is not run here")
     if lacks:
-        return Item(item=item, status="no", detail="; ".join(lacks))
-    return Item(item=item, status="ok", detail="generated problems" if task.is_generated else "its problems are here")
-
-
-def _has_problems(machine: Machine, name: str) -> bool:
-    directory = machine.data_dir
-    return directory is not None and any((directory / file.path).is_file() for file in load_card(name).local)
+        return _no(item, "; ".join(lacks))
+    return _ok(item, "generated problems" if task.is_generated else "its problems are here")
 
 
 def _sandbox_row(machine: Machine) -> Item:
     item, support = "generated code", machine.sandbox
     if support is None:
-        return Item(item=item, status="no", detail=machine.sandbox_error or "not looked at")
+        return _no(item, machine.sandbox_error or "not looked at")
     if support.is_isolated:
-        return Item(item=item, status="ok", detail=f"isolated by {', '.join(support.layers)}")
-    return Item(
-        item=item,
-        status="no",
-        detail=f"not run, it could {' and '.join(support.gaps)}, unless accepted with {ACCEPT_VARIABLE}=1",
-    )
+        return _ok(item, f"isolated by {', '.join(support.layers)}")
+    return _no(item, f"not run, it could {' and '.join(support.gaps)}, unless accepted with {ACCEPT_VARIABLE}=1")
 
 
 def _package_row(name: str, version: str | None) -> Item:
     use = OPTIONAL[name]
-    if version is None:
-        return Item(item=name, status="info", detail=f"not installed, optional: {use}")
-    return Item(item=name, status="ok", detail=f"{version}: {use}")
+    return _info(name, f"not installed, optional: {use}") if version is None else _ok(name, f"{version}: {use}")
 
 
 def _measured_row(machine: Machine, platform: Platform) -> Item:
-    reason = _not_measurable(machine, platform)
-    if reason is not None:
-        return Item(item=f"{platform.name} measured", status="no", detail=reason)
+    item = f"{platform.name} measured"
+    if (reason := _not_measurable(machine, platform)) is not None:
+        return _no(item, reason)
     if platform.executor == "http":
-        return Item(item=f"{platform.name} measured", status="ok", detail="yes, at the client: 'repro bench --url URL'")
+        return _ok(item, "yes, at the client: 'repro bench --url URL'")
     if platform.gpu is None:
-        return Item(item=f"{platform.name} measured", status="ok", detail=f"yes, on {machine.cpu or 'this CPU'}")
-    return Item(
-        item=f"{platform.name} measured", status="ok", detail=f"yes, numbers are those of {_largest(machine).name}"
-    )
+        return _ok(item, f"yes, on {machine.cpu or 'this CPU'}")
+    return _ok(item, f"yes, numbers are those of {_largest(machine).name}")
 
 
 def _not_measurable(machine: Machine, platform: Platform) -> str | None:
@@ -334,17 +309,10 @@ def _not_measurable(machine: Machine, platform: Platform) -> str | None:
 
 
 def _simulated_row(platform: Platform) -> Item:
+    item = f"{platform.name} simulated"
     if platform.gpu is None:
-        return Item(
-            item=f"{platform.name} simulated",
-            status="no",
-            detail="the platform names no GPU to simulate: measure instead",
-        )
-    return Item(
-        item=f"{platform.name} simulated",
-        status="ok",
-        detail=f"yes, roofline of {describe_calibration(load_calibration(platform.gpu))}",
-    )
+        return _no(item, "the platform names no GPU to simulate: measure instead")
+    return _ok(item, f"yes, roofline of {describe_calibration(load_calibration(platform.gpu))}")
 
 
 def _largest(machine: Machine) -> FoundGpu:
