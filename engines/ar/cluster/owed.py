@@ -6,6 +6,7 @@ worker, whatever a batching policy, a queue or a router says.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -16,6 +17,9 @@ from engines.errors import RunError
 
 MOST_WAKES = 10_000
 """Times in a row that policies ask to be asked again without a prefill."""
+
+
+_LATEST_S = 1e12
 
 
 class _Due(NamedTuple):
@@ -70,8 +74,10 @@ class Owed:
         if not isinstance(plan, StepPlan):
             raise RunError(f"{who} answers {plan!r:.80}, which is no StepPlan")
         wake_s = plan.wake_s
-        if wake_s is not None and not (isinstance(wake_s, int | float) and wake_s == wake_s):
+        if wake_s is not None and not (isinstance(wake_s, int | float) and (wake_s <= _LATEST_S or wake_s == math.inf)):
             raise RunError(f"{who} wants to be asked again at {wake_s!r}, which is no time")
+        if not isinstance(plan.shares, list | tuple):
+            raise RunError(f"{who} plans {plan.shares!r:.80}, which are no shares of prefills")
         seen = set()
         for share in plan.shares:
             if not isinstance(share, Share) or not isinstance(share.task, PrefillTask):

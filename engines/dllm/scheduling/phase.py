@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
+
+from engines.errors import UserError
+from engines.named import asked
 
 
 class Phase(Enum):
@@ -37,6 +41,27 @@ class RefreshRule(Protocol):
     def window(self) -> Window: ...
 
     def phase(self, step_in_block: int) -> Phase: ...
+
+
+def check_rule(rule: RefreshRule, num_steps: int) -> None:
+    """Raise UserError for one that reuses what was not cached in a block of so many steps. Of one that decides by what a model
+    gives (``needs``) nobody knows beforehand."""
+    name = type(rule).__name__
+    for field, value, known in (("caches", rule.caches, (True, False)), ("window", rule.window, get_args(Window))):
+        if value not in known:
+            raise UserError(f"refresh rule {name} has {field}={value!r}: give one of {', '.join(map(str, known))}")
+    if getattr(rule, "needs", None):
+        return
+    has_cache, copy = False, deepcopy(rule)  # it may count what it is asked
+    for step in range(num_steps):
+        phase = asked(copy.phase, step)
+        if not isinstance(phase, Phase):
+            raise UserError(f"refresh rule {name} answers {phase!r:.80} for step {step} of a block, which is no Phase")
+        has_cache = has_cache or phase is Phase.BUILD
+        if has_cache and not rule.caches:
+            raise UserError(f"refresh rule {name} builds a cache in step {step} of a block, and says that it has none")
+        if phase is Phase.REUSE and not has_cache:
+            raise UserError(f"refresh rule {name} reuses a cache in step {step} of a block, before one was built")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from copy import deepcopy
 
 from engines.ar.cluster.policy import Router
 from engines.errors import UserError, require
@@ -19,14 +20,15 @@ def router_maker(ground: Ground, where: str) -> Callable[[int], Router]:
     require(callable(make), f"router={where!r} cannot be called: {_NEEDED}")
 
     def made(seed: int) -> Router:
-        router: Router = make(model=ground.performance, slo=ground.slo, seed=seed)
+        # Its own copies: what is shared decides other systems' runs, and the verdict on its own.
+        router: Router = make(model=deepcopy(ground.performance), slo=deepcopy(ground.slo), seed=seed)
         return router
 
     try:
         found = made(0)
-    except UserError:
+    except (UserError, KeyboardInterrupt, SystemExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         said = " ".join(str(error).split())
         raise UserError(f"router={where!r} fails when called ({type(error).__name__}: {said}): {_NEEDED}") from error
     require(

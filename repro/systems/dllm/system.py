@@ -8,6 +8,7 @@ from importlib import import_module
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method, check_ties
 from engines.dllm.needs import check_simulated
+from engines.dllm.scheduling.phase import check_rule
 from engines.dllm.scheduling.registry import scheduler_of
 from engines.errors import UserError, require
 from repro.runs.cell import Cell
@@ -87,6 +88,7 @@ class DllmSystem:
         sampler = self.method.sampler(settings.family, settings.options)
         batching = batching_of(self.method, settings.reading)
         require(lengths != [], "the workload has no requests: ask for at least one")
+        check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:
             check_simulated("method", self.method, keeps_state=True)
             check_simulated("refresh rule", sampler.rule)

@@ -54,6 +54,9 @@ BATCHES: dict[str, tuple[Any, str]] = {
     "says it is done": (lambda made, now: pretends(made), "changed prefill 0: left=1, where 100 is due"),
     "no plan": (lambda made, now: None, "batching policy Batches answers None, which is no StepPlan"),
     "no share": (lambda made, now: StepPlan([(1, 2)]), "which is no share of a prefill"),
+    "no shares": (lambda made, now: StepPlan(None), "plans None, which are no shares of prefills"),  # type: ignore[arg-type]
+    "shares once": (lambda made, now: StepPlan(each for each in made.shares), "which are no shares of prefills"),  # type: ignore[arg-type]
+    "beyond all time": (lambda made, now: StepPlan((), wake_s=10**400), "0, which is no time"),
     "no time": (lambda made, now: StepPlan((), wake_s=float("nan")), "asked again at nan, which is no time"),
     "another": (
         lambda made, now: StepPlan([Share(type(made.shares[0].task)(0, 0, 0, 0, "initial", 0, 1, 0.0), 1)]),

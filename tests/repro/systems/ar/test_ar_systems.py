@@ -118,12 +118,28 @@ def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeyp
     assert "my_router" in experiment.code.modules
 
 
+def test_what_a_router_is_made_with_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the verdict on it nor other systems' runs rest on what it has made of that."""
+    (tmp_path / "spoils.py").write_text(
+        "from engines.ar.cluster.policy import Decision\n\n\nclass Home:\n"
+        "    def __init__(self, *, model, slo, seed):\n"
+        "        for owner in (model, slo):\n            for name in vars(owner):\n"
+        "                object.__setattr__(owner, name, 1e9)\n\n"
+        "    def route(self, task, home, prefills, now):\n        return Decision(prefills[0].worker_id, False, 'mine')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = AR.summarize(ran(cell())[1])
+    assert AR.summarize(ran(cell(router="spoils:Home", slo_ttft_s=1e-6))[1])["slo_attainment"] == 0.0
+    assert AR.summarize(ran(cell())[1]) == own
+
+
 @pytest.mark.parametrize(
     ("route", "sentence"),
     [
         ("", "makes Mine, which has no route()"),
         ("route = 3", "makes Mine, which has no route()"),
         ("def route(self): ...", "makes Mine, which has no route() of four arguments"),
+        ("def __new__(cls, **given): raise GeneratorExit", "fails when called (GeneratorExit: )"),
         ("def __new__(cls, **given): raise LookupError('no\\nline')", "fails when called (LookupError: no line)"),
     ],
 )

@@ -119,6 +119,23 @@ def test_a_rule_on_data_is_refused_before_a_simulation(rule: Any, said: str) -> 
         with_rule(rule).prepare(cell())
 
 
+@dataclass(frozen=True)
+class Reuses:
+    caches: bool = True
+    window: Window = "block"
+
+    def phase(self, step_in_block: int) -> Phase:
+        return Phase.REUSE
+
+
+@pytest.mark.parametrize("executor", ["roofline", "torch"])
+def test_a_cache_that_was_never_built_is_not_reused(executor: str) -> None:
+    with pytest.raises(
+        UserError, match="refresh rule Reuses reuses a cache in step 0 of a block, before one was built"
+    ):
+        with_rule(Reuses()).prepare(cell(executor))
+
+
 def test_a_method_and_a_scheduler_are_asked_too() -> None:
     with pytest.raises(UserError, match="method Mine needs ids, which a simulation does not know"):
         with_rule(DelayedCache(), needs=frozenset({"ids"})).prepare(cell())
