@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engines.errors import UserError
+from engines.errors import RunError, UserError
 from repro.runs.cell import BASIS, COMPARISON, Cell
 from repro.runs.code import PACKAGES, Code, code_of, place
 from repro.runs.drivers.steps import OnProgress
@@ -78,13 +79,36 @@ class Experiment:
 
     def run(self, on_progress: OnProgress | None = None) -> RunRecord:
         record = self.deployment.run(self.workload, on_progress)
+        if record.obtained != self.deployment.obtained:
+            raise RunError(
+                f"system={self.cell.system!r} says of its run that it is {record.obtained}, and of itself {self.deployment.obtained}"
+            )
         return with_waits(record) if self.family.serves else record
+
+
+@contextmanager
+def blamed(cell: Cell) -> Iterator[None]:
+    """The body runs code that the cell names: what that raises is said of it, and is no fault of this program."""
+    try:
+        yield
+    except (ImportError, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        is_said = type(error).__module__.partition(".")[0] in PACKAGES
+        named = [f"{name}={value!r}" for name, value in _values(cell) if _module(value) is not None]
+        if is_said or not named:
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(f"{', '.join(named)} fails ({said}): correct it") from error
+
+
+def _values(cell: Cell) -> Iterator[tuple[str, object]]:
+    yield from (("system", cell.system), ("platform", cell.platform), *cell.knobs)
 
 
 def _named(cell: Cell) -> list[str]:
     """Modules that the cell names, as ``module:NAME``."""
-    values = (cell.system, cell.platform, *cell.knob_values.values())
-    return [module for value in values if (module := _module(value)) is not None]
+    return [module for _, value in _values(cell) if (module := _module(value)) is not None]
 
 
 def _module(value: object) -> str | None:
@@ -111,9 +135,13 @@ def _as_asked(cell: Cell) -> Cell:
 
 def prepare(cell: Cell) -> Experiment:
     """Resolve and check a cell; every refusal a user can cause is raised here, before any run."""
-    deployment, workload = SYSTEMS.get(cell.system).prepare(_as_asked(cell))
+    with blamed(cell):
+        system = SYSTEMS.get(cell.system)
+        if not isinstance(system.family, Family) or not isinstance(system.title, str):
+            raise TypeError("its family is no Family, or its title no text")
+        deployment, workload = system.prepare(_as_asked(cell))
+        digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     _named(cell)  # refuses what lies in no file
-    digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 

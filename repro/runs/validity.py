@@ -40,6 +40,8 @@ def request_counts(record: RunRecord) -> Iterator[str]:
         yield f"{counts['unfinished']} of {n} requests did not finish"
     if other := n - sum(counts.values()):
         yield f"{other} of {n} requests have an unknown status"
+    if negative := sum(length is not None and length < 0 for length in record.requests["output_len"]):
+        yield f"{negative} of {n} requests have an output_len below 0"
     if (repeated := n - len(set(record.requests["request_id"]))) > 0:
         yield f"{repeated} request ids are repeated"
 
