@@ -22,6 +22,7 @@ import numpy as np
 from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
+from engines.ampd.system import AmpdConfig
 from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.cluster.dispatch import RemoteOnly
@@ -136,7 +137,7 @@ def ground_of(panel: Panel) -> Ground:
     cell = Cell(
         system="ampd", dataset=panel.trace, platform="h20x32", executor="roofline", rate=1.0, seed=0, knobs=knobs
     )
-    return Ground.of(resolve(cell, "ampd", {}))
+    return Ground.of(resolve(cell, "ampd", AmpdConfig))
 
 
 def arrivals_of(ground: Ground, rate: float, seed: int, **sizes: int) -> Arrivals:

@@ -8,55 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from engines.ar.cluster.cluster import Cluster, Hardware, Policies
 from engines.ar.cluster.dispatch import Dispatch, RemoteOnly
 from engines.ar.cluster.policy import Decision, DecodeView, Estimator, PrefillView
 from engines.ar.deployment import Deployment
 from engines.ar.task import PrefillTask
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Fixed, Only, Range, check_fields
 
 BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
+CONDITIONAL = Only(conditional=get_args(BypassPolicy))
+Level = Annotated[float, Range(0, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConditionalConfig:
-    """``--router-conditional-disagg-config``, with its defaults."""
+class DynamoConfig:
+    """``--router-conditional-disagg-config`` with its defaults, and off by default."""
 
-    policy: BypassPolicy = "isl_bounding"
-    eff_isl_threshold: int = 2048
+    dispatch: Dispatch = "shortest"
+    """Which prefill worker gets a prefill."""
+    conditional: BypassPolicy | None = None
+    """What keeps a prefill on the decode worker: that it is short (isl_bounding), that prefill workers are busy (prefill_load), or
+    either; nothing by default."""
+    eff_isl_threshold: Annotated[int, Range(0, 10**6), CONDITIONAL] = 2048
     """Tokens to prefill beyond the decode worker's prefix cache; fewer may stay."""
-    eff_isl_ratio_threshold: float = 0.7
-    """Of the whole prompt; a smaller share may stay."""
-    prefill_busy_threshold: float | None = None
-    """Batches of prefill tokens at the chosen prefill worker above which a prefill stays; None: never."""
-    decode_busy_threshold: float | None = None
-    """Share of the decode worker's K/V memory above which nothing stays; None: no such gate."""
-    max_num_batched_tokens: int = 8192
+    eff_isl_ratio_threshold: Annotated[float, Range(0, 1), CONDITIONAL] = 0.7
+    """Share of the whole prompt; a smaller one may stay."""
+    prefill_busy_threshold: Annotated[Level | None, CONDITIONAL] = None
+    """Batches of prefill tokens at the chosen prefill worker above which a prefill stays; never by default."""
+    decode_busy_threshold: Annotated[Level | None, CONDITIONAL] = None
+    """Share of the decode worker's K/V memory above which nothing stays; no such gate by default."""
+    max_num_batched_tokens: Annotated[int, Fixed] = 8192
     """What counts as one batch of prefill tokens."""
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(BypassPolicy):
-            raise UserError(f"policy={self.policy!r} is unknown: use one of {', '.join(get_args(BypassPolicy))}")
-        require(self.eff_isl_threshold >= 0, f"eff_isl_threshold={self.eff_isl_threshold} must not be negative")
-        ratio = self.eff_isl_ratio_threshold
-        require(0 <= ratio <= 1, f"eff_isl_ratio_threshold={ratio} must be in [0, 1]")
-        for name in ("prefill_busy_threshold", "decode_busy_threshold"):
-            value = getattr(self, name)
-            require(value is None or value >= 0, f"{name}={value} must not be negative")
+        check_fields(self)
         require(
-            self.policy == "isl_bounding" or self.prefill_busy_threshold is not None,
-            f"policy={self.policy!r} needs prefill_busy_threshold: give it in batches of prefill tokens",
+            self.conditional in (None, "isl_bounding") or self.prefill_busy_threshold is not None,
+            f"conditional={self.conditional!r} needs prefill_busy_threshold: give it in batches of prefill tokens",
         )
 
 
 class ConditionalRouter:
     """A prefill stays on the decode worker if the policy says so and the decode worker is not too full."""
 
-    def __init__(self, config: ConditionalConfig, dispatch: Dispatch = "shortest", *, seed: int = 0) -> None:
+    def __init__(self, config: DynamoConfig, *, seed: int = 0) -> None:
         self.config = config
-        self._remote = RemoteOnly(dispatch, seed=seed)
+        self._remote = RemoteOnly(config.dispatch, seed=seed)
 
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
         worker = self._remote.pick(prefills, now)
@@ -68,12 +68,12 @@ class ConditionalRouter:
     def _bypass_reason(self, task: PrefillTask, worker: PrefillView) -> str | None:
         config = self.config
         prompt = task.history + task.tokens
-        if config.policy != "prefill_load" and (
+        if config.conditional != "prefill_load" and (
             task.tokens < config.eff_isl_threshold and task.tokens < config.eff_isl_ratio_threshold * prompt
         ):
             return "short"
         limit = config.prefill_busy_threshold
-        if config.policy != "isl_bounding" and limit is not None:
+        if config.conditional != "isl_bounding" and limit is not None:
             return "prefill-busy" if worker.backlog_tokens > limit * config.max_num_batched_tokens else None
         return None
 
@@ -83,31 +83,27 @@ class ConditionalRouter:
 
 
 def dynamo(
-    hardware: Hardware,
-    deployment: Deployment,
-    estimator: Estimator,
-    *,
-    dispatch: Dispatch = "shortest",
-    conditional: ConditionalConfig | None = None,
+    hardware: Hardware, deployment: Deployment, estimator: Estimator, config: DynamoConfig | None = None
 ) -> Cluster:
     """First come, first served; decode workers chosen by K/V in use; history reads overlap as AMPD's do."""
+    config = config or DynamoConfig()
     require(
         bool(deployment.prefill),
         f"deployment={deployment}: Dynamo needs prefill workers here, see vllm for co-location",
     )
     return Cluster(
-        name="dynamo" if conditional is None else "dynamo-conditional",
+        name="dynamo" if config.conditional is None else "dynamo-conditional",
         hardware=hardware,
         deployment=deployment,
         policies=Policies(
             make_router=lambda seed: (
-                RemoteOnly(dispatch, seed=seed)
-                if conditional is None
-                else ConditionalRouter(conditional, dispatch, seed=seed)
+                RemoteOnly(config.dispatch, seed=seed)
+                if config.conditional is None
+                else ConditionalRouter(config, seed=seed)
             ),
             estimator=estimator,
-            shares_prefill_queue=dispatch == "shared",
+            shares_prefill_queue=config.dispatch == "shared",
             # A task in a shared queue belongs to nobody until a worker is free.
-            overlaps=dispatch != "shared",
+            overlaps=config.dispatch != "shared",
         ),
     )

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import get_args
 
-from baselines.ar.dynamo import ConditionalConfig, dynamo
-from baselines.ar.vllm import Scheduling, continuum, vllm
+from baselines.ar.dynamo import DynamoConfig, dynamo
+from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum, vllm
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster, Hardware
-from engines.ar.cluster.dispatch import Dispatch
 from engines.ar.cluster.simulation import NEVER, StopRule
 from engines.ar.deployment import Deployment, replications
 from engines.ar.metrics import observe
@@ -95,13 +94,9 @@ def dynamo_candidates(
     model: PerformanceModel,
     deployments: Sequence[Deployment],
     *,
-    dispatches: Sequence[Dispatch] = ("shortest",),
-    conditional: ConditionalConfig | None = None,
+    configs: Sequence[DynamoConfig] = (DynamoConfig(),),
 ) -> tuple[Cluster, ...]:
-    return tuple(
-        dynamo(hardware, deployment, model, dispatch=dispatch, conditional=conditional)
-        for deployment, dispatch in product(deployments, dispatches)
-    )
+    return tuple(dynamo(hardware, deployment, model, config) for deployment, config in product(deployments, configs))
 
 
 def vllm_candidates(
@@ -113,9 +108,9 @@ def vllm_candidates(
     is_continuum: bool = False,
 ) -> tuple[Cluster, ...]:
     """Every degree that holds the longest session, with whole and with chunked prefills."""
-    build = continuum if is_continuum else vllm
+    build, made = (continuum, ContinuumConfig) if is_continuum else (vllm, VllmConfig)
     degrees = hardware.degrees(min_kv_tokens=longest_context)
     return tuple(
-        build(hardware, deployment, scheduling=scheduling)
+        build(hardware, deployment, made(scheduling=scheduling))  # type: ignore[arg-type]
         for deployment, scheduling in product(replications(num_gpus, degrees), schedulings)
     )

@@ -10,50 +10,46 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel
 from engines.ar.cluster.policy import Decision, DecodeView, PrefillView, QueueView
 from engines.ar.slo import Slo
 from engines.ar.task import PrefillTask
-from engines.errors import UserError, require
+from engines.knobs import Range, check_fields
 
 RouteOrder = Literal["random", "load"]
 WindowSignal = Literal["done", "age", "backlog"]
+Slack = Annotated[float, Range(0, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingConfig:
-    slo: Slo
-    alpha: float = 0.9
-    beta: float = 0.85
+    alpha: Slack = 0.9
+    """Share of the TTFT objective that the windowed mean of a prefill worker may reach for it to be taken (Algorithm 1, line 2)."""
+    beta: Slack = 0.85
+    """Share of the ITL objective that the decode worker may reach for it to prefill itself (Algorithm 1, line 4)."""
     route_order: RouteOrder = "random"
-    """In which order prefill workers are visited: as printed, or those with the shortest backlog first."""
+    """How prefill workers are visited: as printed, or those with the shortest backlog first (load)."""
     window: WindowSignal = "done"
-    """What counts as load: windowed means of what is *done*, as printed; or at least the *age* of what waits; or at
-    least the *backlog* in front of the task, and the age of the next token."""
+    """What counts as load: windowed means of what is done, as printed; or at least the age of what waits; or at least the
+    backlog in front of the task, and the age of the next token."""
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            require(value >= 0, f"{name}={value} must not be negative: it is a share of an objective")
-        if self.route_order not in get_args(RouteOrder):
-            raise UserError(
-                f"route_order={self.route_order!r} is unknown: use one of {', '.join(get_args(RouteOrder))}"
-            )
-        if self.window not in get_args(WindowSignal):
-            raise UserError(f"window={self.window!r} is unknown: use one of {', '.join(get_args(WindowSignal))}")
+        check_fields(self)
 
 
 class AdaptiveRouter:
     """Algorithm 1."""
 
-    def __init__(self, model: PerformanceModel, config: RoutingConfig, *, seed: int = 0) -> None:
-        self.model, self.config = model, config
+    def __init__(
+        self, model: PerformanceModel, slo: Slo, config: RoutingConfig | None = None, *, seed: int = 0
+    ) -> None:
+        self.model, self.slo, self.config = model, slo, config or RoutingConfig()
         self._rng = random.Random(seed)
 
     def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
-        slo = self.config.slo
+        slo = self.slo
         for worker in self._visits(prefills, now):  # line 1
             if self._ttft_s(worker, now) <= self.config.alpha * slo.ttft_s:  # line 2
                 return Decision(worker.worker_id, False, "ttft-slack")  # line 3

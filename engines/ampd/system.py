@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated
 
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.reordering import ReorderingQueue
-from engines.ampd.routing import AdaptiveRouter, RouteOrder, RoutingConfig, WindowSignal
+from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
+from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ar.cluster.cluster import Cluster, Hardware, Policies
 from engines.ar.cluster.dispatch import Dispatch, RemoteOnly
+from engines.ar.cluster.policy import Router
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.deployment import Deployment
 from engines.ar.slo import Slo
 from engines.ar.window import WINDOW_S
 from engines.errors import require
+from engines.knobs import Only, Range, check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class AmpdConfig:
     """Defaults are the paper's (§7.1)."""
 
-    alpha: float = 0.9
-    beta: float = 0.85
-    w: int = 3
-    window_s: float = WINDOW_S
     adaptive_routing: bool = True
     """AR; without it every prefill is remote."""
+    routing: Annotated[RoutingConfig, Only(adaptive_routing=True)] = field(default_factory=RoutingConfig)
+    dispatch: Annotated[Dispatch, Only(adaptive_routing=False)] = "shortest"
+    """Which prefill worker, where routing is not adaptive."""
     prefill_reordering: bool = True
     """PR; without it queues are first come, first served."""
-    route_order: RouteOrder = "random"
-    window: WindowSignal = "done"
-    dispatch: Dispatch = "shortest"
-    """Which prefill worker, where routing is not adaptive."""
+    w: Annotated[int, Range(1, MAX_LOOKAHEAD), Only(prefill_reordering=True)] = 3
+    """How many waiting prefills are reordered at once (§4.2)."""
+    window_s: Annotated[float, Range(above=0, most=1e6)] = WINDOW_S
+    """Length of the windows that statistics of workers are means of."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def make_router(self, slo: Slo, model: PerformanceModel, *, seed: int) -> Router:
+        if self.adaptive_routing:
+            return AdaptiveRouter(model, slo, self.routing, seed=seed)
+        return RemoteOnly(self.dispatch, seed=seed)
+
+    def make_queue(self, slo: Slo) -> PrefillQueue:
+        return ReorderingQueue(ttft_s=slo.ttft_s, w=self.w) if self.prefill_reordering else PrefillQueue()
 
 
 def ampd(
@@ -39,25 +53,14 @@ def ampd(
 ) -> Cluster:
     config = config or AmpdConfig()
     require(bool(deployment.prefill), f"deployment={deployment}: AMPD needs prefill workers, give a disaggregated one")
-    routing = RoutingConfig(
-        slo=slo, alpha=config.alpha, beta=config.beta, route_order=config.route_order, window=config.window
-    )
-
-    def queue() -> PrefillQueue:
-        return ReorderingQueue(ttft_s=slo.ttft_s, w=config.w) if config.prefill_reordering else PrefillQueue()
-
     return Cluster(
         name="ampd",
         hardware=hardware,
         deployment=deployment,
         policies=Policies(
-            make_router=lambda seed: (
-                AdaptiveRouter(model, routing, seed=seed)
-                if config.adaptive_routing
-                else RemoteOnly(config.dispatch, seed=seed)
-            ),
-            make_prefill_queue=queue,
-            make_local_queue=queue,
+            make_router=lambda seed: config.make_router(slo, model, seed=seed),
+            make_prefill_queue=partial(config.make_queue, slo),
+            make_local_queue=partial(config.make_queue, slo),
             estimator=model,
             window_s=config.window_s,
         ),

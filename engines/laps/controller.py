@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
-from engines.errors import UserError, require
+from engines.knobs import Count, Range, Seconds, check_fields
 
 Form = Literal["printed", "mended"]
 LengthClass = Literal["short", "long"]
+Weight = Annotated[float, Range(0, 1e6)]
 
 
 class Signals(NamedTuple):
@@ -38,30 +39,24 @@ class ControllerConfig:
     """The paper prints no values."""
 
     form: Form = "mended"
-    period_s: float = 1.0
+    period_s: Annotated[float, Range(above=0, most=1e6)] = 1.0
     """Delta t."""
-    cooldown_s: float = 5.0
+    cooldown_s: Seconds = 5.0
     """T_cool."""
-    tau: float = 1.0
+    tau: Weight = 1.0
     """Hysteresis."""
-    n_min: int = 1
-    alpha: float = 1.0
-    beta: float = 1.0
-    gamma: float = 0.5
-    quantile: float = 0.9
+    n_min: Count = 1
+    """Instances that a pool keeps."""
+    alpha: Weight = 1.0
+    beta: Weight = 1.0
+    gamma: Weight = 0.5
+    quantile: Annotated[float, Range(0, 1)] = 0.9
     """The aggregate over a pool: P90."""
-    window_s: float = 10.0
+    window_s: Seconds = 10.0
     """Of the averages that ``mended`` compares; 0 compares what each interval shows."""
 
     def __post_init__(self) -> None:
-        if self.form not in get_args(Form):
-            raise UserError(f"form={self.form!r} is unknown: use one of {', '.join(get_args(Form))}")
-        require(self.period_s > 0, f"period_s={self.period_s} must be above 0 s")
-        for name in ("cooldown_s", "tau", "alpha", "beta", "gamma", "window_s"):
-            value = getattr(self, name)
-            require(value >= 0 and math.isfinite(value), f"{name}={value} must be finite and not negative")
-        require(self.n_min >= 1, f"n_min={self.n_min}: a pool keeps at least one instance")
-        require(0 <= self.quantile <= 1, f"quantile={self.quantile} must be in [0, 1]")
+        check_fields(self)
 
 
 class Adjustment(NamedTuple):

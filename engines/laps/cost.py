@@ -8,57 +8,45 @@ roofline gives none).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from engines.ar.cost import Chunk, DecodeLine
 from engines.ar.step_mode import Bucket, Fallback, Rung
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
+from engines.knobs import Fixed, Proportion, Range, Seconds, Tokens, check_fields
 from engines.models.shape import ModelShape
 
 Overlap = Literal["max", "add"]
-"""Whether launches run ahead of the GPU (the longer of the two counts) or in turn with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillConstants:
     """Constants no datasheet gives. Role of all: assumed, until a card has been timed."""
 
-    matmul_efficiency: float = 0.65
-    attention_efficiency: float = 0.35
-    bandwidth_efficiency: float = 0.8
-    layer_launch_s: float = 0.35e-3
-    """Least time of a layer without a graph; public figures for SGLang give about 0.4 ms."""
-    step_overhead_s: float = 3e-3
+    matmul_efficiency: Annotated[Proportion, Fixed] = 0.65
+    attention_efficiency: Annotated[Proportion, Fixed] = 0.35
+    bandwidth_efficiency: Annotated[Proportion, Fixed] = 0.8
+    layer_launch_s: Annotated[float, Range(0, 1)] = 0.35e-3
+    """Least seconds of a layer without a graph; public figures for SGLang give about 0.4 ms."""
+    step_overhead_s: Annotated[Seconds, Fixed] = 3e-3
     """Scheduling and sampling of every step."""
-    request_overhead_s: float = 0.1e-3
+    request_overhead_s: Annotated[Seconds, Fixed] = 0.1e-3
     """Per request in a step."""
-    graph_launch_s: float = 0.6e-3
-    graph_check_s: float = 0.15e-3
+    graph_launch_s: Annotated[Seconds, Fixed] = 0.6e-3
+    graph_check_s: Annotated[Seconds, Fixed] = 0.15e-3
     """Looking up whether a graph fits, found or not (LAPS §4.1)."""
-    kappa: float = 0.0
+    kappa: Annotated[float, Range(above=-1, most=1e3)] = 0.0
     """Mixing penalty: GPU time of a step with short and long chunks, times 1 + kappa."""
-    boundary: int = 256
-    """Chunks of fewer tokens are short, for ``kappa`` alone."""
+    boundary: Tokens = 256
+    """Prompts of fewer tokens are short: for kappa, for LAPS, and in tables."""
     overlap: Overlap = "max"
+    """Whether launches run ahead of the GPU, where the longer of the two counts (max), or in turn with it (add)."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "overlap":
-                if value not in get_args(Overlap):
-                    raise UserError(f"overlap={value!r} is unknown: use one of {', '.join(get_args(Overlap))}")
-                continue
-            require(math.isfinite(value), f"{field.name}={value} must be finite")
-            if field.name.endswith("_efficiency"):
-                require(0 < value <= 1, f"{field.name}={value} must be in (0, 1]")
-            elif field.name == "kappa":
-                require(value > -1, f"kappa={value} must be above -1: a mixed step takes some time")
-            else:
-                require(value >= 0, f"{field.name}={value} must not be negative")
+        check_fields(self)
 
 
 class PrefillCost:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from engines.ar.cluster.batching import IDLE, Share, Situation, StepPlan
 from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
+from engines.knobs import Fixed, Proportion, Range, Seconds, check_fields
 from engines.laps.queue import OpenQueue
+
+Step = Annotated[float, Range(above=0, most=1e6)]
 
 
 class WorkModel(Protocol):
@@ -33,35 +36,32 @@ class WorkModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ReserveConfig:
-    slo_s: float | None = 0.4
+    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None: no deadlines, hence no late requests."""
-    share: float | None = None
-    """Of a step's budget, for late requests; None: the least share that keeps ``longest_wait_s``."""
-    longest_wait_s: float | None = None
-    """For a request that finds one objective's worth of work ahead of it; None: ten objectives."""
-    min_step_s: float = 0.05
-    max_step_s: float = 0.15
-    backlog_share: float = 0.15
-    """A step's budget as a share of all waiting work, between the two: long steps amortise, short ones respond."""
-    aging: float = 0.05
+    share: Proportion | None = None
+    """Share of a step's budget for late requests; by default the least that keeps longest_wait_s."""
+    longest_wait_s: Seconds | None = None
+    """Longest wait of a request that finds one objective's worth of work ahead of it; ten objectives by default."""
+    min_step_s: Step = 0.05
+    """Least seconds of a step's budget."""
+    max_step_s: Step = 0.15
+    """Most seconds of a step's budget: long steps amortise, short ones respond."""
+    backlog_share: Annotated[float, Range(0, 1e6)] = 0.15
+    """A step's budget as a share of all waiting work, between the two."""
+    aging: Annotated[float, Range(0, 1e6)] = 0.05
     """Seconds of remaining work a second of waiting is worth in the order."""
-    max_num_seqs: int = 256
+    max_num_seqs: Annotated[int, Range(1, 2**20), Fixed] = 256
 
     def __post_init__(self) -> None:
-        require(self.slo_s is None or self.slo_s > 0, f"slo_s={self.slo_s} must be above 0 s")
-        require(self.share is None or 0 < self.share <= 1, f"share={self.share} must be in (0, 1]")
+        check_fields(self)
         require(
             self.share is None or self.longest_wait_s is None,
             f"share={self.share} and longest_wait_s={self.longest_wait_s}: give one, each implies the other",
         )
         require(
-            0 < self.min_step_s <= self.max_step_s < math.inf,
-            f"min_step_s={self.min_step_s} and max_step_s={self.max_step_s}: give a finite range above 0 s",
+            self.min_step_s <= self.max_step_s,
+            f"min_step_s={self.min_step_s} must not be above max_step_s={self.max_step_s}",
         )
-        for name in ("backlog_share", "aging"):
-            value = getattr(self, name)
-            require(value >= 0 and math.isfinite(value), f"{name}={value} must be finite and not negative")
-        require(self.max_num_seqs >= 1, f"max_num_seqs={self.max_num_seqs} must be at least 1")
 
 
 def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: WorkModel) -> float:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 from engines.ar.cluster.batching import Batching
 from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cost import Chunk
 from engines.ar.step_mode import Bucket, Rung
-from engines.errors import UserError, require
+from engines.knobs import Count, Range, Tokens, check_fields
 from engines.laps.buckets import BATCHES, LADDER, captured_buckets
 from engines.laps.controller import ControllerConfig
 from engines.laps.graphs import Cheapest, GraphChoice, Ladder, Nearest, StepTimes, WithGraphs
@@ -32,16 +32,14 @@ with the least outstanding tokens, which keeps a history where it is cached."""
 class Spatial:
     """Pools of instances that serve one class each."""
 
-    num_short: int
+    num_short: Count
     """n_s at the start."""
     controller: ControllerConfig | None = None
     """None: the pools stay as they are."""
     pooling: Pooling = "global"
 
     def __post_init__(self) -> None:
-        require(self.num_short >= 1, f"num_short={self.num_short}: the short pool needs an instance")
-        if self.pooling not in get_args(Pooling):
-            raise UserError(f"pooling={self.pooling!r} is unknown: use one of {', '.join(get_args(Pooling))}")
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +56,6 @@ class PrefillSystem:
 
 
 def graph_choice(graphs: Graphs, times: StepTimes, captured: tuple[Bucket | Rung, ...]) -> GraphChoice | None:
-    if graphs not in get_args(Graphs):
-        raise UserError(f"graphs={graphs!r} is unknown: use one of {', '.join(get_args(Graphs))}")
     if graphs == "none":
         return None
     buckets = [shape for shape in captured if isinstance(shape, Bucket)]
@@ -89,14 +85,17 @@ def shapes_of(
 class LapsConfig:
     """Defaults mend what the printed text leaves broken; every switch has the printed setting."""
 
-    boundary: int = 256
+    boundary: Tokens = 256
     """L_m."""
-    slo_s: float | None = 0.4
+    slo_s: Annotated[float, Range(above=0, most=1e6)] | None = 0.4
     graphs: Graphs = "cheapest"
     wait: WaitConfig = field(default_factory=WaitConfig)
     """``slo_s`` of this configuration replaces its own."""
     temporal: TemporalConfig = field(default_factory=TemporalConfig)
     spatial: Spatial | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def laps(model: StepModel, config: LapsConfig | None = None, *, name: str = "laps") -> PrefillSystem:

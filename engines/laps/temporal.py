@@ -11,37 +11,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from engines.ar.cluster.batching import Share, Situation, StepPlan
 from engines.ar.task import PrefillTask
-from engines.errors import UserError, require
+from engines.errors import UserError
+from engines.knobs import Seconds, Tokens, check_fields
 from engines.laps.queue import ClassQueue
 from engines.laps.waiting import AdaptiveWait
 
 LongDispatch = Literal["single", "pack"]
-"""single: a step advances one request by C_l tokens, as printed. pack: several short of C_l tokens share it."""
 ClassRule = Literal["short-first", "urgency"]
-"""urgency: the class whose deadline is nearer than sigma, else the one with the larger backlog in steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemporalConfig:
-    chunk_tokens: int = 2048
-    """C_l."""
+    chunk_tokens: Tokens = 2048
+    """C_l: tokens of a long prompt in a step."""
     long_dispatch: LongDispatch = "pack"
+    """single: a step advances one request by C_l tokens, as printed. pack: several short of C_l tokens share it."""
     class_rule: ClassRule = "short-first"
-    max_long_wait_s: float = 1.0
-    short_tokens: int = 8192
+    """urgency: the class whose deadline is nearer than sigma, else the one with the larger backlog in steps."""
+    max_long_wait_s: Seconds = 1.0
+    """Seconds after which a long request gets every other step."""
+    short_tokens: Tokens = 8192
     """M: most tokens of a short batch."""
 
     def __post_init__(self) -> None:
-        for name, kind in (("long_dispatch", LongDispatch), ("class_rule", ClassRule)):
-            if getattr(self, name) not in get_args(kind):
-                raise UserError(f"{name}={getattr(self, name)!r} is unknown: use one of {', '.join(get_args(kind))}")
-        require(self.chunk_tokens >= 1, f"chunk_tokens={self.chunk_tokens} must be at least 1")
-        require(self.short_tokens >= 1, f"short_tokens={self.short_tokens} must be at least 1")
-        require(self.max_long_wait_s >= 0, f"max_long_wait_s={self.max_long_wait_s} must not be negative")
+        check_fields(self)
 
 
 class TemporalDisaggregation:
@@ -59,7 +56,7 @@ class TemporalDisaggregation:
                 f"queue={type(queue).__name__}: temporal disaggregation keeps two queues, give a ClassQueue"
             )
         short = self.wait.next_batch(queue, now) if queue.num_short and not self._long_is_due(at, queue, now) else None
-        if short is None and not queue.num_short and self.wait.config.variant == "printed":
+        if short is None and not queue.num_short and self.wait.config.wait == "printed":
             short = self.wait.next_batch(queue, now)
         shares = self._short_shares(at, queue, short.depth) if short is not None and short.depth else []
         if shares:

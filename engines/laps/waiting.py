@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
 
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Fixed, Only, Range, Seconds, Tokens, check_fields
 from engines.laps.queue import ClassQueue
 
-Variant = Literal["off", "printed", "guarded", "repaired"]
+WaitRule = Literal["off", "printed", "guarded", "repaired"]
+WAITING = Only(wait=("printed", "guarded", "repaired"))
 FULL_ROUNDS = 2
 """Rounds that reached D, in a row, after which D rises."""
 
@@ -26,33 +28,29 @@ FULL_ROUNDS = 2
 class WaitConfig:
     """The paper prints none of these times."""
 
-    variant: Variant = "repaired"
-    min_window_s: float = 0.0
-    max_window_s: float = 5e-3
-    slack_s: float = 50e-3
+    wait: WaitRule = "repaired"
+    """How long short requests wait for company: off, as printed, guarded against ending for ever, or repaired."""
+    min_window_s: Annotated[Seconds, WAITING] = 0.0
+    """Least seconds of a window."""
+    max_window_s: Annotated[Seconds, WAITING] = 5e-3
+    """Most seconds of a window."""
+    slack_s: Annotated[Seconds, WAITING] = 50e-3
     """sigma: a deadline this near is dispatched at once."""
-    margin_s: float = 10e-3
+    margin_s: Annotated[Seconds, WAITING] = 10e-3
     """delta, the safety margin of W_SLA."""
-    max_wait_s: float = 0.2
+    max_wait_s: Annotated[Seconds, WAITING] = 0.2
     """T_max, of the head of the line."""
-    slo_s: float | None = 0.4
+    slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None is the deadline-free mode, which waits for ``token_max`` tokens."""
-    token_max: int = 8192
-    """M_s."""
+    token_max: Annotated[Tokens, WAITING] = 8192
+    """M_s: tokens that are waited for where there is no deadline."""
 
     def __post_init__(self) -> None:
-        if self.variant not in get_args(Variant):
-            raise UserError(f"variant={self.variant!r} is unknown: use one of {', '.join(get_args(Variant))}")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, int | float):
-                require(value >= 0 and not math.isnan(value), f"{field.name}={value} must not be negative")
+        check_fields(self)
         require(
-            self.min_window_s <= self.max_window_s < math.inf,
-            f"min_window_s={self.min_window_s} and max_window_s={self.max_window_s}: give a finite range",
+            self.min_window_s <= self.max_window_s,
+            f"min_window_s={self.min_window_s} must not be above max_window_s={self.max_window_s}",
         )
-        require(self.slo_s is None or self.slo_s > 0, f"slo_s={self.slo_s} must be above 0 s")
-        require(self.token_max >= 1, f"token_max={self.token_max} must be at least 1")
 
     @property
     def deadline_s(self) -> float:
@@ -102,7 +100,7 @@ class AdaptiveWait:
         self.num_rounds = 0
 
     def next_batch(self, queue: ClassQueue, now: float) -> Wait:
-        variant = self.config.variant
+        variant = self.config.wait
         if variant == "off":
             return Wait(min(queue.num_short, self.depths[-1]))
         if variant == "printed":
@@ -127,7 +125,7 @@ class AdaptiveWait:
         assert self._round_s is not None
         service_s = self._service_s(depth, queue.short_tokens)
         latest_start_s = oldest.ready_s + config.deadline_s - service_s
-        if config.variant == "repaired":
+        if config.wait == "repaired":
             if config.slo_s is None:
                 self.window_s = config.max_window_s
             else:
@@ -145,7 +143,7 @@ class AdaptiveWait:
         self.num_rounds += 1
         config = self.config
         if depth >= self.target:
-            if config.variant != "repaired":
+            if config.wait != "repaired":
                 self.window_s = min(max(took_s, config.min_window_s), config.max_window_s)
                 return
             self._full_rounds += 1
@@ -155,7 +153,7 @@ class AdaptiveWait:
                 self.target = self.depths[min(above, len(self.depths) - 1)]
             return
         self._full_rounds = 0
-        self.target = depth if config.variant == "printed" else max(1, depth)
+        self.target = depth if config.wait == "printed" else max(1, depth)
 
     def _printed(self, queue: ClassQueue, now: float) -> Wait:
         """The loop to the letter: the timer starts with the round, and what a round collected is dispatched, if nothing."""

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from engines.ampd.routing import RoutingConfig
 from engines.ampd.system import AmpdConfig
-from engines.ar.slo import Slo
 from paper_figures.ampd.contenders import CONTENDERS
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, panel_of
@@ -152,7 +151,7 @@ def postponed(runs: Runs) -> Finding:
 
 
 def set_here(runs: Runs) -> list[Finding]:
-    config, routing = AmpdConfig(), RoutingConfig(slo=Slo(ttft_s=1.0, itl_s=1.0))
+    config, routing = AmpdConfig(), RoutingConfig()
     defaults = (routing.alpha, routing.beta, float(config.w))
     sessions = float(runs.all[0].num_requests)
     rows: tuple[tuple[str, float | tuple[float, ...], str], ...] = (

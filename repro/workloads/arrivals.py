@@ -7,21 +7,21 @@ numbers): a difference between two rates is not the luck of two draws.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.bounds import check_most
 from engines.errors import UserError
+from engines.knobs import Range, check_fields
 from repro.workloads.seed import derive_seed
 
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
 
-_LEAST = 1e-6
-"""Of rates and shapes: times would lose their digits below it."""
+Rate = Annotated[float, Range(1e-6, 1e6)]
+"""Arrivals a second; times would lose their digits beyond."""
+Burstiness = Annotated[float, Range(1e-6, 1e6)]
 _DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ between machines
 
 
@@ -37,18 +37,12 @@ class ArrivalConfig:
     """
 
     kind: ArrivalKind
-    rate: float | None = None
-    burstiness: float = 1.0
+    rate: Rate | None = None
+    burstiness: Burstiness = 1.0
     path: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(ArrivalKind):
-            raise UserError(f"arrivals={self.kind!r} is unknown: use one of {', '.join(get_args(ArrivalKind))}")
-        if self.rate is not None and not (math.isfinite(self.rate) and self.rate > 0):
-            raise UserError(
-                f"rate={self.rate} must be a finite number of requests/s above 0"
-                f" (for everything at once use arrivals='burst')"
-            )
+        check_fields(self)
         if self.kind in ("poisson", "gamma", "constant") and self.rate is None:
             raise UserError(f"rate=None: arrivals={self.kind!r} need a rate in requests/s")
         if self.kind == "burst" and self.rate is not None:
@@ -57,14 +51,22 @@ class ArrivalConfig:
             raise UserError(
                 f"burstiness={self.burstiness} has no effect when arrivals={self.kind!r}: use 'gamma', or leave it out"
             )
-        if not (math.isfinite(self.burstiness) and self.burstiness > 0):
-            raise UserError(f"burstiness={self.burstiness} must be a finite number above 0 (1 is Poisson)")
         if self.kind != "trace" and self.path is not None:
             raise UserError(f"path={self.path!r} has no effect when arrivals={self.kind!r}: use 'trace'")
-        for name, value in (("rate", self.rate), ("burstiness", self.burstiness)):
-            check_most(name, value)
-            if value is not None and value < _LEAST:
-                raise UserError(f"{name}={value} is below {_LEAST:g}, the least that is taken: raise it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalKnobs:
+    arrivals: ArrivalKind | None = None
+    """poisson, gamma or constant at the rate; trace for those of the data file; burst for all at once."""
+    burstiness: Burstiness | None = None
+    """Shape of gamma arrivals; 1 is Poisson."""
+
+
+def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
+    """Poisson at a rate, everything at once without one, unless the knobs say otherwise."""
+    kind = knobs.arrivals or ("burst" if rate is None else "poisson")
+    return ArrivalConfig(kind=kind, rate=rate, burstiness=1.0 if knobs.burstiness is None else knobs.burstiness)
 
 
 def arrival_times(

@@ -12,7 +12,7 @@ import pytest
 from support.clusters import session
 from support.prefill import LINEAR_MODEL
 
-from baselines.ar.dynamo import ConditionalConfig
+from baselines.ar.dynamo import DynamoConfig
 from baselines.ar.sglang import CacheAware
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
@@ -71,13 +71,13 @@ def pools_of(num_short: int) -> object:
 
 
 BOUNDS: tuple[tuple[Callable[..., object], str, Sequence[Any], Sequence[Any]], ...] = (
-    (ConditionalConfig, "eff_isl_threshold", (0,), (-1,)),
-    (ConditionalConfig, "eff_isl_ratio_threshold", (0, 1), (-0.01, 1.01)),
-    (ConditionalConfig, "prefill_busy_threshold", (None, 0), (-0.01,)),
-    (ConditionalConfig, "decode_busy_threshold", (None, 0), (-0.01,)),
+    (DynamoConfig, "eff_isl_threshold", (0,), (-1,)),
+    (DynamoConfig, "eff_isl_ratio_threshold", (0, 1), (-0.01, 1.01)),
+    (DynamoConfig, "prefill_busy_threshold", (None, 0), (-0.01,)),
+    (DynamoConfig, "decode_busy_threshold", (None, 0), (-0.01,)),
     (CacheAware, "cache_threshold", (0, 1), (-0.01, 1.01)),
-    (partial(RoutingConfig, slo=SLO), "alpha", (0,), (-0.01,)),
-    (partial(RoutingConfig, slo=SLO), "beta", (0,), (-0.01,)),
+    (RoutingConfig, "alpha", (0,), (-0.01,)),
+    (RoutingConfig, "beta", (0,), (-0.01,)),
     (partial(ReorderingQueue, ttft_s=1.0), "w", (1, MAX_LOOKAHEAD), (0, MAX_LOOKAHEAD + 1)),
     (TABLE, "rate", (1e-9,), (0, -1.0, math.inf)),
     *(

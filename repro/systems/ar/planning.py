@@ -9,21 +9,21 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from engines.ampd.planner.coefficients import Method, coefficients, default_method
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import best_ordering
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ampd.routing import AdaptiveRouter
 from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.task import PrefillTask
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Range, check_fields, given_to
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric
 from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Obtained, RunRecord, empty_table
-from repro.systems.ar import knobs
 from repro.systems.ar.plans import Ground
 from repro.systems.ar.settings import resolve
 from repro.workloads.sessions import SessionWorkload
@@ -35,11 +35,21 @@ MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""
 MOST_PLANS = 100
 """Each is one more program to solve."""
-TOP = 3
 NUM_DECISIONS = 2000
 """Timed ones of the router and of the queue, each."""
-OWN: Mapping[str, knobs.Kind] = {"top": int, "method": str, "timed": bool}
-"""``top`` plans are ranked. ``timed`` runs are measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannerKnobs:
+    top: Annotated[int, Range(1, MOST_PLANS)] = 3
+    """Plans that are ranked."""
+    method: Method | None = None
+    """How the program is solved; by the number of GPUs by default."""
+    timed: bool = False
+    """Measure how long the planner and its policies take."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def _fact(name: str) -> Callable[[RunRecord], Any]:
@@ -136,7 +146,7 @@ class Planning:
 
     def _decisions(self) -> dict[str, float]:
         """Seconds of one, where it is longest: no worker has slack, and the first prefill of three is late."""
-        router = AdaptiveRouter(self.ground.performance, RoutingConfig(slo=self.ground.slo))
+        router = AdaptiveRouter(self.ground.performance, self.ground.slo)
         late_s, over_s = 2 * self.ground.slo.ttft_s, 2 * self.ground.slo.itl_s
         degree = max(self.ground.hardware.degrees())
         busy = [
@@ -169,18 +179,14 @@ class Planner:
     family: ClassVar[Family] = PLANNING
 
     def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:
-        settings = resolve(cell, self.name, OWN, most_gpus=MOST_GPUS)
+        settings = resolve(cell, self.name, PlannerKnobs, most_gpus=MOST_GPUS)
         require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
         assert cell.rate is not None
-        given = cell.knob_values
-        top, method = given.get("top"), given.get("method")
-        require(top is None or 1 <= int(str(top)) <= MOST_PLANS, f"top={top} must be between 1 and {MOST_PLANS}")
-        if method is not None and method not in get_args(Method):
-            raise UserError(f"method={method!r} is unknown: use one of {', '.join(get_args(Method))}")
+        given = cell.asked
+        knobs = given_to(PlannerKnobs(), given)
         for name in ("deployment", "transient", "planning_rate"):
             require(
-                given.get(name) is None,
-                f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out",
+                name not in given, f"{name}={given.get(name)!r} has no effect with system={self.name!r}: leave it out"
             )
         ground = Ground.of(settings)
         smallest = min(ground.hardware.degrees())
@@ -192,9 +198,9 @@ class Planner:
             ground=ground,
             rate=cell.rate,
             basis=hashlib.sha256(repr((settings.basis, PlannerConfig())).encode()).hexdigest()[:12],
-            top=TOP if top is None else int(str(top)),
-            method=method,  # type: ignore[arg-type]
-            is_timed=bool(given.get("timed")),
+            top=knobs.top,
+            method=knobs.method,
+            is_timed=knobs.timed,
         )
         return planning, ground.sampled(cell.seed, rate=cell.rate)
 

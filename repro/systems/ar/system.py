@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engines.errors import require
+from engines.knobs import knobs_of
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.systems.ar import knobs
 from repro.systems.ar.deployment import ClusterDeployment
 from repro.systems.ar.family import AR
 from repro.systems.ar.plans import Build, Options
@@ -23,7 +22,8 @@ class ArSystem:
     name: str
     title: str
     summary: str
-    own: Mapping[str, knobs.Kind] = field(hash=False)
+    own: type
+    """Settings whose fields are the system's own knobs."""
     build: Build
     is_disaggregated: bool
     deployment: str
@@ -54,11 +54,16 @@ class ArSystem:
             is_disaggregated=self.is_disaggregated,
             tried=self.tried,
             settings=settings,
-            options=tuple(sorted(knobs.pick(cell.knob_values, self.own).items())),
+            options=own_options(cell, self.own),
             how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
             modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),
         )
+
+
+def own_options(cell: Cell, own: type) -> Options:
+    """The system's own knobs that the cell sets."""
+    return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in knobs_of(own))
 
 
 def _check_lengths(settings: Settings, workload: SessionWorkload) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from baselines.ar.dynamo import ConditionalConfig, dynamo
-from baselines.ar.vllm import continuum, vllm
+from baselines.ar.dynamo import DynamoConfig, dynamo
+from baselines.ar.vllm import ContinuumConfig, VllmConfig, continuum, vllm
+from engines.ampd.routing import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from repro.systems.ar import knobs
+from engines.knobs import given_to, knobs_of
 from repro.systems.ar.plans import PLANNER, SEARCH, Ground
 from repro.systems.ar.plugged import router_maker
 from repro.systems.ar.system import ArSystem
@@ -20,66 +21,50 @@ from repro.systems.ar.system import ArSystem
 _SCHEDULINGS = ((("scheduling", "prefill-first"),), (("scheduling", "chunked"),))
 
 
+@dataclass(frozen=True, kw_only=True)
+class AmpdKnobs(AmpdConfig):
+    router: str | None = None
+    """A router of one's own as module:NAME, called as NAME(model=..., slo=..., seed=...) for every run."""
+
+
 def build_ampd(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    given = dict(options)
-    router = given.pop("router", None)
-    config = AmpdConfig(**given)
-    for name in ("alpha", "beta", "route_order", "window", "adaptive_routing", "dispatch"):
-        require(
-            router is None or name not in given,
-            f"{name}={given.get(name)!r} has no effect with router={router!r}: keep one",
-        )
-    for name in ("alpha", "beta", "route_order", "window"):
-        require(
-            config.adaptive_routing or name not in options,
-            f"{name}={options.get(name)!r} has no effect with adaptive_routing=false: leave it out",
-        )
-    require(
-        not config.adaptive_routing or "dispatch" not in options,
-        f"dispatch={config.dispatch!r} has no effect with adaptive routing: add adaptive_routing=false, or leave it out",
-    )
-    require(
-        config.prefill_reordering or "w" not in options,
-        f"w={config.w} has no effect with prefill_reordering=false: leave it out",
-    )
-    require(config.window_s > 0, f"window_s={config.window_s} must be above 0 s")
+    config = given_to(AmpdKnobs(), options)
     cluster = ampd(ground.hardware, deployment, ground.slo, ground.performance, config)
     # Policies are made for each run; making them once here shows wrong options before any.
-    if router is None:
+    if config.router is None:
         cluster.policies.make_router(0)
     else:
-        policies = replace(cluster.policies, make_router=router_maker(ground, router))
+        for name in (*knobs_of(RoutingConfig), "adaptive_routing", "dispatch"):
+            require(
+                name not in options,
+                f"{name}={options.get(name)!r} has no effect with router={config.router!r}: keep one",
+            )
+        policies = replace(cluster.policies, make_router=router_maker(ground, config.router))
         cluster = replace(cluster, policies=policies)
     cluster.policies.make_prefill_queue()
     return cluster
 
 
 def build_dynamo(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    given = dict(options)
-    dispatch, policy = given.pop("dispatch", "shortest"), given.pop("conditional", None)
-    for name, value in given.items():
-        require(
-            policy is not None, f"{name}={value!r} has no effect without conditional: give its policy, or leave it out"
-        )
-    conditional = None if policy is None else ConditionalConfig(policy=policy, **given)
-    cluster = dynamo(ground.hardware, deployment, ground.performance, dispatch=dispatch, conditional=conditional)
+    config = given_to(DynamoConfig(), options)
+    cluster = dynamo(ground.hardware, deployment, ground.performance, config)
     cluster.policies.make_router(0)
     return cluster
 
 
 def build_vllm(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    return vllm(ground.hardware, deployment, **options)
+    return vllm(ground.hardware, deployment, given_to(VllmConfig(), options))
 
 
 def build_continuum(ground: Ground, deployment: Deployment, options: Mapping[str, Any]) -> Cluster:
-    return continuum(ground.hardware, deployment, **options)
+    return continuum(ground.hardware, deployment, given_to(ContinuumConfig(), options))
 
 
 AMPD = ArSystem(
     name="ampd",
     title="AMPD",
     summary="disaggregation with adaptive routing, prefill reordering and a planner, simulated",
-    own=knobs.AMPD,
+    own=AmpdKnobs,
     build=build_ampd,
     is_disaggregated=True,
     deployment=PLANNER,
@@ -88,7 +73,7 @@ DYNAMO_SIM = ArSystem(
     name="dynamo-sim",
     title="Dynamo",
     summary="disaggregation, prefills always remote or by Dynamo's conditional rule, simulated",
-    own=knobs.DYNAMO,
+    own=DynamoConfig,
     build=build_dynamo,
     is_disaggregated=True,
     deployment=SEARCH,
@@ -97,7 +82,7 @@ VLLM_SIM = ArSystem(
     name="vllm-sim",
     title="vLLM",
     summary="co-located prefill and decode with a prefix cache, simulated",
-    own=knobs.VLLM,
+    own=VllmConfig,
     build=build_vllm,
     is_disaggregated=False,
     deployment=SEARCH,
@@ -107,7 +92,7 @@ CONTINUUM_SIM = ArSystem(
     name="continuum-sim",
     title="vLLM-Continuum",
     summary="vLLM with sessions in flight first and their K/V kept between rounds, simulated",
-    own=knobs.CONTINUUM,
+    own=ContinuumConfig,
     build=build_continuum,
     is_disaggregated=False,
     deployment=SEARCH,

@@ -75,7 +75,7 @@ class PrefillDeployment:
             num_instances=settings.num_instances,
             slo_s=settings.slo_s,
             boundary=settings.boundary,
-            cache=settings.cache,  # type: ignore[arg-type]
+            cache=settings.cache,
             reprefills_answer=settings.reprefills_answer,
         )
 

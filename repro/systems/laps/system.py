@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.systems.ar.knobs import pick
-from repro.systems.laps import knobs
+from repro.systems.ar.system import own_options
 from repro.systems.laps.deployment import Build, PrefillDeployment
 from repro.systems.laps.family import PREFILL
 from repro.systems.laps.part import PrefillPart
@@ -24,7 +22,8 @@ class PrefillSystemEntry:
     name: str
     title: str
     summary: str
-    own: Mapping[str, knobs.Kind] = field(hash=False)
+    own: type
+    """Settings whose fields are the system's own knobs."""
     build: Build
 
     @property
@@ -39,7 +38,7 @@ class PrefillSystemEntry:
             title=self.title,
             build=self.build,
             settings=settings,
-            options=tuple(sorted(pick(cell.knob_values, self.own).items())),
+            options=own_options(cell, self.own),
             policies=self.build.__module__,
         )
         deployment.check_options()

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar
 
-from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, SglangConfig, graphs_only, sglang
+from baselines.ar.sglang import CHUNKED_PREFILL_SIZE, Routing, SglangConfig, graphs_only, sglang
 from baselines.ar.vllm import CHUNK_TOKENS
 from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Count, Only, Range, Tokens, given_to, knobs_of
 from engines.laps.controller import ControllerConfig
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
-from engines.laps.system import Graphs, LapsConfig, PrefillSystem, Spatial, laps, reserve
+from engines.laps.system import Graphs, LapsConfig, Pooling, PrefillSystem, Spatial, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
-from repro.systems.laps import knobs
+from repro.systems.laps.knobs import SIMULATED
 from repro.systems.laps.settings import Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
@@ -25,72 +26,116 @@ SHORT_SHARE = 0.25
 """Of the instances, for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GraphKnobs:
+    graphs: Graphs | None = None
+    """Which graph a step replays. nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder:
+    packed sizes, likewise. none."""
+    graph_budget_gb: (
+        Annotated[float, Range(0, 1000), SIMULATED, Only(graphs=("nearest", "cheapest", "ladder"))] | None
+    ) = None
+    """GB of memory for captured graphs; all of them by default."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolKnobs:
+    num_short: Count | None = None
+    """Instances of the short pool, where there are several; a quarter of them by default."""
+    controller: Literal["mended", "printed", "off"] = "mended"
+    """Which form of Algorithm 2 moves instances between the pools; off leaves them as they are."""
+    pooling: Pooling | None = None
+    """global: instances pull from their pool's queue (LAPS §3.2). each: requests are pushed to the instance of the pool with the
+    least outstanding tokens, which keeps a history where it is cached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisaggregationKnobs(PoolKnobs):
+    temporal: TemporalConfig = field(default_factory=TemporalConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LapsKnobs(GraphKnobs, DisaggregationKnobs):
+    wait: WaitConfig = field(default_factory=WaitConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveKnobs(GraphKnobs):
+    reserve: ReserveConfig = field(default_factory=ReserveConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmPdKnobs:
+    max_num_batched_tokens: Tokens | None = None
+    """Tokens of a step."""
+    routing: Routing | None = None
+    """Which instance a turn goes to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangKnobs(VllmPdKnobs):
+    prefill_graphs: bool = False
+    """Replay captured sizes, as SGLang does by now; the paper's baselines did not."""
+
+
 def build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    given = dict(options)
-    graphs = _graphs(given, "cheapest")
-    return laps(_model(settings, graphs, given), _laps_config(settings, graphs, given), name="laps")
+    model, graphs = _captured(settings, options, "cheapest")
+    return laps(model, _laps_config(settings, graphs, options), name="laps")
 
 
 def build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     """No graphs, and so nothing to wait for."""
-    given = {"wait": "off", **options}
-    return laps(settings.step_model(()), _laps_config(settings, "none", given), name="laps-disaggregation-only")
+    config = _laps_config(settings, "none", {"wait": "off", **options})
+    return laps(settings.step_model(()), config, name="laps-disaggregation-only")
 
 
 def build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     """SGLang's one queue, with the graphs of LAPS."""
-    given = dict(options)
-    graphs = _graphs(given, "cheapest")
+    model, graphs = _captured(settings, options, "cheapest")
     budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
-    return graphs_only(
-        _model(settings, graphs, given), graphs=graphs, chunked_prefill_size=budget, name="laps-graphs-only"
-    )
+    return graphs_only(model, graphs=graphs, chunked_prefill_size=budget, name="laps-graphs-only")
 
 
 def build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    given = dict(options)
-    graphs = _graphs(given, "ladder" if settings.is_simulated else "none")
-    model = _model(settings, graphs, given)
-    config = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
-    return reserve(model, replace(config, max_num_seqs=settings.part.max_num_seqs, **given), graphs=graphs)
+    model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
+    usual = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
+    config = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
+    return reserve(model, config, graphs=graphs)
 
 
 def build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return _sglang(settings, {"routing": "round-robin", **options}, "sglang-pd")
+    return _sglang(settings, options, "round-robin", "sglang-pd")
 
 
 def build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return _sglang(settings, {"routing": "least-tokens", **options}, "sglang-pd-router")
+    return _sglang(settings, options, "least-tokens", "sglang-pd-router")
 
 
-def _sglang(settings: Settings, options: Mapping[str, Any], name: str) -> PrefillSystem:
-    given = dict(options)
-    if "max_num_batched_tokens" in given:
-        given["chunked_prefill_size"] = given.pop("max_num_batched_tokens")
-    given.setdefault("chunked_prefill_size", _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE))
-    shapes = settings.shapes("ladder") if given.get("prefill_graphs") else ()
-    return sglang(SglangConfig(**given), settings.step_model(shapes), name=name)
+def _sglang(settings: Settings, options: Mapping[str, Any], routing: Routing, name: str) -> PrefillSystem:
+    knobs = given_to(SglangKnobs(), options)
+    config = SglangConfig(
+        chunked_prefill_size=knobs.max_num_batched_tokens or _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE),
+        routing=knobs.routing or routing,
+        prefill_graphs=knobs.prefill_graphs,
+    )
+    shapes = settings.shapes("ladder") if config.prefill_graphs else ()
+    return sglang(config, settings.step_model(shapes), name=name)
 
 
 def build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
-    return vllm_pd(
-        VllmPdConfig(**{"max_num_batched_tokens": _tokens(settings.part.length_scale, CHUNK_TOKENS), **options})
+    knobs = given_to(VllmPdKnobs(), options)
+    config = VllmPdConfig(
+        max_num_batched_tokens=knobs.max_num_batched_tokens or _tokens(settings.part.length_scale, CHUNK_TOKENS),
+        routing=knobs.routing or "round-robin",
     )
+    return vllm_pd(config)
 
 
-def _graphs(given: dict[str, Any], default: Graphs) -> Graphs:
-    return cast(Graphs, given.pop("graphs", default))
-
-
-def _model(settings: Settings, graphs: Graphs, given: dict[str, Any]) -> StepModel:
-    """Knows the graphs that fit the budget."""
-    budget_gb = given.pop("graph_budget_gb", None)
-    require(
-        budget_gb is None or graphs != "none",
-        f"graph_budget_gb={budget_gb} has no effect with graphs='none': leave it out",
-    )
-    require(budget_gb is None or 0 <= budget_gb <= 1000, f"graph_budget_gb={budget_gb} must be between 0 and 1000")
-    return settings.step_model(settings.shapes(graphs, budget_gb))
+def _captured(settings: Settings, options: Mapping[str, Any], default: Graphs) -> tuple[StepModel, Graphs]:
+    """A model of a step's time that knows the graphs that fit the budget, and how one of them is chosen."""
+    executor = "roofline" if settings.is_simulated else "torch"
+    knobs = given_to(GraphKnobs(graphs=default), options, executor=executor)
+    graphs = knobs.graphs or default
+    return settings.step_model(settings.shapes(graphs, knobs.graph_budget_gb)), graphs
 
 
 def _tokens(length_scale: float, count: int) -> int:
@@ -123,47 +168,31 @@ def _in_time(scale: float, config: Config, *names: str) -> Config:
     return replace(config, **{name: scale * getattr(config, name) for name in names})
 
 
-def _laps_config(settings: Settings, graphs: Graphs, given: Mapping[str, Any]) -> LapsConfig:
-    wait = {
-        "variant" if name == "wait" else name: given[name]
-        for name in ("wait", "min_window_s", "max_window_s")
-        if name in given
-    }
-    if wait.get("variant") == "off":
-        for name in ("min_window_s", "max_window_s"):
-            require(name not in wait, f"{name}={wait.get(name)} has no effect with wait='off': leave it out")
-    own = {field.name for field in fields(TemporalConfig)}
+def _laps_config(settings: Settings, graphs: Graphs, options: Mapping[str, Any]) -> LapsConfig:
     part = settings.part
     usual = scaled_laps(
         settings.boundary, settings.deadline_s, length_scale=part.length_scale, time_scale=part.time_scale
     )
-    return replace(
-        usual,
-        graphs=graphs,
-        wait=replace(usual.wait, **wait),
-        temporal=replace(usual.temporal, **{name: value for name, value in given.items() if name in own}),
-        spatial=_spatial(settings, given),
-    )
+    own = {name: value for name, value in options.items() if name not in knobs_of(GraphKnobs)}
+    return replace(given_to(usual, own), graphs=graphs, spatial=_spatial(settings, options))
 
 
-def _spatial(settings: Settings, given: Mapping[str, Any]) -> Spatial | None:
+def _spatial(settings: Settings, options: Mapping[str, Any]) -> Spatial | None:
     """Temporal on one instance, or where answers are decoded; else pools."""
+    knobs = given_to(PoolKnobs(), options)
     if settings.num_instances == 1 or settings.decode != "none":
-        for name in ("num_short", "controller", "pooling"):
+        for name in knobs_of(PoolKnobs):
             require(
-                name not in given,
-                f"{name}={given.get(name)!r} has no effect "
+                name not in options,
+                f"{name}={options.get(name)!r} has no effect "
                 + ("on one instance" if settings.num_instances == 1 else f"with decode={settings.decode!r}")
                 + ": leave it out",
             )
         return None
-    form = given.get("controller", "mended")
-    if form not in ("mended", "printed", "off"):
-        raise UserError(f"controller={form!r} is unknown: use one of mended, printed, off")
     return Spatial(
-        num_short=given.get("num_short", max(1, round(SHORT_SHARE * settings.num_instances))),
-        controller=None if form == "off" else ControllerConfig(form=form),
-        pooling=given.get("pooling", "each" if settings.cache == "instance" else "global"),
+        num_short=knobs.num_short or max(1, round(SHORT_SHARE * settings.num_instances)),
+        controller=None if knobs.controller == "off" else ControllerConfig(form=knobs.controller),
+        pooling=knobs.pooling or ("each" if settings.cache == "instance" else "global"),
     )
 
 
@@ -171,52 +200,48 @@ LAPS = PrefillSystemEntry(
     name="laps",
     title="LAPS",
     summary="length-aware prefill: classes apart, graphs, adaptive waiting; simulated",
-    own=knobs.LAPS,
+    own=LapsKnobs,
     build=build_laps,
 )
 LAPS_GRAPHS = PrefillSystemEntry(
     name="laps-graphs-only",
     title="LAPS, graphs only",
     summary="one queue, first come, first served, with LAPS's graphs; simulated",
-    own=knobs.GRAPHS,
+    own=GraphKnobs,
     build=build_graphs,
 )
 LAPS_DISAGGREGATION = PrefillSystemEntry(
     name="laps-disaggregation-only",
     title="LAPS, disaggregation only",
     summary="classes apart without graphs or waiting; simulated",
-    own={
-        name: kind
-        for name, kind in knobs.LAPS.items()
-        if name not in (*knobs.GRAPHS, "wait", "min_window_s", "max_window_s")
-    },
+    own=DisaggregationKnobs,
     build=build_disaggregation,
 )
 RESERVE = PrefillSystemEntry(
     name="reserve",
     title="Reserve",
     summary="shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
-    own=knobs.RESERVE,
+    own=ReserveKnobs,
     build=build_reserve,
 )
 SGLANG_PD = PrefillSystemEntry(
     name="sglang-pd",
     title="SGLang PD",
     summary="token-budget batches, first come, first served, instances in turn; simulated",
-    own=knobs.SGLANG,
+    own=SglangKnobs,
     build=build_sglang,
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
     title="SGLang PD + router",
     summary="the same behind a router to the least loaded instance; simulated",
-    own=knobs.SGLANG,
+    own=SglangKnobs,
     build=build_sglang_router,
 )
 VLLM_PD = PrefillSystemEntry(
     name="vllm-pd",
     title="vLLM PD",
     summary="chunked prefill, first come, first served, instances in turn; simulated",
-    own=knobs.VLLM,
+    own=VllmPdKnobs,
     build=build_vllm,
 )

@@ -16,8 +16,6 @@ from repro.workloads.conversations.arrivals import closed_loop, open_turns
 from repro.workloads.conversations.workload import ConversationProvenance
 from repro.workloads.sessions.workload import Source
 
-MOST_CLIENTS = 100_000
-
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -99,7 +99,7 @@ class LiveDeployment:
                 store.log()[mark.decision :],
                 binder=LeastKvMemory(),
                 router=self._router(profile),
-                make_queue=lambda worker: self._make_queue()(),
+                make_queue=lambda worker: self._make_queue(),
             )
             ids = [answers(store, each) for each in sessions]
             simulated = compared(run, self._simulated(profile, workload))
@@ -162,7 +162,7 @@ class LiveDeployment:
                     url=url,
                     prefix=prefix,
                     model=settings.config,
-                    make_queue=self._make_queue(),
+                    make_queue=self._make_queue,
                     num_tokens=settings.kv_tokens,
                     max_len=MAX_LEN,
                     num_slots=NUM_SLOTS,
@@ -175,29 +175,12 @@ class LiveDeployment:
             with Fleet(specs, store, start_s=START_S) as fleet:
                 yield store, fleet, url
 
-    def _make_queue(self) -> Any:
-        from engines.ampd.reordering import ReorderingQueue
-
-        policies = self.settings.policies
-        if not policies.prefill_reordering:
-            return PrefillQueue
-        return partial(ReorderingQueue, ttft_s=self.settings.slo.ttft_s, w=policies.w)
+    @property
+    def _make_queue(self) -> Callable[[], PrefillQueue]:
+        return partial(self.settings.policies.make_queue, self.settings.slo)
 
     def _router(self, profile: LiveProfile) -> Router:
-        from engines.ampd.routing import AdaptiveRouter, RoutingConfig
-        from engines.ar.cluster.dispatch import RemoteOnly
-
-        policies = self.settings.policies
-        if not policies.adaptive_routing:
-            return RemoteOnly(policies.dispatch, seed=self.seed)
-        config = RoutingConfig(
-            slo=self.settings.slo,
-            alpha=policies.alpha,
-            beta=policies.beta,
-            route_order=policies.route_order,
-            window=policies.window,
-        )
-        return AdaptiveRouter(profile.performance, config, seed=self.seed)
+        return self.settings.policies.make_router(self.settings.slo, profile.performance, seed=self.seed)
 
     def _prompts(self) -> Any:
         from engines.ar.torch.run import random_prompts
@@ -216,7 +199,7 @@ class LiveDeployment:
             binder=LeastKvMemory(),
             router=self._router(profile),
             estimator=profile.performance,
-            make_queue=self._make_queue(),
+            make_queue=self._make_queue,
             kv_capacity=settings.kv_tokens,
             window_s=settings.policies.window_s,
         )

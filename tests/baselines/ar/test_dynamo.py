@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from support.clusters import hardware, profiled, session, task
 
-from baselines.ar.dynamo import ConditionalConfig, ConditionalRouter, dynamo
+from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, dynamo
 from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.deployment import Deployment
@@ -56,20 +56,22 @@ def test_unknown_dispatch_is_refused() -> None:
 )
 def test_isl_bounding_keeps_what_is_short_and_mostly_cached(history: int, tokens: int, stays: bool) -> None:
     """Both tests are strict: below 2,048 tokens, and below 0.7 of the prompt."""
-    decision = ConditionalRouter(ConditionalConfig()).route(task(history=history, tokens=tokens), HOME, workers(0), 0.0)
+    decision = ConditionalRouter(DynamoConfig(conditional="isl_bounding")).route(
+        task(history=history, tokens=tokens), HOME, workers(0), 0.0
+    )
     assert decision.is_local is stays
 
 
 @pytest.mark.parametrize(("queued", "stays"), [(819, False), (820, True)])
 def test_prefill_load_keeps_what_the_chosen_worker_is_too_busy_for(queued: int, stays: bool) -> None:
     """0.1 of a batch of 8,192 tokens; one request at a time never stays."""
-    config = ConditionalConfig(policy="prefill_load", prefill_busy_threshold=0.1)
+    config = DynamoConfig(conditional="prefill_load", prefill_busy_threshold=0.1)
     worker = WorkerSnapshot(worker_id=10, backlog_tokens=queued)
     assert ConditionalRouter(config).route(task(history=9000, tokens=10), HOME, [worker], 0.0).is_local is stays
 
 
 def test_isl_or_load_keeps_for_either_reason() -> None:
-    config = ConditionalConfig(policy="isl_or_load", prefill_busy_threshold=0.0)
+    config = DynamoConfig(conditional="isl_or_load", prefill_busy_threshold=0.0)
     router = ConditionalRouter(config)
     idle, busy = WorkerSnapshot(worker_id=10), WorkerSnapshot(worker_id=10, backlog_tokens=1)
     assert router.route(task(history=900, tokens=100), HOME, [idle], 0.0).reason == "short"
@@ -80,19 +82,19 @@ def test_isl_or_load_keeps_for_either_reason() -> None:
 @pytest.mark.parametrize(("limit", "stays"), [(None, True), (0.7, True), (0.55, False)])
 def test_full_decode_worker_keeps_nothing(limit: float | None, stays: bool) -> None:
     """500 of 1,000 tokens in use and 100 more to come."""
-    router = ConditionalRouter(ConditionalConfig(decode_busy_threshold=limit))
+    router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", decode_busy_threshold=limit))
     assert router.route(task(history=900, tokens=100), HOME, workers(0), 0.0).is_local is stays
 
 
 def test_a_decode_worker_filled_to_its_limit_is_not_too_full() -> None:
-    router = ConditionalRouter(ConditionalConfig(decode_busy_threshold=0.75))
+    router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", decode_busy_threshold=0.75))
     for kv_tokens, stays in ((650, True), (651, False)):
         home = WorkerSnapshot(worker_id=0, kv_tokens=kv_tokens, kv_capacity=1000)
         assert router.route(task(history=900, tokens=100), home, workers(0), 0.0).is_local is stays
 
 
 def test_isl_bounding_does_not_look_at_the_load() -> None:
-    router = ConditionalRouter(ConditionalConfig(prefill_busy_threshold=0.0))
+    router = ConditionalRouter(DynamoConfig(conditional="isl_bounding", prefill_busy_threshold=0.0))
     busy = WorkerSnapshot(worker_id=10, backlog_tokens=10**6)
     assert not router.route(task(tokens=4000), HOME, [busy], 0.0).is_local
 
@@ -100,18 +102,18 @@ def test_isl_bounding_does_not_look_at_the_load() -> None:
 def test_the_kind_of_router_is_in_the_name() -> None:
     parts = hardware(), Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8)
     assert dynamo(*parts).name == "dynamo"
-    assert dynamo(*parts, conditional=ConditionalConfig()).name == "dynamo-conditional"
+    assert dynamo(*parts, DynamoConfig(conditional="isl_bounding")).name == "dynamo-conditional"
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(UserError, match="policy='always'"):
-        ConditionalConfig(policy="always")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="conditional='always'"):
+        DynamoConfig(conditional="always")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"eff_isl_ratio_threshold=1.2"):
-        ConditionalConfig(eff_isl_ratio_threshold=1.2)
+        DynamoConfig(conditional="isl_bounding", eff_isl_ratio_threshold=1.2)
     with pytest.raises(UserError, match="needs prefill_busy_threshold"):
-        ConditionalConfig(policy="prefill_load")
+        DynamoConfig(conditional="prefill_load")
     with pytest.raises(UserError, match="decode_busy_threshold=-1"):
-        ConditionalConfig(decode_busy_threshold=-1)
+        DynamoConfig(conditional="isl_bounding", decode_busy_threshold=-1)
 
 
 def test_dynamo_never_prefills_on_a_decode_worker() -> None:
@@ -119,7 +121,7 @@ def test_dynamo_never_prefills_on_a_decode_worker() -> None:
     model = profiled(num_gpus=8)
     sessions = [session(index, 0.3 * index, (800, 20), (400, 20)) for index in range(40)]
     for dispatch in ("shortest", "round-robin", "random", "shared"):
-        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, dispatch=dispatch).simulate(  # type: ignore[arg-type]
+        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(  # type: ignore[arg-type]
             OpenLoop(sessions=sessions)
         )
         assert not any(found.tasks["is_local"])
@@ -134,7 +136,7 @@ def test_shared_queue_never_leaves_a_worker_idle() -> None:
     sessions = [session(index, 0.11 * index, (200 + 977 * index % 1500, 1)) for index in range(200)]
     waits = {}
     for dispatch in ("shortest", "round-robin", "random", "shared"):
-        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, dispatch=dispatch).simulate(  # type: ignore[arg-type]
+        found = dynamo(platform, Deployment.disaggregated(2, 2, 4, 1), model, DynamoConfig(dispatch=dispatch)).simulate(  # type: ignore[arg-type]
             OpenLoop(sessions=sessions)
         )
         started = zip(found.tasks["started_s"], found.tasks["ready_s"], strict=True)
@@ -145,7 +147,7 @@ def test_shared_queue_never_leaves_a_worker_idle() -> None:
 def test_conditional_dynamo_keeps_later_rounds() -> None:
     platform = hardware()
     cluster = dynamo(
-        platform, Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), conditional=ConditionalConfig()
+        platform, Deployment.disaggregated(2, 2, 4, 1), profiled(num_gpus=8), DynamoConfig(conditional="isl_bounding")
     )
     found = cluster.simulate(OpenLoop(sessions=[session(0, 0.0, (800, 20), (400, 20), (5000, 2))]))
     assert found.tasks["is_local"] == [False, True, False]

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.clusters import hardware, serve, session, simulation, task
 
-from baselines.ar.vllm import InFlightFirst, continuum, vllm
+from baselines.ar.vllm import ContinuumConfig, InFlightFirst, VllmConfig, continuum, vllm
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
@@ -42,7 +42,11 @@ def test_in_flight_session_overtakes_new_ones() -> None:
 
 def test_everything_is_local_and_sessions_stay() -> None:
     sessions = [session(index, 0.2 * index, (500, 20, 0.1), (300, 20)) for index in range(30)]
-    for cluster in (vllm(hardware(), PLAN), vllm(hardware(), PLAN, scheduling="chunked"), continuum(hardware(), PLAN)):
+    for cluster in (
+        vllm(hardware(), PLAN),
+        vllm(hardware(), PLAN, VllmConfig(scheduling="chunked")),
+        continuum(hardware(), PLAN),
+    ):
         found = cluster.simulate(OpenLoop(sessions=sessions))
         assert all(found.tasks["is_local"])
         assert found.transfers["task_id"] == []
@@ -52,7 +56,9 @@ def test_everything_is_local_and_sessions_stay() -> None:
 def test_chunks_spare_the_next_token_a_long_wait() -> None:
     sessions = [session(0, 0.0, (200, 200)), session(1, 1.0, (8000, 2))]
     longest = {
-        scheduling: vllm(hardware(), Deployment.colocated(8, 1), scheduling=scheduling, max_num_batched_tokens=1024)  # type: ignore[arg-type]
+        scheduling: vllm(
+            hardware(), Deployment.colocated(8, 1), VllmConfig(scheduling=scheduling, max_num_batched_tokens=1024)
+        )  # type: ignore[arg-type]
         .simulate(OpenLoop(sessions=sessions))
         .gaps.gap_s.max()
         for scheduling in ("prefill-first", "chunked")
@@ -63,7 +69,7 @@ def test_chunks_spare_the_next_token_a_long_wait() -> None:
 @pytest.mark.parametrize("balance", ["memory", "sessions", "round-robin"])
 def test_every_balance_uses_both_replicas(balance: str) -> None:
     sessions = [session(index, 0.2 * index, (500, 20)) for index in range(30)]
-    found = vllm(hardware(), PLAN, balance=balance).simulate(OpenLoop(sessions=sessions))  # type: ignore[arg-type]
+    found = vllm(hardware(), PLAN, VllmConfig(balance=balance)).simulate(OpenLoop(sessions=sessions))  # type: ignore[arg-type]
     assert min(found.workers["num_prefills"]) > 8
 
 
@@ -71,10 +77,10 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="is co-located"):
         vllm(hardware(), Deployment.disaggregated(2, 1, 2, 1))
     with pytest.raises(UserError, match="scheduling='eager'"):
-        vllm(hardware(), PLAN, scheduling="eager")  # type: ignore[arg-type]
+        VllmConfig(scheduling="eager")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="balance='luck'"):
-        vllm(hardware(), PLAN, balance="luck")  # type: ignore[arg-type]
+        VllmConfig(balance="luck")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="keep_s=-1"):
-        continuum(hardware(), PLAN, keep_s=-1)
+        ContinuumConfig(keep_s=-1)
     with pytest.raises(UserError, match="max_num_batched_tokens=-5"):
-        vllm(hardware(), PLAN, max_num_batched_tokens=-5)
+        VllmConfig(max_num_batched_tokens=-5)

@@ -15,7 +15,7 @@ from engines.ar.slo import Slo
 from engines.errors import UserError
 
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
-CONFIG = RoutingConfig(slo=SLO)
+CONFIG = RoutingConfig()
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class HandModel:
 
 
 def router(config: RoutingConfig = CONFIG, seed: int = 0) -> AdaptiveRouter:
-    return AdaptiveRouter(HandModel(), config, seed=seed)  # type: ignore[arg-type]
+    return AdaptiveRouter(HandModel(), SLO, config, seed=seed)  # type: ignore[arg-type]
 
 
 def home(**state: float) -> WorkerSnapshot:
@@ -165,8 +165,8 @@ def test_starved_decode_looks_idle_only_as_printed(window: str, is_local: bool) 
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(UserError, match="route_order='fast'"):
-        RoutingConfig(slo=SLO, route_order="fast")  # type: ignore[arg-type]
+        RoutingConfig(route_order="fast")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="window='all'"):
-        RoutingConfig(slo=SLO, window="all")  # type: ignore[arg-type]
+        RoutingConfig(window="all")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"alpha=-0\.1"):
-        RoutingConfig(slo=SLO, alpha=-0.1)
+        RoutingConfig(alpha=-0.1)

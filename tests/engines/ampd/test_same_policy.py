@@ -70,8 +70,8 @@ class Recording:
 @pytest.mark.parametrize("route_order", ["random", "load"])
 @pytest.mark.parametrize("window", ["done", "age", "backlog"])
 def test_router_decides_the_same_on_snapshots(route_order: RouteOrder, window: WindowSignal) -> None:
-    config = RoutingConfig(slo=SLO, route_order=route_order, window=window)
-    recording = Recording(AdaptiveRouter(MODEL, config, seed=5))
+    config = RoutingConfig(route_order=route_order, window=window)
+    recording = Recording(AdaptiveRouter(MODEL, SLO, config, seed=5))
     simulated = ampd(PLATFORM, Deployment.disaggregated(2, 2, 4, 1), SLO, MODEL, AmpdConfig())
     policies = simulated.policies.__class__(**{**simulated.policies.__dict__, "make_router": lambda seed: recording})
     cluster = Cluster(name="x", hardware=PLATFORM, deployment=simulated.deployment, policies=policies)
@@ -82,7 +82,7 @@ def test_router_decides_the_same_on_snapshots(route_order: RouteOrder, window: W
         OpenLoop(sessions=[session(index, times[index], *((n, 20) for n in lengths[index])) for index in range(60)])
     )
 
-    live = AdaptiveRouter(MODEL, config, seed=5)
+    live = AdaptiveRouter(MODEL, SLO, config, seed=5)
     said = [live.route(task, home, prefills, now) for task, home, prefills, now, _ in recording.asked]
     assert said == [decision for *_, decision in recording.asked]
     assert len({decision.reason for decision in said}) >= 2

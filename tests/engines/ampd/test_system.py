@@ -10,12 +10,14 @@ import pytest
 from support.clusters import hardware, profiled, session
 
 from engines.ampd.performance import PerformanceModel
+from engines.ampd.routing import RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.ar.slo import Slo
 from engines.errors import UserError
+from engines.knobs import given_to
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)
@@ -67,11 +69,11 @@ def test_w_of_one_is_first_come_first_served() -> None:
     [{"alpha": 0.3}, {"beta": 0.1}, {"w": 5}, {"window_s": 1.0}, {"route_order": "load"}, {"window": "backlog"}],
 )
 def test_every_knob_has_an_effect(change: dict[str, object]) -> None:
-    assert run(AmpdConfig(**change)).tasks["started_s"] != run(AmpdConfig()).tasks["started_s"]  # type: ignore[arg-type]
+    assert run(given_to(AmpdConfig(), change)).tasks["started_s"] != run(AmpdConfig()).tasks["started_s"]
 
 
 def test_order_by_load_does_not_depend_on_the_seed() -> None:
-    by_load = AmpdConfig(route_order="load")
+    by_load = AmpdConfig(routing=RoutingConfig(route_order="load"))
     assert run(by_load, seed=1).tasks == run(by_load, seed=2).tasks
 
 

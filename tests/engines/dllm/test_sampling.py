@@ -372,7 +372,7 @@ def test_a_nucleus_of_every_token_is_no_nucleus() -> None:
         ({"top_k": 0, "temperature": 1.0}, "top_k=0 must be at least 1"),
         ({"top_p": 0.9}, "top_p=0.9 has no effect at temperature=0"),
         ({"top_k": 5}, "top_k=5 has no effect at temperature=0"),
-        ({"alg_temp": -0.1}, "alg_temp=-0.1 must be a finite number, 0 or above"),
+        ({"alg_temp": -0.1}, "alg_temp=-0.1 must not be negative"),
         ({"alg_temp": math.inf}, "alg_temp=inf must be a finite number"),
         ({"alg_temp": 0.1, "threshold": 0.9}, "alg_temp=0.1 has no effect with parallel decoding"),
     ],

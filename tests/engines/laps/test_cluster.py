@@ -35,8 +35,8 @@ SYSTEMS: dict[str, PrefillSystem] = {
     "vllm-pd": vllm_pd(),
     "graphs-only": graphs_only(MODEL),
     "laps": laps(MODEL),
-    "laps-guarded": laps(MODEL, LapsConfig(graphs="nearest", wait=WaitConfig(variant="guarded"))),
-    "laps-ladder": laps(MODEL, LapsConfig(graphs="ladder", wait=WaitConfig(variant="off"))),
+    "laps-guarded": laps(MODEL, LapsConfig(graphs="nearest", wait=WaitConfig(wait="guarded"))),
+    "laps-ladder": laps(MODEL, LapsConfig(graphs="ladder", wait=WaitConfig(wait="off"))),
     "laps-spatial": laps(MODEL, SPATIAL),
     "laps-each": laps(MODEL, LapsConfig(spatial=Spatial(num_short=2, pooling="each"))),
     "reserve": reserve(MODEL),
@@ -167,7 +167,7 @@ def test_a_router_that_knows_the_caches_keeps_a_session_where_it_is() -> None:
 
 
 def test_a_history_prefilled_again_can_make_a_request_long() -> None:
-    system = laps(MODEL, LapsConfig(wait=WaitConfig(variant="off"), spatial=Spatial(num_short=1, pooling="each")))
+    system = laps(MODEL, LapsConfig(wait=WaitConfig(wait="off"), spatial=Spatial(num_short=1, pooling="each")))
     arrivals = OpenLoop(sessions=[talk(0, (300, 10), (20, 5)), talk(1, (100, 10), (20, 5))])
     run = simulate(system, arrivals, num_instances=2, cache="instance")
     rows = sorted(
@@ -206,7 +206,7 @@ def test_a_request_left_unfinished_is_a_violation_once_its_deadline_passed() -> 
 
 
 def test_the_steps_say_what_was_replayed() -> None:
-    run = PrefillCluster(system=laps(MODEL, LapsConfig(wait=WaitConfig(variant="off"))), cost=COST).simulate(
+    run = PrefillCluster(system=laps(MODEL, LapsConfig(wait=WaitConfig(wait="off"))), cost=COST).simulate(
         turns((0.0, 60), (0.0, 600), (5.0, 600))
     )
     assert run.steps["mode"] == ["graph 64x1", "fallback", "fallback"]

@@ -132,7 +132,7 @@ def test_mended_converges_after_a_load_step() -> None:
 
 def spatial(config: ControllerConfig | None, num_short: int, pooling: Pooling = "global") -> LapsConfig:
     return LapsConfig(
-        wait=WaitConfig(variant="off"), spatial=Spatial(num_short=num_short, controller=config, pooling=pooling)
+        wait=WaitConfig(wait="off"), spatial=Spatial(num_short=num_short, controller=config, pooling=pooling)
     )
 
 

@@ -16,7 +16,7 @@ from engines.ar.step_mode import FALLBACK, Bucket, Rung, StepMode, holds, padded
 from engines.errors import UserError
 from engines.laps.buckets import GRID, LADDER, captured_buckets, graph_bytes
 from engines.laps.graphs import Cheapest, Ladder, Nearest, WithGraphs
-from engines.laps.system import graph_choice, shapes_of
+from engines.laps.system import LapsConfig, graph_choice, shapes_of
 
 _, MODEL = h200_14b()
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=70)
@@ -127,5 +127,5 @@ def test_a_graph_is_chosen_by_what_a_step_reads_and_computes() -> None:
 
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(UserError, match="graphs='best'"):
-        graph_choice("best", MODEL, ())  # type: ignore[arg-type]
+        LapsConfig(graphs="best")  # type: ignore[arg-type]
     assert graph_choice("none", MODEL, ()) is None

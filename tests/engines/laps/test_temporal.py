@@ -16,14 +16,14 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.laps.temporal import ClassRule, LongDispatch, TemporalConfig, TemporalDisaggregation
-from engines.laps.waiting import AdaptiveWait, Variant, WaitConfig
+from engines.laps.waiting import AdaptiveWait, WaitConfig, WaitRule
 
 BOUNDARY = 256
 _, MODEL = h200_14b()
 
 
-def temporal(variant: Variant = "off", **config: object) -> TemporalDisaggregation:
-    wait = AdaptiveWait(WaitConfig(variant=variant), (1, 2, 4, 8, 16, 32, 64), lambda requests, tokens: 0.02)
+def temporal(variant: WaitRule = "off", **config: object) -> TemporalDisaggregation:
+    wait = AdaptiveWait(WaitConfig(wait=variant), (1, 2, 4, 8, 16, 32, 64), lambda requests, tokens: 0.02)
     return TemporalDisaggregation(wait, TemporalConfig(**config))  # type: ignore[arg-type]
 
 
@@ -38,7 +38,7 @@ def kinds(plan: StepPlan) -> set[str]:
     class_rule=st.sampled_from(["short-first", "urgency"]),
 )
 def test_a_step_is_of_one_class_within_its_budget(
-    arrivals: list[tuple[float, int]], variant: Variant, long_dispatch: LongDispatch, class_rule: ClassRule
+    arrivals: list[tuple[float, int]], variant: WaitRule, long_dispatch: LongDispatch, class_rule: ClassRule
 ) -> None:
     batching = temporal(variant, long_dispatch=long_dispatch, class_rule=class_rule, chunk_tokens=700, short_tokens=900)
     queue = ClassQueue(BOUNDARY)
@@ -143,7 +143,7 @@ def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch: Long
     shorts = [(index / 60, 50) for index in range(1800)]
     longs = [(rng.uniform(0, 25), rng.choice([400, 900, 2500])) for _ in range(8)]
     temporal_config = TemporalConfig(long_dispatch=long_dispatch, chunk_tokens=500, short_tokens=640)
-    system = laps(MODEL, LapsConfig(graphs="none", wait=WaitConfig(variant="off"), temporal=temporal_config))
+    system = laps(MODEL, LapsConfig(graphs="none", wait=WaitConfig(wait="off"), temporal=temporal_config))
     run = PrefillCluster(system=system, cost=TokenCost()).simulate(turns(*sorted(shorts + longs)), until_s=120.0)
     requests = run.requests
     found = 0
@@ -162,7 +162,7 @@ def test_a_flood_of_short_requests_does_not_starve_long_ones(long_dispatch: Long
     assert found == 8
     # It binds: short requests alone would have kept the instance busy all the time.
     unbounded = laps(
-        MODEL, LapsConfig(graphs="none", wait=WaitConfig(variant="off"), temporal=TemporalConfig(max_long_wait_s=1e9))
+        MODEL, LapsConfig(graphs="none", wait=WaitConfig(wait="off"), temporal=TemporalConfig(max_long_wait_s=1e6))
     )
     run = PrefillCluster(system=unbounded, cost=TokenCost()).simulate(turns(*sorted(shorts + longs)), until_s=30.0)
     assert [

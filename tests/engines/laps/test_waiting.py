@@ -12,7 +12,7 @@ from engines.laps.cluster import PrefillCluster
 from engines.laps.metrics import summarise
 from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, laps
-from engines.laps.waiting import AdaptiveWait, Variant, Wait, WaitConfig, graph_window_s, sla_window_s, window_s
+from engines.laps.waiting import AdaptiveWait, Wait, WaitConfig, WaitRule, graph_window_s, sla_window_s, window_s
 
 DEPTHS = (1, 2, 4)
 MS = 1e-3
@@ -21,10 +21,10 @@ MS = 1e-3
 class Round:
     """An idle instance: requests arrive, and the waiting policy is asked at given times."""
 
-    def __init__(self, variant: Variant, **config: float) -> None:
+    def __init__(self, variant: WaitRule, **config: float) -> None:
         self.queue = ClassQueue(256)
         self.wait = AdaptiveWait(
-            WaitConfig(variant=variant, **{"max_window_s": 10 * MS, **config}),  # type: ignore[arg-type]
+            WaitConfig(wait=variant, **{"max_window_s": 10 * MS, **config}),  # type: ignore[arg-type]
             DEPTHS,
             lambda requests, tokens: 20 * MS,
         )
@@ -171,7 +171,7 @@ def test_without_deadlines_the_batch_fills_by_tokens() -> None:
 @given(
     gaps=st.lists(st.floats(0, 0.03), min_size=1, max_size=60), variant=st.sampled_from(["guarded", "repaired", "off"])
 )
-def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps: list[float], variant: Variant) -> None:
+def test_an_idle_instance_lets_no_request_wait_longer_than_w_max(gaps: list[float], variant: WaitRule) -> None:
     """But for the printed form. It is asked at arrivals, at its wake times, and again after every dispatch."""
     trace = Round(variant)
 
@@ -207,7 +207,7 @@ def test_without_deadlines_a_batch_is_full_with_8192_tokens(tokens: int, goes: b
 def test_a_literal_run_stops_serving_short_requests() -> None:
     _, model = h200_14b()
     arrivals = turns((0.0, 50), (0.5, 50), (0.6, 1000), (1.0, 50))
-    system = laps(model, LapsConfig(wait=WaitConfig(variant="printed")))
+    system = laps(model, LapsConfig(wait=WaitConfig(wait="printed")))
     run = PrefillCluster(system=system, cost=TokenCost()).simulate(arrivals, until_s=30.0)
     finished = run.requests["finished_s"]
     assert finished[0] is not None
@@ -221,7 +221,7 @@ def test_guarded_waiting_collapses_where_no_waiting_serves_all() -> None:
     arrivals = chat(100.0, 20.0, seed=4, long_share=0.0)
     rates, depths = {}, {}
     for variant in ("off", "guarded", "repaired"):
-        system = laps(model, LapsConfig(wait=WaitConfig(variant=variant)))  # type: ignore[arg-type]
+        system = laps(model, LapsConfig(wait=WaitConfig(wait=variant)))  # type: ignore[arg-type]
         run = PrefillCluster(system=system, cost=cost).simulate(arrivals, until_s=20.0)
         rates[variant] = summarise(run, 2.0).violation_rate
         depths[variant] = sum(run.steps["num_short"]) / len(run.steps["num_short"])
@@ -233,7 +233,7 @@ def test_guarded_waiting_collapses_where_no_waiting_serves_all() -> None:
 
 
 def test_bad_configurations_are_refused() -> None:
-    for config in ({"variant": "as-is"}, {"min_window_s": 1.0}, {"slo_s": 0.0}, {"token_max": 0}, {"slack_s": -1.0}):
+    for config in ({"wait": "as-is"}, {"min_window_s": 1.0}, {"slo_s": 0.0}, {"token_max": 0}, {"slack_s": -1.0}):
         with pytest.raises(UserError, match=f"{next(iter(config))}="):
             WaitConfig(**config)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="depths"):

@@ -320,7 +320,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("dream", "--system dream --top-k 5", "top_k=5 has no effect at temperature=0"),
         ("llada", "--alg-temp 0.5", "alg_temp=0.5 has no effect with system='dllm-serve' on a llada model"),
         ("dream", "--system dream --alg-temp 0.5", "alg_temp=0.5 has no effect with alg='origin', which ranks nothing"),
-        ("dream", "--system dream --alg entropy --alg-temp -1", "alg_temp=-1.0 must be a finite number, 0 or above"),
+        ("dream", "--system dream --alg entropy --alg-temp -1", "alg_temp=-1.0 must not be negative"),
         (
             "dream",
             "--system fast-dllm --threshold 0.9 --alg-temp 0.5",

@@ -144,7 +144,7 @@ class Mirror(Simulation):
         policies = LivePolicies(self)
         super().__init__(binder=policies, router=policies, estimator=MODEL, links=HARDWARE.links)
         self.store = Store(client, prefix, clock=LoopClock(self.loop))
-        router = AdaptiveRouter(MODEL, config, seed=seed)
+        router = AdaptiveRouter(MODEL, slo, config, seed=seed)
         self.coordinator = Coordinator(self.store, binder=LeastKvMemory(), router=router, estimator=MODEL)
         self.fence: dict[int, str] = {}
         self.num_steps = 0
@@ -263,15 +263,11 @@ SLO = Slo(ttft_s=0.8, itl_s=0.05)
 
 @pytest.mark.parametrize(
     ("seed", "config"),
-    [
-        (1, RoutingConfig(slo=SLO)),
-        (2, RoutingConfig(slo=SLO)),
-        (2, RoutingConfig(slo=SLO, route_order="load", window="backlog")),
-    ],
+    [(1, RoutingConfig()), (2, RoutingConfig()), (2, RoutingConfig(route_order="load", window="backlog"))],
 )
 def test_live_coordinator_makes_the_simulators_run(client: object, seed: int, config: RoutingConfig) -> None:
     arrivals = sessions(seed)
-    own = AmpdConfig(route_order=config.route_order, window=config.window)
+    own = AmpdConfig(routing=config)
     simulated = ampd(HARDWARE, DEPLOYMENT, SLO, MODEL, own).simulate(
         OpenLoop(sessions=arrivals), seed=seed, max_run_steps=1
     )
@@ -297,7 +293,7 @@ def made_again(lines: Sequence[str], config: RoutingConfig, seed: int, w: int = 
     return replay(
         lines,
         binder=LeastKvMemory(),
-        router=AdaptiveRouter(MODEL, config, seed=seed),
+        router=AdaptiveRouter(MODEL, SLO, config, seed=seed),
         make_queue=lambda worker: ReorderingQueue(ttft_s=SLO.ttft_s, w=w),
     )
 

@@ -90,10 +90,10 @@ def test_systems_of_a_comparison_take_turns() -> None:
 @pytest.mark.parametrize(
     ("knobs", "sentence"),
     [
-        ({"kappa": 0.2}, "kappa=0.2 has no effect where steps are measured"),
+        ({"kappa": 0.2}, "kappa=0.2 has no effect with executor='torch'"),
         ({"model": "Qwen2.5-7B"}, "model='Qwen2.5-7B' is not measured here: leave it out, or use tiny"),
         ({"num_instances": 2}, "num_instances=2 must be between 1 and 1"),
-        ({"decode": "mixed"}, "decode='mixed' has no effect where steps are measured"),
+        ({"decode": "mixed"}, "decode='mixed' has no effect with executor='torch'"),
         ({"graphs": "ladder"}, "graphs='ladder': packed sizes pay where launches cost"),
     ],
 )

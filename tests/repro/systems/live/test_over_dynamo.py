@@ -28,7 +28,7 @@ from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.performance import PerformanceModel
-from engines.ampd.routing import AdaptiveRouter, RoutingConfig
+from engines.ampd.routing import AdaptiveRouter
 from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.policy import LeastKvMemory
 from engines.ar.cluster.queue import PrefillQueue
@@ -59,7 +59,7 @@ NUM_TURNS = 9
 def router() -> AdaptiveRouter:
     """The first prefill finds an empty window and goes away; after it no TTFT is short enough, and prefills stay."""
     model = PerformanceModel(prefill={}, decode={}, transfer={}, decode_context=1)
-    return AdaptiveRouter(model, RoutingConfig(slo=Slo(ttft_s=1e-9, itl_s=1e3)))
+    return AdaptiveRouter(model, Slo(ttft_s=1e-9, itl_s=1e3))
 
 
 def deciding(url: str) -> Deciding:
@@ -189,7 +189,7 @@ def test_an_environment_that_is_missing_is_said_with_the_line_that_installs_it(
 
 
 def test_refusals(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="frontend='nginx' is unknown: use dynamo, or leave it out"):
+    with pytest.raises(UserError, match="frontend='nginx' is unknown: use one of dynamo"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="nginx"))
     with pytest.raises(UserError, match=r"has no tokenizer\.json, which frontend='dynamo' reads"):
         SYSTEMS.get("ampd-live").prepare(cell(frontend="dynamo", model=str(tmp_path)))

@@ -1,0 +1,326 @@
+"""Knobs: the fields of settings, which say for themselves what they may be.
+
+    @dataclass(frozen=True, kw_only=True)
+    class RoutingConfig:
+        alpha: Annotated[float, Range(0, 10)] = 0.9
+        '''Proportion of the TTFT objective that a prefill worker may have used up (§4.1).'''
+
+A field's kind, its choices (a ``Literal``), its ``Range`` and when it has an effect (``Only``) are stated there and nowhere else.
+``check_fields`` refuses values by them; ``given_to`` sets fields by name, also of settings inside of settings; the command line, the
+reference in the docs and the errors are made from ``knobs_of``. The text below a field is its help: no part of the code identity.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from functools import cache
+from numbers import Integral, Real
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+
+from engines.errors import UserError, require
+
+Settings = TypeVar("Settings")
+
+FEW = 1000
+"""Up to here both ends of a range say something to a user; larger ones are what a machine holds."""
+
+
+class Range(NamedTuple):
+    """Numbers from ``least`` to ``most``, both allowed, or only those ``above``."""
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+
+    def allows(self, value: float) -> bool:
+        return (
+            (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+        )
+
+    def refusal(self, value: float) -> str:
+        """What is wrong with a number that is not in the range: a clause that follows it."""
+        if self.most is not None and self.most <= 1:
+            return f"must be in {'(' if self.least is None else '['}{_short(self.above or 0)}, {_short(self.most)}]"
+        if self.most is not None and self.most <= FEW and self.least is not None:
+            return f"must be between {_short(self.least)} and {_short(self.most)}"
+        if self.most is not None and value > self.most:
+            return f"is more than {_short(self.most)}, the most that is taken: give a smaller number"
+        if self.least is None:
+            return f"must be above {_short(self.above or 0)}"
+        return f"must be at least {_short(self.least)}" if self.least != 0 else "must not be negative"
+
+
+class Only:
+    """A field has an effect only where others of the same settings have one of these values."""
+
+    def __init__(self, **values: object) -> None:
+        self.values = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
+
+    @classmethod
+    def of(cls, marks: tuple[Any, ...]) -> Only:
+        """All conditions among the marks."""
+        return cls(**{name: value for mark in marks if isinstance(mark, cls) for name, value in mark.values.items()})
+
+
+class Fixed:
+    """Marks a field that is no knob: the method, the platform or other settings say it."""
+
+
+Count = Annotated[int, Range(1, 2**20)]
+Tokens = Annotated[int, Range(1, 2**20)]
+Seconds = Annotated[float, Range(0, 1e6)]
+Proportion = Annotated[float, Range(above=0, most=1)]
+Seed = Annotated[int, Range(0, 2**63 - 1)]
+
+
+class Knob(NamedTuple):
+    name: str
+    kind: type
+    """int, float, bool or str."""
+    may_be_none: bool
+    choices: tuple[str, ...]
+    """Of a word; empty where any will do."""
+    range: Range | None
+    only: Only
+    is_fixed: bool
+    default: Any
+    """MISSING where one has to be given."""
+
+    def check(self, value: object, *, prefix: str = "") -> None:
+        """Raise UserError unless the value is of the knob's kind, one of its choices, finite and in its range."""
+        if value is None and self.may_be_none:
+            return
+        said = f"{prefix}{self.name}"
+        if not isinstance(value, _KINDS[self.kind]) or (isinstance(value, bool) and self.kind is not bool):
+            raise UserError(f"{said}={value!r} must be {_KIND_SAID[self.kind]}")
+        if self.choices and value not in self.choices:
+            raise UserError(f"{said}={value!r} is unknown: use one of {', '.join(self.choices)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{said}={value} must be a finite number")
+        if self.range is not None and not self.range.allows(value):  # type: ignore[arg-type]
+            raise UserError(f"{said}={written(value)} {self.range.refusal(value)}")  # type: ignore[arg-type]
+
+    def taken(self, value: Any) -> Any:
+        """The value as the field's kind: 1 given for seconds is 1.0."""
+        self.check(value)
+        return float(value) if self.kind is float and value is not None else value
+
+
+_KINDS: Mapping[type, type] = {int: Integral, float: Real, bool: bool, str: str}
+_KIND_SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@cache
+def knobs_of(kind: Any) -> Mapping[str, Knob]:
+    """The knobs of settings, by name; those of settings inside of them too."""
+    found = {name: knob for name, knob in _own_knobs(kind).items() if not knob.is_fixed}
+    for inner in _inside(kind).values():
+        found |= knobs_of(inner.kind)
+    return found
+
+
+@cache
+def _own_knobs(kind: Any) -> Mapping[str, Knob]:
+    """The fields that are a number, a text or a truth value, also the fixed ones."""
+    hints = _hints(kind)
+    found = {field.name: _knob(field, hints.get(field.name)) for field in fields(kind)}
+    return {name: knob for name, knob in found.items() if knob is not None}
+
+
+class _Inner(NamedTuple):
+    kind: type
+    only: Only
+
+
+@cache
+def _inside(kind: Any) -> Mapping[str, _Inner]:
+    """The fields that are settings themselves, and hold knobs."""
+    found = {}
+    hints = _hints(kind)
+    for field in fields(kind):
+        inner, may_be_none, marks = _taken_apart(hints.get(field.name))
+        if isinstance(inner, type) and is_dataclass(inner) and not may_be_none and Fixed not in marks:
+            found[field.name] = _Inner(inner, Only.of(marks))
+    return found
+
+
+def check_fields(instance: Any) -> None:
+    """Refuse a field of a dataclass that is not what it is declared to be; settings inside of it check themselves."""
+    for name, knob in _own_knobs(_kind(instance)).items():
+        knob.check(getattr(instance, name))
+
+
+def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> Settings:
+    """The settings with the fields that are given, by name, wherever inside of them a field stands.
+
+    Raises UserError for a value that a field may not have, and for a field that has no effect with the others, or with what
+    stands ``beside`` the settings.
+    """
+    given = {name: value for name, value in given.items() if value is not None}
+    changed = _replaced(settings, given)
+    values = beside | {name: getattr(part, name) for part in _parts(changed) for name in _own_knobs(_kind(part))}
+    for name, only in _conditions(_kind(changed)):
+        if name in given:
+            _check_effect(name, given[name], only, values)
+    return changed
+
+
+def check_given(given: Mapping[str, Any], *known: type, who: str) -> None:
+    """Raise UserError for a name that none of the settings has, and for a value that its field may not have; None is the default."""
+    knobs = {name: knob for kind in known for name, knob in knobs_of(kind).items()}
+    for name, value in given.items():
+        if value is None:
+            continue
+        require(
+            name in knobs, f"{name}={value!r} has no effect with {who}: leave it out, or use one of {', '.join(knobs)}"
+        )
+        knobs[name].check(value)
+
+
+def helps_of(kind: type) -> Mapping[str, str]:
+    """The text below each field, of settings inside of settings too, on one line."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if is_dataclass(base):
+            found |= _texts_of(base)
+    for inner in _inside(kind).values():
+        found |= helps_of(inner.kind)
+    return found
+
+
+def written(number: object) -> str:
+    """Python writes no integer of more than 4,300 digits."""
+    try:
+        return f"{number}"
+    except ValueError:
+        return f"{'-' if number < 0 else ''}9999..."  # type: ignore[operator]
+
+
+def _kind(instance: object) -> Any:
+    return type(instance)
+
+
+def _replaced(settings: Any, given: Mapping[str, Any]) -> Any:
+    own = _own_knobs(_kind(settings))
+    changes = {name: own[name].taken(value) for name, value in given.items() if name in own and not own[name].is_fixed}
+    for name, inner in _inside(_kind(settings)).items():
+        if given.keys() & knobs_of(inner.kind).keys():
+            changes[name] = _replaced(getattr(settings, name), given)
+    return replace(settings, **changes) if changes else settings
+
+
+def _parts(settings: Any) -> Iterator[Any]:
+    yield settings
+    for name in _inside(_kind(settings)):
+        yield from _parts(getattr(settings, name))
+
+
+@cache
+def _conditions(kind: Any) -> tuple[tuple[str, Only], ...]:
+    """Every field that has an effect only beside some values of others, and what they are."""
+    own = [(name, knob.only) for name, knob in _own_knobs(kind).items()]
+    for inner in _inside(kind).values():
+        own += _conditions(inner.kind)
+        own += [(name, inner.only) for name in knobs_of(inner.kind)]
+    return tuple((name, only) for name, only in own if only.values)
+
+
+def _check_effect(name: str, value: object, only: Only, values: Mapping[str, object]) -> None:
+    for other, wanted in only.values.items():
+        found = values.get(other, wanted[0])  # what stands nowhere here is checked elsewhere
+        require(
+            found in wanted, f"{name}={_as_given(value)} has no effect with {other}={_as_given(found)}: leave it out"
+        )
+
+
+def _as_given(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _knob(field: Field[Any], declared: Any) -> Knob | None:
+    base, may_be_none, marks = _taken_apart(declared)
+    choices: tuple[str, ...] = ()
+    if get_origin(base) is Literal:
+        choices, base = get_args(base), str
+    if base not in _KINDS:
+        return None
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return Knob(
+        name=field.name,
+        kind=base,
+        may_be_none=may_be_none,
+        choices=choices,
+        range=next((mark for mark in marks if isinstance(mark, Range)), None),
+        only=Only.of(marks),
+        is_fixed=Fixed in marks,
+        default=default,
+    )
+
+
+def _taken_apart(declared: Any) -> tuple[Any, bool, tuple[Any, ...]]:
+    """What is declared, without None and without marks; whether it may be None; the marks."""
+    marks: tuple[Any, ...] = ()
+    may_be_none = False
+    while True:
+        origin = get_origin(declared)
+        if origin is Annotated:
+            marks += declared.__metadata__
+            declared = declared.__origin__
+        elif origin in (Union, types.UnionType) and type(None) in get_args(declared):
+            may_be_none = True
+            others = [each for each in get_args(declared) if each is not type(None)]
+            if len(others) != 1:
+                return None, True, marks
+            (declared,) = others
+        else:
+            return declared, may_be_none, marks
+
+
+def _hints(kind: type) -> Mapping[str, Any]:
+    """What the fields are declared to be; without those whose names are imported for type checkers alone."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        names = vars(sys.modules[base.__module__])
+        for name, declared in vars(base).get("__annotations__", {}).items():
+            try:
+                found[name] = eval(declared, dict(names)) if isinstance(declared, str) else declared
+            except NameError:
+                found.pop(name, None)
+    return found
+
+
+@cache
+def _texts_of(kind: type) -> Mapping[str, str]:
+    for node in _module_of(kind.__module__).body:
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__:
+            break
+    else:
+        return {}
+    found = {}
+    for field, text in zip(node.body, node.body[1:], strict=False):
+        is_text = (
+            isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+        )
+        if is_text and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            found[field.target.id] = " ".join(text.value.value.split())  # type: ignore[attr-defined]
+    return found
+
+
+@cache
+def _module_of(name: str) -> ast.Module:
+    try:
+        return ast.parse(inspect.getsource(sys.modules[name]))
+    except (OSError, TypeError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def _short(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else f"{number:g}"
