@@ -40,6 +40,7 @@ _STANDARD = tuple(f"{os.path.dirname(each)}{os.sep}" for each in (os.__file__, o
 _LIBRARIES = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
 _VARIABLE = re.compile(r"[A-Z0-9_]{3,}")
+_EXPANDED = re.compile(r"\$\{?([A-Z0-9_]{3,})")
 _SETTLED_S = 2.0
 """Age of a file from which its size and times tell that it is the same."""
 
@@ -332,6 +333,7 @@ def _told(source: str) -> list[str]:
     for text in texts:
         if _VARIABLE.fullmatch(text):
             found.append(f"${'*' * text.startswith('_')}{text}{'*' * text.endswith('_')}")
+        found += [f"${name}" for name in _EXPANDED.findall(text)]
         found += _files_named(text, Path(source).parent)
     return found
 
@@ -339,7 +341,9 @@ def _told(source: str) -> list[str]:
 @lru_cache(maxsize=256)
 def _words(content: bytes) -> tuple[list[str], list[str]]:
     tree = ast.parse(content)
-    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    constants = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    texts = {value for value in constants if isinstance(value, str)}
+    texts |= {value.decode(errors="ignore") for value in constants if isinstance(value, bytes)}
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     tops = {name.partition(".")[0] for name in names} - PACKAGES - sys.stdlib_module_names
