@@ -15,6 +15,8 @@ UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
 """What reading a file that is not text, or a damaged .gz, raises."""
 
 _SHOWN = 60
+_ENCODING = "utf-8-sig"
+"""UTF-8, with or without the mark that some editors put in front."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +50,7 @@ def open_text(path: Path) -> TextIO:
         raise UserError(f"file {str(path)!r} {problem}")
     try:
         if path.suffix == ".gz":
-            return io.TextIOWrapper(gzip.open(path, "rb"), encoding="utf-8", newline="")
-        return path.open(encoding="utf-8", newline="")
+            return io.TextIOWrapper(gzip.open(path, "rb"), encoding=_ENCODING, newline="")
+        return path.open(encoding=_ENCODING, newline="")
     except OSError as error:
         raise UserError(f"file {str(path)!r} cannot be read ({error.strerror}): change its permissions") from error

@@ -159,7 +159,7 @@ _TRACE_PARSERS: Mapping[str, Callable[[Path], tuple[PromptRow, ...]]] = {
 
 
 def parse_trace(path: Path, file_format: TraceFormat | None = None) -> tuple[PromptRow, ...]:
-    """The rows in file order. The format is read off the file's first line when it is not given."""
+    """The rows in file order. The format is read off the file's first line that is not blank when it is not given."""
     rows = _TRACE_PARSERS[file_format or detect_format(path)](path)
     if not rows:
         raise UserError(f"{path.name} has no rows: check that it is the whole file")
@@ -169,7 +169,7 @@ def parse_trace(path: Path, file_format: TraceFormat | None = None) -> tuple[Pro
 def detect_format(path: Path) -> TraceFormat:
     with open_text(path) as file:
         try:
-            first = file.readline().strip().lstrip("\ufeff")
+            first = next((line.strip() for line in file if line.strip()), "")
         except UNREADABLE as error:
             raise UserError(f"{path.name} is not a text file (or a damaged .gz): {error}") from error
     if first.startswith("{"):

@@ -63,6 +63,14 @@ def test_mooncake_milliseconds_and_gzip(tmp_path: Path) -> None:
     assert parse_trace(path) == (PromptRow(arrival_s=1.5, prompt_len=6758, response_len=500),)
 
 
+@pytest.mark.parametrize("front", ["\ufeff", "\n \r\n", "\ufeff\n"])
+@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
+def test_what_an_editor_puts_in_front_is_nothing(front: str, name: str, tmp_path: Path) -> None:
+    path, content = tmp_path / name, (front + '{"prompt_len": 5}\n\n{"prompt_len": 7}').encode()
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert [row.prompt_len for row in parse_trace(path)] == [5, 7]
+
+
 def test_own_format(tmp_path: Path) -> None:
     path = write(
         tmp_path / "t.jsonl",
