@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from engines.errors import RunError
+from engines.errors import RunError, require
 from repro.files import replace_bytes
 from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment, prepare
@@ -90,6 +90,7 @@ class StoredRun:
 
     def table(self, name: str) -> Table:
         """Raises StoreError where the table was not kept and cannot be made again."""
+        require(name in self.family.columns, f"table={name!r} is unknown: use one of {', '.join(self.family.columns)}")
         columns = self.family.columns[name]
         parts = parts_of(self.content)
         return part_of(parts, name) if name in parts else plain_table(name, self._made_again.tables[name], columns)

@@ -21,6 +21,8 @@ def test_a_run_is_made_once_and_found_again(tmp_path: Path) -> None:
     assert again.file == first.file
     assert again.provenance == first.provenance
     assert repro.load(first.cell, result_dir=str(tmp_path)).summary == first.summary
+    with pytest.raises(UserError, match="table='rows' is unknown: use one of requests, steps"):
+        first.table("rows")
 
 
 def test_a_sweep_keeps_the_order_of_its_cells(tmp_path: Path) -> None:
