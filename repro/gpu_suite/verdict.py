@@ -39,9 +39,9 @@ NOT_RUN: Answer = "not run yet"
 @dataclass(frozen=True, kw_only=True)
 class Line:
     what: str
-    found: str
     target: str
-    answer: Answer
+    found: str = "-"
+    answer: Answer = NOT_RUN
     simulated: str = "-"
     """What the simulator expects of this card, by datasheet peaks."""
 
@@ -116,7 +116,7 @@ def _correct(suite: Suite) -> Iterator[Line]:
         if entry.status == "failed":
             yield Line(what=what, found=_cell(entry.note), target=target, answer="FAILED")
         elif run is None:
-            yield Line(what=what, found="-", target=target, answer=NOT_RUN)
+            yield Line(what=what, target=target)
         else:
             # Tests that were all skipped have shown nothing.
             note = str(run.summary["note"])
@@ -172,10 +172,10 @@ def _ratio_line(where: str, ours: Served, served: list[Served]) -> Line:
         simulated = f"{ours.simulated / fastest.simulated:.2f} x {fastest.system}"
     best = max((one for one in others if one.run is not None), key=lambda one: one.speed, default=None)
     if ours.run is None or best is None:
-        return Line(what=what, found="-", simulated=simulated, target=target, answer=NOT_RUN)
+        return Line(what=what, simulated=simulated, target=target)
     ratio = ours.speed / best.speed
     found = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
-    answer: Answer = "met" if ratio >= LEAST_RATIO else "NOT met"
+    answer = _met(ratio >= LEAST_RATIO)
     if missing := [one.system for one in others if one.run is None]:
         found, answer = f"{found}, without {', '.join(missing)}", NOT_RUN
     return Line(what=what, found=found, simulated=simulated, target=target, answer=answer)
@@ -197,7 +197,7 @@ def _roofline_line(suite: Suite) -> Line:
         if (run := suite.stored(job)) is not None and run.validity.valid and run.summary["roofline_share"] is not None
     ]
     if not runs:
-        return Line(what=what, found="-", target=target, answer=NOT_RUN)
+        return Line(what=what, target=target)
     share, bound, reached = runs[0].summary["roofline_share"], runs[0].facts["bound"], measured_card(suite)
     peaks = "measured" if "measured" in bound["card"] else "datasheet"
     found = f"{100 * share:.0f} % at {peaks} peaks"
@@ -207,38 +207,31 @@ def _roofline_line(suite: Suite) -> Line:
         low, high = share * min(factors), share * max(factors)
         found += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
         share = low
-    return Line(what=what, found=found, target=target, answer="met" if share >= LEAST_ROOFLINE else "NOT met")
+    return Line(what=what, found=found, target=target, answer=_met(share >= LEAST_ROOFLINE))
 
 
 def _host(suite: Suite) -> Iterator[Line]:
-    time_of, launches_of = f"host time of a Reuse step of {HOST_REQUESTS} requests", "kernels that a layer launches"
-    targets = f"at most {MOST_HOST_MS:g} ms", f"at most {MOST_LAUNCHES}"
+    what, target = f"host time of a Reuse step of {HOST_REQUESTS} requests", f"at most {MOST_HOST_MS:g} ms"
     run = benchmark_run(suite, "host")
-    if run is None:
-        yield from (
-            Line(what=what, found="-", target=target, answer=NOT_RUN)
-            for what, target in zip((time_of, launches_of), targets, strict=True)
-        )
-        return
-    rows = run.facts["rows"]
+    rows = {"rows": [], "launches": []} if run is None else run.facts["rows"]
     row = next((row for row in rows["rows"] if row["requests"] == HOST_REQUESTS), None)
-    yield (
-        Line(what=time_of, found="-", target=targets[0], answer=NOT_RUN)
-        if row is None
-        else Line(
-            what=time_of,
-            found=f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU",
-            target=targets[0],
-            answer="met" if row["reuse_ms"] <= MOST_HOST_MS else "NOT met",
-        )
-    )
-    fused = [one for one in rows["launches"] if one["name"].endswith("fused")]
-    yield Line(
-        what=launches_of,
-        found=", ".join(f"{one['a_layer']} ({one['name'].partition(',')[0]})" for one in fused),
-        target=targets[1],
-        answer="met" if max(one["a_layer"] for one in fused) <= MOST_LAUNCHES else "NOT met",
-    )
+    if row is None:
+        yield Line(what=what, target=target)
+    else:
+        found = f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU"
+        yield Line(what=what, found=found, target=target, answer=_met(row["reuse_ms"] <= MOST_HOST_MS))
+    what, target = "kernels that a layer launches", f"at most {MOST_LAUNCHES}"
+    fused = [(each["name"], each["a_layer"]) for each in rows["launches"] if each["name"].endswith("fused")]
+    if not fused:
+        yield Line(what=what, target=target)
+    else:
+        found = ", ".join(f"{count} ({name.partition(',')[0]})" for name, count in fused)
+        most = max(count for _, count in fused)
+        yield Line(what=what, found=found, target=target, answer=_met(most <= MOST_LAUNCHES))
+
+
+def _met(is_met: bool) -> Answer:
+    return "met" if is_met else "NOT met"
 
 
 # -- tables ---------------------------------------------------------------------------------------------------
