@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import baselines
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
@@ -37,53 +39,14 @@ class Replay:
     """Parameter of the case, which must be there -> option."""
 
 
-_SPARSE = {"keep_ratio": "retention_ratio", "kernel_size": "pool_kernel"}
-_SERVE = {**_SPARSE, "delay_step": "refresh_delay"}
-_FEATURES = {name: name for name in ("prompt_interval", "gen_interval", "transfer_ratio")}
-_ALG = {"alg": "alg"}
-_HEAD, _UNIFORM, _DENSE = ({"selection": name} for name in ("head", "uniform", "dense"))
-_METHODS: Mapping[str, Replay] = {
-    "llada": Replay(system="llada"),
-    "fast_dllm_nocache": Replay(system="fast-dllm", options={"cache": "none"}),
-    "fast_dllm_prefix_cache": Replay(system="fast-dllm", options={"cache": "prefix"}),
-    "fast_dllm_dual_cache": Replay(system="fast-dllm", options={"cache": "dual"}),
-    "sparse_dllm": Replay(system="sparse-dllm", params=_SPARSE),
-    "dllm_cache": Replay(system="dllm-cache", params=_FEATURES),
-    "dllm_serve_head": Replay(system="dllm-serve", options=_HEAD, params=_SERVE),
-    "dllm_serve_uniform": Replay(system="dllm-serve", options=_UNIFORM, params=_SERVE),
-    "dllm_serve_dense": Replay(system="dllm-serve", options=_DENSE, params={"delay_step": "refresh_delay"}),
-    "dllm_serve_upstream_head": Replay(system="dllm-serve", options=_HEAD, params=_SERVE),
-    "dllm_serve_upstream_uniform": Replay(system="dllm-serve", options=_UNIFORM, params=_SERVE),
-    "dream_vanilla": Replay(system="dream", params=_ALG),
-    "dream_nocache": Replay(system="fast-dllm", options={"cache": "none"}, params=_ALG),
-    "dream_prefix_cache": Replay(system="fast-dllm", options={"cache": "prefix"}, params=_ALG),
-    "dream_dual_cache": Replay(system="fast-dllm", options={"cache": "dual"}, params=_ALG),
-    "dream_sparse_dllm": Replay(system="sparse-dllm", params={**_SPARSE, **_ALG}),
-    "dream_dllm_cache": Replay(system="dllm-cache", params={**_FEATURES, **_ALG}),
-    "dream_dllm_serve_head": Replay(system="dllm-serve", options=_HEAD, params=_SERVE),
-    "dream_dllm_serve_uniform": Replay(system="dllm-serve", options=_UNIFORM, params=_SERVE),
-    "dream_dllm_serve_dense": Replay(system="dllm-serve", options=_DENSE, params={"delay_step": "refresh_delay"}),
-}
+_STORED = yaml.safe_load(Path(__file__).with_name("golden_methods.yaml").read_text(encoding="utf-8"))
+_METHODS = {name: Replay(**how) for name, how in _STORED["methods"].items()}
 METHODS = tuple(_METHODS)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(
-        (
-            "gen_length",
-            "block_length",
-            "steps",
-            "kernel_size",
-            "delay_step",
-            "prompt_interval",
-            "gen_interval",
-            "max_num_batched_tokens",
-        ),
-        (int,),
-    ),
-    **dict.fromkeys(
-        ("keep_ratio", "transfer_ratio", "threshold", "factor", "cfg_scale", "temperature", "alg_temp"), (int, float)
-    ),
-    **dict.fromkeys(("head_select", "first_token_rule"), (bool,)),
+    name: kinds
+    for said, kinds in (("integer", (int,)), ("number", (int, float)), ("boolean", (bool,)))
+    for name in _STORED["params"][said]
 }
 _KIND_NAMES = {int: "an integer", float: "a number", bool: "true or false"}
 
