@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -87,17 +87,17 @@ class StatedFigure:
     title: str
     kind: str
     section: str
-    axes: Mapping[str, str]
+    axes: Mapping[str, str] = field(default_factory=dict)
     series: tuple[str, ...]
-    units: Mapping[str, str]
+    units: Mapping[str, str] = field(default_factory=dict)
     workload: tuple[str, ...]
-    hardware: str | None
+    hardware: str | None = None
     model: tuple[str, ...]
-    values: Mapping[str, Any]
-    values_file: str | None
-    generated_by: Mapping[str, Any]
-    missing_in_text: str | None
-    note: str | None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    values_file: str | None = None
+    generated_by: Mapping[str, Any] = field(default_factory=dict)
+    missing_in_text: str | None = None
+    note: str | None = None
 
 
 def load_claims(paper: str | None = None, root: Path = PAPER) -> tuple[Claim, ...]:
@@ -181,19 +181,9 @@ def _claim(raw: Mapping[str, Any], path: Path) -> Claim:
 
 
 def _figure(raw: Mapping[str, Any], path: Path) -> StatedFigure:
-    defaults: dict[str, Any] = {
-        "axes": {},
-        "units": {},
-        "values": {},
-        "generated_by": {},
-        "hardware": None,
-        "values_file": None,
-        "missing_in_text": None,
-        "note": None,
-    }
     lists = {name: _names(raw.get(name)) for name in ("series", "workload", "model")}
     try:
-        figure = StatedFigure(**{**defaults, **raw, **lists})
+        figure = StatedFigure(**{**raw, **lists})
     except TypeError as error:
         raise UserError(f"{path}: figure {raw.get('id')!r} has a missing or unknown key ({error})") from error
     if figure.paper not in FOLDERS:

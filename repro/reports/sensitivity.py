@@ -213,40 +213,30 @@ def _refit(protocol: CardProtocol, own: dict[str, Tally], stated: Stated, second
     return calibration_with(protocol, share, seconds)
 
 
+def _row(table: str, item: str, setting: str, value: float, unit: str) -> Row:
+    return Row(table=table, item=item, setting=setting, value=value, unit=unit)
+
+
 def _of_lengths(
     scaled: dict[str, dict[float, Tally]], stated: Stated, calibration: Calibration
 ) -> tuple[Table, list[Row]]:
-    rows, lines = [], []
+    shown, rows = [], []
     for dataset, tallies in scaled.items():
         points = [(each.mean_prompt, each.throughput(calibration)) for each in tallies.values()]
-        paper = stated[SYSTEM, dataset]
+        rows += [_row("lengths", dataset, f"mean prompt {mean:.0f}", value, "tok/s") for mean, value in points]
+        paper, public = stated[SYSTEM, dataset], tallies[1.0]
         needed = length_for(paper, points)
-        public = tallies[1.0]
-        reached = public.throughput(calibration)
-        rows.append(
-            (
-                load_card(dataset).title,
-                f"{public.mean_prompt:.0f}",
-                f"{reached:.1f}",
-                f"{paper:.1f}",
-                "none" if needed is None else f"{needed:.0f}",
-            )
-        )
-        lines += [
-            Row(table="lengths", item=dataset, setting=f"mean prompt {mean:.0f}", value=value, unit="tok/s")
-            for mean, value in points
-        ]
         if needed is not None:
-            lines.append(
-                Row(table="lengths", item=dataset, setting="mean prompt for the paper's", value=needed, unit="tokens")
-            )
+            rows.append(_row("lengths", dataset, "mean prompt for the paper's", needed, "tokens"))
+        texts = (f"{public.mean_prompt:.0f}", f"{public.throughput(calibration):.1f}", f"{paper:.1f}")
+        shown.append((load_card(dataset).title, *texts, "none" if needed is None else f"{needed:.0f}"))
     table = Table(
         title="Lengths: mean prompts that would give dLLM-Serve's stated throughputs",
         columns=("data set", "mean prompt", "tok/s", "paper", "needed"),
-        rows=tuple(rows),
+        rows=tuple(shown),
         note="Mean prompt: tokens in the card's distribution. Needed: every prompt scaled alike, at the fitted share.",
     )
-    return table, lines
+    return table, rows
 
 
 def length_for(value: float, points: Sequence[tuple[float, float]]) -> float | None:
@@ -263,92 +253,56 @@ def length_for(value: float, points: Sequence[tuple[float, float]]) -> float | N
 def _of_rules(
     own: dict[str, Tally], baselines: dict[tuple[str, str, str], Tally], stated: Stated, calibration: Calibration
 ) -> tuple[Table, list[Row]]:
-    rows, lines, ours = [], [], []
+    shown, rows, ours = [], [], []
     for dataset in DATASETS:
         title, reached = load_card(dataset).title, own[dataset].throughput(calibration)
         ours.append(f"{title} {reached:.1f} (paper {_stated_text(stated, SYSTEM, dataset)})")
-        lines.append(Row(table="batch rule", item=f"{SYSTEM} {dataset}", setting="packed", value=reached, unit="tok/s"))
+        rows.append(_row("batch rule", f"{SYSTEM} {dataset}", "packed", reached, "tok/s"))
         for system in BASELINES:
-            cells = []
-            for rule in BATCH_RULES:
-                found = baselines[system, dataset, rule]
-                value = found.throughput(calibration)
-                cells.append(f"{value:.1f} ({found.batch_size})")
-                lines.append(
-                    Row(table="batch rule", item=f"{system} {dataset}", setting=rule, value=value, unit="tok/s")
-                )
-            rows.append((title, system, _stated_text(stated, system, dataset), *cells))
+            found = {rule: baselines[system, dataset, rule] for rule in BATCH_RULES}
+            speeds = {rule: each.throughput(calibration) for rule, each in found.items()}
+            rows += [_row("batch rule", f"{system} {dataset}", rule, speeds[rule], "tok/s") for rule in BATCH_RULES]
+            cells = (f"{speeds[rule]:.1f} ({found[rule].batch_size})" for rule in BATCH_RULES)
+            shown.append((title, system, _stated_text(stated, system, dataset), *cells))
     errors = {rule: _median_error(baselines, stated, calibration, rule) for rule in BATCH_RULES}
-    lines += [
-        Row(table="batch rule", item="median error of baselines", setting=rule, value=error, unit="%")
-        for rule, error in errors.items()
-    ]
+    rows += [_row("batch rule", "median error of baselines", rule, error, "%") for rule, error in errors.items()]
     table = Table(
         title="Batch rule: tok/s of published baselines (and their batch), all predicted",
         columns=("data set", "system", "paper", *BATCH_RULES),
-        rows=tuple(rows),
+        rows=tuple(shown),
         note=f"Median absolute error over {_num_stated(stated)} stated throughputs of baselines: "
         + ", ".join(f"{rule} {error:.1f} %" for rule, error in errors.items())
         + f". dLLM-Serve, which is fitted: {', '.join(ours)}.",
     )
-    return table, lines
+    return table, rows
 
 
 def _of_overheads(
     own: dict[str, Tally], baselines: dict[tuple[str, str, str], Tally], stated: Stated, fits: dict[float, Calibration]
 ) -> tuple[Table, list[Row]]:
-    rows, lines = [], []
+    def gain(dataset: str, rule: str, calibration: Calibration) -> float:
+        best = max(baselines[system, dataset, rule].throughput(calibration) for system in BASELINES)
+        return own[dataset].throughput(calibration) / best
+
+    shown, rows = [], []
     for seconds, calibration in fits.items():
-        errors = [_median_error(baselines, stated, calibration, rule) for rule in BATCH_RULES]
-        gains = [
-            [
-                own[dataset].throughput(calibration)
-                / max(baselines[system, dataset, rule].throughput(calibration) for system in BASELINES)
-                for dataset in DATASETS
-            ]
-            for rule in BATCH_RULES
-        ]
-        setting = f"{1e3 * seconds:g} ms"
-        rows.append(
-            (
-                setting,
-                f"{calibration.matmul_efficiency:.3f}",
-                *(
-                    f"{min(gain):.2f}-{max(gain):.2f} ({error:.0f} %)"
-                    for gain, error in zip(gains, errors, strict=True)
-                ),
-            )
-        )
-        lines.append(
-            Row(
-                table="step overhead",
-                item="share of peak",
-                setting=setting,
-                value=calibration.matmul_efficiency,
-                unit="1",
-            )
-        )
-        for rule, gain, error in zip(BATCH_RULES, gains, errors, strict=True):
-            lines += [
-                Row(table="step overhead", item=f"gain {dataset} {rule}", setting=setting, value=value, unit="x")
-                for dataset, value in zip(DATASETS, gain, strict=True)
-            ]
-            lines.append(
-                Row(
-                    table="step overhead",
-                    item=f"median error of baselines {rule}",
-                    setting=setting,
-                    value=error,
-                    unit="%",
-                )
-            )
+        setting, share = f"{1e3 * seconds:g} ms", calibration.matmul_efficiency
+        rows.append(_row("step overhead", "share of peak", setting, share, "1"))
+        cells = []
+        for rule in BATCH_RULES:
+            gains = {dataset: gain(dataset, rule, calibration) for dataset in DATASETS}
+            error = _median_error(baselines, stated, calibration, rule)
+            cells.append(f"{min(gains.values()):.2f}-{max(gains.values()):.2f} ({error:.0f} %)")
+            rows += [_row("step overhead", f"gain {name} {rule}", setting, value, "x") for name, value in gains.items()]
+            rows.append(_row("step overhead", f"median error of baselines {rule}", setting, error, "%"))
+        shown.append((setting, f"{share:.3f}", *cells))
     table = Table(
         title="Step overhead: gain of dLLM-Serve over the best baseline (error of baselines)",
         columns=("overhead", "share", *BATCH_RULES),
-        rows=tuple(rows),
+        rows=tuple(shown),
         note=f"Share of peak fitted again each time; the error is the median over {_num_stated(stated)} throughputs.",
     )
-    return table, lines
+    return table, rows
 
 
 def _stated_text(stated: Stated, system: str, dataset: str) -> str:
