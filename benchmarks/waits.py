@@ -48,11 +48,6 @@ def markov(servers: int, load: float) -> Wait:
     return Wait(mean=waits / pace, exceeds=lambda time: waits * math.exp(-pace * time))
 
 
-def pollaczek_khinchine(load: float, cv2: float) -> float:
-    """Mean wait of M/G/1; cv2 is 0 for M/D/1 and 1 for M/M/1."""
-    return load / (1 - load) * (1 + cv2) / 2
-
-
 def deterministic(servers: int, load: float) -> Wait:
     """M/D/k: Crommelin's (1932) equations for who is there, Franx's (2001) sum of positive terms for the wait."""
     offered = load * servers
@@ -90,13 +85,6 @@ def sampled(
         left[first, queues] += draw(rng, num_queues)
         np.maximum(left - rng.exponential(1 / (load * servers), num_queues), 0.0, out=left)
     return found[num_customers // 4 :]
-
-
-def lindley(arrivals: Floats, services: Floats) -> Floats:
-    """Waits of these very customers before one server."""
-    walk = np.concatenate(([0.0], np.cumsum(services[:-1] - np.diff(arrivals))))
-    waits: Floats = walk - np.minimum.accumulate(walk)
-    return waits
 
 
 def _present(servers: int, offered: float) -> Floats:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
-from waits import Wait, deterministic, lindley, markov, pollaczek_khinchine, sampled
+from waits import Wait, deterministic, markov, sampled
 
 from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.dispatch import RemoteOnly
@@ -36,6 +36,17 @@ MICRO = LinearCost(token_s=1e-6)
 """A service time of 1 s is a prompt of a million tokens: whole tokens round it by less than one in a million."""
 SHARED = RemoteOnly("shared")
 Service = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def pollaczek_khinchine(load: float, cv2: float) -> float:
+    """Mean wait of M/G/1; cv2 is 0 for M/D/1 and 1 for M/M/1."""
+    return load / (1 - load) * (1 + cv2) / 2
+
+
+def lindley(arrivals: np.ndarray, services: np.ndarray) -> np.ndarray:
+    """Waits of these very customers before one server."""
+    walk = np.concatenate(([0.0], np.cumsum(services[:-1] - np.diff(arrivals))))
+    return walk - np.minimum.accumulate(walk)
 
 
 def constant(rng: np.random.Generator, num: int) -> np.ndarray:
