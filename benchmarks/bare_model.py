@@ -6,14 +6,14 @@ Shapes: L query columns, H / Hkv heads, D head width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.llada import LLaDAModelLM
+from engines.models.llada import LLaDABlock, LLaDAModelLM
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, q [n, H, L, D], k and v [n, Hkv, L, D]) -> [n, H, L, D]; q is rotated, k where ``turns_keys``."""
@@ -22,36 +22,18 @@ Tables = Iterable[tuple[Tensor, Tensor]]
 """cos and sin [n, 1, L, D] for each layer."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Layer:
     """Functions of [n, L, ...]."""
 
-    attention_norm: Part
-    q: Part
-    k: Part
-    v: Part
-    out: Part
-    mlp_norm: Part
-    gate: Part
-    up: Part
-    down: Part
+    def __init__(self, block: LLaDABlock, part: Callable[[nn.Module], Part]) -> None:
+        self.attention_norm, self.mlp_norm = part(block.attn_norm), part(block.ff_norm)
+        self.q, self.k, self.v = part(block.q_proj), part(block.k_proj), part(block.v_proj)
+        self.out, self.down = part(block.attn_out), part(block.ff_out)
+        self.gate, self.up = part(block.ff_proj), part(block.up_proj)
 
     def mlp(self, x: Tensor) -> Tensor:
         h = self.mlp_norm(x)
         return self.down(F.silu(self.gate(h)) * self.up(h))
-
-
-_NAMES = {
-    "attention_norm": "attn_norm",
-    "q": "q_proj",
-    "k": "k_proj",
-    "v": "v_proj",
-    "out": "attn_out",
-    "mlp_norm": "ff_norm",
-    "gate": "ff_proj",
-    "up": "up_proj",
-    "down": "ff_out",
-}
 
 
 class PublishedNorm(nn.Module):
@@ -89,10 +71,7 @@ class BareModel:
 
         self.embed, self.norm = part(model.transformer["wte"]), part(model.transformer["ln_f"])
         self.head: Part = model.logits if model.config.weight_tying else part(model.transformer["ff_out"])
-        self.layers = [
-            Layer(**{ours: part(block.get_submodule(theirs)) for ours, theirs in _NAMES.items()})
-            for block in model.blocks
-        ]
+        self.layers = [Layer(cast(LLaDABlock, block), part) for block in model.blocks]
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos, sin [n, 1, L, D] of positions [n, L]."""

@@ -21,7 +21,7 @@ from engines.dllm.plan import StepOutcome, StepPlan
 from engines.hardware.catalogue import gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork
 from repro.files import replace_text
-from repro.reports.fitting import STEP_OVERHEAD_S, SYSTEM, CardProtocol, calibration_with, find_root, stated_values
+from repro.reports.fitting import STEP_OVERHEAD_S, SYSTEM, CardProtocol, fit, stated_values
 from repro.runs.cell import Cell, Scalar
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.batching import BATCH_RULES
@@ -186,7 +186,14 @@ def sensitivity(protocol: CardProtocol, on_run: Callable[[], object] = lambda: N
         }
         for cell in protocol.targets
     }
-    fits = {seconds: _refit(protocol, own, stated, seconds) for seconds in OVERHEADS_S}
+    fits = {
+        seconds: fit(
+            protocol,
+            simulate=lambda cell, calibration: own[cell.dataset].throughput(calibration),
+            step_overhead_s=seconds,
+        )
+        for seconds in OVERHEADS_S
+    }
     assumed = fits[STEP_OVERHEAD_S]
     parts = (
         _of_lengths(scaled, stated, assumed),
@@ -198,19 +205,6 @@ def sensitivity(protocol: CardProtocol, on_run: Callable[[], object] = lambda: N
 
 Stated = dict[tuple[str, str], float]
 """(system, data set) -> tok/s."""
-
-
-def _refit(protocol: CardProtocol, own: dict[str, Tally], stated: Stated, seconds: float) -> Calibration:
-    def bias(x: float) -> float:
-        calibration = calibration_with(protocol, math.exp(x), seconds)
-        logs = [
-            math.log(own[cell.dataset].throughput(calibration) / stated[SYSTEM, cell.dataset])
-            for cell in protocol.targets
-        ]
-        return sum(logs) / len(logs)
-
-    share = math.exp(find_root(bias, math.log(0.4), high=0.0, slope=1.0, name="share of peak"))
-    return calibration_with(protocol, share, seconds)
 
 
 def _row(table: str, item: str, setting: str, value: float, unit: str) -> Row:
