@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from repro.runs.drivers.steps import OnProgress
-from repro.runs.experiment import Experiment, blamed
+from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, clean_command, collect, git_state, utc_now
 from repro.runs.record import RunRecord
 from repro.runs.session import Session
@@ -53,10 +53,6 @@ class Packing:
             return self._make(experiment, on_progress, session)
 
     def _make(self, experiment: Experiment, on_progress: OnProgress | None, session: Session | None) -> Made:
-        with blamed(experiment.cell):
-            return self._made(experiment, on_progress, session)
-
-    def _made(self, experiment: Experiment, on_progress: OnProgress | None, session: Session | None) -> Made:
         started, began, load = utc_now(), time.perf_counter(), None
         if session is None:
             record = experiment.run(on_progress)

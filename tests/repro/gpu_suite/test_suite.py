@@ -151,8 +151,7 @@ def test_a_failed_job_does_not_stop_the_others_and_comes_last_next_time(clock: C
     assert outcome.failed == (jobs[0].name, jobs[2].name)
     assert outcome.stopped == "every job was tried"
     assert state_of(tmp_path, jobs[0])["note"] == "3 of 4 differ"
-    said = state_of(tmp_path, jobs[2])["note"]
-    assert said == "RunError: system='support.fake_system:FAKE' fails (RuntimeError: boom at length): correct it"
+    assert state_of(tmp_path, jobs[2])["note"] == "RuntimeError: boom at length"
     page = (tmp_path / README).read_text()
     assert "- stage: failed, 3 of 4 differ" in page
     assert "| stage | 1 | 2 | 0 | 30 |" in page
