@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engines.errors import UserError
-from paper_figures.common.curve import Curve, dataset_title
 from paper_figures.common.runs import Runs
-from repro.reports.figures import View
 from repro.reports.predictions import predictions_note
 from repro.runs.store import StoredRun
 from repro.systems.calibration import load_calibration
 from repro.systems.platforms import Platform
 from repro.workloads.card import load_card
-
-
-def require_runs(name: str, runs: Sequence[StoredRun], platform: Platform) -> None:
-    if not runs:
-        raise UserError(
-            f"figure {name} on platform={platform.name!r} has no runs: run this first: repro reproduce {name} --platform {platform.name}"
-        )
 
 
 def validity_text(runs: Sequence[StoredRun]) -> str:
@@ -48,25 +38,16 @@ def basis_of(runs: Runs) -> str:
     return f"measured: {' and '.join(devices)}; {model}"
 
 
-def figure_title(title: str, runs: Sequence[StoredRun], view: View) -> str:
-    return f"{title}\n{basis_of(Runs(runs, view))}"
-
-
-def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str]) -> list[str]:
-    """Labels (one per run) by what they rest on, a sentence each."""
+def how_obtained(runs: Sequence[StoredRun], labels: Sequence[str] | None = None) -> list[str]:
+    """Labels (one per run) by what they rest on, a sentence each; without labels all are "runs"."""
     by_basis: dict[str, list[str]] = {}
-    for run, label in zip(runs, labels, strict=True):
+    for run, label in zip(runs, labels or ["runs"] * len(runs), strict=True):
         names = by_basis.setdefault(basis(run), [])
         if label not in names:
             names.append(label)
     if len(by_basis) == 1:
         return [f"All runs {next(iter(by_basis))}."]
     return [f"{', '.join(names)}: {text}." for text, names in by_basis.items()]
-
-
-def curves_obtained(curves: Sequence[Curve]) -> list[str]:
-    pairs = [(run, curve.label) for curve in curves for point in curve.points for run in point.runs]
-    return how_obtained([run for run, _ in pairs], [label for _, label in pairs])
 
 
 def basis(run: StoredRun) -> str:
@@ -121,23 +102,6 @@ def seeds_sentence(runs: Sequence[StoredRun]) -> str:
     return " ".join([text, *contended_note(runs)])
 
 
-def batch_sentence(curves: Sequence[Curve]) -> str | None:
-    """Static batch sizes, by system; where the panels agree they are said once."""
-    texts = []
-    for system in dict.fromkeys(curve.system for curve in curves):
-        own = [curve for curve in curves if curve.system == system and curve.batch_sizes]
-        if not own:
-            continue
-        sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in own]
-        text = (
-            sizes[0]
-            if len(set(sizes)) == 1
-            else ", ".join(f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True))
-        )
-        texts.append(f"{own[0].label} {text}")
-    return f"Static batches: {'; '.join(texts)}." if texts else None
-
-
 def invalid_notes(runs: Sequence[StoredRun]) -> list[str]:
     return [
         *(
@@ -174,3 +138,7 @@ def held_out_note(platform: Platform) -> list[str]:
             f"Uncalibrated: {card} is simulated from datasheet peaks without overhead. Real steps are slower; compare shapes, not values."
         ]
     return [predictions_note(card)]
+
+
+def dataset_title(dataset: str) -> str:
+    return load_card(dataset).title

@@ -186,6 +186,7 @@ class Axis:
     """Of the ticks' names, points."""
     rotation: float | None = None
     limits: tuple[float | None, float | None] | None = None
+    is_inverted: bool = False
     margin: float | None = None
     """Free space at both ends, as a share of what is drawn."""
 
@@ -202,6 +203,8 @@ class Axis:
             axes.minorticks_off()
         if self.margin is not None:
             axes.margins(**_given(**{name: self.margin}))
+        if self.is_inverted:
+            axes.invert_yaxis()
         if self.limits is not None:
             own["lim"](*self.limits)
         if self.label is not None:

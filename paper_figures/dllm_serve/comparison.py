@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-from paper_figures.common.comparison import Comparison
+from collections.abc import Sequence
+
+from paper_figures.common.figure import cell_by_cell
 from repro.reports.figures import Knobs, View
+from repro.runs.cell import Cell
 from repro.systems.dllm.batching import READINGS
+
+DATASETS = ("livebench", "burst", "osc")
+OURS = "dllm-serve"
+BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm")
+SYSTEMS = (OURS, *BASELINES)
+
+
+def rate_cells(view: View, rates: Sequence[float]) -> list[Cell]:
+    """Every system on every data set at every rate; figures of it share their runs, measured ones too."""
+    asked = (
+        view.cell(
+            None,
+            system,
+            dataset,
+            rate=rate,
+            knobs=(*requests_at(view, rate), *baseline_knobs(view, system), *view.together("rates")),
+        )
+        for dataset in DATASETS
+        for system in SYSTEMS
+        for rate in rates
+    )
+    return cell_by_cell(asked, view)
 
 
 def requests_at(view: View, rate: float) -> Knobs:
@@ -13,13 +38,8 @@ def requests_at(view: View, rate: float) -> Knobs:
     return () if number is None or "num_prompts" in dict(view.knobs) else (("num_prompts", number),)
 
 
-COMPARISON = Comparison(
-    datasets=("livebench", "burst", "osc"),
-    own="dllm-serve",
-    baselines=("fast-dllm", "dllm-cache", "sparse-dllm"),
-    size=requests_at,
-)
-DATASETS, OURS, BASELINES = COMPARISON.datasets, COMPARISON.own, COMPARISON.baselines
+def baseline_knobs(view: View, system: str) -> Knobs:
+    return () if system == OURS else view.baseline_knobs()
 
 
 def reading_sentence(view: View) -> str:

@@ -6,55 +6,30 @@ peak of a real worst-case step where the model runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
 from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory, rows_for_request
 from engines.hardware.catalogue import GB
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.common import style
-from paper_figures.common.caption import basis, figure_title
+from paper_figures.common.caption import basis
+from paper_figures.common.figure import Columns, Page, Picture, Table, table
+from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
+from paper_figures.common.runs import Runs
+from paper_figures.common.style import WIDE_INCHES
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
-NAME = "fig2"
-TITLE = "dLLM-Serve Figure 2: standard against logit-aware profiling"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 2, §4.2"
-PLATFORMS = ("cpu-tiny", "rtx4090", "l40s")
-PAPER_PLATFORM = "rtx4090"
-DECIDES_ON = (PAPER_PLATFORM,)
-
-IS_TIMED = False
-MODES = (("monolithic", "standard profiling\n(full logits)"), ("decomposed", "logit-aware profiling"))
-PARTS = (
-    ("weights", "#8A8A8A"),
-    ("activations", "#E69F00"),
-    ("logits", "#D55E00"),
-    ("guard band", "#CCCCCC"),
-    ("KV pool", "#0072B2"),
-)
+CARD = "rtx4090"
+MODES = {"monolithic": "standard profiling\n(full logits)", "decomposed": "logit-aware profiling"}
 PROMPT_LEN = 300
 """Prompt of the request whose copies are counted."""
-
-CSV_COLUMNS = (
-    "platform",
-    "logits",
-    "weights_bytes",
-    "activation_bytes",
-    "logits_bytes",
-    "guard_bytes",
-    "kv_bytes",
-    "total_bytes",
-    "requests",
-    "obtained",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +39,25 @@ class Split:
     requests: int
     obtained: str
 
-    @property
-    def parts(self) -> tuple[int, ...]:
-        plan = self.plan
-        return (plan.weights_bytes, plan.activation_bytes, plan.logits_bytes, plan.guard_bytes, max(0, plan.kv_bytes))
+
+PARTS: Mapping[str, tuple[str, Callable[[MemoryPlan], int]]] = {
+    "weights": ("#8A8A8A", lambda plan: plan.weights_bytes),
+    "activations": ("#E69F00", lambda plan: plan.activation_bytes),
+    "logits": ("#D55E00", lambda plan: plan.logits_bytes),
+    "guard band": ("#CCCCCC", lambda plan: plan.guard_bytes),
+    "KV pool": ("#0072B2", lambda plan: plan.kv_bytes),
+}
+CSV_COLUMNS: Columns[Split] = {
+    "logits": lambda split: split.mode,
+    "weights_bytes": lambda split: split.plan.weights_bytes,
+    "activation_bytes": lambda split: split.plan.activation_bytes,
+    "logits_bytes": lambda split: split.plan.logits_bytes,
+    "guard_bytes": lambda split: split.plan.guard_bytes,
+    "kv_bytes": lambda split: split.plan.kv_bytes,
+    "total_bytes": lambda split: split.plan.total_bytes,
+    "requests": lambda split: split.requests,
+    "obtained": lambda split: split.obtained,
+}
 
 
 def cells(view: View) -> list[Cell]:
@@ -76,111 +66,94 @@ def cells(view: View) -> list[Cell]:
         return []
     return [
         view.cell(
-            NAME,
+            None,
             "dllm-serve",
             "burst",
             rate=max(view.dllm.rates),
             knobs=() if mode == "decomposed" else (("logit_rows", mode),),
         )
-        for mode, _ in MODES
+        for mode in MODES
     ]
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    splits = splits_of(runs, view)
-    stem = f"{NAME}-{view.stem}"
-    caption = _caption(splits, runs, view)
-    files = _draw(splits, runs, view, caption, out, stem)
-    rows = [
-        (
-            view.platform.name,
-            split.mode,
-            *split.parts[:4],
-            split.plan.kv_bytes,
-            split.plan.total_bytes,
-            split.requests,
-            split.obtained,
-        )
-        for split in splits
-    ]
-    scale, unit = _unit(view.platform)
-    table = [
-        (
-            split.mode,
-            *(f"{part / scale:.2f}" for part in split.parts[:4]),
-            f"{split.plan.kv_bytes / scale:.2f}",
-            str(split.requests),
-            split.obtained,
-        )
-        for split in splits
-    ]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=("logits", *(f"{name} {unit}" for name, _ in PARTS), "requests at once", "obtained"),
-        rows=tuple(table),
-        notes=tuple(caption),
+def page(runs: Runs) -> Page:
+    where, splits = runs.view.platform, splits_of(runs)
+    caption, (scale, unit) = caption_of(splits, runs), _unit(where)
+    return Page(
+        table=Table(
+            columns=("logits", *(f"{name} {unit}" for name in PARTS), "requests at once", "obtained"),
+            rows=[
+                (
+                    split.mode,
+                    *(f"{part(split.plan) / scale:.2f}" for _, part in PARTS.values()),
+                    *(split.requests, split.obtained),
+                )
+                for split in splits
+            ],
+        ),
+        csv=table(splits, {"platform": lambda split: where.name, **CSV_COLUMNS}),
+        picture=Picture(panels=[panel(splits, scale, unit)], caption=caption, width_inches=WIDE_INCHES),
+        notes=caption,
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    if view.platform.name != PAPER_PLATFORM:
-        return []
-    where, shape = view.platform, _shape(view.platform)
-    standard, aware = (split.plan for split in splits_of(runs, view))
-    half, quarter = SparsityConfig(retention_ratio=0.5), SparsityConfig(retention_ratio=0.25)
-    generation = _generation(where)
+def panel(splits: Sequence[Split], scale: int, unit: str) -> Panel:
+    layers: list[Layer] = []
+    left = [0.0] * len(splits)
+    for name, (color, part) in PARTS.items():
+        widths = [max(0, part(split.plan)) / scale for split in splits]
+        layers.append(Stack(label=name, starts=left, widths=widths, color=color))
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    memory = splits[0].plan.total_bytes / scale
+    names = [f"{MODES[split.mode]}\n{split.requests} requests at once" for split in splits]
+    return Panel(
+        title="",
+        layers=[*layers, Guide(value=memory, label="memory", is_upright=True, color="black")],
+        x=Axis(label=f"memory ({unit})", limits=(0, 1.02 * max(*left, memory))),
+        y=Axis(ticks=range(len(splits)), names=names, is_inverted=True),
+    )
+
+
+def findings(runs: Runs) -> list[Finding]:
+    where, shape = runs.view.platform, _shape(runs.view.platform)
+    standard, aware = (split.plan for split in splits_of(runs))
+    generation, logits = _generation(where), shape.logits_bytes_per_row()
     total_len = PROMPT_LEN + generation.gen_length
-    requests = [aware.kv_rows // rows_for_request(total_len, generation, sparsity) for sparsity in (half, quarter)]
-
-    def found(claim: str, value: float, how: str, holds: bool | None = None) -> Finding:
-        return Finding(claim=claim, value=value, obtained="computed", how=how, holds=holds)
-
-    return [
-        found(
-            "dllm-logit-8p3gb",
-            16 * 2048 * shape.logits_bytes_per_row(),
-            "16 x 2048 rows of the model's vocabulary, 2 bytes each",
-        ),
-        found(
-            "dllm-logit-chunk",
-            where.part(DllmPart).max_num_logits * shape.logits_bytes_per_row(),
-            "max_num_logits rows, one buffer",
-        ),
-        found(
-            "dllm-logit-ar-shape",
-            2048.0,
-            "logit rows of a 2048-token request: one per position here, one in an autoregressive step",
-            holds=standard.logits_bytes > aware.logits_bytes,
-        ),
-        found("dllm-weights-17gb", shape.weight_bytes / GB, "parameters of the shape, 2 bytes each"),
-        found("dllm-headroom-4090", (24 * GB - shape.weight_bytes) / GB, "24 GB less weights"),
-        found("dllm-headroom-l40s", (48 * GB - shape.weight_bytes) / GB, "48 GB less weights"),
-        found("dllm-t4-oom", float(shape.weight_bytes > 16 * GB), "1: the weights alone exceed 16 GB"),
-        found(
-            "dllm-2x-requests",
-            requests[1] / requests[0],
-            f"requests of {total_len} tokens that fit the KV pool at r = 0.25 over r = 0.5; the block's own rows are not halved",
-        ),
-    ]
+    half, quarter = (
+        aware.kv_rows // rows_for_request(total_len, generation, SparsityConfig(retention_ratio=ratio))
+        for ratio in (0.5, 0.25)
+    )
+    per_position = "logit rows of a 2048-token request: one per position here, one in an autoregressive step"
+    fit = f"requests of {total_len} tokens that fit the KV pool at r = 0.25 over r = 0.5; the block's own rows are not halved"
+    rows: tuple[tuple[str, float, str, bool | None], ...] = (
+        ("dllm-logit-8p3gb", 16 * 2048 * logits, "16 x 2048 rows of the model's vocabulary, 2 bytes each", None),
+        ("dllm-logit-chunk", where.part(DllmPart).max_num_logits * logits, "max_num_logits rows, one buffer", None),
+        ("dllm-logit-ar-shape", 2048.0, per_position, standard.logits_bytes > aware.logits_bytes),
+        ("dllm-weights-17gb", shape.weight_bytes / GB, "parameters of the shape, 2 bytes each", None),
+        ("dllm-headroom-4090", (24 * GB - shape.weight_bytes) / GB, "24 GB less weights", None),
+        ("dllm-headroom-l40s", (48 * GB - shape.weight_bytes) / GB, "48 GB less weights", None),
+        ("dllm-t4-oom", float(shape.weight_bytes > 16 * GB), "1: the weights alone exceed 16 GB", None),
+        ("dllm-2x-requests", quarter / half, fit, None),
+    )
+    return [runs.finding(claim, value, how, holds=holds, obtained="computed") for claim, value, how, holds in rows]
 
 
-def splits_of(runs: Sequence[StoredRun], view: View) -> list[Split]:
+def splits_of(runs: Runs) -> list[Split]:
     """Standard profiling first."""
-    if view.platform.executor == "roofline":
-        return [_computed(view.platform, mode) for mode, _ in MODES]
-    by_mode = {str(run.cell.knob_values.get("logit_rows", "decomposed")): run for run in runs}
+    where = runs.view.platform
+    if where.executor == "roofline":
+        return [_computed(where, mode) for mode in MODES]
+    by_mode = {str(run.cell.knob_values.get("logit_rows", "decomposed")): run for run in runs.all}
     return [
-        _split(view.platform, mode, _measured_plan(by_mode[mode]), "measured") for mode, _ in MODES if mode in by_mode
+        _split(where, mode, MemoryPlan(**by_mode[mode].facts["memory_plan"]), "measured")
+        for mode in MODES
+        if mode in by_mode
     ]
 
 
 def _computed(where: Platform, mode: str) -> Split:
     plan = divide_memory(_shape(where), where.part(DllmPart).memory_bytes, _config(where), logit_rows=mode)  # type: ignore[arg-type]
     return _split(where, mode, plan, "simulated")
-
-
-def _measured_plan(run: StoredRun) -> MemoryPlan:
-    return MemoryPlan(**run.facts["memory_plan"])
 
 
 def _split(where: Platform, mode: str, plan: MemoryPlan, obtained: str) -> Split:
@@ -214,42 +187,35 @@ def _unit(where: Platform) -> tuple[int, str]:
     return (GB, "GB") if where.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
 
 
-def _caption(splits: Sequence[Split], runs: Sequence[StoredRun], view: View) -> list[str]:
-    where, part = view.platform, view.dllm
+def caption_of(splits: Sequence[Split], runs: Runs) -> list[str]:
+    where, part = runs.view.platform, runs.view.dllm
     if where.executor == "roofline":
         how = "Computed from the model's shape and the settings of the paper's Table 3; nothing was run."
     else:
-        how = f"All runs {basis(runs[0])}: peak of a real worst-case step, KV pool from what it leaves."
+        how = f"All runs {basis(runs.all[0])}: peak of a real worst-case step, KV pool from what it leaves."
     length = round(PROMPT_LEN * part.length_scale) + part.gen_length
-    sentences = [f"Requests at once: of {length} tokens, retention 0.5."]
-    if any(split.requests == part.max_num_seqs for split in splits):
-        sentences[0] += f" {part.max_num_seqs} is the scheduler's cap (max_num_seqs), not the memory's."
-    sentences += [f"max_num_batched_tokens {part.max_num_batched_tokens}, max_num_logits {part.max_num_logits}.", how]
-    sentences += [
-        f"With {split.mode} logits the worst step misses {-split.plan.kv_bytes / GB:.2f} GB before any KV row."
-        for split in splits
-        if not split.plan.fits
+    capped = f" {part.max_num_seqs} is the scheduler's cap (max_num_seqs), not the memory's."
+    return [
+        f"Requests at once: of {length} tokens, retention 0.5."
+        + (capped if any(split.requests == part.max_num_seqs for split in splits) else ""),
+        f"max_num_batched_tokens {part.max_num_batched_tokens}, max_num_logits {part.max_num_logits}.",
+        how,
+        *(
+            f"With {split.mode} logits the worst step misses {-split.plan.kv_bytes / GB:.2f} GB before any KV row."
+            for split in splits
+            if not split.plan.fits
+        ),
     ]
-    return sentences
 
 
-def _draw(
-    splits: Sequence[Split], runs: Sequence[StoredRun], view: View, caption: Sequence[str], out: Path, stem: str
-) -> tuple[Path, Path, Path]:
-    scale, unit = _unit(view.platform)
-    labels = dict(MODES)
-    with style.drawing():
-        figure, (axes,) = style.row_of_panels([""])
-        left = [0.0] * len(splits)
-        for i, (name, color) in enumerate(PARTS):
-            widths = [split.parts[i] / scale for split in splits]
-            axes.barh(range(len(splits)), widths, left=left, color=color, edgecolor="white", height=0.55, label=name)
-            left = [start + width for start, width in zip(left, widths, strict=True)]
-        axes.axvline(splits[0].plan.total_bytes / scale, linestyle="--", linewidth=1, color="black", label="memory")
-        names = [f"{labels[split.mode]}\n{split.requests} requests at once" for split in splits]
-        axes.set_yticks(range(len(splits)), names)
-        axes.invert_yaxis()
-        axes.set_xlabel(f"memory ({unit})")
-        axes.set_xlim(0, 1.02 * max(*left, splits[0].plan.total_bytes / scale))
-        title = figure_title(TITLE, runs, view)
-        return style.publish(figure, [axes], out, stem, title=title, caption=caption, width_inches=style.WIDE_INCHES)
+FIGURE = dllm_figure(
+    "fig2",
+    f"{PAPER}, Figure 2, §4.2",
+    platforms=("cpu-tiny", CARD, "l40s"),
+    page=page,
+    cells=cells,
+    findings=findings,
+    card=CARD,
+    is_timed=False,
+    needs_runs=False,
+)

@@ -2,49 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from paper_figures.common import rate_panels, style
-from paper_figures.common.caption import figure_title, obtained_text, validity_text
-from paper_figures.common.curve import THROUGHPUT, Curve, curve_of, dataset_title
-from paper_figures.common.rate_panels import PaperValue
-from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
+from paper_figures.common.caption import dataset_title, obtained_text, validity_text
+from paper_figures.common.figure import Page, Picture, Table
+from paper_figures.common.panel import Layer, Points
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import GUIDE_COLOR, Look, system_look
+from paper_figures.common.words import shown
+from paper_figures.dllm_serve import rates
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
+from paper_figures.dllm_serve.curve import THROUGHPUT, Curve, Curves, curves_of
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure, printed_in
+from paper_figures.dllm_serve.rates import PaperValue
 from paper_figures.dllm_serve.speedups import gains_of, labels, ranks_of, token_cap
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.reports.paper import load_figures
+from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
-from repro.systems.platforms import Platform
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "fig3"
-TITLE = "dLLM-Serve Figure 3: throughput against arrival rate"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 3, §6.2"
-PLATFORMS = ("cpu-tiny", "rtx4090")
-
-PAPER_FIGURE = "dllm-serve/fig3"
-PAPER_PLATFORM = "rtx4090"
+SOURCE = f"{PAPER}, Figure 3, §6.2"
+CARD = "rtx4090"
 """The paper's card: its values are comparable there and nowhere else."""
-DECIDES_ON = (PAPER_PLATFORM,)
-
-TABLE_COLUMNS = ("dataset", "system", "peak tok/s", "at req/s", "dLLM-Serve is", "obtained", "valid")
+SERVED = Measure(path="request_throughput")
+OUTSIDE = Measure(path="outside_forward_share", scale=100)
 
 
 def cells(view: View) -> list[Cell]:
-    return COMPARISON.cells(NAME, view, view.dllm.rates)
+    return rate_cells(view, view.dllm.rates)
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
-    paper = paper_peaks(view.platform)
-    stem = f"{NAME}-{view.stem}"
+def page(runs: Runs) -> Page:
+    curves, paper, reading = curves_of(runs), paper_peaks(runs.view), reading_sentence(runs.view)
     lead, sentences = (
-        [reading_sentence(view)],
+        [reading],
         [
             "Throughput: tokens of finished requests over the time from first arrival to last finish. "
             "Offered load: nominal rate x tokens per request; the arrivals drawn can be a little faster or slower."
@@ -52,193 +42,159 @@ def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     )
     if paper:
         values = ", ".join(
-            f"{dataset_title(value.dataset)} {style.system_look(value.system).title} {value.value:g}" for value in paper
+            f"{dataset_title(value.dataset)} {system_look(value.system).title} {value.value:g}" for value in paper
         )
         lead.append(f"Hollow: the paper's peaks, beside the last rate because it prints no rates ({values} tok/s).")
         sentences.append(
             f"The paper's peaks are those printed in {SOURCE}. Where the calibration was fitted on one of them, meeting it "
             "is no prediction."
         )
-    files = rate_panels.draw(
-        COMPARISON,
-        curves,
-        THROUGHPUT,
-        paper,
-        out,
-        name=stem,
-        title=figure_title(TITLE, runs, view),
-        caption=rate_panels.caption(curves, lead, sentences),
-        finish=_offered_load,
+    return Page(
+        table=Table(
+            columns=("dataset", "system", "peak tok/s", "at req/s", "dLLM-Serve is", "obtained", "valid"),
+            rows=[*(table_row(curve, curves) for curve in curves.all), *map(paper_row, paper)],
+        ),
+        csv=rates.csv_of(curves, paper, THROUGHPUT, runs.view),
+        picture=Picture(
+            panels=rates.panels(curves, THROUGHPUT, paper, guides=offered_load),
+            caption=rates.caption(curves, lead, sentences),
+        ),
+        notes=[
+            *ratio_notes(curves, paper),
+            *saturation_notes(curves),
+            *outside_forward_notes(curves),
+            *rates.notes(runs, curves, runs.view.dllm.rates),
+            reading,
+        ],
     )
-    rows = [_table_row(curve, curves) for curve in curves]
-    return Rendered(
-        files=(*files, rate_panels.save_csv(COMPARISON, curves, paper, THROUGHPUT, view, out, stem)),
-        columns=TABLE_COLUMNS,
-        rows=(*rows, *map(_table_paper_row, paper)),
-        notes=tuple(_notes(curves, paper, view)),
-    )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """Against the paper only on its card, and only baselines as published."""
-    if view.platform.name != PAPER_PLATFORM or view.reading != "published":
-        return []
-    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
-    obtained = view.obtained
-    peaks = {(curve.dataset, curve.system): curve.peak for curve in curves}
-    if any(peak is None for peak in peaks.values()) or len(peaks) < len(DATASETS) * (1 + len(BASELINES)):
-        return []
-    peak = {key: value[1] for key, value in peaks.items() if value is not None}
-    gains = gains_of(peak)
-    of = labels(view)
-    most = max(DATASETS, key=gains.__getitem__)
-    last = max(view.dllm.rates)
-    served = {
-        key: max(run.summary["request_throughput"] for point in curve.points for run in point.valid_runs)
-        for curve in curves
-        for key in [(curve.dataset, curve.system)]
-    }
-
-    def found(claim: str, value: float | tuple[float, ...], how: str, of: tuple[str, ...] = ()) -> Finding:
-        return Finding(claim=claim, value=value, obtained=obtained, how=how, of=of)
-
-    saturated = [curve.points[-1] for curve in curves if curve.system == OURS]
-    over_fast = peak["burst", OURS] / peak["burst", "fast-dllm"]
+def paper_peaks(view: View) -> list[PaperValue]:
+    """Peaks that the paper's text prints; the figure's other points are not in the text."""
+    values = printed_in("fig3") if view.platform.name == CARD else {}
     return [
-        found(
-            "dllm-abs-tput-4090",
-            tuple(gains.values()),
-            "peak over the best baseline's, by data set",
-            tuple(of.values()),
-        ),
-        *(
-            found(claim, gains[most], "peak over the best baseline's, most of the data sets", (of[most],))
-            for claim in ("dllm-contrib-upto", "dllm-concl-tput")
-        ),
-        found("dllm-4090-burst-peak", peak["burst", OURS], f"peak over rates up to {last:g} req/s"),
-        found("dllm-4090-burst-fast", peak["burst", "fast-dllm"], f"peak over rates up to {last:g} req/s"),
-        found("dllm-4090-burst-ratio", over_fast, "ratio of the two peaks"),
-        found("dllm-4090-sparse-inferred", peak["burst", "sparse-dllm"], f"peak over rates up to {last:g} req/s"),
-        found(
-            "dllm-wall-025",
-            max(served["burst", system] for system in BASELINES),
-            "requests/s the best baseline serves when saturated, Burst",
-        ),
-        found("dllm-linear-04", served["burst", OURS], "requests/s dLLM-Serve serves when saturated, Burst"),
-        found(
-            "dllm-serve-best-tput",
-            tuple(ranks_of(peak).values()),
-            "rank of dLLM-Serve's saturated throughput, by data set",
-            tuple(of.values()),
-        ),
-        found(
-            "dllm-concurrency-target",
-            min(point.runs[0].summary["mean_running"] for point in saturated),
-            f"requests in flight, mean over time at {last:g} req/s, least of the data sets",
-        ),
-        *token_cap(runs, view),
+        PaperValue(dataset=dataset, system=system.lower(), rate=None, value=float(value))
+        for dataset in DATASETS
+        for system, value in values.get(f"{dataset_title(dataset)}_peak", {}).items()
     ]
 
 
-def paper_peaks(platform: Platform) -> tuple[PaperValue, ...]:
-    """Peaks that the paper's text prints; the figure's other points are not in the text."""
-    if platform.name != PAPER_PLATFORM:
-        return ()
-    figure = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE)
-    return tuple(
-        PaperValue(dataset=dataset, system=system.lower(), rate=None, value=float(value))
-        for dataset in DATASETS
-        for system, value in figure.values.get(f"{dataset_title(dataset)}_peak", {}).items()
-    )
-
-
-def _offered_load(axes: Axes, curves: Sequence[Curve]) -> None:
-    lengths = [point.gen_length for curve in curves for point in curve.points]
+def offered_load(curves: Sequence[Curve], limits: tuple[float, float]) -> list[Layer]:
+    lengths = [curve.gen_length(rate) for curve in curves for rate in curve.by_rate]
     per_request = sum(lengths) / len(lengths)
-    load = axes.get_xlim()
-    axes.plot(
-        load,
-        [rate * per_request for rate in load],
-        linestyle="--",
-        linewidth=1,
-        color=style.GUIDE_COLOR,
-        label="offered load",
-        zorder=1,
-    )
+    look = Look(color=GUIDE_COLOR, marker="", linestyle="--")
+    loads = [rate * per_request for rate in limits]
+    return [Points(label="offered load", places=limits, values=loads, look=look, width=1, zorder=1)]
 
 
-# -- table and notes --------------------------------------------------------------------------------------
+# -- claims -------------------------------------------------------------------------------------------------
 
 
-def _table_row(curve: Curve, curves: Sequence[Curve]) -> tuple[str, ...]:
-    runs = [run for point in curve.points for run in point.runs]
+def findings(runs: Runs) -> list[Finding]:
+    curves, view = curves_of(runs), runs.view
+    peaks = {name: curve.peak for name, curve in curves.by_name.items()}
+    peak = {name: found[1] for name, found in peaks.items() if found is not None}
+    if len(peak) < len(DATASETS) * len(SYSTEMS):
+        return []
+    gains, of, last = gains_of(peak), labels(view), max(view.dllm.rates)
+    most = max(DATASETS, key=gains.__getitem__)
+    served = {
+        system: max(SERVED(run) or 0.0 for run in curves.by_name["burst", system].runs if run.validity.valid)
+        for system in SYSTEMS
+    }
+    running = [curve.last_runs[0].summary["mean_running"] for curve in curves.all if curve.system == OURS]
+    ours, fast = peak["burst", OURS], peak["burst", "fast-dllm"]
+    up_to, by_data = f"peak over rates up to {last:g} req/s", tuple(of.values())
+    over_best, saturated = "peak over the best baseline's", "when saturated, Burst"
+    rows: list[tuple[str, float | tuple[float, ...], str, tuple[str, ...]]] = [
+        ("dllm-abs-tput-4090", tuple(gains.values()), f"{over_best}, by data set", by_data),
+        ("dllm-contrib-upto", gains[most], f"{over_best}, most of the data sets", (of[most],)),
+        ("dllm-concl-tput", gains[most], f"{over_best}, most of the data sets", (of[most],)),
+        ("dllm-4090-burst-peak", ours, up_to, ()),
+        ("dllm-4090-burst-fast", fast, up_to, ()),
+        ("dllm-4090-burst-ratio", ours / fast, "ratio of the two peaks", ()),
+        ("dllm-4090-sparse-inferred", peak["burst", "sparse-dllm"], up_to, ()),
+        (
+            "dllm-wall-025",
+            max(served[system] for system in BASELINES),
+            f"requests/s the best baseline serves {saturated}",
+            (),
+        ),
+        ("dllm-linear-04", served[OURS], f"requests/s dLLM-Serve serves {saturated}", ()),
+        (
+            "dllm-serve-best-tput",
+            tuple(ranks_of(peak).values()),
+            "rank of dLLM-Serve's saturated throughput, by data set",
+            by_data,
+        ),
+        (
+            "dllm-concurrency-target",
+            min(running),
+            f"requests in flight, mean over time at {last:g} req/s, least of the data sets",
+            (),
+        ),
+    ]
+    return [*(runs.finding(claim, value, how, of=of) for claim, value, how, of in rows), token_cap(runs)]
+
+
+# -- table and notes ----------------------------------------------------------------------------------------
+
+
+def table_row(curve: Curve, curves: Curves) -> tuple[str, ...]:
     rate, throughput = curve.peak or (None, None)
-    ratio = _ratio(curve, curves)
     return (
         dataset_title(curve.dataset),
         curve.label,
-        "-" if throughput is None else f"{throughput:.1f}{'' if curve.is_saturated else ' (not saturated)'}",
-        "-" if rate is None else f"{rate:g}",
-        "-" if ratio is None else f"{ratio:.2f}x",
-        obtained_text(runs),
-        validity_text(runs),
+        shown(throughput, ".1f", "" if curve.is_saturated else " (not saturated)"),
+        shown(rate, "g"),
+        shown(ratio(curve, curves), ".2f", "x"),
+        obtained_text(curve.runs),
+        validity_text(curve.runs),
     )
 
 
-def _table_paper_row(value: PaperValue) -> tuple[str, ...]:
-    title = style.system_look(value.system).title
+def paper_row(value: PaperValue) -> tuple[str, ...]:
+    title = system_look(value.system).title
     return (dataset_title(value.dataset), title, f"{value.value:g}", "not stated", "-", "paper", "-")
 
 
-def _ratio(curve: Curve, curves: Sequence[Curve]) -> float | None:
+def ratio(curve: Curve, curves: Curves) -> float | None:
     """Peak of dLLM-Serve over that of ``curve``, in the same panel."""
-    ours = curve_of(curves, curve.dataset, OURS)
+    ours = curves.by_name.get((curve.dataset, OURS))
     if ours is None or ours is curve or ours.peak is None or curve.peak is None or curve.peak[1] <= 0:
         return None
     return ours.peak[1] / curve.peak[1]
 
 
-def _notes(curves: Sequence[Curve], paper: Sequence[PaperValue], view: View) -> Iterable[str]:
-    yield from _ratio_notes(curves, paper)
-    yield from _saturation_notes(curves)
-    yield from _outside_forward_notes(curves)
-    yield from rate_panels.notes(COMPARISON, curves, view, view.dllm.rates)
-    yield reading_sentence(view)
-
-
-def _ratio_notes(curves: Sequence[Curve], paper: Sequence[PaperValue]) -> Iterable[str]:
+def ratio_notes(curves: Curves, paper: Sequence[PaperValue]) -> Iterator[str]:
     by_system: dict[str, list[str]] = {}
-    for curve in curves:
-        ratio = _ratio(curve, curves)
-        if ratio is not None:
-            by_system.setdefault(curve.label, []).append(f"{ratio:.2f}x ({dataset_title(curve.dataset)})")
+    for curve in curves.all:
+        if (found := ratio(curve, curves)) is not None:
+            by_system.setdefault(curve.label, []).append(f"{found:.2f}x ({dataset_title(curve.dataset)})")
     for label, ratios in by_system.items():
         yield f"Peak throughput of dLLM-Serve over {label}: {', '.join(ratios)}."
     for dataset in dict.fromkeys(value.dataset for value in paper):
         printed = {value.system: value.value for value in paper if value.dataset == dataset}
         ours = printed.pop(OURS)
         for system, value in printed.items():
-            yield f"Paper, {dataset_title(dataset)}: {ours / value:.2f}x over {style.system_look(system).title}."
+            yield f"Paper, {dataset_title(dataset)}: {ours / value:.2f}x over {system_look(system).title}."
 
 
-def _saturation_notes(curves: Sequence[Curve]) -> Iterable[str]:
-    rising = [
-        f"{dataset_title(curve.dataset)} {curve.label}"
-        for curve in curves
-        if curve.usable(THROUGHPUT) and not curve.is_saturated
-    ]
+def saturation_notes(curves: Curves) -> Iterator[str]:
+    rising = [curve.where for curve in curves.all if curve.usable(THROUGHPUT) and not curve.is_saturated]
     if rising:
         yield f"Not saturated at the highest rate, so its peak may lie higher: {', '.join(rising)}."
 
 
-def _outside_forward_notes(curves: Sequence[Curve]) -> Iterable[str]:
+def outside_forward_notes(curves: Curves) -> Iterator[str]:
     """Only where it was measured: a simulated step is all forward."""
     shares: dict[str, list[float]] = {}
-    for curve in curves:
-        for run in (run for point in curve.points for run in point.runs):
-            share = run.summary["outside_forward_share"]
-            if run.record.obtained == "measured" and share is not None:
-                shares.setdefault(curve.label, []).append(share)
-    if shares:
-        texts = [f"{label} {100 * min(found):.1f} to {100 * max(found):.1f} %" for label, found in shares.items()]
+    for curve in curves.all:
+        found = [OUTSIDE(run) for run in curve.runs if run.record.obtained == "measured"]
+        shares.setdefault(curve.label, []).extend(share for share in found if share is not None)
+    texts = [f"{label} {min(found):.1f} to {max(found):.1f} %" for label, found in shares.items() if found]
+    if texts:
         yield f"Share of step time outside the model's forward (measured): {', '.join(texts)}."
+
+
+FIGURE = dllm_figure("fig3", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD)

@@ -2,146 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from paper_figures.common import rate_panels
-from paper_figures.common.caption import figure_title, obtained_text, validity_text
-from paper_figures.common.curve import MEAN_LATENCY, Curve, curve_of, dataset_title
-from paper_figures.common.rate_panels import PaperValue
-from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
+from paper_figures.common.caption import dataset_title, obtained_text, validity_text
+from paper_figures.common.figure import Page, Picture, Table
+from paper_figures.common.runs import Runs
+from paper_figures.common.words import shown
+from paper_figures.dllm_serve import rates
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, reading_sentence
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, Curve, Curves, curves_of
+from paper_figures.dllm_serve.fig3 import CARD, cells
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure
+from paper_figures.dllm_serve.rates import PaperValue
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.reports.paper import load_claims
-from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
-from repro.systems.platforms import Platform
+from repro.reports.figures import View
+from repro.reports.paper import stated
 
-NAME = "fig4"
-TITLE = "dLLM-Serve Figure 4: mean latency against arrival rate"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 4, §6.3"
-PLATFORMS = ("cpu-tiny", "rtx4090")
-PAPER_PLATFORM = "rtx4090"
-DECIDES_ON = (PAPER_PLATFORM,)
+SOURCE = f"{PAPER}, Figure 4, §6.3"
 
 
-def cells(view: View) -> list[Cell]:
-    return COMPARISON.cells(NAME, view, view.dllm.rates)
-
-
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
-    paper = paper_latencies(view.platform)
-    stem = f"{NAME}-{view.stem}"
+def page(runs: Runs) -> Page:
+    curves, paper, reading = curves_of(runs), paper_latencies(runs.view), reading_sentence(runs.view)
     lead = [
-        reading_sentence(view),
+        reading,
         "Latency: from a request's arrival to its last token, queueing included; mean over finished requests, log scale.",
+        *(["Hollow marker and dotted line: the paper's, which says 'above' of the baselines."] if paper else []),
     ]
-    if paper:
-        lead.append("Hollow marker and dotted line: the paper's, which says 'above' of the baselines.")
-    files = rate_panels.draw(
-        COMPARISON,
-        curves,
-        MEAN_LATENCY,
-        paper,
-        out,
-        name=stem,
-        title=figure_title(TITLE, runs, view),
-        caption=rate_panels.caption(curves, lead, [f"The paper's values are printed in {SOURCE}."] if paper else []),
-        is_log=True,
-    )
-    rates = sorted({point.rate for curve in curves for point in curve.points})
-    low, high = rates[0], rates[-1]
-    return Rendered(
-        files=(*files, rate_panels.save_csv(COMPARISON, curves, paper, MEAN_LATENCY, view, out, stem)),
-        columns=(
-            "dataset",
-            "system",
-            f"mean s at {low:g} req/s",
-            f"mean s at {high:g} req/s",
-            "of dLLM-Serve's",
-            "obtained",
-            "valid",
+    low, high = curves.rates[0], curves.rates[-1]
+    return Page(
+        table=Table(
+            columns=(
+                *("dataset", "system", f"mean s at {low:g} req/s", f"mean s at {high:g} req/s", "of dLLM-Serve's"),
+                *("obtained", "valid"),
+            ),
+            rows=[table_row(curve, curves, low, high) for curve in curves.all],
         ),
-        rows=tuple(_table_row(curve, curves, low, high) for curve in curves),
-        notes=(*rate_panels.notes(COMPARISON, curves, view, view.dllm.rates), reading_sentence(view)),
+        csv=rates.csv_of(curves, paper, MEAN_LATENCY, runs.view),
+        picture=Picture(
+            panels=rates.panels(curves, MEAN_LATENCY, paper, is_log=True),
+            caption=rates.caption(curves, lead, [f"The paper's values are printed in {SOURCE}."] if paper else []),
+        ),
+        notes=[*rates.notes(runs, curves, runs.view.dllm.rates), reading],
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    if view.platform.name != PAPER_PLATFORM or view.reading != "published":
-        return []
-    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
-    low, high = min(view.dllm.rates), max(view.dllm.rates)
-    at_high = {system: _mean(curves, "burst", system, high) for system in (OURS, *BASELINES)}
-    at_low = {
-        (dataset, system): _mean(curves, dataset, system, low) for dataset in DATASETS for system in (OURS, *BASELINES)
-    }
-    if None in at_high.values() or None in at_low.values():
-        return []
-    ours = at_high[OURS]
-    base = min(value for system in BASELINES if (value := at_high[system]) is not None)
-    assert ours is not None
-    spread = max(
-        (at_low[dataset, system] or 0) / (at_low[dataset, OURS] or 1) for dataset in DATASETS for system in BASELINES
-    )
-    obtained = view.obtained
-    return [
-        Finding(
-            claim="dllm-low-load-equal",
-            value=spread,
-            obtained=obtained,
-            how=f"largest ratio of a baseline's mean latency to dLLM-Serve's at {low:g} req/s, over the data sets",
-        ),
-        Finding(
-            claim="dllm-4090-burst-base-lat",
-            value=base,
-            obtained=obtained,
-            how=f"least of the baselines' mean latencies on Burst at {high:g} req/s",
-        ),
-        Finding(
-            claim="dllm-4090-burst-serve-lat", value=ours, obtained=obtained, how=f"mean on Burst at {high:g} req/s"
-        ),
-        Finding(
-            claim="dllm-4090-burst-lat-ratio",
-            value=base / ours,
-            obtained=obtained,
-            how=f"best baseline's mean over dLLM-Serve's on Burst at {high:g} req/s",
-        ),
-    ]
-
-
-def paper_latencies(platform: Platform) -> tuple[PaperValue, ...]:
-    """dLLM-Serve's mean on Burst at 0.5 req/s, and the bound its text gives for the baselines."""
-    if platform.name != PAPER_PLATFORM:
-        return ()
-    stated = {claim.id: claim.expected.value for claim in load_claims("dllm-serve")}
-    ours, bound = stated["dllm-4090-burst-serve-lat"], stated["dllm-4090-burst-base-lat"]
-    assert isinstance(ours, float | int)
-    assert isinstance(bound, float | int)
-    return (
-        PaperValue(dataset="burst", system=OURS, rate=0.5, value=float(ours)),
-        PaperValue(dataset="burst", system="fast-dllm", rate=0.5, value=float(bound), is_bound=True),
-    )
-
-
-def _table_row(curve: Curve, curves: Sequence[Curve], low: float, high: float) -> tuple[str, ...]:
-    runs = [run for point in curve.points for run in point.runs]
-    own, ours = (_mean(curves, curve.dataset, system, high) for system in (curve.system, OURS))
-    ratio = f"{own / ours:.2f}x" if own and ours and curve.system != OURS else "-"
-    at_low = _mean(curves, curve.dataset, curve.system, low)
+def table_row(curve: Curve, curves: Curves, low: float, high: float) -> tuple[str, ...]:
+    own, ours = (curves.at(curve.dataset, system, high, MEAN_LATENCY).mean for system in (curve.system, OURS))
+    ratio = own / ours if own and ours and curve.system != OURS else None
     return (
         dataset_title(curve.dataset),
         curve.label,
-        "-" if at_low is None else f"{at_low:.4g}",
-        "-" if own is None else f"{own:.4g}",
-        ratio,
-        obtained_text(runs),
-        validity_text(runs),
+        shown(curve.at(low, MEAN_LATENCY).mean),
+        shown(own),
+        shown(ratio, ".2f", "x"),
+        obtained_text(curve.runs),
+        validity_text(curve.runs),
     )
 
 
-def _mean(curves: Sequence[Curve], dataset: str, system: str, rate: float) -> float | None:
-    curve = curve_of(curves, dataset, system)
-    point = None if curve is None else curve.at(rate)
-    return None if point is None else point.interval(MEAN_LATENCY).mean
+def paper_latencies(view: View) -> list[PaperValue]:
+    """dLLM-Serve's mean on Burst at 0.5 req/s, and the bound its text gives for the baselines."""
+    if view.platform.name != CARD:
+        return []
+    ours, bound = (stated("dllm-serve", f"dllm-4090-burst-{each}-lat") for each in ("serve", "base"))
+    return [
+        PaperValue(dataset="burst", system=OURS, rate=0.5, value=ours),
+        PaperValue(dataset="burst", system="fast-dllm", rate=0.5, value=bound, is_bound=True),
+    ]
+
+
+def findings(runs: Runs) -> list[Finding]:
+    curves = curves_of(runs)
+    low, high = min(runs.view.dllm.rates), max(runs.view.dllm.rates)
+
+    def means(rate: float) -> dict[tuple[str, str], float]:
+        found = {name: curve.at(rate, MEAN_LATENCY).mean for name, curve in curves.by_name.items()}
+        return {name: mean for name, mean in found.items() if mean is not None}
+
+    at_low, at_high = means(low), means(high)
+    burst = {system: mean for (dataset, system), mean in at_high.items() if dataset == "burst"}
+    if len(at_low) < len(DATASETS) * len(SYSTEMS) or len(burst) < len(SYSTEMS):
+        return []
+    base, ours = min(burst[system] for system in BASELINES), burst[OURS]
+    spread = max(at_low[dataset, system] / at_low[dataset, OURS] for dataset in DATASETS for system in BASELINES)
+    at = f"on Burst at {high:g} req/s"
+    rows = {
+        "dllm-low-load-equal": (
+            spread,
+            f"largest ratio of a baseline's mean latency to dLLM-Serve's at {low:g} req/s, over the data sets",
+        ),
+        "dllm-4090-burst-base-lat": (base, f"least of the baselines' mean latencies {at}"),
+        "dllm-4090-burst-serve-lat": (ours, f"mean {at}"),
+        "dllm-4090-burst-lat-ratio": (base / ours, f"best baseline's mean over dLLM-Serve's {at}"),
+    }
+    return [runs.finding(claim, value, how) for claim, (value, how) in rows.items()]
+
+
+FIGURE = dllm_figure("fig4", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD)

@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from paper_figures.common import rate_panels, style
-from paper_figures.common.caption import (
-    batch_sentence,
-    curves_obtained,
-    figure_title,
-    invalid_notes,
-    obtained_text,
-    prompt_sources,
-    seeds_sentence,
-)
-from paper_figures.common.curve import Curve, Measure, curve_of, dataset_title
-from paper_figures.dllm_serve.comparison import BASELINES, COMPARISON, DATASETS, OURS, reading_sentence
+from paper_figures.common.caption import dataset_title, invalid_notes, obtained_text, prompt_sources, seeds_sentence
+from paper_figures.common.figure import Page, Picture, Table
+from paper_figures.common.panel import Axis, Bars, Guide, Layer, Mark, Panel
+from paper_figures.common.runs import Measure, Runs, paired
+from paper_figures.common.style import WIDE_INCHES, system_look
+from paper_figures.common.words import shown
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS, rate_cells, reading_sentence
+from paper_figures.dllm_serve.curve import Curves, batch_sentence, curves_obtained, curves_of
+from paper_figures.dllm_serve.fig3 import CARD
+from paper_figures.dllm_serve.layout import PAPER, PRINTED, all_valid, dllm_figure, printed_in
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.reports.paper import load_figures
+from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.statistics import Interval, mean_interval
-from repro.runs.store import StoredRun
-from repro.systems.platforms import Platform
+from repro.runs.statistics import Interval
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "fig5"
-TITLE = "dLLM-Serve Figure 5: jitter under high load"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 5, §6.3"
-PLATFORMS = ("cpu-tiny", "rtx4090")
-PAPER_PLATFORM = "rtx4090"
-DECIDES_ON = (PAPER_PLATFORM,)
-
-MEASURES = (
-    Measure(column="std_latency_s", label="standard deviation", of=lambda run: run.summary["e2el_s"]["std"]),
-    Measure(column="span_latency_s", label="tail span (max - min)", of=lambda run: run.summary["e2el_s"]["span"]),
-)
-COLORS = ("#0072B2", "#E69F00")
+SOURCE = f"{PAPER}, Figure 5, §6.3"
+STD = Measure(path="e2el_s/std", column="std_latency_s", label="standard deviation")
+SPAN = Measure(path="e2el_s/span", column="span_latency_s", label="tail span (max - min)")
+COLORS = {STD: "#0072B2", SPAN: "#E69F00"}
+PRINTED_AS = {STD: "sd_reduction_pct", SPAN: "span_reduction_pct"}
 BAR_WIDTH = 0.36
-CSV_COLUMNS = (
-    "platform",
-    "reading",
-    "dataset",
-    "measure",
-    "dllm_serve_s",
-    "best_baseline",
-    "best_baseline_s",
-    "gain",
-    "gain_half_width",
-    "obtained",
-    "valid",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +38,7 @@ class Gain:
     ours_s: float | None
     best_s: float | None
     gain: Interval
+    paper: float | None
 
     @property
     def reduction_percent(self) -> float | None:
@@ -76,190 +47,150 @@ class Gain:
 
 def cells(view: View) -> list[Cell]:
     """Runs of Figure 3 at its highest rate."""
-    return COMPARISON.cells(NAME, view, (max(view.dllm.rates),))
+    return rate_cells(view, (max(view.dllm.rates),))
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
-    gains = [gain_of(curves, dataset, measure) for dataset in DATASETS for measure in MEASURES]
-    stem = f"{NAME}-{view.stem}"
-    paper = paper_gains(view.platform)
-    files = _draw(gains, curves, paper, view, out, stem)
-    obtained, valid = obtained_text(runs), all(run.validity.valid for run in runs)
-    rows: list[tuple[object, ...]] = [
-        (
-            view.platform.name,
-            view.reading,
-            gain.dataset,
-            gain.measure.column,
-            gain.ours_s,
-            gain.best,
-            gain.best_s,
-            gain.gain.mean,
-            gain.gain.half_width,
-            obtained,
-            valid,
-        )
-        for gain in gains
-    ]
-    rows += [
-        (view.platform.name, None, dataset, column, None, None, None, value, None, "paper", None)
-        for (dataset, column), value in paper.items()
-    ]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, rows)),
-        columns=(
-            "dataset",
-            "spread of",
-            "dLLM-Serve s",
-            "best baseline",
-            "its s",
-            "gain",
-            "reduction",
-            "paper",
-            "obtained",
-        ),
-        rows=tuple(_table_row(gain, paper, obtained) for gain in gains),
-        notes=(*invalid_notes(runs), *curves_obtained(curves), reading_sentence(view)),
-    )
-
-
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    if view.platform.name != PAPER_PLATFORM or view.reading != "published":
-        return []
-    curves = rate_panels.curves_of(COMPARISON, NAME, runs, view.platform)
-    obtained = view.obtained
-    rate = max(view.dllm.rates)
-    found = []
-    reductions = {
-        (dataset, measure.column): gain_of(curves, dataset, measure).reduction_percent
-        for dataset in DATASETS
-        for measure in MEASURES
-    }
-    for claim, column in (("dllm-jitter-sd", "std_latency_s"), ("dllm-jitter-span", "span_latency_s")):
-        if (value := reductions["livebench", column]) is not None:
-            how = f"against the best baseline on LiveBench at {rate:g} req/s"
-            found.append(Finding(claim=claim, value=value, obtained=obtained, how=how))
-    others = {
-        f"{dataset}/{column.partition('_')[0]}": value
-        for (dataset, column), value in reductions.items()
-        if dataset != "livebench" and value is not None
-    }
-    if len(others) == 2 * len(MEASURES):
-        how = f"standard deviation and span, percent below the best baseline, at {rate:g} req/s"
-        found.append(
-            Finding(
-                claim="dllm-jitter-others", value=tuple(others.values()), obtained=obtained, how=how, of=tuple(others)
-            )
-        )
-    cache = curve_of(curves, "burst", "dllm-cache")
-    for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
-        values = [] if cache is None else [run.summary["e2el_s"][name] for run in cache.points[-1].valid_runs]
-        if values:
-            how = f"dLLM-Cache on Burst at {rate:g} req/s"
-            found.append(Finding(claim=claim, value=sum(values) / len(values), obtained=obtained, how=how))
-    return found
-
-
-def gain_of(curves: Sequence[Curve], dataset: str, measure: Measure) -> Gain:
+def gain_of(curves: Curves, dataset: str, measure: Measure, paper: Mapping[tuple[str, Measure], float]) -> Gain:
     """The best baseline is the one with the least mean spread over the repeats."""
     spreads: dict[str, dict[int, float]] = {}
-    for system in (OURS, *BASELINES):
-        curve = curve_of(curves, dataset, system)
-        runs = () if curve is None else curve.points[-1].valid_runs
-        spreads[system] = {run.cell.seed: value for run in runs if (value := measure.of(run)) is not None}
+    for system in SYSTEMS:
+        curve = curves.by_name.get((dataset, system))
+        runs = [run for run in curve.last_runs if run.validity.valid] if curve else []
+        spreads[system] = {run.cell.seed: value for run in runs if (value := measure(run)) is not None}
     means = {system: sum(found.values()) / len(found) for system, found in spreads.items() if found}
     best = min((system for system in BASELINES if system in means), key=means.__getitem__, default=None)
-    shared = sorted(spreads[OURS].keys() & spreads[best].keys()) if best else []
-    ratios = [spreads[best][seed] / spreads[OURS][seed] for seed in shared if best and spreads[OURS][seed] > 0]
+    ours = dict(sorted(spreads[OURS].items()))
+    theirs = {seed: spreads[best][seed] for seed in ours if best and seed in spreads[best]}
     return Gain(
         dataset=dataset,
         measure=measure,
         best=best,
         ours_s=means.get(OURS),
         best_s=means.get(best) if best else None,
-        gain=mean_interval(ratios),
+        gain=paired(theirs, ours, "ratio"),
+        paper=paper.get((dataset, measure)),
     )
 
 
-def paper_gains(platform: Platform) -> dict[tuple[str, str], float]:
-    """Bars that the text states as reductions; (data set, measure) -> gain."""
-    if platform.name != PAPER_PLATFORM:
-        return {}
-    values = next(entry for entry in load_figures("dllm-serve") if entry.id == "dllm-serve/fig5").values
+def gains_of(runs: Runs) -> list[Gain]:
+    curves, paper = curves_of(runs), paper_gains(runs.view)
+    return [gain_of(curves, dataset, measure, paper) for dataset in DATASETS for measure in COLORS]
+
+
+def paper_gains(view: View) -> dict[tuple[str, Measure], float]:
+    """Bars that the text states as reductions."""
+    values = printed_in("fig5") if view.platform.name == CARD else {}
     return {
-        (dataset, column): 1 / (1 - values[dataset_title(dataset)][key] / 100)
+        (dataset, measure): 1 / (1 - values[dataset_title(dataset)][PRINTED_AS[measure]] / 100)
         for dataset in DATASETS
         if dataset_title(dataset) in values
-        for column, key in (("std_latency_s", "sd_reduction_pct"), ("span_latency_s", "span_reduction_pct"))
+        for measure in COLORS
     }
 
 
-def _draw(
-    gains: Sequence[Gain],
-    curves: Sequence[Curve],
-    paper: dict[tuple[str, str], float],
-    view: View,
-    out: Path,
-    stem: str,
-) -> tuple[Path, Path, Path]:
-    rate = max(point.rate for curve in curves for point in curve.points)
-    runs = [run for curve in curves for point in curve.points for run in point.runs]
-    with style.drawing():
-        figure, (axes,) = style.row_of_panels([f"at {rate:g} req/s"])
-        for side, measure, color in zip((-1, 1), MEASURES, COLORS, strict=True):
-            _draw_bars(axes, [gain for gain in gains if gain.measure is measure], paper, side, color)
-        axes.axhline(1, linestyle="--", linewidth=1, color=style.GUIDE_COLOR, label="best baseline")
-        axes.set_xticks(range(len(DATASETS)), [dataset_title(dataset) for dataset in DATASETS])
-        axes.set_ylabel("gain over the\nbest baseline (x)")
-        axes.margins(y=0.15)
-        sentences = [
-            "Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's; above 1 dLLM-Serve "
-            "spreads less.",
-            reading_sentence(view),
-            seeds_sentence(runs),
-        ]
-        if paper:
-            sentences.insert(2, "Hollow diamonds: the paper's reductions, as gains.")
-            sentences.append(f"The paper's reductions are stated in {SOURCE}.")
-        sentences += [prompt_sources(runs), *curves_obtained(curves)]
-        if batches := batch_sentence(curves):
-            sentences.append(batches)
-        title = figure_title(TITLE, runs, view)
-        return style.publish(figure, [axes], out, stem, title=title, caption=sentences, width_inches=style.WIDE_INCHES)
-
-
-def _draw_bars(axes: Axes, gains: Sequence[Gain], paper: dict[tuple[str, str], float], side: int, color: str) -> None:
-    places = [x + side * BAR_WIDTH / 2 for x in range(len(gains))]
-    spread = [gain.gain.half_width or 0.0 for gain in gains]
-    axes.bar(
-        places,
-        [gain.gain.mean or 0.0 for gain in gains],
-        BAR_WIDTH,
-        yerr=spread if any(spread) else None,
-        capsize=3,
-        color=color,
-        label=gains[0].measure.label,
+def page(runs: Runs) -> Page:
+    curves, gains, paper, name = curves_of(runs), gains_of(runs), paper_gains(runs.view), runs.view.platform.name
+    obtained, reading = obtained_text(runs.all), reading_sentence(runs.view)
+    caption = [
+        "Gain: spread of end-to-end latencies of the baseline that spreads least, over dLLM-Serve's; above 1 dLLM-Serve "
+        "spreads less.",
+        reading,
+        *(["Hollow diamonds: the paper's reductions, as gains."] if paper else []),
+        seeds_sentence(curves.runs),
+        *([f"The paper's reductions are stated in {SOURCE}."] if paper else []),
+        prompt_sources(curves.runs),
+        *curves_obtained(curves),
+        *batch_sentence(curves),
+    ]
+    measured = [
+        (
+            *(name, runs.view.reading, gain.dataset, gain.measure.column, gain.ours_s, gain.best, gain.best_s),
+            *(gain.gain.mean, gain.gain.half_width, obtained, all_valid(runs.all)),
+        )
+        for gain in gains
+    ]
+    printed = [
+        (name, None, dataset, measure.column, None, None, None, value, None, "paper", None)
+        for (dataset, measure), value in paper.items()
+    ]
+    return Page(
+        table=Table(
+            columns=(
+                *("dataset", "spread of", "dLLM-Serve s", "best baseline", "its s", "gain", "reduction", "paper"),
+                "obtained",
+            ),
+            rows=[(*table_row(gain), obtained) for gain in gains],
+        ),
+        csv=Table(
+            columns=(
+                *("platform", "reading", "dataset", "measure", "dllm_serve_s", "best_baseline", "best_baseline_s"),
+                *("gain", "gain_half_width", "obtained", "valid"),
+            ),
+            rows=[*measured, *printed],
+        ),
+        picture=Picture(panels=[panel(gains, max(curves.rates))], caption=caption, width_inches=WIDE_INCHES),
+        notes=[*invalid_notes(runs.all), *curves_obtained(curves), reading],
     )
-    for place, gain in zip(places, gains, strict=True):
-        style.foot_label(axes, place, gain.gain.mean)
-        if (value := paper.get((gain.dataset, gain.measure.column))) is not None:
-            style.paper_marker(axes, place, value, color="black", marker="D", label="paper", size=7)
 
 
-def _table_row(gain: Gain, paper: dict[tuple[str, str], float], obtained: str) -> tuple[str, ...]:
-    def seconds(value: float | None) -> str:
-        return "-" if value is None else f"{value:.4g}"
+def panel(gains: list[Gain], rate: float) -> Panel:
+    layers: list[Layer] = []
+    for side, (measure, color) in zip((-1, 1), COLORS.items(), strict=True):
+        own = [gain for gain in gains if gain.measure is measure]
+        places = [place + side * BAR_WIDTH / 2 for place in range(len(own))]
+        at = [gain.gain for gain in own]
+        layers.append(Bars(label=measure.label, places=places, at=at, width=BAR_WIDTH, color=color, is_numbered=True))
+        layers += [
+            Mark(label="paper", place=place, value=gain.paper, look=PRINTED, size=7)
+            for place, gain in zip(places, own, strict=True)
+            if gain.paper is not None
+        ]
+    return Panel(
+        title=f"at {rate:g} req/s",
+        layers=[*layers, Guide(value=1, label="best baseline")],
+        x=Axis(ticks=range(len(DATASETS)), names=list(map(dataset_title, DATASETS))),
+        y=Axis(label="gain over the\nbest baseline (x)", margin=0.15),
+    )
 
-    printed = paper.get((gain.dataset, gain.measure.column))
+
+def table_row(gain: Gain) -> tuple[str, ...]:
     return (
         dataset_title(gain.dataset),
         gain.measure.label,
-        seconds(gain.ours_s),
-        "-" if gain.best is None else style.system_look(gain.best).title,
-        seconds(gain.best_s),
-        "-" if gain.gain.mean is None else f"{gain.gain.mean:.2f}x",
-        "-" if gain.reduction_percent is None else f"{gain.reduction_percent:.0f} %",
-        "-" if printed is None else f"{printed:.2f}x",
-        obtained,
+        shown(gain.ours_s),
+        "-" if gain.best is None else system_look(gain.best).title,
+        shown(gain.best_s),
+        shown(gain.gain.mean, ".2f", "x"),
+        shown(gain.reduction_percent, ".0f", " %"),
+        shown(gain.paper, ".2f", "x"),
     )
+
+
+def findings(runs: Runs) -> list[Finding]:
+    rate, found = max(runs.view.dllm.rates), []
+    reductions = {
+        (gain.dataset, gain.measure): gain.reduction_percent
+        for gain in gains_of(runs)
+        if gain.reduction_percent is not None
+    }
+    for claim, measure in (("dllm-jitter-sd", STD), ("dllm-jitter-span", SPAN)):
+        if (value := reductions.get(("livebench", measure))) is not None:
+            how = f"against the best baseline on LiveBench at {rate:g} req/s"
+            found.append(runs.finding(claim, value, how))
+    others = {
+        f"{dataset}/{measure.column.partition('_')[0]}": value
+        for (dataset, measure), value in reductions.items()
+        if dataset != "livebench"
+    }
+    if len(others) == 2 * len(COLORS):
+        how = f"standard deviation and span, percent below the best baseline, at {rate:g} req/s"
+        found.append(runs.finding("dllm-jitter-others", tuple(others.values()), how, of=tuple(others)))
+    curves = curves_of(runs)
+    for claim, name in (("dllm-jitter-cache-min", "min"), ("dllm-jitter-cache-max", "max")):
+        value = curves.last("burst", "dllm-cache", Measure(path=f"e2el_s/{name}")).mean
+        if value is not None:
+            found.append(runs.finding(claim, value, f"dLLM-Cache on Burst at {rate:g} req/s"))
+    return found
+
+
+FIGURE = dllm_figure("fig5", SOURCE, platforms=("cpu-tiny", CARD), page=page, cells=cells, findings=findings, card=CARD)

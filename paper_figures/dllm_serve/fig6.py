@@ -6,21 +6,14 @@ on any machine. Engine, scheduler and decoding are the same for all series: only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 from engines.errors import UserError
-from paper_figures.common import style
-from paper_figures.common.caption import (
-    figure_title,
-    how_obtained,
-    invalid_notes,
-    missing_note,
-    obtained_text,
-    require_runs,
-    validity_text,
-)
+from paper_figures.common.caption import how_obtained, invalid_notes, missing_note, obtained_text, validity_text
+from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
+from paper_figures.common.panel import Axis, Band, Guide, Layer, Line, Mark, Panel
+from paper_figures.common.runs import Runs
+from paper_figures.common.style import system_look
+from paper_figures.common.words import exactly
+from paper_figures.dllm_serve.layout import PAPER, all_valid, dllm_figure
 from paper_figures.dllm_serve.retention import (
     DENSE,
     HEAD,
@@ -30,32 +23,24 @@ from paper_figures.dllm_serve.retention import (
     UNIFORM,
     AccuracyPoint,
     PaperAccuracy,
+    Points,
     Share,
     compare,
-    find,
     load_points,
     paper_values,
 )
 from repro.reports.claims import Finding
-from repro.reports.figures import Knobs, Rendered, View
+from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell, Scalar
 from repro.runs.statistics import Discordance
-from repro.runs.store import StoredRun
 from repro.tasks.registry import task_entry
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "fig6"
-TITLE = "dLLM-Serve Figure 6: accuracy against retention ratio"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Figure 6, §6.4"
-PLATFORMS = ("cpu-tiny",)
-
-IS_TIMED = False
+SOURCE = f"{PAPER}, Figure 6, §6.4"
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 """The paper's range."""
 TESTED = (0.1, 0.2)
 """Ratios at which the notes say the difference in words."""
+PLACES = [(task, ratio) for task in TASKS for ratio in RATIOS]
 NUM_PROBLEMS = 500
 GENERATION: Knobs = (
     ("gen_length", 40),
@@ -68,23 +53,12 @@ GENERATION: Knobs = (
 five blocks, each denoised over a cache of its own; in one block of 32 nothing could be looked up between its 32 steps.
 The rest is the published default: pooling over 3 rows, the cache built at a block's second step."""
 
-LOOKS = {HEAD: style.system_look("dllm-serve"), UNIFORM: style.system_look("sparse-dllm")}
+LOOKS = {HEAD: system_look("dllm-serve"), UNIFORM: system_look("sparse-dllm")}
 LABELS = {HEAD: "head-level (dLLM-Serve)", UNIFORM: "uniform (Sparse-dLLM's rule)", DENSE: "dense (every row kept)"}
 CSV_COLUMNS = (
-    "platform",
-    "task",
-    "selection",
-    "retention_ratio",
-    "criterion",
-    "accuracy",
-    "low",
-    "high",
-    "n",
-    "obtained",
-    "valid",
-    "run_folder",
+    *("platform", "task", "selection", "retention_ratio", "criterion", "accuracy", "low", "high", "n"),
+    *("obtained", "valid", "run_folder"),
 )
-TABLE_COLUMNS = ("task", "kept", "head %", "uniform %", "only head / only uniform", "McNemar p", "dense %", "valid")
 
 
 def cells(view: View) -> list[Cell]:
@@ -96,153 +70,91 @@ def cells(view: View) -> list[Cell]:
         {"selection": selection, "retention_ratio": ratio} for selection in SELECTIONS for ratio in RATIOS
     ]
     choices.append({"selection": DENSE})
-    return [
-        view.cell(NAME, "dllm-serve", task, seed=seed, knobs=(*GENERATION, *choice.items()))
+    asked = (
+        view.cell(None, "dllm-serve", task, knobs=(*GENERATION, *choice.items()))
         for task in TASKS
         for choice in choices
-        for seed in view.seeds
-    ]
+    )
+    return cell_by_cell(asked, view)
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    require_runs(NAME, runs, view.platform)
-    points, printed = load_points(runs), paper_values()
-    stem = f"{NAME}-{view.stem}"
-    files = _draw(points, printed, runs, view, out, stem)
-    csv_rows = [row for point in points for row in _csv_rows(point, view)] + [_paper_row(value) for value in printed]
-    return Rendered(
-        files=(*files, style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows)),
-        columns=TABLE_COLUMNS,
-        rows=tuple(_table_row(points, task, ratio) for task in TASKS for ratio in RATIOS),
-        notes=tuple(_notes(points, runs, view)),
+def page(runs: Runs) -> Page:
+    points, printed = load_points(runs.all), paper_values()
+    obtained = how_obtained(runs.all)
+    stated = ", ".join(f"{PAPER_DATASETS[value.task]} {value.selection} {value.percent:g} %" for value in printed)
+    return Page(
+        table=Table(
+            columns=(
+                *("task", "kept", "head %", "uniform %", "only head / only uniform", "McNemar p", "dense %", "valid"),
+            ),
+            rows=[table_row(points, *place) for place in PLACES],
+        ),
+        csv=Table(
+            columns=CSV_COLUMNS,
+            rows=[*(row for point in points.all for row in csv_rows(point, runs.view)), *map(paper_row, printed)],
+        ),
+        picture=Picture(
+            panels=[panel(points, task, printed) for task in TASKS],
+            caption=[
+                "Only the selection differs between the series. Bars and band: Wilson's 95 % intervals.",
+                "Hollow: the paper's, of LLaDA-8B on HumanEval and GSM8K, another model and other tasks: not to be compared in height.",
+                f"Printed in {SOURCE}: {stated}.",
+                protocol(runs),
+                *obtained,
+            ],
+        ),
+        notes=[
+            *difference_notes(points),
+            *match_notes(points),
+            *invalid_notes(runs.all),
+            *missing(points),
+            *obtained,
+            protocol(runs),
+        ],
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """Answered by another model on other tasks: only which ratios were tried can be compared."""
-    points = load_points(runs)
-    found = [
-        Finding(
-            claim="dllm-retention-sweep",
-            value=(100 * min(RATIOS), 100 * max(RATIOS)),
-            obtained=view.obtained,
-            how=f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks",
-        )
-    ]
-
-    def add(claim: str, value: float, task: str, what: str) -> None:
-        found.append(
-            Finding(
-                claim=claim,
-                value=value,
-                obtained=view.obtained,
-                comparable=False,
-                how=f"{what} on {task}, embedded model; the claim is about LLaDA-8B on {PAPER_DATASETS[task]}",
-            )
-        )
-
-    for task, short in zip(TASKS, ("he", "gsm"), strict=True):
-        head, uniform, uniform_twice = (
-            _share(points, task, selection, ratio)
-            for selection, ratio in ((HEAD, TESTED[0]), (UNIFORM, TESTED[0]), (UNIFORM, TESTED[1]))
-        )
-        if head is None or uniform is None:
-            continue
-        add(f"dllm-{short}-head", 100 * head.value, task, "head-level at 10 %")
-        add(f"dllm-{short}-uniform", 100 * uniform.value, task, "uniform at 10 %")
-        if short == "he" and uniform.value > 0:
-            add("dllm-he-ratio", head.value / uniform.value, task, "head-level over uniform at 10 %")
-        elif short == "he":
-            # None is solved: the ratio is at least that to the most that the interval leaves.
-            what = f"head-level over the upper end of uniform's interval ({100 * uniform.high:.2g} %; it solves none) at 10 %"
-            add("dllm-he-ratio", head.value / uniform.high, task, what)
-        if short == "gsm" and uniform.value > 0:
-            add("dllm-gsm-gain", 100 * (head.value / uniform.value - 1), task, "relative gain at 10 %")
-        if short == "gsm" and uniform_twice is not None:
-            add(
-                "dllm-gsm-match",
-                100 * (head.value - uniform_twice.value),
-                task,
-                "head-level at 10 % less uniform at 20 %",
-            )
-    return found
-
-
-# -- drawing ----------------------------------------------------------------------------------------------
-
-
-def _draw(
-    points: Sequence[AccuracyPoint],
-    printed: Sequence[PaperAccuracy],
-    runs: Sequence[StoredRun],
-    view: View,
-    out: Path,
-    stem: str,
-) -> tuple[Path, Path, Path]:
-    with style.drawing():
-        titles = [f"({letter}) {task}, {task_entry(task).criterion}" for letter, task in zip("ab", TASKS, strict=True)]
-        figure, panels = style.row_of_panels(titles)
-        for axes, task in zip(panels, TASKS, strict=True):
-            _draw_panel(axes, [p for p in points if p.task == task], [v for v in printed if v.task == task])
-        panels[0].set_ylabel("accuracy (%)")
-        title = figure_title(TITLE, runs, view)
-        return style.publish(figure, panels, out, stem, title=title, caption=_caption(runs, printed))
-
-
-def _draw_panel(axes: Axes, points: Sequence[AccuracyPoint], printed: Sequence[PaperAccuracy]) -> None:
-    axes.set_xlabel("context rows kept (%)")
-    axes.set_xticks([100 * ratio for ratio in RATIOS])
-    axes.set_ylim(-3, 108)
+def panel(points: Points, task: str, printed: list[PaperAccuracy]) -> Panel:
+    layers: list[Layer] = []
     for selection in SELECTIONS:
-        look = LOOKS[selection]
-        drawn = [(p.ratio, share) for p in points if p.selection == selection and p.ratio and (share := p.share())]
-        if drawn:
-            heights = [100 * share.value for _, share in drawn]
-            # An empty or a full share is an end of its own interval, but for rounding.
-            bars = [
-                [max(0.0, height - 100 * share.low), max(0.0, 100 * share.high - height)]
-                for height, (_, share) in zip(heights, drawn, strict=True)
-            ]
-            axes.errorbar(
-                [100 * ratio for ratio, _ in drawn],
-                heights,
-                yerr=list(zip(*bars, strict=True)),
-                capsize=2.5,
-                marker=look.marker,
-                color=look.color,
-                label=LABELS[selection],
-                zorder=3,
+        shares = {ratio: share for ratio in RATIOS if (share := points.share(task, selection, ratio))}
+        # An empty or a full share is an end of its own interval, but for rounding.
+        spread = [
+            (max(0.0, 100 * (share.value - share.low)), max(0.0, 100 * (share.high - share.value)))
+            for share in shares.values()
+        ]
+        if shares:
+            layers.append(
+                Line(
+                    label=LABELS[selection],
+                    places=[100 * ratio for ratio in shares],
+                    at=[exactly(100 * share.value) for share in shares.values()],
+                    spread=spread,
+                    look=LOOKS[selection],
+                    capsize=2.5,
+                    zorder=3,
+                )
             )
-    dense = next((share for p in points if p.selection == DENSE and (share := p.share())), None)
-    if dense is not None:
-        axes.axhline(
-            100 * dense.value, linestyle="--", linewidth=1.2, color=style.GUIDE_COLOR, label=LABELS[DENSE], zorder=2
-        )
-        axes.axhspan(100 * dense.low, 100 * dense.high, color=style.GUIDE_COLOR, alpha=0.2, linewidth=0, zorder=1)
+    if dense := points.share(task, DENSE):
+        layers.append(Guide(value=100 * dense.value, label=LABELS[DENSE], width=1.2, zorder=2))
+        layers.append(Band(low=100 * dense.low, high=100 * dense.high))
     for value in printed:
-        look = LOOKS[value.selection]
-        label = f"{value.selection}, paper (LLaDA-8B)"
-        style.paper_marker(axes, 100 * value.ratio, value.percent, color=look.color, marker=look.marker, label=label)
+        if value.task == task:
+            label = f"{value.selection}, paper (LLaDA-8B)"
+            layers.append(Mark(label=label, place=100 * value.ratio, value=value.percent, look=LOOKS[value.selection]))
+    letter = "ab"[TASKS.index(task)]
+    return Panel(
+        title=f"({letter}) {task}, {task_entry(task).criterion}",
+        layers=layers,
+        x=Axis(label="context rows kept (%)", ticks=[100 * ratio for ratio in RATIOS]),
+        y=Axis(label="accuracy (%)" if letter == "a" else None, limits=(-3, 108)),
+    )
 
 
-def _caption(runs: Sequence[StoredRun], printed: Sequence[PaperAccuracy]) -> list[str]:
-    return [
-        "Only the selection differs between the series. Bars and band: Wilson's 95 % intervals.",
-        "Hollow: the paper's, of LLaDA-8B on HumanEval and GSM8K, another model and other tasks: not to be compared in height.",
-        f"Printed in {SOURCE}: {', '.join(_printed(value) for value in printed)}.",
-        _protocol(runs),
-        *how_obtained(runs, ["runs"] * len(runs)),
-    ]
-
-
-def _printed(value: PaperAccuracy) -> str:
-    return f"{PAPER_DATASETS[value.task]} {value.selection} {value.percent:g} %"
-
-
-def _protocol(runs: Sequence[StoredRun]) -> str:
+def protocol(runs: Runs) -> str:
     knobs = dict(GENERATION)
-    counts = sorted({run.num_requests for run in runs})
-    seeds = sorted({run.cell.seed for run in runs})
+    counts = sorted({run.num_requests for run in runs.all})
+    seeds = sorted({run.cell.seed for run in runs.all})
     return (
         f"{' or '.join(map(str, counts))} held-out problems a point and seed (seed {', '.join(map(str, seeds))}), the same "
         f"for every series. {knobs['gen_length']} tokens in blocks of "
@@ -254,33 +166,23 @@ def _protocol(runs: Sequence[StoredRun]) -> str:
 # -- CSV, table, notes ------------------------------------------------------------------------------------
 
 
-def _csv_rows(point: AccuracyPoint, view: View) -> list[tuple[object, ...]]:
+def csv_rows(point: AccuracyPoint, view: View) -> list[tuple[object, ...]]:
     """One row for each criterion; repeats are pooled."""
-    entry = task_entry(point.task)
-    rows: list[tuple[object, ...]] = []
+    entry, rows = task_entry(point.task), list[tuple[object, ...]]()
+    folders = " ".join(run.cell.folder_name for run in point.runs)
     for column, criterion in (("correct", entry.criterion), ("correct_strict", entry.strict)):
         share = point.share(column)
+        numbers = (None,) * 4 if share is None else (share.value, share.low, share.high, share.n)
         rows.append(
             (
-                view.platform.name,
-                point.task,
-                point.selection,
-                point.ratio,
-                criterion,
-                *_numbers(share),
-                obtained_text(point.runs),
-                all(run.validity.valid for run in point.runs),
-                " ".join(run.cell.folder_name for run in point.runs),
+                *(view.platform.name, point.task, point.selection, point.ratio, criterion, *numbers),
+                *(obtained_text(point.runs), all_valid(point.runs), folders),
             )
         )
     return rows
 
 
-def _numbers(share: Share | None) -> tuple[float | int | None, ...]:
-    return (None,) * 4 if share is None else (share.value, share.low, share.high, share.n)
-
-
-def _paper_row(value: PaperAccuracy) -> tuple[object, ...]:
+def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
     known = {
         "task": PAPER_DATASETS[value.task],
         "selection": value.selection,
@@ -291,85 +193,126 @@ def _paper_row(value: PaperAccuracy) -> tuple[object, ...]:
     return tuple(known.get(column) for column in CSV_COLUMNS)
 
 
-def _table_row(points: Sequence[AccuracyPoint], task: str, ratio: float) -> tuple[str, ...]:
-    head, uniform, dense = (
-        find(points, task, HEAD, ratio),
-        find(points, task, UNIFORM, ratio),
-        find(points, task, DENSE),
-    )
+def table_row(points: Points, task: str, ratio: float) -> tuple[str, ...]:
+    head, uniform, dense = (points.of(task, HEAD, ratio), points.of(task, UNIFORM, ratio), points.of(task, DENSE))
     pair = compare(head, uniform)
     runs = [run for point in (head, uniform, dense) if point is not None for run in point.runs]
     return (
         task,
         f"{100 * ratio:g} %",
-        _text(head),
-        _text(uniform),
+        text_of(head),
+        text_of(uniform),
         "-" if pair is None else f"{pair.only_first} / {pair.only_second}",
-        "-" if pair is None else _p_value(pair),
-        _text(dense),
+        "-" if pair is None else p_value(pair),
+        text_of(dense),
         validity_text(runs),
     )
 
 
-def _notes(points: Sequence[AccuracyPoint], runs: Sequence[StoredRun], view: View) -> list[str]:
+def missing(points: Points) -> list[str]:
     asked = [(task, selection, ratio) for task in TASKS for selection in SELECTIONS for ratio in RATIOS]
-    missing = [f"{t} {s} at {100 * r:g} %" for t, s, r in asked if find(points, t, s, r) is None]
-    missing += [f"{task} {DENSE}" for task in TASKS if find(points, task, DENSE) is None]
-    return [
-        *_difference_notes(points),
-        *_match_notes(points),
-        *invalid_notes(runs),
-        *missing_note(missing, len(asked) + len(TASKS)),
-        *how_obtained(runs, ["runs"] * len(runs)),
-        _protocol(runs),
+    found = [
+        f"{task} {selection} at {100 * ratio:g} %"
+        for task, selection, ratio in asked
+        if points.of(task, selection, ratio) is None
     ]
+    found += [f"{task} {DENSE}" for task in TASKS if points.of(task, DENSE) is None]
+    return missing_note(found, len(asked) + len(TASKS))
 
 
-def _difference_notes(points: Sequence[AccuracyPoint]) -> list[str]:
+def pairs(points: Points, task: str, ratio: float, uniform_ratio: float) -> tuple[Discordance, Share, Share] | None:
+    """Head-level and uniform selection on the same problems."""
+    head, uniform = points.of(task, HEAD, ratio), points.of(task, UNIFORM, uniform_ratio)
+    pair = compare(head, uniform)
+    one, other = points.share(task, HEAD, ratio), points.share(task, UNIFORM, uniform_ratio)
+    return None if pair is None or one is None or other is None else (pair, one, other)
+
+
+def difference_notes(points: Points) -> list[str]:
     notes = []
-    for task in TASKS:
-        for ratio in RATIOS:
-            pair = compare(find(points, task, HEAD, ratio), find(points, task, UNIFORM, ratio))
-            one, other = _share(points, task, HEAD, ratio), _share(points, task, UNIFORM, ratio)
-            if pair is None or one is None or other is None:
-                continue
-            gain = 100 * (one.value - other.value)
-            if ratio in TESTED:
-                notes.append(
-                    f"{task} at {100 * ratio:g} %: head-level {100 * one.value:.1f} %, uniform {100 * other.value:.1f} % "
-                    f"({gain:+.1f} points; {pair.only_first} problems solved by head-level alone, {pair.only_second} by uniform "
-                    f"alone of {pair.n}; exact McNemar test {_p_value(pair)})."
-                )
-            elif gain < 0:
-                notes.append(
-                    f"{task} at {100 * ratio:g} %: uniform is ahead by {-gain:.1f} points (exact McNemar test {_p_value(pair)})."
-                )
-    return notes
-
-
-def _match_notes(points: Sequence[AccuracyPoint]) -> list[str]:
-    """The paper's halving: head-level at 10 % against uniform at 20 %."""
-    notes = []
-    for task in TASKS:
-        pair = compare(find(points, task, HEAD, TESTED[0]), find(points, task, UNIFORM, TESTED[1]))
-        one, other = _share(points, task, HEAD, TESTED[0]), _share(points, task, UNIFORM, TESTED[1])
-        if pair is not None and one is not None and other is not None:
+    for task, ratio in PLACES:
+        if (found := pairs(points, task, ratio, ratio)) is None:
+            continue
+        pair, one, other = found
+        gain = 100 * (one.value - other.value)
+        if ratio in TESTED:
             notes.append(
-                f"{task}: head-level at 10 % {100 * one.value:.1f} %, uniform at 20 % {100 * other.value:.1f} % "
-                f"(exact McNemar test {_p_value(pair)}); the paper has the two equal on GSM8K."
+                f"{task} at {100 * ratio:g} %: head-level {100 * one.value:.1f} %, uniform {100 * other.value:.1f} % "
+                f"({gain:+.1f} points; {pair.only_first} problems solved by head-level alone, {pair.only_second} by uniform "
+                f"alone of {pair.n}; exact McNemar test {p_value(pair)})."
+            )
+        elif gain < 0:
+            notes.append(
+                f"{task} at {100 * ratio:g} %: uniform is ahead by {-gain:.1f} points (exact McNemar test {p_value(pair)})."
             )
     return notes
 
 
-def _p_value(pair: Discordance) -> str:
+def match_notes(points: Points) -> list[str]:
+    """The paper's halving: head-level at 10 % against uniform at 20 %."""
+    notes = []
+    for task in TASKS:
+        if (found := pairs(points, task, *TESTED)) is not None:
+            pair, one, other = found
+            notes.append(
+                f"{task}: head-level at 10 % {100 * one.value:.1f} %, uniform at 20 % {100 * other.value:.1f} % "
+                f"(exact McNemar test {p_value(pair)}); the paper has the two equal on GSM8K."
+            )
+    return notes
+
+
+def p_value(pair: Discordance) -> str:
     return f"p = {pair.p_value:.2g}" if pair.p_value >= 1e-4 else "p < 0.0001"
 
 
-def _text(point: AccuracyPoint | None) -> str:
+def text_of(point: AccuracyPoint | None) -> str:
     share = point.share() if point is not None else None
     return "-" if share is None else f"{100 * share.value:.1f} ({100 * share.low:.1f} to {100 * share.high:.1f})"
 
 
-def _share(points: Sequence[AccuracyPoint], task: str, selection: str, ratio: float) -> Share | None:
-    point = find(points, task, selection, ratio)
-    return None if point is None else point.share()
+# -- claims -------------------------------------------------------------------------------------------------
+
+
+def findings(runs: Runs) -> list[Finding]:
+    """Answered by another model on other tasks: only which ratios were tried can be compared."""
+    points = load_points(runs.all)
+    tried = f"ratios {', '.join(f'{100 * ratio:g} %' for ratio in RATIOS)} on the embedded model's tasks"
+    found = [runs.finding("dllm-retention-sweep", (100 * min(RATIOS), 100 * max(RATIOS)), tried)]
+    for task, short in zip(TASKS, ("he", "gsm"), strict=True):
+        head, uniform = (points.share(task, selection, TESTED[0]) for selection in (HEAD, UNIFORM))
+        if head is None or uniform is None:
+            continue
+        rows = {
+            f"dllm-{short}-head": (100 * head.value, "head-level at 10 %"),
+            f"dllm-{short}-uniform": (100 * uniform.value, "uniform at 10 %"),
+            **(
+                of_code(head, uniform)
+                if short == "he"
+                else of_math(head, uniform, points.share(task, UNIFORM, TESTED[1]))
+            ),
+        }
+        where = f"on {task}, embedded model; the claim is about LLaDA-8B on {PAPER_DATASETS[task]}"
+        for claim, (value, what) in rows.items():
+            found.append(runs.finding(claim, value, f"{what} {where}", comparable=False))
+    return found
+
+
+def of_code(head: Share, uniform: Share) -> dict[str, tuple[float, str]]:
+    if uniform.value > 0:
+        return {"dllm-he-ratio": (head.value / uniform.value, "head-level over uniform at 10 %")}
+    # None is solved: the ratio is at least that to the most that the interval leaves.
+    what = f"head-level over the upper end of uniform's interval ({100 * uniform.high:.2g} %; it solves none) at 10 %"
+    return {"dllm-he-ratio": (head.value / uniform.high, what)}
+
+
+def of_math(head: Share, uniform: Share, uniform_twice: Share | None) -> dict[str, tuple[float, str]]:
+    found = {}
+    if uniform.value > 0:
+        found["dllm-gsm-gain"] = (100 * (head.value / uniform.value - 1), "relative gain at 10 %")
+    if uniform_twice is not None:
+        match = 100 * (head.value - uniform_twice.value)
+        found["dllm-gsm-match"] = (match, "head-level at 10 % less uniform at 20 %")
+    return found
+
+
+FIGURE = dllm_figure("fig6", SOURCE, platforms=("cpu-tiny",), page=page, cells=cells, findings=findings, is_timed=False)

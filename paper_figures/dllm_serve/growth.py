@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from paper_figures.common import style
 from paper_figures.common.caption import (
-    figure_title,
     held_out_note,
     how_obtained,
     invalid_notes,
     missing_note,
     obtained_text,
-    require_runs,
     seeds_sentence,
     validity_text,
 )
+from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
+from paper_figures.common.panel import Axis as Scale
+from paper_figures.common.panel import Layer, Line, Panel, Points, Text
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import Look, system_look
+from paper_figures.common.words import shown
 from paper_figures.dllm_serve.comparison import OURS
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.growth_points import (
     AXES,
     INPUT,
@@ -32,221 +34,137 @@ from paper_figures.dllm_serve.growth_points import (
     points_of,
     scaled,
 )
-from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
+from paper_figures.dllm_serve.layout import dllm_figure
+from repro.reports.figures import View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun, over_repeats
+from repro.runs.statistics import mean_interval
+from repro.runs.store import StoredRun
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "growth"
-TITLE = "dLLM-Serve growth: throughput and memory by concurrency, length, retention and logit budget"
 SOURCE = "ours; what dLLM-Serve (arXiv:2512.17077) §3 and §4 say grows, measured or simulated"
-PLATFORMS = ("cpu-tiny", "rtx4090", "l40s", "h200")
-DECIDES_ON: tuple[str, ...] = ()
+COLUMNS: Columns[StoredRun] = {
+    "seed": lambda run: run.cell.seed,
+    "num_requests": lambda run: run.num_requests,
+    "input_len": lambda run: run.cell.knob_values["input_len"],
+    "gen_length": lambda run: run.cell.knob_values["gen_length"],
+    "throughput_tok_s": THROUGHPUT,
+    "cost_s_per_token": lambda run: 1 / run.summary["throughput_tok_s"] if run.summary["throughput_tok_s"] else None,
+    "mean_latency_s": MEAN_LATENCY,
+    "mean_running": Measure(path="mean_running"),
+    "num_steps": Measure(path="num_steps"),
+    "kv_rows": lambda run: run.facts.get("kv_rows"),
+    "weights_bytes": lambda run: bytes_of(run, "weights"),
+    "activation_bytes": lambda run: bytes_of(run, "activations"),
+    "logits_bytes": lambda run: bytes_of(run, "logits"),
+    "kv_bytes": lambda run: bytes_of(run, "kv"),
+    "obtained": lambda run: run.obtained,
+    "valid": lambda run: run.validity.valid,
+    "run_folder": lambda run: run.cell.folder_name,
+}
 
-CSV_COLUMNS = (
-    "platform",
-    "axis",
-    "value",
-    "seed",
-    "num_requests",
-    "input_len",
-    "gen_length",
-    "throughput_tok_s",
-    "cost_s_per_token",
-    "mean_latency_s",
-    "mean_running",
-    "num_steps",
-    "kv_rows",
-    "weights_bytes",
-    "activation_bytes",
-    "logits_bytes",
-    "kv_bytes",
-    "obtained",
-    "valid",
-    "run_folder",
-)
-TABLE_COLUMNS = (
-    "axis",
-    "value",
-    "tok/s",
-    "s per token",
-    "exponent",
-    "mean s",
-    "running",
-    "logits MB",
-    "logits exponent",
-    "KV rows",
-    "obtained",
-    "valid",
-)
+
+def bytes_of(run: StoredRun, part: str) -> int | None:
+    memory = memory_of(run)
+    return None if memory is None else getattr(memory, part)
 
 
 def cells(view: View) -> list[Cell]:
     """All requests of a run at once; one system, so that nothing but the axis changes."""
-    grid = [
-        cell_of(view, axis, value, seed) for axis in AXES for value in axis.values(view.platform) for seed in view.seeds
-    ]
-    return list({cell.key: cell for cell in grid}.values())
+    return cell_by_cell((cell_of(view, axis, value) for axis in AXES for value in axis.values(view.platform)), view)
 
 
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    require_runs(NAME, runs, view.platform)
-    found = points_of(runs, view)
-    stem = f"{NAME}-{view.stem}"
+def page(runs: Runs) -> Page:
+    where, found = runs.view.platform, points_of(runs)
     sentences = [
-        f"All requests of a run at once; {scaled(view.platform, INPUT)} + {scaled(view.platform, OUTPUT)} tokens where the axis is "
-        f"another one, {scaled(view.platform, RETENTION_LEN)} in all on the axis of retention.",
-        seeds_sentence(runs),
-        *how_obtained(runs, ["runs"] * len(runs)),
+        f"All requests of a run at once; {scaled(where, INPUT)} + {scaled(where, OUTPUT)} tokens where the axis is "
+        f"another one, {scaled(where, RETENTION_LEN)} in all on the axis of retention.",
+        seeds_sentence(runs.all),
+        *how_obtained(runs.all),
         "Exponent in the table: slope on logarithmic axes from the axis's first value to this one, so its last is the slope between the "
         "ends; of seconds per generated token, and of bytes of logits.",
     ]
     missing = [f"{point.axis.name} {point.value:g}" for point in found if not point.runs]
-    notes = [*invalid_notes(runs), *missing_note(missing, len(found)), *sentences]
-    if view.obtained == "simulated":
-        notes += held_out_note(view.platform)
     complete = [point for point in found if point.runs]
-    csv_rows = [_csv_row(point, run, view) for point in complete for run in point.runs]
-    return Rendered(
-        files=(
-            *_draw(complete, figure_title(TITLE, runs, view), sentences, out, stem),
-            style.save_markdown(
-                out / f"{stem}.md", f"{TITLE} - {view.platform.title}", TABLE_COLUMNS, _table(complete), notes
+    return Page(
+        table=Table(
+            columns=(
+                *("axis", "value", "tok/s", "s per token", "exponent", "mean s", "running", "logits MB"),
+                *("logits exponent", "KV rows", "obtained", "valid"),
             ),
-            style.save_csv(out / f"{stem}.csv", CSV_COLUMNS, csv_rows),
+            rows=[table_row(point, complete) for point in complete],
         ),
-        columns=TABLE_COLUMNS,
-        rows=tuple(_table(complete)),
-        notes=tuple(notes),
+        csv=Table(
+            columns=("platform", "axis", "value", *COLUMNS),
+            rows=[
+                (where.name, point.axis.name, point.value, *(of(run) for of in COLUMNS.values()))
+                for point in complete
+                for run in point.runs
+            ],
+        ),
+        picture=Picture(panels=[panel(axis, complete) for axis in AXES], caption=sentences),
+        notes=[
+            *invalid_notes(runs.all),
+            *missing_note(missing, len(found)),
+            *sentences,
+            *(held_out_note(where) if runs.view.obtained == "simulated" else []),
+        ],
+        after_heading=f" - {where.title}",
     )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """No claim of the paper rests on it."""
-    return []
+def panel(axis: Axis, complete: Sequence[GrowthPoint]) -> Panel:
+    own = [point for point in complete if point.axis is axis]
+    usable = [point for point in own if point.throughput.mean is not None]
+    values = [point.value for point in usable]
+    is_log = axis.name != "retention_ratio" and bool(usable)
+    y = Scale(label="throughput (tok/s)" if axis is AXES[0] else None)
+    layers: list[Layer] = [Text(text="no valid runs")]
+    if usable and axis.name == "max_num_logits":
+        layers, y = memory_layers(own), Scale(label="MB", scale="plain log")
+    elif usable:
+        look, at = system_look(OURS), [point.throughput for point in usable]
+        layers = [Line(label=look.title, places=values, at=at, look=look)]
+        top = 1.15 * max((each.mean or 0.0) + (each.half_width or 0.0) for each in at)
+        y = Scale(label=y.label, limits=(0, top))
+    x = Scale(label=axis.label, scale="log2", ticks=values, size=6) if is_log else Scale(label=axis.label)
+    return Panel(title=f"({'abcd'[AXES.index(axis)]}) {axis.title}", layers=layers, x=x, y=y)
 
 
-# -- drawing ----------------------------------------------------------------------------------------------
+def memory_layers(points: Sequence[GrowthPoint]) -> list[Layer]:
+    known = [(point.value, point.memory) for point in points if point.memory is not None]
+    places = [value for value, _ in known]
+    logits, activations = ([getattr(memory, part) / 1e6 for _, memory in known] for part in ("logits", "activations"))
+    orange, green = Look(color="#D55E00", marker="s"), Look(color="#009E73", marker="^")
+    return [
+        Points(label="logits (d, MB)", places=places, values=logits, look=orange, zorder=2),
+        Points(label="activations (d, MB)", places=places, values=activations, look=green, zorder=2),
+    ]
 
 
-def _draw(
-    points: Sequence[GrowthPoint], title: str, caption: Sequence[str], out: Path, stem: str
-) -> tuple[Path, Path, Path]:
-    with style.drawing():
-        figure, panels = style.row_of_panels(
-            [f"({letter}) {axis.title}" for letter, axis in zip("abcd", AXES, strict=True)]
-        )
-        for axes, axis in zip(panels, AXES, strict=True):
-            own = [point for point in points if point.axis is axis]
-            _draw_panel(axes, axis, own)
-        panels[0].set_ylabel("throughput (tok/s)")
-        return style.publish(figure, panels, out, stem, title=title, caption=caption)
+def table_row(point: GrowthPoint, complete: Sequence[GrowthPoint]) -> tuple[str, ...]:
+    first = next(each for each in complete if each.axis is point.axis)
 
+    def mean(of: Measure) -> float | None:
+        values = [of(run) for run in point.runs if run.validity.valid]
+        return mean_interval([value for value in values if value is not None]).mean
 
-def _draw_panel(axes: Axes, axis: Axis, points: Sequence[GrowthPoint]) -> None:
-    look = style.system_look(OURS)
-    axes.set_xlabel(axis.label)
-    is_memory = axis.name == "max_num_logits"
-    usable = [(point.value, point.throughput) for point in points if point.throughput.mean is not None]
-    if not usable:
-        axes.text(0.5, 0.5, "no valid runs", transform=axes.transAxes, ha="center", color=style.GUIDE_COLOR)
-        return
-    if axis.name != "retention_ratio":
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([value for value, _ in usable], [f"{value:g}" for value, _ in usable], fontsize=6)
-        axes.minorticks_off()
-    if is_memory:
-        known = [(point.value, point.memory) for point in points]
-        for part, marker, color in (("logits", "s", "#D55E00"), ("activations", "^", "#009E73")):
-            heights = [(value, getattr(memory, part) / 1e6) for value, memory in known if memory is not None]
-            axes.plot(*zip(*heights, strict=True), marker=marker, color=color, label=f"{part} (d, MB)")
-        style.log_scale(axes)
-        axes.set_ylabel("MB")
-        return
-    spread = [interval.half_width or 0.0 for _, interval in usable]
-    axes.errorbar(
-        [value for value, _ in usable],
-        [interval.mean or 0.0 for _, interval in usable],
-        yerr=spread if any(spread) else None,
-        marker=look.marker,
-        color=look.color,
-        capsize=2,
-        label=look.title,
-    )
-    axes.set_ylim(0, 1.15 * max((interval.mean or 0.0) + (interval.half_width or 0.0) for _, interval in usable))
-
-
-# -- table and CSV ----------------------------------------------------------------------------------------
-
-
-def _table(points: Sequence[GrowthPoint]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for axis in AXES:
-        own = [point for point in points if point.axis is axis]
-        for point in own:
-            memory, first = point.memory, own[0]
-            first_logits = None if first.memory is None else float(first.memory.logits)
-            logits = None if memory is None else float(memory.logits)
-            slopes = (
-                exponent((first.value, first.cost), (point.value, point.cost)),
-                exponent((first.value, first_logits), (point.value, logits)),
-            )
-            cost, latency = point.cost, over_repeats(point.runs, "e2el_s", "mean").mean
-            running, kv_rows = over_repeats(point.runs, "mean_running").mean, _fact(point.runs[0], "kv_rows")
-            rows.append(
-                (
-                    axis.name,
-                    f"{point.value:g}",
-                    _text(point.throughput.mean),
-                    _text(cost),
-                    _slope(slopes[0]),
-                    _text(latency),
-                    _text(running),
-                    "-" if logits is None else f"{logits / 1e6:.4g}",
-                    _slope(slopes[1]),
-                    "-" if kv_rows is None else str(kv_rows),
-                    obtained_text(point.runs),
-                    validity_text(point.runs),
-                )
-            )
-    return rows
-
-
-def _csv_row(point: GrowthPoint, run: StoredRun, view: View) -> tuple[object, ...]:
-    knobs, summary, memory = run.cell.knob_values, run.summary, memory_of(run)
-    parts = (None,) * 4 if memory is None else (memory.weights, memory.activations, memory.logits, memory.kv)
-    throughput = summary["throughput_tok_s"]
+    logits, first_logits = (bytes_of(each.runs[0], "logits") for each in (point, first))
+    costs = exponent((first.value, first.cost), (point.value, point.cost))
     return (
-        view.platform.name,
         point.axis.name,
-        point.value,
-        run.cell.seed,
-        run.num_requests,
-        knobs["input_len"],
-        knobs["gen_length"],
-        throughput,
-        1 / throughput if throughput else None,
-        summary["e2el_s"]["mean"],
-        summary["mean_running"],
-        summary["num_steps"],
-        _fact(run, "kv_rows"),
-        *parts,
-        run.obtained,
-        run.validity.valid,
-        run.cell.folder_name,
+        f"{point.value:g}",
+        shown(point.throughput.mean),
+        shown(point.cost),
+        shown(costs, "+.2f"),
+        shown(mean(MEAN_LATENCY)),
+        shown(mean(Measure(path="mean_running"))),
+        "-" if logits is None else f"{logits / 1e6:.4g}",
+        shown(exponent((first.value, first_logits), (point.value, logits)), "+.2f"),
+        shown(point.runs[0].facts.get("kv_rows"), ""),
+        obtained_text(point.runs),
+        validity_text(point.runs),
     )
 
 
-def _fact(run: StoredRun, name: str) -> Any:
-    return run.facts.get(name)
-
-
-def _text(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _slope(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
+FIGURE = dllm_figure(
+    "growth", SOURCE, platforms=("cpu-tiny", "rtx4090", "l40s", "h200"), page=page, cells=cells, decides_on=()
+)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paper_figures.common.repeats import Repeats
+from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.comparison import OURS
 from repro.reports.figures import View
 from repro.runs.cell import Cell, Scalar
@@ -145,18 +145,17 @@ AXES = (
 )
 
 
-def cell_of(view: View, axis: Axis, value: float, seed: int) -> Cell:
+def cell_of(view: View, axis: Axis, value: float) -> Cell:
     knobs = (*axis.knobs(view.platform, value).items(), *view.together("growth"))
-    return view.cell("growth", OURS, DATASET, seed=seed, knobs=knobs)
+    return view.cell(None, OURS, DATASET, knobs=knobs)
 
 
-def points_of(runs: Sequence[StoredRun], view: View) -> list[GrowthPoint]:
+def points_of(runs: Runs) -> list[GrowthPoint]:
     """Every point asked for, by axis and value; without runs where none is stored. Axes may share a run."""
-    repeats = Repeats(runs, view)
     return [
-        GrowthPoint(axis=axis, value=value, runs=repeats.of(cell_of(view, axis, value, 0)))
+        GrowthPoint(axis=axis, value=value, runs=runs.of(cell_of(runs.view, axis, value)))
         for axis in AXES
-        for value in axis.values(view.platform)
+        for value in axis.values(runs.view.platform)
     ]
 
 

@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from paper_figures.common import style
 from paper_figures.common.caption import (
-    figure_title,
+    dataset_title,
     how_obtained,
     invalid_notes,
     missing_note,
     obtained_text,
     prompt_sources,
-    require_runs,
     seeds_sentence,
     validity_text,
 )
-from paper_figures.common.curve import FOLLOWS_LOAD, dataset_title
-from paper_figures.common.repeats import Repeats
-from paper_figures.common.table import save_table
-from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS
+from paper_figures.common.figure import Page, Picture, Table, cell_by_cell
+from paper_figures.common.panel import Axis, Guide, Layer, Mark, Panel, Points
+from paper_figures.common.runs import Runs
+from paper_figures.common.style import system_look
+from paper_figures.common.words import shown
+from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS, SYSTEMS
+from paper_figures.dllm_serve.curve import FOLLOWS_LOAD, MEAN_LATENCY, THROUGHPUT
 from paper_figures.dllm_serve.fig3 import paper_peaks
-from paper_figures.dllm_serve.table4 import PAPER_PLATFORM as TABLE_4_PLATFORM
+from paper_figures.dllm_serve.layout import all_valid, dllm_figure
+from paper_figures.dllm_serve.table4 import CARD as TABLE_4_CARD
 from paper_figures.dllm_serve.table4 import paper_rows
-from repro.reports.claims import Finding
-from repro.reports.figures import Knobs, Rendered, View
+from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
-from repro.runs.store import StoredRun, over_repeats
-from repro.systems.platforms import Platform
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-NAME = "readings"
-TITLE = "dLLM-Serve readings: every baseline in every reading and batch rule"
-SOURCE = "this project"
-PLATFORMS = ("rtx4090", "l40s")
-DECIDES_ON: tuple[str, ...] = ()
+from repro.runs.store import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +38,9 @@ class Engine:
     label: str
     line: str
     knobs: Knobs = ()
+
+    def knobs_of(self, system: str) -> Knobs:
+        return self.knobs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,134 +71,108 @@ SETTINGS = (
 )
 """Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
 PAPER = "as the paper prints"
-
-CSV_COLUMNS = (
-    "platform",
-    "dataset",
-    "system",
-    "setting",
-    "batch_size",
-    "rate_req_s",
-    "throughput_tok_s",
-    "mean_latency_s",
-    "of_dllm_serve",
-    "of_single_refresh",
-    "paper_throughput_tok_s",
-    "num_runs",
-    "obtained",
-    "valid",
-)
-TABLE_COLUMNS = (
-    "dataset",
-    "baselines",
-    *(style.system_look(system).title for system in BASELINES),
-    "dLLM-Serve",
-    "over best",
-    "one refresh",
-    "over best",
-    "valid",
-)
-
-Found = dict[tuple[str, str, str], tuple[StoredRun, ...]]
-"""(data set, system, label of the engine or setting) -> repeats."""
+Place = tuple[str, str, Engine | Setting]
+"""Data set, system, and what it runs as."""
 
 
-def cells(view: View) -> list[Cell]:
-    """Every system in every setting at the platform's highest rate; Figure 3 and Table 4 share some of the runs."""
-    grid = [
-        cell
-        for dataset in DATASETS
-        for cell in (
-            *(_cell(view, dataset, OURS, engine.knobs) for engine in ENGINES),
-            *(
-                _cell(view, dataset, system, setting.knobs_of(system))
-                for system in BASELINES
-                for setting in SETTINGS
-                if _can_run(view, system, setting)
-            ),
-        )
-    ]
-    repeated = [cell for each in grid for cell in _seeds(each, view)]
-    return list({cell.key: cell for cell in repeated}.values())
-
-
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    require_runs(NAME, runs, view.platform)
-    found = runs_by_setting(runs, view)
-    printed = paper_throughputs(view.platform)
-    stem = f"{NAME}-{view.stem}"
-    missing = [
-        f"{dataset_title(d)} {style.system_look(s).title} {label}" for (d, s, label), own in found.items() if not own
-    ]
-    notes = [
-        *gain_notes(found),
-        *load_notes(found, view),
-        *invalid_notes(runs),
-        *missing_note(missing, len(found)),
-        *how_obtained(runs, ["runs"] * len(runs)),
-        f"All at {max(view.dllm.rates):g} req/s. In brackets: members of a static batch; without, packed steps. "
-        "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static "
-        "batches; policy: the baseline's cache policy on dLLM-Serve's engine.",
-        prompt_sources(runs),
-        seeds_sentence(runs),
-    ]
-    files = _draw(found, printed, runs, view, out, stem)
-    table = save_table(
-        out,
-        stem,
-        title=f"{TITLE} - {view.platform.title}, {max(view.dllm.rates):g} req/s, tok/s",
-        columns=TABLE_COLUMNS,
-        rows=[_table_row(found, dataset, setting) for dataset in DATASETS for setting in SETTINGS],
-        notes=notes,
-        csv_columns=CSV_COLUMNS,
-        csv_rows=_csv_rows(found, printed, view),
-    )
-    return Rendered(files=(*files, *table.files), columns=table.columns, rows=table.rows, notes=table.notes)
-
-
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    """No claim of the paper rests on it."""
-    return []
-
-
-def runs_by_setting(runs: Sequence[StoredRun], view: View) -> Found:
-    repeats = Repeats(runs, view)
-    found: Found = {}
+def places(view: View) -> list[Place]:
+    """Every system in every setting on every data set; dLLM-Cache's policy can only be simulated."""
+    found: list[Place] = []
     for dataset in DATASETS:
-        for engine in ENGINES:
-            found[dataset, OURS, engine.label] = repeats.of(_cell(view, dataset, OURS, engine.knobs))
-        for system in BASELINES:
-            for setting in SETTINGS:
-                if _can_run(view, system, setting):
-                    knobs = setting.knobs_of(system)
-                    found[dataset, system, setting.label] = repeats.of(_cell(view, dataset, system, knobs))
+        found += [(dataset, OURS, engine) for engine in ENGINES]
+        found += [
+            (dataset, system, setting)
+            for system in BASELINES
+            for setting in SETTINGS
+            if view.obtained == "simulated" or system != "dllm-cache" or ("reading", "policy") not in setting.knobs
+        ]
     return found
 
 
-def throughput(found: Found, dataset: str, system: str, label: str) -> float | None:
+def cell(view: View, dataset: str, system: str, how: Engine | Setting) -> Cell:
+    """At the platform's highest rate; Figure 3 and Table 4 share some of the runs."""
+    return view.cell(None, system, dataset, rate=max(view.dllm.rates), knobs=how.knobs_of(system))
+
+
+def cells(view: View) -> list[Cell]:
+    return cell_by_cell((cell(view, *place) for place in places(view)), view)
+
+
+def throughput(runs: Runs, dataset: str, system: str, how: Engine | Setting) -> float | None:
     """Mean over repeats."""
-    return over_repeats(found.get((dataset, system, label), ()), "throughput_tok_s").mean
+    is_asked = (dataset, system, how) in places(runs.view)
+    return runs.at(cell(runs.view, dataset, system, how), THROUGHPUT).mean if is_asked else None
 
 
-def best_baseline(found: Found, dataset: str, setting: Setting) -> float | None:
-    """Throughput of the fastest."""
-    values = [value for system in BASELINES if (value := throughput(found, dataset, system, setting.label)) is not None]
-    return max(values, default=None)
-
-
-def gain(found: Found, dataset: str, engine: Engine, setting: Setting) -> float | None:
+def gain(runs: Runs, dataset: str, engine: Engine, setting: Setting) -> float | None:
     """Throughput of dLLM-Serve over that of the fastest baseline."""
-    own, best = throughput(found, dataset, OURS, engine.label), best_baseline(found, dataset, setting)
+    values = [throughput(runs, dataset, system, setting) for system in BASELINES]
+    best = max((value for value in values if value is not None), default=None)
+    own = throughput(runs, dataset, OURS, engine)
     return own / best if own is not None and best else None
 
 
-def gain_notes(found: Found) -> list[str]:
+def paper_throughputs(view: View) -> dict[tuple[str, str], float]:
+    """(data set, system) -> tok/s: Table 4 on its card, the peaks of Figure 3 on the other."""
+    if view.platform.name == TABLE_4_CARD:
+        return {key: float(row["throughput_tok_s"]) for key, row in paper_rows().items()}
+    return {(value.dataset, value.system): value.value for value in paper_peaks(view)}
+
+
+def page(runs: Runs) -> Page:
+    view, rate = runs.view, f"{max(runs.view.dllm.rates):g} req/s"
+    asked = places(view)
+    missing = [
+        f"{dataset_title(dataset)} {system_look(system).title} {how.label}"
+        for dataset, system, how in asked
+        if not runs.of(cell(view, dataset, system, how))
+    ]
+    obtained, prompts, seeds = how_obtained(runs.all), prompt_sources(runs.all), seeds_sentence(runs.all)
+    baselines = (system_look(system).title for system in BASELINES)
+    return Page(
+        table=Table(
+            columns=(
+                *("dataset", "baselines", *baselines),
+                *("dLLM-Serve", "over best", "one refresh", "over best", "valid"),
+            ),
+            rows=[table_row(runs, dataset, setting) for dataset in DATASETS for setting in SETTINGS],
+        ),
+        csv=Table(
+            columns=(
+                *("platform", "dataset", "system", "setting", "batch_size", "rate_req_s", "throughput_tok_s"),
+                *("mean_latency_s", "of_dllm_serve", "of_single_refresh", "paper_throughput_tok_s", "num_runs"),
+                *("obtained", "valid"),
+            ),
+            rows=[csv_row(runs, *place) for place in asked],
+        ),
+        picture=Picture(
+            panels=[panel(runs, dataset) for dataset in DATASETS],
+            caption=[*obtained, f"{prompts} {seeds}"],
+            after_title=f", {rate}",
+        ),
+        notes=[
+            *gain_notes(runs),
+            *load_notes(runs),
+            *invalid_notes(runs.all),
+            *missing_note(missing, len(asked)),
+            *obtained,
+            f"All at {rate}. In brackets: members of a static batch; without, packed steps. "
+            "published: batches that published code's memory holds, and its copies of logits; efficient: our code, static "
+            "batches; policy: the baseline's cache policy on dLLM-Serve's engine.",
+            prompts,
+            seeds,
+        ],
+        after_heading=f" - {view.platform.title}, {rate}, tok/s",
+    )
+
+
+def gain_notes(runs: Runs) -> list[str]:
     """What the view shows, in words: the range over the data sets, by setting."""
     notes = []
     for engine in ENGINES:
         texts = []
         for setting in SETTINGS:
-            gains = [value for dataset in DATASETS if (value := gain(found, dataset, engine, setting)) is not None]
+            gains = [value for dataset in DATASETS if (value := gain(runs, dataset, engine, setting)) is not None]
             if gains:
                 texts.append(f"{min(gains):.2f} to {max(gains):.2f}x ({setting.label})")
         if texts:
@@ -219,13 +185,13 @@ def offered_tok_s(view: View) -> float:
     return max(view.dllm.rates) * view.dllm.gen_length
 
 
-def load_notes(found: Found, view: View) -> list[str]:
+def load_notes(runs: Runs) -> list[str]:
     """Names the points that are not saturated: the arrivals hold them back, and they would be ahead by more."""
-    offered = offered_tok_s(view)
+    offered = offered_tok_s(runs.view)
     points = [
-        f"{dataset_title(dataset)} {label if system == OURS else f'{style.system_look(system).title} {label}'}"
-        for dataset, system, label in found
-        if (value := throughput(found, dataset, system, label)) is not None and value >= FOLLOWS_LOAD * offered
+        f"{dataset_title(dataset)} {how.label if system == OURS else f'{system_look(system).title} {how.label}'}"
+        for dataset, system, how in places(runs.view)
+        if (throughput(runs, dataset, system, how) or 0.0) >= FOLLOWS_LOAD * offered
     ]
     if not points:
         return []
@@ -234,141 +200,85 @@ def load_notes(found: Found, view: View) -> list[str]:
     ]
 
 
-def paper_throughputs(platform: Platform) -> dict[tuple[str, str], float]:
-    """(data set, system) -> tok/s: Table 4 on its card, the peaks of Figure 3 on the other."""
-    if platform.name == TABLE_4_PLATFORM:
-        return {key: float(row["throughput_tok_s"]) for key, row in paper_rows().items()}
-    return {(value.dataset, value.system): value.value for value in paper_peaks(platform)}
-
-
-def _can_run(view: View, system: str, setting: Setting) -> bool:
-    """dLLM-Cache's policy can only be simulated."""
-    return view.obtained == "simulated" or system != "dllm-cache" or ("reading", "policy") not in setting.knobs
-
-
-def _cell(view: View, dataset: str, system: str, knobs: Knobs) -> Cell:
-    return view.cell(NAME, system, dataset, rate=max(view.dllm.rates), knobs=knobs)
-
-
-def _seeds(cell: Cell, view: View) -> list[Cell]:
-    return [replace(cell, seed=seed) for seed in view.seeds]
-
-
-# -- drawing ----------------------------------------------------------------------------------------------
-
-
-def _draw(
-    found: Found, printed: dict[tuple[str, str], float], runs: Sequence[StoredRun], view: View, out: Path, stem: str
-) -> tuple[Path, Path, Path]:
-    labels = [*([PAPER] if printed else []), *(setting.label for setting in SETTINGS)]
-    with style.drawing():
-        figure, panels = style.row_of_panels([dataset_title(dataset) for dataset in DATASETS])
-        for axes, dataset in zip(panels, DATASETS, strict=True):
-            _draw_panel(axes, found, printed, dataset, labels)
-            if axes.get_xlim()[1] > (offered := offered_tok_s(view)):
-                axes.axvline(
-                    offered, linestyle=":", linewidth=1, color=style.GUIDE_COLOR, label="offered load", zorder=1
-                )
-        panels[0].set_yticks(range(len(labels)), labels)
-        for axes in panels[1:]:
-            axes.set_yticks(range(len(labels)), [""] * len(labels))
-        title = f"{figure_title(TITLE, runs, view)}, {max(view.dllm.rates):g} req/s"
-        sentences = [*how_obtained(runs, ["runs"] * len(runs)), f"{prompt_sources(runs)} {seeds_sentence(runs)}"]
-        return style.publish(figure, panels, out, stem, title=title, caption=sentences)
-
-
-def _draw_panel(
-    axes: Axes, found: Found, printed: dict[tuple[str, str], float], dataset: str, labels: Sequence[str]
-) -> None:
+def panel(runs: Runs, dataset: str) -> Panel:
     """A row a setting, the paper's first; throughput to the right."""
-    own = style.system_look(OURS)
+    printed, offered = paper_throughputs(runs.view), offered_tok_s(runs.view)
+    rows = [*([PAPER] if printed else []), *(setting.label for setting in SETTINGS)]
+    layers: list[Layer] = []
+    shown_values = [value for (of, _), value in printed.items() if of == dataset]
     for engine in ENGINES:
-        if (value := throughput(found, dataset, OURS, engine.label)) is not None:
-            axes.axvline(value, linestyle=engine.line, linewidth=1.4, color=own.color, label=engine.label, zorder=1)
+        if (value := throughput(runs, dataset, OURS, engine)) is not None:
+            color = system_look(OURS).color
+            layers.append(
+                Guide(
+                    value=value,
+                    label=engine.label,
+                    is_upright=True,
+                    linestyle=engine.line,
+                    width=1.4,
+                    color=color,
+                    zorder=1,
+                )
+            )
+            shown_values.append(value)
     for system in BASELINES:
-        look = style.system_look(system)
-        points = [
-            (value, labels.index(setting.label))
-            for setting in SETTINGS
-            if (value := throughput(found, dataset, system, setting.label)) is not None
-        ]
-        axes.plot(
-            *(zip(*points, strict=True) if points else ([], [])),
-            linewidth=0.7,
-            marker=look.marker,
-            color=look.color,
-            label=look.title,
-            zorder=3,
-        )
-    for system in (OURS, *BASELINES):
+        by_setting = {setting.label: throughput(runs, dataset, system, setting) for setting in SETTINGS}
+        found = {label: value for label, value in by_setting.items() if value is not None}
+        look, heights = system_look(system), [rows.index(label) for label in found]
+        layers.append(Points(label=look.title, places=list(found.values()), values=heights, look=look, width=0.7))
+        shown_values += found.values()
+    for system in SYSTEMS:
         if (value := printed.get((dataset, system))) is not None:
-            look = style.system_look(system)
-            style.paper_marker(
-                axes, value, labels.index(PAPER), color=look.color, marker=look.marker, label=f"{look.title} (paper)"
-            )
-    for row in range(len(labels)):
-        axes.axhline(row, linewidth=0.4, color=style.GUIDE_COLOR, alpha=0.5, zorder=0)
-    axes.set_xlim(left=0)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xlabel("throughput (tok/s)")
-
-
-# -- table and CSV ----------------------------------------------------------------------------------------
-
-
-def _table_row(found: Found, dataset: str, setting: Setting) -> tuple[str, ...]:
-    own = [run for system in BASELINES for run in found.get((dataset, system, setting.label), ())]
-    ours = [run for engine in ENGINES for run in found[dataset, OURS, engine.label]]
-    return (
-        dataset_title(dataset),
-        setting.label,
-        *(_baseline_text(found, dataset, system, setting) for system in BASELINES),
-        *(
-            text
-            for engine in ENGINES
-            for text in (
-                _text(throughput(found, dataset, OURS, engine.label)),
-                _text(gain(found, dataset, engine, setting), "{:.2f}x"),
-            )
-        ),
-        validity_text([*own, *ours]),
+            look = system_look(system)
+            layers.append(Mark(label=f"{look.title} (paper)", place=value, value=rows.index(PAPER), look=look))
+    layers += [Guide(value=row, linestyle="-", width=0.4, opacity=0.5, zorder=0) for row in range(len(rows))]
+    if 1.05 * max(shown_values, default=0.0) > offered:
+        layers.append(Guide(value=offered, label="offered load", is_upright=True, linestyle=":", zorder=1))
+    names = rows if dataset == DATASETS[0] else [""] * len(rows)
+    return Panel(
+        title=dataset_title(dataset),
+        layers=layers,
+        x=Axis(label="throughput (tok/s)", limits=(0, None)),
+        y=Axis(ticks=range(len(rows)), names=names, limits=(len(rows) - 0.5, -0.5)),
     )
 
 
-def _baseline_text(found: Found, dataset: str, system: str, setting: Setting) -> str:
-    own = found.get((dataset, system, setting.label), ())
-    sizes = _batch_sizes(own)
-    return _text(throughput(found, dataset, system, setting.label)) + (f" ({sizes})" if sizes else "")
+def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
+    asked = [place for place in places(runs.view) if place[0] == dataset and place[2] in (setting, *ENGINES)]
+    own = [run for place in asked for run in runs.of(cell(runs.view, *place))]
+    texts = []
+    for engine in ENGINES:
+        texts.append(shown(throughput(runs, dataset, OURS, engine), ".1f"))
+        texts.append(shown(gain(runs, dataset, engine, setting), ".2f", "x"))
+    return (
+        dataset_title(dataset),
+        setting.label,
+        *(baseline_text(runs, dataset, system, setting) for system in BASELINES),
+        *texts,
+        validity_text(own),
+    )
 
 
-def _batch_sizes(runs: Sequence[StoredRun]) -> str:
+def baseline_text(runs: Runs, dataset: str, system: str, setting: Setting) -> str:
+    value = throughput(runs, dataset, system, setting)
+    sizes = "" if value is None else batch_sizes(runs.of(cell(runs.view, dataset, system, setting)))
+    return shown(value, ".1f") + (f" ({sizes})" if sizes else "")
+
+
+def batch_sizes(runs: Sequence[StoredRun]) -> str:
     return " or ".join(map(str, sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})))
 
 
-def _csv_rows(found: Found, printed: dict[tuple[str, str], float], view: View) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    for (dataset, system, label), own in found.items():
-        value = throughput(found, dataset, system, label)
-        ours = [throughput(found, dataset, OURS, engine.label) for engine in ENGINES]
-        rows.append(
-            (
-                view.platform.name,
-                dataset,
-                system,
-                label,
-                _batch_sizes(own),
-                max(view.dllm.rates),
-                value,
-                over_repeats(own, "e2el_s", "mean").mean,
-                *(value / each if value is not None and each else None for each in ours),
-                printed.get((dataset, system)),
-                len(own),
-                obtained_text(own),
-                all(run.validity.valid for run in own),
-            )
-        )
-    return rows
+def csv_row(runs: Runs, dataset: str, system: str, how: Engine | Setting) -> tuple[object, ...]:
+    view, asked = runs.view, cell(runs.view, dataset, system, how)
+    own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
+    ours = [throughput(runs, dataset, OURS, engine) for engine in ENGINES]
+    return (
+        *(view.platform.name, dataset, system, how.label, batch_sizes(own), max(view.dllm.rates), value),
+        runs.at(asked, MEAN_LATENCY).mean,
+        *(value / each if value is not None and each else None for each in ours),
+        *(paper_throughputs(view).get((dataset, system)), len(own), obtained_text(own), all_valid(own)),
+    )
 
 
-def _text(value: float | None, form: str = "{:.1f}") -> str:
-    return "-" if value is None else form.format(value)
+FIGURE = dllm_figure("readings", "this project", platforms=("rtx4090", "l40s"), page=page, cells=cells, decides_on=())

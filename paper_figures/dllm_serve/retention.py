@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from repro.reports.paper import load_figures
+from paper_figures.dllm_serve.layout import printed_in
 from repro.runs.statistics import Discordance, discordance, wilson_interval
 from repro.runs.store import StoredRun
 
@@ -13,7 +13,6 @@ HEAD, UNIFORM, DENSE = "head", "uniform", "dense"
 SELECTIONS = (HEAD, UNIFORM)
 TASKS = ("mini-code", "mini-gsm")
 """Panels, in the paper's order: code, then math."""
-PAPER_FIGURE = "dllm-serve/fig6"
 PAPER_DATASETS = {"mini-code": "HumanEval", "mini-gsm": "GSM8K"}
 """What the paper's panel shows where ours shows the embedded model's task."""
 
@@ -64,29 +63,33 @@ class PaperAccuracy:
     percent: float
 
 
-def load_points(runs: Sequence[StoredRun]) -> list[AccuracyPoint]:
-    """Points ordered by panel, selection and ratio, dense last."""
-    grouped: dict[tuple[str, str, float | None], list[StoredRun]] = {}
-    for run in runs:
-        knobs = run.cell.knob_values
-        ratio = knobs.get("retention_ratio")
-        key = (run.cell.dataset, str(knobs["selection"]), None if ratio is None else float(ratio))
-        grouped.setdefault(key, []).append(run)
+@dataclass(frozen=True, kw_only=True)
+class Points:
+    """Ordered by panel, selection and ratio, dense last."""
+
+    all: tuple[AccuracyPoint, ...]
+
+    def of(self, task: str, selection: str, ratio: float | None = None) -> AccuracyPoint | None:
+        return next((p for p in self.all if (p.task, p.selection, p.ratio) == (task, selection, ratio)), None)
+
+    def share(self, task: str, selection: str, ratio: float | None = None) -> Share | None:
+        point = self.of(task, selection, ratio)
+        return None if point is None else point.share()
+
+
+def load_points(runs: Sequence[StoredRun]) -> Points:
     order = (*SELECTIONS, DENSE)
-    return [
-        AccuracyPoint(
-            task=key[0], selection=key[1], ratio=key[2], runs=tuple(sorted(own, key=lambda run: run.cell.seed))
+    grouped: dict[tuple[int, int, float], list[StoredRun]] = {}
+    for run in sorted(runs, key=lambda run: run.cell.seed):
+        knobs = run.cell.knob_values
+        ratio = float(knobs.get("retention_ratio") or 0)
+        grouped.setdefault((TASKS.index(run.cell.dataset), order.index(str(knobs["selection"])), ratio), []).append(run)
+    return Points(
+        all=tuple(
+            AccuracyPoint(task=TASKS[task], selection=order[selection], ratio=ratio or None, runs=tuple(own))
+            for (task, selection, ratio), own in sorted(grouped.items(), key=lambda item: item[0])
         )
-        for key, own in sorted(
-            grouped.items(), key=lambda item: (TASKS.index(item[0][0]), order.index(item[0][1]), item[0][2] or 0)
-        )
-    ]
-
-
-def find(
-    points: Sequence[AccuracyPoint], task: str, selection: str, ratio: float | None = None
-) -> AccuracyPoint | None:
-    return next((p for p in points if (p.task, p.selection, p.ratio) == (task, selection, ratio)), None)
+    )
 
 
 def compare(first: AccuracyPoint | None, second: AccuracyPoint | None) -> Discordance | None:
@@ -98,7 +101,7 @@ def compare(first: AccuracyPoint | None, second: AccuracyPoint | None) -> Discor
 
 def paper_values() -> list[PaperAccuracy]:
     """The points that the paper's text prints, of LLaDA-8B-Instruct."""
-    values = next(entry for entry in load_figures("dllm-serve") if entry.id == PAPER_FIGURE).values
+    values = printed_in("fig6")
     return [
         PaperAccuracy(task=task, selection=selection, ratio=float(percent) / 100, percent=float(printed[selection]))
         for task, dataset in PAPER_DATASETS.items()

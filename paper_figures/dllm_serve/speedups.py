@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
+from paper_figures.common.runs import Runs
 from paper_figures.dllm_serve.comparison import BASELINES, DATASETS, OURS
 from repro.reports.claims import Finding
 from repro.reports.figures import View
-from repro.runs.store import StoredRun
 
 Throughputs = Mapping[tuple[str, str], float]
 """(data set, system) -> tok/s, saturated."""
@@ -32,17 +32,9 @@ def ranks_of(throughput: Throughputs) -> dict[str, float]:
     }
 
 
-def token_cap(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+def token_cap(runs: Runs) -> Finding:
     """Steps above the token budget make a run INVALID (docs/metrics.md, Validity)."""
-    own = [run for run in runs if run.cell.system == OURS]
+    own = [run for run in runs.all if run.cell.system == OURS]
     over = sum(any("max_num_batched_tokens" in reason for reason in run.validity.reasons) for run in own)
-    return [
-        Finding(
-            claim="dllm-token-cap",
-            value=float(over),
-            obtained=view.obtained,
-            how=f"runs of dLLM-Serve with a step above its cap, of {len(own)}, whose every step is checked",
-            of=(view.platform.name,),
-            holds=over == 0,
-        )
-    ]
+    how = f"runs of dLLM-Serve with a step above its cap, of {len(own)}, whose every step is checked"
+    return runs.finding("dllm-token-cap", float(over), how, of=(runs.view.platform.name,), holds=over == 0)

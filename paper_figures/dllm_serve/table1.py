@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
@@ -12,76 +11,56 @@ from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
 from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
-from paper_figures.common.table import save_table
+from paper_figures.common.figure import Page, Table
+from paper_figures.common.runs import Runs
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
 from repro.reports.paper import load_table
-from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
-NAME = "table1"
-TITLE = "dLLM-Serve Table 1: what is cached, and its footprint"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 1, §3"
-PLATFORMS = ("rtx4090",)
 PROMPT_LEN = 300
-
-COLUMNS = (
-    "work",
-    "scope (paper)",
-    "batching (paper)",
-    "cache (paper)",
-    "footprint (paper)",
-    "implemented as",
-    "MB per request",
-)
+PRINTED = {
+    "work": "work",
+    "system_scope": "scope (paper)",
+    "batching_strategy": "batching (paper)",
+    "kv_cache_scope": "cache (paper)",
+    "cache_footprint_per_layer": "footprint (paper)",
+}
+"""Columns of the printed table, and what ours calls them."""
 
 
-def cells(view: View) -> list[Cell]:
-    return []
-
-
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
-    shape, request = _shape(view.platform), _request(view.platform)
+def page(runs: Runs) -> Page:
+    shape, request = _shape(runs.view.platform), _request(runs.view.platform)
     rows = []
     for row in load_table("dllm_serve/table1.csv"):
-        work = str(row["work"]).replace(" (Ours)", "")
-        name, footprint = IMPLEMENTED.get(work, ("not implemented", None))
+        name, footprint = IMPLEMENTED.get(str(row["work"]).replace(" (Ours)", ""), ("not implemented", None))
         size = "-" if footprint is None else f"{footprint(shape, request) / 1e6:.1f}"
-        rows.append(
-            (
-                str(row["work"]),
-                str(row["system_scope"]),
-                str(row["batching_strategy"]),
-                str(row["kv_cache_scope"]),
-                str(row["cache_footprint_per_layer"]),
-                name,
-                size,
-            )
-        )
-    notes = [
-        f"Footprint of one request of {request.total_len} tokens on {shape.name}, all layers, 2 bytes per value: computed from "
-        "the implementations' own row counts.",
-        "Columns marked (paper) are the paper's words.",
-    ]
-    stem = f"{NAME}-{view.stem}"
-    return save_table(out, stem, title=TITLE, columns=COLUMNS, rows=rows, notes=notes)
+        rows.append((*(str(row[column]) for column in PRINTED), name, size))
+    return Page(
+        table=Table(columns=(*PRINTED.values(), "implemented as", "MB per request"), rows=rows),
+        notes=[
+            f"Footprint of one request of {request.total_len} tokens on {shape.name}, all layers, 2 bytes per value: computed from "
+            "the implementations' own row counts.",
+            "Columns marked (paper) are the paper's words.",
+        ],
+        after_heading="",
+    )
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
+def findings(runs: Runs) -> list[Finding]:
     """r * L rows per head: the retained context r * (L - block), plus the block's own rows."""
-    request, sparsity = _request(view.platform), SparsityConfig()
+    request, sparsity = _request(runs.view.platform), SparsityConfig()
     rows = cache_rows(request, sparsity)
     generation = request.generation
     retained = rows - generation.block_length
     return [
-        Finding(
-            claim="dllm-kv-footprint",
-            value=float(rows),
-            obtained="computed",
-            how=f"rows per head of a request of {request.total_len} tokens at r = {sparsity.retention_ratio}: "
+        runs.finding(
+            "dllm-kv-footprint",
+            float(rows),
+            f"rows per head of a request of {request.total_len} tokens at r = {sparsity.retention_ratio}: "
             f"{retained} retained, floor(r (L - block)), and {generation.block_length} of the block",
+            obtained="computed",
             holds=retained == int((request.total_len - generation.block_length) * sparsity.retention_ratio),
         )
     ]
@@ -120,3 +99,6 @@ def _request(where: Platform) -> Request:
 def _shape(where: Platform) -> ModelShape:
     part = where.part(DllmPart)
     return ModelShape.from_config(config_of(part.model), name=part.model)
+
+
+FIGURE = dllm_figure("table1", f"{PAPER}, Table 1, §3", platforms=("rtx4090",), page=page, findings=findings)

@@ -2,69 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.registry import method
 from engines.dllm.config import SparsityConfig
 from engines.dllm.scheduling.phase import DelayedCache
-from paper_figures.common.table import save_table
+from paper_figures.common.figure import Columns, Page, table
+from paper_figures.common.runs import Runs
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure
 from repro.reports.claims import Finding
-from repro.reports.figures import Rendered, View
-from repro.reports.paper import load_table
-from repro.runs.cell import Cell
-from repro.runs.store import StoredRun
+from repro.reports.paper import TableValue, load_table
 from repro.systems.dllm.part import DllmPart
 from repro.systems.dllm.platforms import L40S, RTX4090
 
-NAME = "table3"
-TITLE = "dLLM-Serve Table 3: hyper-parameters"
-SOURCE = "dLLM-Serve (arXiv:2512.17077), Table 3, §6.1"
-PLATFORMS = ("rtx4090",)
-COLUMNS = ("category", "parameter", "paper", "here", "agrees")
 
-
-def cells(view: View) -> list[Cell]:
-    return []
-
-
-def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
+def page(runs: Runs) -> Page:
     ours = defaults()
-    rows = []
-    for row in load_table("dllm_serve/table3.csv"):
-        here = ours[str(row["parameter"])]
-        rows.append(
-            (
-                str(row["category"]),
-                str(row["parameter"]),
-                str(row["value"]),
-                str(here),
-                "yes" if here == row["value"] else "NO",
-            )
-        )
-    notes = ["'here' is read from the defaults that simulated runs on the paper's cards use."]
-    stem = f"{NAME}-{view.stem}"
-    return save_table(out, stem, title=TITLE, columns=COLUMNS, rows=rows, notes=notes)
+    columns: Columns[Mapping[str, TableValue]] = {
+        "category": lambda row: row["category"],
+        "parameter": lambda row: row["parameter"],
+        "paper": lambda row: row["value"],
+        "here": lambda row: ours[str(row["parameter"])],
+        "agrees": lambda row: "yes" if ours[str(row["parameter"])] == row["value"] else "NO",
+    }
+    note = "'here' is read from the defaults that simulated runs on the paper's cards use."
+    return Page(table=table(load_table("dllm_serve/table3.csv"), columns), notes=[note], after_heading="")
 
 
-def findings(runs: Sequence[StoredRun], view: View) -> list[Finding]:
-    where = view.platform
-    blocks = where.part(DllmPart).gen_length // where.part(DllmPart).block_length
+def findings(runs: Runs) -> list[Finding]:
+    part = runs.view.platform.part(DllmPart)
+    per_block, ratio = part.steps / (part.gen_length // part.block_length), SparsityConfig().retention_ratio
+    default = "default of dLLM-Serve and Sparse-dLLM here"
     return [
-        Finding(
-            claim="dllm-steps-per-block",
-            value=where.part(DllmPart).steps / blocks,
-            obtained="computed",
-            how="steps over blocks, as run here",
-        ),
-        Finding(
-            claim="dllm-retention-fixed",
-            value=SparsityConfig().retention_ratio,
-            obtained="computed",
-            how="default of dLLM-Serve and Sparse-dLLM here",
-        ),
+        runs.finding("dllm-steps-per-block", per_block, "steps over blocks, as run here", obtained="computed"),
+        runs.finding("dllm-retention-fixed", ratio, default, obtained="computed"),
     ]
 
 
@@ -87,3 +60,6 @@ def defaults() -> dict[str, Any]:
         "Max Batched Tokens (L40S)": L40S.part(DllmPart).max_num_batched_tokens,
         "Max Materialized Logits": RTX4090.part(DllmPart).max_num_logits,
     }
+
+
+FIGURE = dllm_figure("table3", f"{PAPER}, Table 3, §6.1", platforms=("rtx4090",), page=page, findings=findings)

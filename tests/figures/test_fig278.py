@@ -31,8 +31,8 @@ CLAIMS = {claim.id: claim for claim in load_claims("dllm-serve")}
 
 
 def test_memory_split_of_a_card_is_arithmetic(tmp_path: Path) -> None:
-    assert fig2.cells(CARD_VIEW) == []
-    rendered = fig2.render([], CARD_VIEW, tmp_path)
+    assert fig2.FIGURE.cells(CARD_VIEW) == []
+    rendered = fig2.FIGURE.render([], CARD_VIEW, tmp_path)
     standard, aware = read_csv(rendered)
     parts = ("weights_bytes", "activation_bytes", "logits_bytes", "guard_bytes", "kv_bytes")
     for row in (standard, aware):
@@ -45,7 +45,7 @@ def test_memory_split_of_a_card_is_arithmetic(tmp_path: Path) -> None:
 
 
 def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[Figure]) -> None:
-    cells = fig2.cells(CPU_VIEW)
+    cells = fig2.FIGURE.cells(CPU_VIEW)
     assert [dict(cell.knobs) for cell in cells] == [{"logit_rows": "monolithic"}, {}]
     config, shape = fig2._config(CPU_TINY), fig2._shape(CPU_TINY)
     runs = []
@@ -55,7 +55,7 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
             shape, CPU_TINY.part(DllmPart).memory_bytes, config, logit_rows=mode, activations_measured_bytes=10**6
         )  # type: ignore[arg-type]
         runs.append(changed(run, record=run.record.with_manifest(facts={"memory_plan": asdict(plan)})))
-    rendered = fig2.render(runs, CPU_VIEW, tmp_path)
+    rendered = fig2.FIGURE.render(runs, CPU_VIEW, tmp_path)
     rows = read_csv(rendered)
     assert [(row["logits"], row["activation_bytes"], row["obtained"]) for row in rows] == [
         ("monolithic", "1000000", "measured"),
@@ -67,7 +67,7 @@ def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[F
 
 
 def test_findings_about_memory() -> None:
-    found = {finding.claim: finding for finding in fig2.findings([], CARD_VIEW)}
+    found = {finding.claim: finding for finding in fig2.FIGURE.findings([], CARD_VIEW)}
     assert found.keys() <= CLAIMS.keys()
     assert {finding.obtained for finding in found.values()} == {"computed"}
     assert found["dllm-logit-8p3gb"].value == 8287944704
@@ -75,7 +75,7 @@ def test_findings_about_memory() -> None:
     assert found["dllm-weights-17gb"].value == pytest.approx(16.031162368)
     assert found["dllm-t4-oom"].value == 1
     assert 1 < found["dllm-2x-requests"].value < 2  # type: ignore[operator]
-    assert fig2.findings([], L40S_VIEW) == []
+    assert fig2.FIGURE.findings([], L40S_VIEW) == []
 
 
 # ---- Figure 7 -----------------------------------------------------------------------------------
@@ -88,38 +88,40 @@ def by_length(cell: Cell) -> float:
 
 
 def test_lengths_grid_shares_its_common_point() -> None:
-    cells = fig7.cells(L40S_VIEW)
+    cells = fig7.FIGURE.cells(L40S_VIEW)
     assert len({cell.key for cell in cells}) == len(cells) == 2 * (6 + 4 - 1)
     assert all(cell.rate is None and cell.knob_values["gen_length"] == cell.knob_values["steps"] for cell in cells)
-    tiny = fig7.cells(CPU_VIEW)
+    tiny = fig7.FIGURE.cells(CPU_VIEW)
     assert {cell.knob_values["input_len"] for cell in tiny} == {25, 50, 75, 100, 125, 150}
     assert {cell.knob_values["gen_length"] for cell in tiny} == {32, 64, 96, 128}
 
 
 def test_relative_throughput_by_length(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = runs_of(fig7.cells(L40S_VIEW), by_length)
-    rendered = fig7.render(runs, L40S_VIEW, tmp_path)
+    runs = runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length)
+    rendered = fig7.FIGURE.render(runs, L40S_VIEW, tmp_path)
     assert rendered.rows[0][:6] == ("input", "100", "32.5", "10.0", "3.25x", "3.12x")
     assert rendered.rows[-1][:6] == ("output", "512", "22.5", "10.0", "2.25x", "2.47x")
     assert [axes.get_title() for axes in drawn[0].axes] == ["(a) by input length", "(b) by output length"]
     assert len({axes.get_ylim() for axes in drawn[0].axes}) == 1
-    found = {f.claim: f for f in fig7.findings(runs, L40S_VIEW)}
+    found = {f.claim: f for f in fig7.FIGURE.findings(runs, L40S_VIEW)}
     assert found.keys() <= CLAIMS.keys()
     assert found["dllm-in-short"].value == pytest.approx(3.25)
     assert found["dllm-out-long"].value == pytest.approx(2.25)
     assert found["dllm-in-trend"].holds
-    rising = runs_of(fig7.cells(L40S_VIEW), lambda cell: 100 / by_length(cell) if cell.system == "dllm-serve" else 1.0)
-    assert not {f.claim: f for f in fig7.findings(rising, L40S_VIEW)}["dllm-in-trend"].holds
-    assert fig7.findings(runs_of(fig7.cells(CPU_VIEW), by_length), CPU_VIEW) == []
+    rising = runs_of(
+        fig7.FIGURE.cells(L40S_VIEW), lambda cell: 100 / by_length(cell) if cell.system == "dllm-serve" else 1.0
+    )
+    assert not {f.claim: f for f in fig7.FIGURE.findings(rising, L40S_VIEW)}["dllm-in-trend"].holds
+    assert fig7.FIGURE.findings(runs_of(fig7.FIGURE.cells(CPU_VIEW), by_length), CPU_VIEW) == []
 
 
 def test_an_invalid_length_is_left_out(tmp_path: Path) -> None:
-    runs = runs_of(fig7.cells(L40S_VIEW), by_length)
+    runs = runs_of(fig7.FIGURE.cells(L40S_VIEW), by_length)
     broken = [changed(r, validity=FAILED) if r.cell.knob_values["input_len"] == 100 else r for r in runs]
-    rendered = fig7.render(broken, L40S_VIEW, tmp_path)
+    rendered = fig7.FIGURE.render(broken, L40S_VIEW, tmp_path)
     assert rendered.rows[0][2:5] == ("-", "-", "-")
     assert rendered.rows[0][-1] == "2 of 2 runs INVALID"
-    assert fig7.findings(broken, L40S_VIEW) == []
+    assert fig7.FIGURE.findings(broken, L40S_VIEW) == []
 
 
 # ---- Figure 8 and components --------------------------------------------------------------------
@@ -139,24 +141,24 @@ def climb(cell: Cell) -> float:
 
 def test_a_simulated_ladder_shares_its_ends_with_figure_3() -> None:
     for view in (CPU_VIEW, CARD_VIEW):
-        cells = fig8.cells(view)
+        cells = fig8.FIGURE.cells(view)
         assert len({cell.key for cell in cells}) == len(cells) == 3 * len(LADDER)
-        top = {cell.key for cell in fig3.cells(view) if cell.rate == max(view.dllm.rates)}
+        top = {cell.key for cell in fig3.FIGURE.cells(view) if cell.rate == max(view.dllm.rates)}
         # Measured rungs are compared with each other alone, and made together.
         assert sum(cell.key in top for cell in cells) == (2 * 3 if view is CARD_VIEW else 0)
-    assert {cell.comparison for cell in fig8.cells(CPU_VIEW)} == {"fig8"}
+    assert {cell.comparison for cell in fig8.FIGURE.cells(CPU_VIEW)} == {"fig8"}
 
 
 def test_ladder(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = runs_of(fig8.cells(CARD_VIEW), climb)
-    rendered = fig8.render(runs, CARD_VIEW, tmp_path)
+    runs = runs_of(fig8.FIGURE.cells(CARD_VIEW), climb)
+    rendered = fig8.FIGURE.render(runs, CARD_VIEW, tmp_path)
     assert [row[3] for row in rendered.rows[: len(LADDER)]] == ["1.00x", "1.50x", "1.60x", "1.80x", "2.00x", "1.70x"]
     assert [row[4] for row in rendered.rows[: len(LADDER)]] == ["1.00x", "1.48x", "-", "1.75x", "-", "-"]
     assert "Not monotone on Burst: look-ahead admission (0.850x) below the rung before." in rendered.notes
     assert sum(rung.is_ours for rung in LADDER) == 2
     hatched = [c.get_label() for c in drawn[0].axes[0].containers if c.patches and c.patches[0].get_hatch()]  # type: ignore[attr-defined]
     assert hatched == ["+ single refresh", "+ look-ahead admission"]
-    found = {f.claim: f for f in fig8.findings(runs, CARD_VIEW)}
+    found = {f.claim: f for f in fig8.FIGURE.findings(runs, CARD_VIEW)}
     assert found.keys() <= CLAIMS.keys()
     assert found["dllm-abl-full-osc"].value == pytest.approx(1.8)
     assert found["dllm-abl-engine-largest"].holds
@@ -165,11 +167,13 @@ def test_ladder(tmp_path: Path, drawn: list[Figure]) -> None:
 
 def test_ladder_with_a_missing_rung(tmp_path: Path) -> None:
     runs: list[StoredRun] = [
-        run for run in runs_of(fig8.cells(CARD_VIEW), climb) if run.cell.knob_values.get("logit_rows") != "monolithic"
+        run
+        for run in runs_of(fig8.FIGURE.cells(CARD_VIEW), climb)
+        if run.cell.knob_values.get("logit_rows") != "monolithic"
     ]
-    rendered = fig8.render(runs, CARD_VIEW, tmp_path)
+    rendered = fig8.FIGURE.render(runs, CARD_VIEW, tmp_path)
     assert any(note.startswith("6 of 18 points are missing: LiveBench + inference engine") for note in rendered.notes)
-    assert fig8.findings(runs, CARD_VIEW) == []
+    assert fig8.FIGURE.findings(runs, CARD_VIEW) == []
 
 
 def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
@@ -178,12 +182,12 @@ def test_ladder_measured_on_a_card_finds_its_runs(tmp_path: Path) -> None:
         reading="efficient",
         knobs=(("weights", "random"), ("num_prompts", 3)),
     )
-    runs = runs_of([view.applied(cell) for cell in fig8.cells(view)], climb)
+    runs = runs_of([view.applied(cell) for cell in fig8.FIGURE.cells(view)], climb)
     assert {run.cell.knob_values["num_prompts"] for run in runs} == {3}
-    rendered = fig8.render(runs, view, tmp_path)
+    rendered = fig8.FIGURE.render(runs, view, tmp_path)
     assert len(rendered.rows) == 3 * len(LADDER)
     assert {path.stem for path in rendered.files} == {"fig8-rtx4090-measured"}
-    assert fig8.findings(runs, view) == []
+    assert fig8.FIGURE.findings(runs, view) == []
 
 
 def test_components_start_with_themselves_switched_off() -> None:

@@ -28,9 +28,10 @@ from support.stored_runs import (
 import repro.paths
 from engines.errors import UserError
 from paper_figures.common import style
-from paper_figures.common.rate_panels import CSV_COLUMNS
 from paper_figures.dllm_serve import fig3
-from paper_figures.dllm_serve.comparison import COMPARISON
+from paper_figures.dllm_serve.comparison import BASELINES
+from paper_figures.dllm_serve.comparison import SYSTEMS as COMPARED
+from paper_figures.dllm_serve.rates import CSV_COLUMNS
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims, load_figures
 from repro.runs.cell import Cell
@@ -55,12 +56,12 @@ def throughput(cell: Cell) -> float:
 
 
 def made(view: View) -> list[StoredRun]:
-    return runs_of(fig3.cells(view), throughput)
+    return runs_of(fig3.FIGURE.cells(view), throughput)
 
 
 def test_is_the_registered_figure() -> None:
-    assert figure("fig3").module == fig3.__name__
-    assert figure("fig3").title == fig3.TITLE
+    assert figure("fig3").load() is fig3.FIGURE
+    assert figure("fig3").title == fig3.FIGURE.title
 
 
 def test_every_system_has_a_look_of_its_own() -> None:
@@ -69,49 +70,51 @@ def test_every_system_has_a_look_of_its_own() -> None:
     for family in ("dllm", "ar"):
         own = [style.system_look(name) for name in SYSTEMS if SYSTEMS.get(name).family.name == family]
         assert len({(look.color, look.marker) for look in own}) == len(own) > 3
-    shown = [style.system_look(name) for name in COMPARISON.systems]
+    shown = [style.system_look(name) for name in COMPARED]
     assert len({look.color for look in shown}) == len({look.marker for look in shown}) == len(shown)
 
 
 def test_grid_on_the_cpu() -> None:
-    cells = fig3.cells(CPU_VIEW)
-    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARISON.systems) * len(RATES)
+    cells = fig3.FIGURE.cells(CPU_VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(RATES)
     assert {(cell.executor, cell.seed, cell.figure) for cell in cells} == {("torch", 0, "fig3")}
     assert {cell.rate for cell in cells} == set(RATES)
     assert {(cell.rate, cell.knobs) for cell in cells} == {
         (rate, (("comparison", "rates"), ("num_prompts", n))) for rate, n in zip(RATES, (6, 6, 8, 16), strict=True)
     }
     few = replace(CPU_VIEW, knobs=(("num_prompts", 3),))
-    assert {few.applied(cell).knob_values["num_prompts"] for cell in fig3.cells(few)} == {3}
-    policy = fig3.cells(replace(CPU_VIEW, reading="policy"))
+    assert {few.applied(cell).knob_values["num_prompts"] for cell in fig3.FIGURE.cells(few)} == {3}
+    policy = fig3.FIGURE.cells(replace(CPU_VIEW, reading="policy"))
     assert {cell.comparison for cell in policy} == {"rates-policy"}
-    alone = fig3.cells(replace(CPU_VIEW, is_grouped=False))
+    alone = fig3.FIGURE.cells(replace(CPU_VIEW, is_grouped=False))
     assert not any(cell.comparison for cell in alone)
 
 
 def test_grid_on_the_papers_card_reads_baselines_as_published() -> None:
-    cells = fig3.cells(CARD_VIEW)
-    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARISON.systems) * len(CARD_VIEW.dllm.rates)
+    cells = fig3.FIGURE.cells(CARD_VIEW)
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * len(COMPARED) * len(CARD_VIEW.dllm.rates)
     assert {cell.executor for cell in cells} == {"roofline"}
     assert {cell.knobs for cell in cells if cell.system != "dllm-serve"} == {(("reading", "published"),)}
     assert {cell.knobs for cell in cells if cell.system == "dllm-serve"} == {()}
 
 
 def test_readings_share_the_runs_of_dllm_serve() -> None:
-    grids = [{c.key for c in fig3.cells(replace(CARD_VIEW, reading=r))} for r in ("published", "efficient", "policy")]
+    grids = [
+        {c.key for c in fig3.FIGURE.cells(replace(CARD_VIEW, reading=r))} for r in ("published", "efficient", "policy")
+    ]
     shared = set.intersection(*grids)
     assert len(shared) == 3 * len(CARD_VIEW.dllm.rates)
     assert len(set.union(*grids)) == sum(map(len, grids)) - 2 * len(shared)
 
 
 def test_repeats_take_seeds_of_their_own() -> None:
-    cells = fig3.cells(replace(CPU_VIEW, num_runs=3))
-    assert len({cell.key for cell in cells}) == len(cells) == 3 * 3 * len(COMPARISON.systems) * len(RATES)
+    cells = fig3.FIGURE.cells(replace(CPU_VIEW, num_runs=3))
+    assert len({cell.key for cell in cells}) == len(cells) == 3 * 3 * len(COMPARED) * len(RATES)
     assert {cell.seed for cell in cells} == {0, 1, 2}
 
 
 def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
+    rendered = fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
     assert [path.name for path in rendered.files] == [
         "fig3-cpu-tiny.png",
         "fig3-cpu-tiny.pdf",
@@ -152,7 +155,7 @@ def test_measured_figure(tmp_path: Path, drawn: list[Figure]) -> None:
 
 
 def test_table_and_notes(tmp_path: Path) -> None:
-    rendered = fig3.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
+    rendered = fig3.FIGURE.render(made(CPU_VIEW), CPU_VIEW, tmp_path)
     assert [len(row) for row in rendered.rows] == [len(rendered.columns)] * 12
     assert rendered.rows[0] == ("LiveBench", "dLLM-Serve", "480.0", "8", "-", "measured", "yes")
     assert rendered.rows[3] == ("LiveBench", "Sparse-dLLM", "20.0", "2", "24.00x", "measured", "yes")
@@ -166,7 +169,7 @@ def test_table_and_notes(tmp_path: Path) -> None:
 
 def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path: Path) -> None:
     slow = replace(CPU_VIEW, platform=CPU_TINY.with_part(DllmPart, rates=(2.0, 4.0)))
-    rendered = fig3.render(made(slow), slow, tmp_path)
+    rendered = fig3.FIGURE.render(made(slow), slow, tmp_path)
     assert rendered.rows[0][2] == "240.0 (not saturated)"
     assert any(
         note.startswith("Not saturated at the highest rate") and "Burst dLLM-Serve" in note for note in rendered.notes
@@ -175,8 +178,8 @@ def test_a_system_that_follows_the_load_is_not_called_saturated(tmp_path: Path) 
 
 def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figure]) -> None:
     view = replace(CPU_VIEW, num_runs=3)
-    runs = runs_of(fig3.cells(view), lambda cell: throughput(cell) * (1 + 0.1 * (cell.seed - 1)))
-    rendered = fig3.render(runs, view, tmp_path)
+    runs = runs_of(fig3.FIGURE.cells(view), lambda cell: throughput(cell) * (1 + 0.1 * (cell.seed - 1)))
+    rendered = fig3.FIGURE.render(runs, view, tmp_path)
     (container,) = (c for c in drawn[0].axes[0].containers if c.get_label() == "Fast-dLLM")
     line, _, (bars,) = container
     assert list(line.get_ydata()) == pytest.approx([20] * 4)
@@ -188,14 +191,14 @@ def test_repeats_are_drawn_with_their_interval(tmp_path: Path, drawn: list[Figur
 
 
 def test_csv_of_the_papers_card(tmp_path: Path) -> None:
-    rows = read_csv(fig3.render(made(CARD_VIEW), CARD_VIEW, tmp_path))
+    rows = read_csv(fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, tmp_path))
     assert tuple(rows[0]) == CSV_COLUMNS
     ours = [row for row in rows if row["obtained"] != "paper"]
-    assert len(ours) == len(fig3.cells(CARD_VIEW))
+    assert len(ours) == len(fig3.FIGURE.cells(CARD_VIEW))
     assert {row["obtained"] for row in ours} == {"simulated"}
     assert {(row["system"], row["batch_size"], row["reading"]) for row in ours} == {
         ("dllm-serve", "", ""),
-        *((name, "3", "published") for name in COMPARISON.baselines),
+        *((name, "3", "published") for name in BASELINES),
     }
     first = ours[0]
     assert (first["dataset"], first["system"], first["rate_req_s"]) == ("livebench", "dllm-serve", "0.1")
@@ -216,7 +219,7 @@ def test_csv_of_the_papers_card(tmp_path: Path) -> None:
 
 def test_another_reading_is_another_file(tmp_path: Path) -> None:
     view = replace(CARD_VIEW, reading="policy")
-    rendered = fig3.render(made(view), view, tmp_path)
+    rendered = fig3.FIGURE.render(made(view), view, tmp_path)
     assert {path.name for path in rendered.files} == {
         f"fig3-rtx4090-policy.{kind}" for kind in ("png", "pdf", "txt", "csv")
     }
@@ -224,7 +227,7 @@ def test_another_reading_is_another_file(tmp_path: Path) -> None:
 
 
 def test_paper_values_are_hollow_and_only_on_the_papers_card(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = fig3.render(made(CARD_VIEW), CARD_VIEW, tmp_path)
+    rendered = fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, tmp_path)
     (picture,) = drawn
     hollow = {label: line for label, line in drawn_lines(panel(picture, "Burst")).items() if "paper" in label}
     assert {label: list(line.get_ydata()) for label, line in hollow.items()} == {
@@ -250,7 +253,7 @@ def test_invalid_runs_are_crossed_and_named(tmp_path: Path, drawn: list[Figure])
     runs = made(CPU_VIEW)
     bad = next(i for i, run in enumerate(runs) if run.cell.system == "dllm-serve" and run.cell.rate == 8.0)
     runs[bad] = changed(runs[bad], validity=FAILED)
-    rendered = fig3.render(runs, CPU_VIEW, tmp_path)
+    rendered = fig3.FIGURE.render(runs, CPU_VIEW, tmp_path)
     (picture,) = drawn
     found = drawn_lines(panel(picture, "LiveBench"))
     cross = found["dLLM-Serve, INVALID run"]
@@ -269,19 +272,19 @@ def test_a_system_without_a_valid_run_has_no_peak(tmp_path: Path) -> None:
         if run.cell.system == "dllm-cache" and run.cell.dataset == "osc":
             run = changed(run, validity=nothing, summary={**run.summary, "throughput_tok_s": None})
         runs.append(run)
-    rendered = fig3.render(runs, CPU_VIEW, tmp_path)
+    rendered = fig3.FIGURE.render(runs, CPU_VIEW, tmp_path)
     assert rendered.rows[-2][:5] == ("OSC", "dLLM-Cache", "-", "-", "-")
     assert sum(note.startswith("INVALID") for note in rendered.notes) == len(RATES)
     assert sum(row["throughput_tok_s"] == "" for row in read_csv(rendered)) == len(RATES)
 
 
 def test_missing_runs_are_counted(tmp_path: Path) -> None:
-    rendered = fig3.render(made(CPU_VIEW)[:-1], CPU_VIEW, tmp_path)
+    rendered = fig3.FIGURE.render(made(CPU_VIEW)[:-1], CPU_VIEW, tmp_path)
     assert "1 of 48 points are missing: OSC Sparse-dLLM at 16 req/s" in rendered.notes
 
 
 def test_a_panel_without_runs_says_so(tmp_path: Path, drawn: list[Figure]) -> None:
-    fig3.render([run for run in made(CARD_VIEW) if run.cell.dataset == "osc"], CARD_VIEW, tmp_path)
+    fig3.FIGURE.render([run for run in made(CARD_VIEW) if run.cell.dataset == "osc"], CARD_VIEW, tmp_path)
     (picture,) = drawn
     assert [text.get_text() for text in panel(picture, "Burst").texts] == ["no runs stored"]
     assert not list(panel(picture, "OSC").texts)
@@ -296,7 +299,7 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
             runs[i] = changed(run, record=run.record.with_manifest(dataset=dataset))
         if run.cell.system != "dllm-serve":
             runs[i] = changed(runs[i], provenance={"cpu": {"model": "Another", "usable": 8}})
-    text = caption_of(fig3.render(runs, CPU_VIEW, tmp_path))
+    text = caption_of(fig3.FIGURE.render(runs, CPU_VIEW, tmp_path))
     assert f"measured: {CPU}, 2 cores and Another, 8 cores; embedded tiny LLaDA" in text_of(drawn[0])
     assert "Burst (local burstgpt/x.csv, prompts cut to lengths x 0.25, n = 4)" in text
     assert (
@@ -307,10 +310,13 @@ def test_sources_and_bases_that_differ_are_told_apart(tmp_path: Path, drawn: lis
 
 def test_a_run_on_a_gpu_names_the_gpu(tmp_path: Path, drawn: list[Figure]) -> None:
     card = {"gpu": {"name": "NVIDIA H200"}, "cpu": {"model": CPU, "usable": 2}}
-    cells = [replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda"))) for cell in fig3.cells(CARD_VIEW)]
+    cells = [
+        replace(cell, executor="torch", knobs=(*cell.knobs, ("device", "cuda")))
+        for cell in fig3.FIGURE.cells(CARD_VIEW)
+    ]
     runs = [changed(stored(cell, tok_s=5.0), provenance=card) for cell in cells]
     view = replace(CARD_VIEW, platform=replace(RTX4090, executor="torch"))
-    assert "All runs measured on NVIDIA H200." in caption_of(fig3.render(runs, view, tmp_path))
+    assert "All runs measured on NVIDIA H200." in caption_of(fig3.FIGURE.render(runs, view, tmp_path))
     assert "measured: NVIDIA H200; llada-8b" in text_of(drawn[0])
 
 
@@ -319,7 +325,7 @@ def test_errors_of_predictions_are_quoted(tmp_path: Path, monkeypatch: pytest.Mo
     runs = made(CARD_VIEW)
 
     def note() -> str:
-        (found,) = (note for note in fig3.render(runs, CARD_VIEW, tmp_path).notes if "stated numbers" in note)
+        (found,) = (note for note in fig3.FIGURE.render(runs, CARD_VIEW, tmp_path).notes if "stated numbers" in note)
         return found
 
     assert (
@@ -349,15 +355,15 @@ def test_errors_of_predictions_are_quoted(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("runs", [[], "foreign"])
 def test_refuses_what_is_not_the_figures(runs: Sequence[StoredRun] | str, tmp_path: Path) -> None:
     if runs == "foreign":
-        cell = replace(fig3.cells(CPU_VIEW)[0], rate=None)
+        cell = replace(fig3.FIGURE.cells(CPU_VIEW)[0], rate=None)
         runs = [stored(cell, tok_s=1.0)]
     assert not isinstance(runs, str)
     with pytest.raises(UserError, match=r"has no runs|give runs of"):
-        fig3.render(runs, CPU_VIEW, tmp_path)
+        fig3.FIGURE.render(runs, CPU_VIEW, tmp_path)
 
 
 def test_findings_answer_known_claims_on_the_papers_card_only() -> None:
-    found = {finding.claim: finding for finding in fig3.findings(made(CARD_VIEW), CARD_VIEW)}
+    found = {finding.claim: finding for finding in fig3.FIGURE.findings(made(CARD_VIEW), CARD_VIEW)}
     known = {claim.id for claim in load_claims("dllm-serve")}
     assert found.keys() <= known
     assert {finding.obtained for finding in found.values()} == {"simulated"}
@@ -369,9 +375,9 @@ def test_findings_answer_known_claims_on_the_papers_card_only() -> None:
     assert found["dllm-token-cap"].holds
     assert found["dllm-linear-04"].value == pytest.approx(30 / 64)
     for view in (CPU_VIEW, replace(CARD_VIEW, reading="efficient")):
-        assert fig3.findings(made(view), view) == []
-    slow = runs_of(fig3.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
-    (ranks,) = (f.value for f in fig3.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
+        assert fig3.FIGURE.findings(made(view), view) == []
+    slow = runs_of(fig3.FIGURE.cells(CARD_VIEW), lambda cell: 10.0 if cell.system == "dllm-serve" else 20.0)
+    (ranks,) = (f.value for f in fig3.FIGURE.findings(slow, CARD_VIEW) if f.claim == "dllm-serve-best-tput")
     assert ranks == (4, 4, 4)
 
 
@@ -379,14 +385,14 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from test_fig3 import CARD_VIEW, fig3, made
-fig3.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
+fig3.FIGURE.render(made(CARD_VIEW), CARD_VIEW, Path(sys.argv[1]))
 """
 
 
 def test_same_bytes_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another hash seed, another day and another order of runs change nothing."""
     monkeypatch.undo()  # the files are what is looked into
-    here = fig3.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files
+    here = fig3.FIGURE.render(list(reversed(made(CARD_VIEW))), CARD_VIEW, tmp_path / "here").files
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "12345", "SOURCE_DATE_EPOCH": "1"}
     subprocess.run(

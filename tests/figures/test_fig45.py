@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Drawn
 from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel, read_csv, runs_of, text_of
 
 from paper_figures.dllm_serve import fig3, fig4, fig5
-from repro.reports.figures import View, figure
+from repro.reports.figures import Figure, View, figure
 from repro.reports.paper import load_claims
 from repro.runs.cell import Cell
 from repro.systems.dllm.platforms import CPU_TINY, RTX4090
@@ -25,16 +25,16 @@ def speed(cell: Cell) -> float:
     return SPEED[cell.system]
 
 
-@pytest.mark.parametrize(("name", "module"), [("fig4", fig4), ("fig5", fig5)])
-def test_registered_and_run_on_the_runs_of_figure_3(name: str, module: object) -> None:
-    assert figure(name).module == module.__name__  # type: ignore[attr-defined]
-    assert figure(name).title == module.TITLE  # type: ignore[attr-defined]
+@pytest.mark.parametrize(("name", "module"), [("fig4", fig4.FIGURE), ("fig5", fig5.FIGURE)])
+def test_registered_and_run_on_the_runs_of_figure_3(name: str, module: Figure) -> None:
+    assert figure(name).load() is module
+    assert figure(name).title == module.title
     for view in (CPU_VIEW, CARD_VIEW):
-        assert {c.key for c in module.cells(view)} <= {c.key for c in fig3.cells(view)}  # type: ignore[attr-defined]
+        assert {c.key for c in module.cells(view)} <= {c.key for c in fig3.FIGURE.cells(view)}
 
 
-def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = fig4.render(runs_of(fig4.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path)
+def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Drawn]) -> None:
+    rendered = fig4.FIGURE.render(runs_of(fig4.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW, tmp_path)
     assert {path.name for path in rendered.files} == {f"fig4-rtx4090.{kind}" for kind in ("png", "pdf", "txt", "csv")}
     burst = drawn_lines(panel(drawn[0], "Burst"))
     # All four requests are due at 0 and end together after 4 x 64 tokens.
@@ -52,7 +52,7 @@ def test_latency_curves_and_the_papers_values(tmp_path: Path, drawn: list[Figure
 
 
 def test_latency_findings() -> None:
-    found = {f.claim: f.value for f in fig4.findings(runs_of(fig4.cells(CARD_VIEW), speed), CARD_VIEW)}
+    found = {f.claim: f.value for f in fig4.FIGURE.findings(runs_of(fig4.FIGURE.cells(CARD_VIEW), speed), CARD_VIEW)}
     assert found == {
         "dllm-low-load-equal": pytest.approx(5),
         "dllm-4090-burst-base-lat": pytest.approx(6.4),
@@ -60,16 +60,16 @@ def test_latency_findings() -> None:
         "dllm-4090-burst-lat-ratio": pytest.approx(2),
     }
     assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
-    runs = runs_of(fig4.cells(CARD_VIEW), speed)
+    runs = runs_of(fig4.FIGURE.cells(CARD_VIEW), speed)
     broken = [changed(r, validity=FAILED) if r.cell.system == "dllm-serve" else r for r in runs]
-    assert fig4.findings(broken, CARD_VIEW) == []
-    assert fig4.findings(runs_of(fig4.cells(CPU_VIEW), speed), CPU_VIEW) == []
+    assert fig4.FIGURE.findings(broken, CARD_VIEW) == []
+    assert fig4.FIGURE.findings(runs_of(fig4.FIGURE.cells(CPU_VIEW), speed), CPU_VIEW) == []
 
 
-def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: list[Drawn]) -> None:
     # Latencies end * {1/4, 2/4, 3/4, 1} have span 0.75 end; spreads go as 1 / speed.
-    runs = runs_of(fig5.cells(CARD_VIEW), speed, stretch=0.75)
-    rendered = fig5.render(runs, CARD_VIEW, tmp_path)
+    runs = runs_of(fig5.FIGURE.cells(CARD_VIEW), speed, stretch=0.75)
+    rendered = fig5.FIGURE.render(runs, CARD_VIEW, tmp_path)
     rows = [row for row in read_csv(rendered) if row["obtained"] != "paper"]
     assert {(row["best_baseline"], round(float(row["gain"]), 9)) for row in rows} == {("fast-dllm", 2.0)}
     (span,) = (row for row in rows if (row["dataset"], row["measure"]) == ("burst", "span_latency_s"))
@@ -79,8 +79,8 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: li
     heights = [bar.get_height() for container in drawn[0].axes[0].containers for bar in container]
     assert heights == pytest.approx([2.0] * 6)
     assert "Hollow diamonds" in text_of(drawn[0])
-    assert f"stated in {fig5.SOURCE}" in caption_of(rendered)
-    found = {f.claim: f.value for f in fig5.findings(runs, CARD_VIEW)}
+    assert f"stated in {fig5.FIGURE.source}" in caption_of(rendered)
+    found = {f.claim: f.value for f in fig5.FIGURE.findings(runs, CARD_VIEW)}
     assert found["dllm-jitter-sd"] == found["dllm-jitter-span"] == pytest.approx(50)
     assert found["dllm-jitter-others"] == pytest.approx((50,) * 4)
     assert found["dllm-jitter-cache-max"] == pytest.approx(16)
@@ -88,8 +88,8 @@ def test_jitter_is_the_best_baselines_spread_over_ours(tmp_path: Path, drawn: li
 
 
 def test_jitter_without_a_valid_baseline_says_so(tmp_path: Path) -> None:
-    runs = runs_of(fig5.cells(CPU_VIEW), speed, stretch=0.5)
+    runs = runs_of(fig5.FIGURE.cells(CPU_VIEW), speed, stretch=0.5)
     broken = [changed(r, validity=FAILED) if r.cell.system != "dllm-serve" else r for r in runs]
-    rendered = fig5.render(broken, CPU_VIEW, tmp_path)
+    rendered = fig5.FIGURE.render(broken, CPU_VIEW, tmp_path)
     assert {row[3:7] for row in rendered.rows} == {("-", "-", "-", "-")}
     assert sum(note.startswith("INVALID") for note in rendered.notes) == 9

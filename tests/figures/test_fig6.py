@@ -10,7 +10,7 @@ from support.stored_runs import FAILED, caption_of, changed, drawn_lines, panel,
 
 from engines.errors import UserError
 from paper_figures.dllm_serve import fig6
-from paper_figures.dllm_serve.retention import compare, find, load_points, paper_values
+from paper_figures.dllm_serve.retention import compare, load_points, paper_values
 from repro.reports.figures import View, figure
 from repro.reports.paper import load_claims
 from repro.reports.roles import answers
@@ -48,7 +48,7 @@ def graded(cell: Cell) -> StoredRun:
 
 
 def made(view: View) -> list[StoredRun]:
-    return [graded(cell) for cell in fig6.cells(view)]
+    return [graded(cell) for cell in fig6.FIGURE.cells(view)]
 
 
 def test_a_ratio_to_none_solved_is_to_the_most_that_the_interval_leaves() -> None:
@@ -59,7 +59,7 @@ def test_a_ratio_to_none_solved_is_to_the_most_that_the_interval_leaves() -> Non
         return changed(run, record=run.record.with_columns("requests", correct=[False] * N))
 
     usual, none = (
-        {each.claim: each for each in fig6.findings(runs, VIEW)}
+        {each.claim: each for each in fig6.FIGURE.findings(runs, VIEW)}
         for runs in (made(VIEW), [*map(none_solved, made(VIEW))])
     )
     assert usual["dllm-he-ratio"].value == pytest.approx(4.0)
@@ -81,24 +81,24 @@ def broken(runs: Sequence[StoredRun], selection: str, ratio: float) -> list[Stor
 
 
 def test_is_the_registered_figure() -> None:
-    assert figure("fig6").module == fig6.__name__
-    assert figure("dllm-serve/fig6").title == fig6.TITLE
+    assert figure("fig6").load() is fig6.FIGURE
+    assert figure("dllm-serve/fig6").title == fig6.FIGURE.title
 
 
 def test_grid_differs_in_the_selection_alone() -> None:
-    cells = fig6.cells(VIEW)
+    cells = fig6.FIGURE.cells(VIEW)
     assert len({cell.key for cell in cells}) == len(cells) == 2 * (2 * len(fig6.RATIOS) + 1)
     assert {(cell.system, cell.executor, cell.rate, cell.seed) for cell in cells} == {("dllm-serve", "torch", None, 0)}
     varied = {"selection", "retention_ratio"}
     assert len({tuple(pair for pair in cell.knobs if pair[0] not in varied) for cell in cells}) == 1
     assert min(cell.knob_values["num_prompts"] for cell in cells) >= 500  # type: ignore[type-var, operator]
-    assert {cell.seed for cell in fig6.cells(TWICE)} == {0, 1}
+    assert {cell.seed for cell in fig6.FIGURE.cells(TWICE)} == {0, 1}
     with pytest.raises(UserError, match="platform='rtx4090' simulates, and accuracy needs a model"):
-        fig6.cells(View(platform=RTX4090, reading="published"))
+        fig6.FIGURE.cells(View(platform=RTX4090, reading="published"))
 
 
 def test_curves_with_their_intervals(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = fig6.render(made(VIEW), VIEW, tmp_path)
+    rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
     assert [path.name for path in rendered.files] == [
         "fig6-cpu-tiny.png",
         "fig6-cpu-tiny.pdf",
@@ -135,7 +135,7 @@ def test_paper_values_are_hollow_and_marked(tmp_path: Path, drawn: list[Figure])
         ("mini-gsm", "head", 0.1): 75.1,
         ("mini-gsm", "uniform", 0.1): 40.0,
     }
-    rendered = fig6.render(made(VIEW), VIEW, tmp_path)
+    rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
     line = drawn_lines(panel(drawn[0], PANELS["mini-code"]))["head, paper (LLaDA-8B)"]
     assert (list(line.get_xdata()), list(line.get_ydata()), line.get_fillstyle()) == ([10], [20.1], "none")
     paper = [row for row in read_csv(rendered) if row["obtained"] == "paper"]
@@ -148,7 +148,7 @@ def test_paper_values_are_hollow_and_marked(tmp_path: Path, drawn: list[Figure])
 
 
 def test_table_and_paired_test(tmp_path: Path) -> None:
-    rendered = fig6.render(made(VIEW), VIEW, tmp_path)
+    rendered = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path)
     assert rendered.rows[0] == (
         "mini-code",
         "10 %",
@@ -173,40 +173,40 @@ def test_table_and_paired_test(tmp_path: Path) -> None:
 
 def test_repeats_are_pooled(tmp_path: Path) -> None:
     points = load_points(made(TWICE))
-    head, uniform = find(points, "mini-gsm", "head", 0.1), find(points, "mini-gsm", "uniform", 0.1)
+    head, uniform = points.of("mini-gsm", "head", 0.1), points.of("mini-gsm", "uniform", 0.1)
     pair = compare(head, uniform)
     assert pair is not None
     assert (pair.n, pair.only_first, pair.only_second) == (2 * N, 16, 4)
-    rendered = fig6.render(made(TWICE), TWICE, tmp_path)
+    rendered = fig6.FIGURE.render(made(TWICE), TWICE, tmp_path)
     assert rendered.rows[5][4] == "16 / 4"
     row = next(row for row in read_csv(rendered) if row["task"] == "mini-gsm")
     assert (row["n"], len(row["run_folder"].split())) == ("40", 2)
 
 
 def test_an_invalid_run_is_left_out(tmp_path: Path) -> None:
-    rendered = fig6.render(broken(made(VIEW), "uniform", 0.1), VIEW, tmp_path)
+    rendered = fig6.FIGURE.render(broken(made(VIEW), "uniform", 0.1), VIEW, tmp_path)
     assert rendered.rows[5][3:] == ("-", "-", "-", "95.0 (76.4 to 99.1)", "1 of 3 runs INVALID")
     assert any(note.startswith("INVALID: dllm-serve_mini-gsm_cpu-tiny") for note in rendered.notes)
-    assert "dllm-gsm-gain" not in {f.claim for f in fig6.findings(broken(made(VIEW), "uniform", 0.1), VIEW)}
+    assert "dllm-gsm-gain" not in {f.claim for f in fig6.FIGURE.findings(broken(made(VIEW), "uniform", 0.1), VIEW)}
     # One repeat of one series only: its other repeat has no partner.
     half = [
         changed(run, validity=FAILED) if run.cell.seed == 1 and run.cell.knob_values["selection"] == "head" else run
         for run in made(TWICE)
     ]
     points = load_points(half)
-    assert compare(find(points, "mini-gsm", "head", 0.1), find(points, "mini-gsm", "uniform", 0.1)) is None
+    assert compare(points.of("mini-gsm", "head", 0.1), points.of("mini-gsm", "uniform", 0.1)) is None
 
 
 def test_missing_runs_are_said(tmp_path: Path) -> None:
     some = [run for run in made(VIEW) if run.cell.knob_values.get("retention_ratio") != 0.3]
-    rendered = fig6.render(some, VIEW, tmp_path)
+    rendered = fig6.FIGURE.render(some, VIEW, tmp_path)
     assert any(note.startswith("4 of 22 points are missing: mini-code head at 30 %") for note in rendered.notes)
     with pytest.raises(UserError, match="has no runs: run this first: repro reproduce fig6 --platform"):
-        fig6.render([], VIEW, tmp_path)
+        fig6.FIGURE.render([], VIEW, tmp_path)
 
 
 def test_findings_are_of_another_model() -> None:
-    found = {finding.claim: finding for finding in fig6.findings(made(VIEW), VIEW)}
+    found = {finding.claim: finding for finding in fig6.FIGURE.findings(made(VIEW), VIEW)}
     assert found.keys() <= {claim.id for claim in load_claims("dllm-serve")}
     assert found["dllm-gsm-gain"].value == pytest.approx(300)
     assert found["dllm-gsm-match"].value == pytest.approx(-10)
@@ -217,8 +217,8 @@ def test_findings_are_of_another_model() -> None:
 
 def test_same_runs_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the files are what is looked into
-    first = fig6.render(made(VIEW), VIEW, tmp_path / "a").files
-    second = fig6.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
+    first = fig6.FIGURE.render(made(VIEW), VIEW, tmp_path / "a").files
+    second = fig6.FIGURE.render(list(reversed(made(VIEW))), VIEW, tmp_path / "b").files
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
@@ -226,7 +226,7 @@ def test_answers_decide_accuracies_and_settings_do_not() -> None:
     """Grades are of records, not of summaries: they are perturbed too."""
     found = {
         answer.finding.claim: answer
-        for answer in answers(lambda runs: fig6.findings(runs, VIEW), made(VIEW), command="repro reproduce fig6")
+        for answer in answers(lambda runs: fig6.FIGURE.findings(runs, VIEW), made(VIEW), command="repro reproduce fig6")
     }
     assert found.pop("dllm-retention-sweep").role == "by construction"
     assert found

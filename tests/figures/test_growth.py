@@ -49,7 +49,7 @@ def test_the_exponent_between_two_points_is_the_law_s_in_either_order() -> None:
 @pytest.mark.parametrize("where", [CPU_TINY, H200, RTX4090, L40S], ids=lambda where: where.name)
 def test_every_value_fits_the_platform(where: Any) -> None:
     view = View(platform=where, reading="efficient")
-    cells = growth.cells(view)
+    cells = growth.FIGURE.cells(view)
     assert len({cell.key for cell in cells}) == len(cells)
     for cell in cells:
         knobs: dict[str, Any] = cell.knob_values
@@ -61,14 +61,14 @@ def test_every_value_fits_the_platform(where: Any) -> None:
 
 
 def test_concurrency_is_as_many_requests_as_may_run() -> None:
-    cells = [cell for cell in growth.cells(H200_VIEW) if "max_num_seqs" in cell.knob_values]
+    cells = [cell for cell in growth.FIGURE.cells(H200_VIEW) if "max_num_seqs" in cell.knob_values]
     assert [cell.knob_values["max_num_seqs"] for cell in cells] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     assert all(cell.knob_values["num_prompts"] == cell.knob_values["max_num_seqs"] for cell in cells)
 
 
 def test_slopes_are_those_of_the_law(tmp_path: Path, drawn: list[Figure]) -> None:
-    runs = [planned(run) for run in runs_of(growth.cells(H200_VIEW), speed)]
-    rendered = growth.render(runs, H200_VIEW, tmp_path)
+    runs = [planned(run) for run in runs_of(growth.FIGURE.cells(H200_VIEW), speed)]
+    rendered = growth.FIGURE.render(runs, H200_VIEW, tmp_path)
     rows = [dict(zip(rendered.columns, row, strict=True)) for row in rendered.rows]
     last = {row["axis"]: row for row in rows}
     assert last["concurrency"]["exponent"] == "-0.50"
@@ -81,7 +81,9 @@ def test_slopes_are_those_of_the_law(tmp_path: Path, drawn: list[Figure]) -> Non
 
 
 def test_simulated_without_calibration_is_said_everywhere(tmp_path: Path, drawn: list[Figure]) -> None:
-    rendered = growth.render([planned(run) for run in runs_of(growth.cells(H200_VIEW), speed)], H200_VIEW, tmp_path)
+    rendered = growth.FIGURE.render(
+        [planned(run) for run in runs_of(growth.FIGURE.cells(H200_VIEW), speed)], H200_VIEW, tmp_path
+    )
     assert {row["obtained"] for row in read_csv(rendered)} == {"simulated, uncalibrated"}
     assert {row[-2] for row in rendered.rows} == {"simulated, uncalibrated"}
     assert "uncalibrated" in text_of(drawn[0])
@@ -90,8 +92,8 @@ def test_simulated_without_calibration_is_said_everywhere(tmp_path: Path, drawn:
 
 
 def test_measured_memory_replaces_the_planned(tmp_path: Path) -> None:
-    runs = runs_of(growth.cells(CPU_VIEW), speed)
-    rendered = growth.render(
+    runs = runs_of(growth.FIGURE.cells(CPU_VIEW), speed)
+    rendered = growth.FIGURE.render(
         [planned(run, measured_logits_bytes=123, measured_activation_bytes=45) for run in runs], CPU_VIEW, tmp_path
     )
     rows = read_csv(rendered)
@@ -101,9 +103,9 @@ def test_measured_memory_replaces_the_planned(tmp_path: Path) -> None:
 
 
 def test_missing_and_invalid_points_are_named(tmp_path: Path) -> None:
-    runs = [planned(run) for run in runs_of(growth.cells(H200_VIEW), speed)]
+    runs = [planned(run) for run in runs_of(growth.FIGURE.cells(H200_VIEW), speed)]
     broken = [changed(runs[0], validity=FAILED), *runs[2:]]
-    rendered = growth.render(broken, H200_VIEW, tmp_path)
+    rendered = growth.FIGURE.render(broken, H200_VIEW, tmp_path)
     assert rendered.rows[0][2:5] == ("-", "-", "-")
     assert rendered.rows[0][-1] == "1 of 1 runs INVALID"
     assert rendered.rows[1][1] == "4"
@@ -118,10 +120,10 @@ def test_a_measured_view_of_a_card_has_files_of_its_own(tmp_path: Path) -> None:
         reading="efficient",
         knobs=(("weights", "random"), ("num_prompts", 99)),
     )
-    cells = [view.applied(cell) for cell in growth.cells(view)]
+    cells = [view.applied(cell) for cell in growth.FIGURE.cells(view)]
     assert {cell.knob_values["weights"] for cell in cells} == {"random"}
     assert 99 not in {cell.knob_values["num_prompts"] for cell in cells}, "the figure's own number goes first"
-    rendered = growth.render([planned(run) for run in runs_of(cells, speed)], view, tmp_path)
+    rendered = growth.FIGURE.render([planned(run) for run in runs_of(cells, speed)], view, tmp_path)
     assert {path.stem for path in rendered.files} == {"growth-rtx4090-measured"}
     assert not any("missing" in note for note in rendered.notes)
     assert any("random weights" in note for note in rendered.notes)

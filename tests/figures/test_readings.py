@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.stored_runs import read_csv, runs_of
 
-from paper_figures.dllm_serve import fig3, fig4, fig7, fig8, readings, table4
+from paper_figures.dllm_serve import readings, table4
 from paper_figures.dllm_serve.readings import BASELINES, DATASETS, ENGINES, SETTINGS
-from repro.reports.figures import View
+from repro.reports.figures import View, figure
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE, READINGS
@@ -36,7 +36,7 @@ def ids(view: View) -> str:
 
 @pytest.mark.parametrize("view", VIEWS, ids=ids)
 def test_every_reading_and_every_rule_is_run(view: View) -> None:
-    cells = readings.cells(view)
+    cells = readings.FIGURE.cells(view)
     asked = {
         (c.knob_values.get("reading", "efficient"), c.knob_values.get("batch_rule"))
         for c in cells
@@ -51,15 +51,15 @@ def test_every_reading_and_every_rule_is_run(view: View) -> None:
 
 @pytest.mark.parametrize("view", VIEWS, ids=ids)
 def test_it_shares_the_runs_of_the_papers_figures(view: View) -> None:
-    own = {cell.key for cell in readings.cells(view)}
-    assert {cell.key for cell in table4.cells(view)} <= own
+    own = {cell.key for cell in readings.FIGURE.cells(view)}
+    assert {cell.key for cell in table4.FIGURE.cells(view)} <= own
     policy = View(platform=view.platform, reading="policy")
-    assert {cell.key for cell in table4.cells(policy)} <= own
+    assert {cell.key for cell in table4.FIGURE.cells(policy)} <= own
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=ids)
 def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path: Path) -> None:
-    rendered = readings.render(runs_of(readings.cells(view), speed), view, tmp_path)
+    rendered = readings.FIGURE.render(runs_of(readings.FIGURE.cells(view), speed), view, tmp_path)
     assert len(rendered.rows) == len(DATASETS) * len(SETTINGS)
     by_label = {row[1]: row for row in rendered.rows if row[0] == "OSC"}
     assert by_label["published, batch of one"][2:9] == (
@@ -88,8 +88,8 @@ def test_the_table_sets_every_setting_against_both_engines(view: View, tmp_path:
 def test_what_the_arrivals_hold_back_is_named(tmp_path: Path) -> None:
     """0.5 req/s of 256 tokens are 128 tok/s; 1 req/s are more than any of these reach."""
     for view, expected in zip(VIEWS, (True, False), strict=True):
-        runs = runs_of(readings.cells(view), lambda cell: 1.2 * speed(cell))
-        notes = [note for note in readings.render(runs, view, tmp_path).notes if "not saturated" in note]
+        runs = runs_of(readings.FIGURE.cells(view), lambda cell: 1.2 * speed(cell))
+        notes = [note for note in readings.FIGURE.render(runs, view, tmp_path).notes if "not saturated" in note]
         assert bool(notes) == expected
         if expected:
             assert notes[0].startswith(
@@ -100,31 +100,32 @@ def test_what_the_arrivals_hold_back_is_named(tmp_path: Path) -> None:
 
 def test_what_was_not_run_is_named_and_left_out(tmp_path: Path) -> None:
     view = VIEWS[0]
-    cells = [cell for cell in readings.cells(view) if (cell.dataset, cell.system) != ("burst", "fast-dllm")]
-    rendered = readings.render(runs_of(cells, speed), view, tmp_path)
+    cells = [cell for cell in readings.FIGURE.cells(view) if (cell.dataset, cell.system) != ("burst", "fast-dllm")]
+    rendered = readings.FIGURE.render(runs_of(cells, speed), view, tmp_path)
     assert any("5 of 51 points are missing: Burst Fast-dLLM published, batch of one" in note for note in rendered.notes)
     assert next(row for row in rendered.rows if row[0] == "Burst")[2] == "-"
 
 
 def test_a_cpu_measures_all_but_dllm_caches_policy() -> None:
     view = View(platform=CPU_TINY, reading="efficient")
-    policy = [cell.system for cell in readings.cells(view) if cell.knob_values.get("reading") == "policy"]
+    policy = [cell.system for cell in readings.FIGURE.cells(view) if cell.knob_values.get("reading") == "policy"]
     assert set(policy) == {"fast-dllm", "sparse-dllm"}
-    for cell in readings.cells(view):
+    for cell in readings.FIGURE.cells(view):
         prepare(cell)
 
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("where", [RTX4090, L40S], ids=lambda where: where.name)
-@pytest.mark.parametrize("module", [fig3, fig4, fig7, fig8, table4], ids=lambda module: module.NAME)
+@pytest.mark.parametrize("name", ["fig3", "fig4", "fig7", "fig8", "table4"])
 def test_the_papers_comparisons_are_drawn_on_both_cards_in_every_reading(
-    module: object, where: object, reading: str, tmp_path: Path
+    name: str, where: object, reading: str, tmp_path: Path
 ) -> None:
     view = View(platform=where, reading=reading)  # type: ignore[arg-type]
-    cells = module.cells(view)  # type: ignore[attr-defined]
+    drawing = figure(name).load()
+    cells = drawing.cells(view)
     for cell in cells:
         prepare(cell)
-    rendered = module.render(runs_of(cells, speed, n=8, stretch=0.5), view, tmp_path)  # type: ignore[attr-defined]
-    stem = f"{module.NAME}-{where.name}{'' if reading == 'published' else f'-{reading}'}"  # type: ignore[attr-defined]
+    rendered = drawing.render(runs_of(cells, speed, n=8, stretch=0.5), view, tmp_path)
+    stem = f"{name}-{where.name}{'' if reading == 'published' else f'-{reading}'}"  # type: ignore[attr-defined]
     assert {path.stem for path in rendered.files} == {stem}
     assert rendered.rows

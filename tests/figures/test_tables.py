@@ -51,7 +51,7 @@ def test_modules_keep_their_contract(name: str) -> None:
 
 
 def test_table_1_counts_what_the_implementations_hold(tmp_path: Path) -> None:
-    rows = {row["work"]: row for row in read_csv(table1.render([], CARD_VIEW, tmp_path))}
+    rows = {row["work"]: row for row in read_csv(table1.FIGURE.render([], CARD_VIEW, tmp_path))}
     length, row_bytes = 556, 524_288
     assert float(rows["Fast-dLLM"]["MB per request"]) == pytest.approx(length * row_bytes / 1e6, abs=0.05)
     assert float(rows["dLLM-Cache"]["MB per request"]) == pytest.approx(2 * length * row_bytes / 1e6, abs=0.05)
@@ -59,34 +59,34 @@ def test_table_1_counts_what_the_implementations_hold(tmp_path: Path) -> None:
     assert float(rows["Sparse-dLLM"]["MB per request"]) == pytest.approx(sparse, abs=0.05)
     assert float(rows["dLLM-Serve (Ours)"]["MB per request"]) == pytest.approx(sparse, abs=0.05)
     assert rows["SparseD"]["implemented as"] == "not implemented"
-    (finding,) = table1.findings([], CARD_VIEW)
+    (finding,) = table1.FIGURE.findings([], CARD_VIEW)
     assert finding.holds
 
 
 def test_table_2_computes_the_headroom(tmp_path: Path) -> None:
-    rows = read_csv(table2.render([], CARD_VIEW, tmp_path))
+    rows = read_csv(table2.FIGURE.render([], CARD_VIEW, tmp_path))
     assert [row["left GB"] for row in rows] == ["7.97", "31.97"]
     assert all("fitted on" in row["simulated as"] for row in rows)
 
 
 def test_table_3_agrees_with_the_papers_settings(tmp_path: Path) -> None:
-    rows = read_csv(table3.render([], CARD_VIEW, tmp_path))
+    rows = read_csv(table3.FIGURE.render([], CARD_VIEW, tmp_path))
     assert len(rows) == 11
     assert {row["agrees"] for row in rows} == {"yes"}
-    found = {f.claim: f.value for f in table3.findings([], CARD_VIEW)}
+    found = {f.claim: f.value for f in table3.FIGURE.findings([], CARD_VIEW)}
     assert found == {"dllm-steps-per-block": 32, "dllm-retention-fixed": 0.5}
 
 
 def test_table_3_says_where_it_does_not_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = table3.defaults()
     monkeypatch.setattr(table3, "defaults", lambda: {**ours, "Kernel Size": 5})
-    rows = read_csv(table3.render([], CARD_VIEW, tmp_path))
+    rows = read_csv(table3.FIGURE.render([], CARD_VIEW, tmp_path))
     assert [row["parameter"] for row in rows if row["agrees"] == "NO"] == ["Kernel Size"]
 
 
 def test_table_4_stands_beside_the_printed_one(tmp_path: Path) -> None:
-    runs = runs_of(table4.cells(L40S_VIEW), lambda cell: SPEED[cell.system])
-    rendered = table4.render(runs, L40S_VIEW, tmp_path)
+    runs = runs_of(table4.FIGURE.cells(L40S_VIEW), lambda cell: SPEED[cell.system])
+    rendered = table4.FIGURE.render(runs, L40S_VIEW, tmp_path)
     assert [row[:2] for row in rendered.rows[:4]] == [
         ("LiveBench", "dLLM-Cache"),
         ("LiveBench", "Sparse-dLLM"),
@@ -96,7 +96,7 @@ def test_table_4_stands_beside_the_printed_one(tmp_path: Path) -> None:
     assert rendered.rows[3] == ("LiveBench", "dLLM-Serve", "3.20", "218.5", "80.00", "90.17", "4.00x", "2.79x", "yes")
     csv_rows = read_csv(rendered)
     assert [row["paper_speedup"] for row in csv_rows[:4]] == ["1.01", "1.0", "1.75", "2.79"]
-    found = {f.claim: f.value for f in table4.findings(runs, L40S_VIEW)}
+    found = {f.claim: f.value for f in table4.FIGURE.findings(runs, L40S_VIEW)}
     assert found.keys() <= CLAIMS.keys()
     assert {claim for claim in found if claim.startswith("dllm-t4-")} == {
         claim for claim in CLAIMS if claim.startswith("dllm-t4-") and claim != "dllm-t4-oom"
@@ -111,12 +111,12 @@ def test_table_4_stands_beside_the_printed_one(tmp_path: Path) -> None:
 
 def test_samplers_alone_and_batched(tmp_path: Path) -> None:
     view = View(platform=platform("cpu-tiny"), reading="efficient")
-    cells = baselines.cells(view)
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * len(baselines.ROWS)
+    cells = baselines.FIGURE.cells(view)
+    assert len({cell.key for cell in cells}) == len(cells) == 2 * len(baselines.SAMPLERS)
     runs = runs_of(cells, lambda cell: 10.0 if {"batch_size", "max_num_seqs"} & cell.knob_values.keys() else 25.0)
-    rendered = baselines.render(runs, view, tmp_path)
+    rendered = baselines.FIGURE.render(runs, view, tmp_path)
     assert rendered.rows[0] == ("dLLM-Serve", "10.0", "25.0", "packed", "2.50x", "25.0 %", "25.0 %", "measured", "yes")
     assert rendered.rows[1][:5] == ("Fast-dLLM, dual cache", "10.0", "25.0", "3", "2.50x")
     assert len(read_csv(rendered)) == len(cells)
-    part = baselines.render(runs[:-1], view, tmp_path)
+    part = baselines.FIGURE.render(runs[:-1], view, tmp_path)
     assert "1 of 14 points are missing: LLaDA, no cache batched" in part.notes

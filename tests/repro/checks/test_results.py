@@ -85,7 +85,7 @@ def test_a_file_that_was_not_drawn_with_the_others_is_stale(results: Path) -> No
     assert (only(results).status, only(results).reason) == ("stale", "fig3-rtx4090.md was not drawn with it")
 
 
-@pytest.mark.parametrize("name", ["rate_panels", "style"])
+@pytest.mark.parametrize("name", ["panel", "style"])
 def test_other_drawing_code_is_a_fault_of_simulated_figures_alone(
     results: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

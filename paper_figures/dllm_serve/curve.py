@@ -1,0 +1,163 @@
+"""Curves over the arrival rate, and what is read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engines.errors import UserError
+from paper_figures.common.caption import dataset_title, how_obtained
+from paper_figures.common.runs import Measure, Of, Runs
+from paper_figures.common.style import Look, system_look
+from paper_figures.dllm_serve.comparison import DATASETS, SYSTEMS
+from repro.runs.statistics import Interval, mean_interval
+from repro.runs.store import StoredRun
+
+FOLLOWS_LOAD = 0.9
+"""A throughput of at least this share of the offered load is not saturated."""
+THROUGHPUT = Measure(path="throughput_tok_s", column="throughput_tok_s", label="throughput (tok/s)")
+MEAN_LATENCY = Measure(path="e2el_s/mean", column="mean_latency_s", label="mean latency (s)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A system on one data set: its repeats by rate, the least rate first."""
+
+    dataset: str
+    system: str
+    by_rate: Mapping[float, tuple[StoredRun, ...]]
+
+    @property
+    def look(self) -> Look:
+        return system_look(self.system)
+
+    @property
+    def label(self) -> str:
+        return self.look.title
+
+    @property
+    def where(self) -> str:
+        return f"{dataset_title(self.dataset)} {self.label}"
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for repeats in self.by_rate.values() for run in repeats]
+
+    @property
+    def last_runs(self) -> tuple[StoredRun, ...]:
+        """Of the highest rate."""
+        return self.by_rate[max(self.by_rate)]
+
+    def at(self, rate: float, of: Of) -> Interval:
+        """Over the valid repeats that have a value."""
+        runs = [run for run in self.by_rate.get(rate, ()) if run.validity.valid]
+        return mean_interval([value for run in runs if (value := of(run)) is not None])
+
+    def last(self, of: Of) -> Interval:
+        return self.at(max(self.by_rate), of)
+
+    def usable(self, of: Of) -> dict[float, Interval]:
+        """By rate, where there is a mean."""
+        found = {rate: self.at(rate, of) for rate in self.by_rate}
+        return {rate: interval for rate, interval in found.items() if interval.mean is not None}
+
+    @property
+    def peak(self) -> tuple[float, float] | None:
+        """(rate, throughput) of the highest point; the lowest such rate."""
+        means = [(rate, interval.mean or 0.0) for rate, interval in self.usable(THROUGHPUT).items()]
+        return max(means, key=lambda pair: (pair[1], -pair[0]), default=None)
+
+    def gen_length(self, rate: float) -> float:
+        """Mean tokens asked for per request."""
+        nums, sums = zip(*(run.sum_of("gen_length") for run in self.by_rate[rate]), strict=True)
+        return sum(sums) / sum(nums) if sum(nums) else 0.0
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether the highest rate asked for more than was delivered."""
+        rate = max(self.by_rate)
+        mean = self.at(rate, THROUGHPUT).mean
+        return mean is not None and mean < FOLLOWS_LOAD * rate * self.gen_length(rate)
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Static batch sizes its runs used; none under continuous batching."""
+        found = {run.facts.get("batch_size") for run in self.runs}
+        return sorted(size for size in found if size is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curves:
+    """In the order of the paper, by data set and system; without those that have no run."""
+
+    by_name: Mapping[tuple[str, str], Curve]
+
+    @property
+    def all(self) -> list[Curve]:
+        return list(self.by_name.values())
+
+    @property
+    def runs(self) -> list[StoredRun]:
+        return [run for curve in self.all for run in curve.runs]
+
+    @property
+    def rates(self) -> list[float]:
+        return sorted({rate for curve in self.all for rate in curve.by_rate})
+
+    def of(self, dataset: str) -> list[Curve]:
+        return [curve for curve in self.all if curve.dataset == dataset]
+
+    def at(self, dataset: str, system: str, rate: float, of: Of) -> Interval:
+        curve = self.by_name.get((dataset, system))
+        return mean_interval([]) if curve is None else curve.at(rate, of)
+
+    def last(self, dataset: str, system: str, of: Of) -> Interval:
+        curve = self.by_name.get((dataset, system))
+        return mean_interval([]) if curve is None else curve.last(of)
+
+
+def curves_of(runs: Runs) -> Curves:
+    """Runs of other data sets and systems than the paper's are an error."""
+    grouped: dict[tuple[str, str], dict[float, list[StoredRun]]] = {}
+    for run in runs.all:
+        cell = run.cell
+        if cell.dataset not in DATASETS or cell.system not in SYSTEMS or cell.rate is None:
+            raise UserError(
+                f"run {cell.folder_name} has system={cell.system!r}, dataset={cell.dataset!r} and rate={cell.rate}: "
+                f"give runs of {', '.join(SYSTEMS)} on {', '.join(DATASETS)} at a rate"
+            )
+        grouped.setdefault((cell.dataset, cell.system), {}).setdefault(cell.rate, []).append(run)
+    names = [(dataset, system) for dataset in DATASETS for system in SYSTEMS if (dataset, system) in grouped]
+    return Curves(
+        by_name={
+            (dataset, system): Curve(
+                dataset=dataset,
+                system=system,
+                by_rate={
+                    rate: tuple(sorted(repeats, key=lambda run: run.cell.seed))
+                    for rate, repeats in sorted(grouped[dataset, system].items())
+                },
+            )
+            for dataset, system in names
+        }
+    )
+
+
+# -- what captions say of them ------------------------------------------------------------------------------
+
+
+def curves_obtained(curves: Curves) -> list[str]:
+    return how_obtained(curves.runs, [curve.label for curve in curves.all for _ in curve.runs])
+
+
+def batch_sentence(curves: Curves) -> list[str]:
+    """Static batch sizes, by system; where the panels agree they are said once."""
+    texts = []
+    for system in SYSTEMS:
+        own = [curve for curve in curves.all if curve.system == system and curve.batch_sizes]
+        sizes = [" or ".join(map(str, curve.batch_sizes)) for curve in own]
+        if len(set(sizes)) > 1:
+            sizes = [f"{size} ({dataset_title(curve.dataset)})" for size, curve in zip(sizes, own, strict=True)]
+        if own:
+            texts.append(f"{own[0].label} {', '.join(dict.fromkeys(sizes))}")
+    return [f"Static batches: {'; '.join(texts)}."] if texts else []

@@ -1,0 +1,183 @@
+"""A row of panels, one per data set: a measure of every system against the arrival rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from paper_figures.common.caption import dataset_title, invalid_notes, missing_note, prompt_sources, seeds_sentence
+from paper_figures.common.figure import Columns, Table
+from paper_figures.common.panel import Axis, Guide, Layer, Line, Mark, Panel, Points, Text
+from paper_figures.common.runs import Measure, Runs
+from paper_figures.common.style import system_look
+from paper_figures.dllm_serve.comparison import DATASETS, OURS, SYSTEMS
+from paper_figures.dllm_serve.curve import MEAN_LATENCY, THROUGHPUT, Curve, Curves, batch_sentence, curves_obtained
+from paper_figures.dllm_serve.layout import simulation_note
+from repro.reports.figures import View
+from repro.runs.store import StoredRun
+
+MIN_TICK_GAP = 0.1
+"""Least distance, as a share of the axis, at which two rates have a tick each."""
+RUN_COLUMNS: Columns[StoredRun] = {
+    "dataset": lambda run: run.cell.dataset,
+    "system": lambda run: run.cell.system,
+    "batch_size": lambda run: run.facts.get("batch_size"),
+    "rate_req_s": lambda run: run.cell.rate,
+    "seed": lambda run: run.cell.seed,
+    "throughput_tok_s": THROUGHPUT,
+    "mean_latency_s": MEAN_LATENCY,
+    "p50_latency_s": Measure(path="e2el_s/p50"),
+    "p99_latency_s": Measure(path="e2el_s/p99"),
+    "std_latency_s": Measure(path="e2el_s/std"),
+    "span_latency_s": Measure(path="e2el_s/span"),
+    "outside_forward_share": Measure(path="outside_forward_share"),
+    "num_requests": lambda run: run.num_requests,
+    "obtained": lambda run: run.obtained,
+    "valid": lambda run: run.validity.valid,
+    "run_folder": lambda run: run.cell.folder_name,
+}
+CSV_COLUMNS = ("platform", "reading", *RUN_COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperValue:
+    """A printed value, drawn hollow at its rate, or beside the panel's last one where none is printed; ``is_bound`` where
+    only a lower bound is."""
+
+    dataset: str
+    system: str
+    rate: float | None
+    value: float
+    is_bound: bool = False
+
+    def layer(self, beside: float) -> Layer:
+        look = system_look(self.system)
+        if self.is_bound:
+            label = f"{look.title} (paper, above)"
+            return Guide(value=self.value, label=label, linestyle=(0, (1, 3)), color=look.color, zorder=1)
+        place = beside if self.rate is None else self.rate
+        return Mark(label=f"{look.title} (paper)", place=place, value=self.value, look=look)
+
+
+def panels(
+    curves: Curves,
+    measure: Measure,
+    paper: Sequence[PaperValue],
+    *,
+    is_log: bool = False,
+    guides: Callable[[Sequence[Curve], tuple[float, float]], list[Layer]] = lambda curves, limits: [],
+) -> list[Panel]:
+    """``guides`` are what only one figure has in a panel, from its curves and the limits of the rates."""
+    found: list[Panel] = []
+    for dataset in DATASETS:
+        own, printed = curves.of(dataset), [value for value in paper if value.dataset == dataset]
+        x, y, layers = Axis(), Axis(), list[Layer]()
+        if own:
+            rates = sorted({rate for curve in own for rate in curve.by_rate})
+            span = rates[-1] - rates[0] or rates[-1]
+            ends = max(0.0, rates[0] - 0.08 * span), rates[-1] + (0.24 if _is_beside(printed) else 0.1) * span
+            is_wide = all(after - before >= MIN_TICK_GAP * span for before, after in pairwise(rates))
+            x = Axis(limits=ends, ticks=rates if is_wide else None)
+            y = _heights(own, measure, printed, is_log=is_log)
+            layers += [layer for curve in own for layer in _curve(curve, measure)]
+            layers += [value.layer(rates[-1] + 0.14 * span) for value in printed]
+            layers += guides(own, ends)
+        found.append(
+            Panel(
+                title=dataset_title(dataset),
+                layers=layers or [Text(text="no runs stored")],
+                x=replace(x, label="arrival rate (req/s)"),
+                y=replace(y, label=None if found else measure.label),
+            )
+        )
+    return found
+
+
+def _is_beside(paper: Sequence[PaperValue]) -> bool:
+    return any(value.rate is None for value in paper)
+
+
+def _heights(curves: Sequence[Curve], measure: Measure, paper: Sequence[PaperValue], *, is_log: bool) -> Axis:
+    """All intervals and printed values, with free space above them."""
+    ends = [value.value for value in paper]
+    for curve in curves:
+        for interval in curve.usable(measure).values():
+            mean, half = interval.mean or 0.0, interval.half_width or 0.0
+            ends += [mean - half, mean, mean + half]
+    positive = [end for end in ends if end > 0]
+    if is_log and positive:
+        return Axis(scale="plain log", limits=(min(positive) / 1.4, 1.6 * max(positive)))
+    return Axis(limits=(0, 1.15 * max(ends, default=0) or 1))
+
+
+def _curve(curve: Curve, measure: Measure) -> list[Layer]:
+    """Valid runs joined, invalid ones crossed."""
+    usable = curve.usable(measure)
+    line = Line(label=curve.label, places=list(usable), at=list(usable.values()), look=curve.look, zorder=3)
+    invalid = [
+        (rate, value)
+        for rate, runs in curve.by_rate.items()
+        for run in runs
+        if not run.validity.valid and (value := measure(run)) is not None
+    ]
+    crosses = Points(
+        label=f"{curve.label}, INVALID run",
+        places=[rate for rate, _ in invalid],
+        values=[value for _, value in invalid],
+        look=replace(curve.look, marker="x", linestyle="none"),
+        size=7,
+        edge=1.8,
+        zorder=5,
+    )
+    return [line, crosses] if invalid else [line]
+
+
+def caption(curves: Curves, lead: Sequence[str], rest: Sequence[str] = ()) -> list[str]:
+    """What every such figure says of itself between ``lead``, which stands under the panels, and ``rest``."""
+    invalid = sum(not run.validity.valid for run in curves.runs)
+    lengths = sorted({curve.gen_length(rate) for curve in curves.all for rate in curve.by_rate})
+    return [
+        *([f"x: {invalid} INVALID of {len(curves.runs)} runs, not joined by the line."] if invalid else []),
+        *lead,
+        seeds_sentence(curves.runs),
+        *rest,
+        prompt_sources(curves.runs),
+        f"{' and '.join(f'{length:g}' for length in lengths)} tokens generated per request.",
+        *curves_obtained(curves),
+        *batch_sentence(curves),
+    ]
+
+
+def csv_of(curves: Curves, paper: Sequence[PaperValue], measure: Measure, view: View) -> Table:
+    """A reading is one of the baselines'."""
+    rows: list[tuple[object, ...]] = []
+    for run in curves.runs:
+        reading = None if run.cell.system == OURS else view.reading
+        rows.append((view.platform.name, reading, *(of(run) for of in RUN_COLUMNS.values())))
+    for value in paper:
+        known: dict[str, object] = {
+            "platform": view.platform.name,
+            "dataset": value.dataset,
+            "system": value.system,
+            measure.column: value.value,
+            "obtained": "paper",
+        }
+        rows.append(tuple(known.get(column) for column in CSV_COLUMNS))
+    return Table(columns=CSV_COLUMNS, rows=rows)
+
+
+def notes(runs: Runs, curves: Curves, rates: Sequence[float]) -> list[str]:
+    """What is wrong or missing, and how good the simulation is where it can be checked."""
+    asked = [(dataset, system, rate) for dataset in DATASETS for system in SYSTEMS for rate in rates]
+    missing = []
+    for dataset, system, rate in asked:
+        curve = curves.by_name.get((dataset, system))
+        if curve is None or len(curve.by_rate.get(rate, ())) < runs.view.num_runs:
+            missing.append(f"{dataset_title(dataset)} {system_look(system).title} at {rate:g} req/s")
+    return [
+        *invalid_notes(runs.all),
+        *missing_note(missing, len(asked)),
+        *curves_obtained(curves),
+        *simulation_note(runs),
+    ]
