@@ -46,8 +46,10 @@ _IOCTLS = (0x5401, 0x5450, 0x5451)  # TCGETS (isatty), FIONCLEX, FIOCLEX
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # DUPFD, GETFD, SETFD, GETFL, SETFL, GETLK, SETLK, SETLKW, DUPFD_CLOEXEC
 
 with Path(__file__).with_name("syscalls.csv").open(encoding="utf-8", newline="") as _file:
-    _ALLOWED = tuple(csv.DictReader(_file))
-    """The calls and their number on each architecture, empty where it has no such call."""
+    _CALLS = tuple(csv.DictReader(_file))
+    """Their number on each architecture, empty where it has no such call."""
+_NAMED = "named in the filter"
+_ALLOWED = tuple(row for row in _CALLS if row["group"] != _NAMED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +64,19 @@ class Architecture:
     prlimit64: int
     openat: int
     open: int | None = None
-    clone3: int = 435
+    clone3: int
 
     def allowed(self) -> tuple[int, ...]:
         return tuple(sorted(int(row[self.name]) for row in _ALLOWED if row[self.name]))
 
 
+def _architecture(name: str, audit: int) -> Architecture:
+    known = {row["name"]: int(row[name]) for row in _CALLS if row["group"] == _NAMED and row[name]}
+    return Architecture(name=name, audit=audit, **known)
+
+
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "x86_64": Architecture(
-            audit=0xC000003E,
-            name="x86_64",
-            seccomp=317,
-            clone=56,
-            ioctl=16,
-            fcntl=72,
-            prlimit64=302,
-            openat=257,
-            open=2,
-        ),
-        "aarch64": Architecture(
-            audit=0xC00000B7, name="aarch64", seccomp=277, clone=220, ioctl=29, fcntl=25, prlimit64=261, openat=56
-        ),
-    }
+    {name: _architecture(name, audit) for name, audit in (("x86_64", 0xC000003E), ("aarch64", 0xC00000B7))}
 )
 
 
