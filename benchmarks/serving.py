@@ -188,7 +188,9 @@ class Attack:
         """What every prompt gets alone."""
         for prompt in PROMPTS:
             async with session.post(self._url, json=self._body(prompt)) as response:
-                self._expected[prompt] = (await response.json())["choices"][0]["text"]
+                said = await response.json()
+                assert response.status == 200, said
+                self._expected[prompt] = said["choices"][0]["text"]
 
     @property
     def _url(self) -> str:
