@@ -1,0 +1,65 @@
+"""What the scripts share: options that count, rows that are written one by one, and their table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from common import Rows, add_counts, parser_of, said, shown, table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    name: str = shown("kernel")
+    kept: int
+    ms: float | None = shown("ms", ".2f")
+    size: int = shown("MiB", ".1f", 2**-20)
+    fused: bool = shown("fused")
+
+
+ROWS = (
+    Row(name="a", kept=1, ms=12.345, size=3 << 20, fused=True),
+    Row(name="long", kept=2, ms=None, size=0, fused=False),
+)
+
+
+def test_a_table_has_the_columns_that_are_shown() -> None:
+    assert table(ROWS).splitlines() == [
+        "kernel     ms  MiB  fused",
+        "a       12.35  3.0    yes",
+        "long        -  0.0     no",
+    ]
+    assert table([]) == "nothing was timed"
+
+
+def test_rows_are_in_the_file_as_soon_as_they_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    rows = Rows(path, {"torch": "2"})
+    rows.add(ROWS[0])
+    assert json.loads(path.read_text()) == {
+        "torch": "2",
+        "rows": [{"name": "a", "kept": 1, "ms": 12.345, "size": 3 << 20, "fused": True}],
+    }
+    rows.add({"name": "b"})
+    rows.save(elapsed_s=1.5)
+    found = json.loads(path.read_text())
+    assert (len(found["rows"]), found["elapsed_s"]) == (2, 1.5)
+    assert [each.name for each in tmp_path.iterdir()] == ["rows.json"], "it is whole at any time"
+    Rows(None).add(ROWS[0])
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "many"])
+def test_counts_begin_at_one(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = parser_of("Times.")
+    add_counts(parser, max_rows=(3, "rows"), batch=((1, 8), "requests"))
+    assert vars(parser.parse_args([])) == {"json": None, "max_rows": 3, "batch": (1, 8)}
+    assert parser.parse_args(["--batch", "2", "4", "--max-rows", "5"]).batch == [2, 4]
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--max-rows", text])
+    assert f"--max-rows: {text!r} is no whole number from 1" in capsys.readouterr().err
+
+
+def test_a_row_on_a_line() -> None:
+    assert said({"panel": "x", "ms": 1.23456, "events": 12345}) == "panel=x  ms=1.235  events=12345"
