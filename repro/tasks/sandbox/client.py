@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import select
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -182,31 +182,18 @@ def run_many(
         raise UserError(f"num_workers={num_workers} must be at least 1")
     if not programs:
         return ()
-    workers = min(len(programs), num_workers or _usable_cores())
-    results: dict[int, SandboxResult] = {}
-    waiting: queue.SimpleQueue[tuple[int, str, Check]] = queue.SimpleQueue()
-    for index, (program, check) in enumerate(zip(programs, checks or [NO_CHECK] * len(programs), strict=True)):
-        waiting.put((index, program, check))
+    asked = list(zip(programs, checks or [NO_CHECK] * len(programs), strict=True))
+    own = threading.local()  # each thread has a server, started when it is first asked
+    with ExitStack() as servers, ThreadPoolExecutor(min(len(programs), num_workers or _usable_cores())) as pool:
 
-    def drain() -> None:
-        with Sandbox(accept_gaps=accept_gaps) as sandbox:
-            while True:
-                try:
-                    index, program, check = waiting.get_nowait()
-                except queue.Empty:
-                    return
-                results[index] = sandbox.run(program, check, timeout_s=timeout_s, memory_bytes=memory_bytes)
+        def run(program: str, check: Check) -> SandboxResult:
+            if not hasattr(own, "sandbox"):
+                own.sandbox = servers.enter_context(Sandbox(accept_gaps=accept_gaps))
+            found: SandboxResult = own.sandbox.run(program, check, timeout_s=timeout_s, memory_bytes=memory_bytes)
+            return found
 
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(drain) for _ in range(workers)]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            while not waiting.empty():
-                waiting.get()  # nothing more to do for the other workers
-            raise
-    return tuple(results[index] for index in range(len(programs)))
+        # The first error leaves to the others nothing more to do.
+        return tuple(pool.map(run, *zip(*asked, strict=True)))
 
 
 def sandbox_support() -> SandboxSupport:
