@@ -66,7 +66,7 @@ class Table:
         )
 
     def interval(self, statistic: Callable[[Means], float]) -> Interval:
-        """Of a number computed from the means of all seeds together: jackknife over the seeds, which all contenders and
+        """The interval of a number computed from the means of all seeds together: jackknife over the seeds, which all contenders and
         cells share, with Student's t."""
         n = self.num_seeds
         whole = statistic(self.means)
@@ -78,7 +78,7 @@ class Table:
         return Interval(mean=_finite(whole), half_width=_finite(half), n=n, confidence=0.95)
 
     def at(self, name: str, row: int, column: int, *, less: str | None = None) -> Interval:
-        """Of one cell, in percent; the paired difference in points where another contender is taken off."""
+        """The attainment in one cell, in percent; the paired difference in points where another contender is taken off."""
         return self.interval(
             lambda means: 100 * float(means[name][row, column] - (0.0 if less is None else means[less][row, column]))
         )
@@ -123,7 +123,7 @@ def gains(means: Means, ours: str, theirs: str, floor: float) -> Floats:
 
 
 def cell_interval(table: Table, ours: str, theirs: str, row: int, column: int, floor: float) -> Interval:
-    """Of one cell's gain, in percent."""
+    """The interval of one cell's gain, in percent."""
     return table.interval(lambda means: 100 * (float(gains(means, ours, theirs, floor)[row, column]) - 1))
 
 

@@ -16,13 +16,13 @@ from repro.runs.statistics import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """Of one contender over another, over all cells, in percent."""
+    """What one contender gains over another, over all cells, in percent."""
 
     mean: Interval
     median: Interval
     largest: Interval
     where: str
-    """Of the largest."""
+    """The cell of the largest."""
 
 
 def gain_over(table: Table, ours: str, theirs: str, floor: float) -> Gain:

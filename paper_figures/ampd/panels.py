@@ -15,7 +15,7 @@ MODELS = ("Qwen3-32B", "Llama-3.1-70B", "Mixtral-8x7B")
 TRACES = ("toolbench", "gaia", "hotpotqa", "dureader")
 RATES = (0.8, 1.2, 1.6, 2.0, 2.4)
 DETAIL_MODEL, DETAIL_RATE = "Llama-3.1-70B", 2.0
-"""Of Figure 4's bottom row, Figure 5 and Figure 6."""
+"""Where Figure 4's bottom row is, Figure 5 and Figure 6."""
 BASELINES = ("dynamo", "vllm", "continuum")
 
 

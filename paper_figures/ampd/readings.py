@@ -33,7 +33,7 @@ from repro.systems.ar.settings import DEFAULT_READING
 SAME = ("ampd", "dynamo", "vllm")
 COLORS = dict(zip(MODELS, ("#E69F00", "#0072B2", "#009E73"), strict=True))
 SPAN = (0.5, 40.0)
-"""Of the diagonal."""
+"""Ends of the diagonal."""
 TUNED = ("ampd", "dynamo-tuned", "vllm-tuned")
 """Searched in the default reading; for the platform's own constants only."""
 NULL = "null: all systems equal"
@@ -59,15 +59,15 @@ class Score:
     dynamo: float
     vllm: float
     whole: Interval
-    """Of the sum."""
+    """The sum of both, with its interval."""
     llama_vllm: float
     """vLLM's part over Llama's panels alone."""
     winner_right: int
     """Cells in which the better of Dynamo and vLLM is the paper's."""
     gaia_colocated: int
-    """Of GAIA's 15 cells, those in which vLLM is ahead of Dynamo."""
+    """Those of GAIA's 15 cells in which vLLM is ahead of Dynamo."""
     others_disaggregated: int
-    """Of the other 45, those in which Dynamo is."""
+    """Those of the other 45 in which Dynamo is."""
 
     @property
     def sort_key(self) -> float:
@@ -119,21 +119,10 @@ def score_of(table: Attainments, view: View, constants: str, reading: str, plans
 
 
 def null_score(view: View) -> Score:
-    to_dynamo, to_vllm = (np.abs(np.log(printed(panels(), rates_of(view), each))) for each in ("dynamo", "vllm"))
-    is_llama = np.array([panel.model.startswith("Llama") for panel in panels()])
-    both = float(np.nanmean(to_dynamo) + np.nanmean(to_vllm))
-    return Score(
-        constants="-",
-        reading=NULL,
-        plans="-",
-        dynamo=float(np.nanmean(to_dynamo)),
-        vllm=float(np.nanmean(to_vllm)),
-        whole=Interval(mean=both, half_width=None, n=1, confidence=0.95),
-        llama_vllm=float(np.nanmean(to_vllm[is_llama])),
-        winner_right=0,
-        gaia_colocated=0,
-        others_disaggregated=0,
-    )
+    """What scores where every system attains the same in every cell."""
+    rates = rates_of(view)
+    values = dict.fromkeys(SAME, np.ones((len(panels()), len(rates), 1)))
+    return score_of(Attainments(panels=panels(), rates=rates, values=values), view, "-", NULL, "-")
 
 
 def counts_of(score: Score) -> dict[str, int | None]:

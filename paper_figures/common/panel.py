@@ -181,9 +181,9 @@ class Axis:
     """log2 has the given ticks alone; plain log has plain numbers at 1, 2 and 5 of every decade."""
     ticks: Sequence[float] | None = None
     names: Sequence[str] | None = None
-    """Of the ticks; their numbers where none are given."""
+    """The ticks' names; their numbers where none are given."""
     size: float | None = None
-    """Of the ticks' names, points."""
+    """The names' size in points."""
     rotation: float | None = None
     limits: tuple[float | None, float | None] | None = None
     is_inverted: bool = False

@@ -111,13 +111,11 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def row_of_panels(titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """A figure of its own, unknown to pyplot: nothing has to be closed, no display is needed."""
-    return grid_of_panels(titles, columns=len(titles))
-
-
 def grid_of_panels(titles: Sequence[str], *, columns: int) -> tuple[Figure, list[Axes]]:
-    """Row by row; ``compose`` needs the number of rows. Places of the last row that have no title stay empty."""
+    """Row by row; ``compose`` needs the number of rows. Places of the last row that have no title stay empty.
+
+    The figure is unknown to pyplot: nothing has to be closed, no display is needed.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -45,7 +45,7 @@ class Curve:
 
     @property
     def last_runs(self) -> tuple[StoredRun, ...]:
-        """Of the highest rate."""
+        """Repeats at the highest rate."""
         return self.by_rate[max(self.by_rate)]
 
     def at(self, rate: float, of: Of) -> Interval:

@@ -129,7 +129,7 @@ def page(runs: Runs) -> Page:
 
 
 def top(runs: Runs) -> float:
-    """Of both panels: 12 % of a panel's span above its highest interval or printed value."""
+    """The upper limit of both panels: 12 % of a panel's span above its highest interval or printed value."""
     tops, printed = [], paper_values(runs.view)
     for lengths in (INPUTS, OUTPUTS):
         ends = [1.0, *(printed[length] for length in lengths if length in printed)]

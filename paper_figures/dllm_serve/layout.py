@@ -17,7 +17,7 @@ from repro.runs.store import StoredRun
 
 PAPER = "dLLM-Serve (arXiv:2512.17077)"
 PRINTED = Look(color="black", marker="D")
-"""Of the paper's values in bars."""
+"""Look of the paper's values in bars."""
 
 
 def dllm_figure(

@@ -25,7 +25,7 @@ class Grid:
     waits_ms: tuple[float, ...]
     think_s: tuple[float, ...]
     knobs: Mapping[str, Scalar]
-    """Of every cell."""
+    """Those of every cell."""
 
 
 GRIDS: Mapping[str, Grid] = {
@@ -51,7 +51,7 @@ def cells(view: View) -> list[Cell]:
 
 
 def best_gain(runs: Runs, think_s: float, graphs: str) -> Interval:
-    """Of turns/s against no window, by the window with the most turns/s."""
+    """The gain of turns/s over no window by the window with the most turns/s."""
     none, *waiting = row(runs.view, think_s, graphs)
     return runs.versus(max(waiting, key=lambda cell: number(runs.at(cell, RPS))), none, RPS)
 

@@ -32,7 +32,7 @@ class Grid:
     instances: Mapping[int, tuple[str, ...]]
     """Contenders by number of instances."""
     clients: Mapping[int, tuple[int, ...]]
-    """Of all instances together."""
+    """Clients of all instances together."""
     knobs: Knobs = ()
 
     def of(self, instances: int) -> list[Place]:

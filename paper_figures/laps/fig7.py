@@ -33,9 +33,9 @@ NAMES: Mapping[int, tuple[str, ...]] = {
 """With one instance there is nothing to route: the router is SGLang PD."""
 CLIENTS: Mapping[int, tuple[int, ...]] = {1: CONCURRENCY, 8: (8, 16, 32, 64, 128)}
 LOADS: Mapping[int, tuple[float, ...]] = {1: (0.5, 0.7, 0.8, 0.9, 1.0, 1.05), 8: (0.7, 0.8, 0.9, 1.0)}
-"""Of what SGLang PD serves with 256 clients an instance."""
+"""Shares of what SGLang PD serves with 256 clients an instance."""
 EIGHTS_TURNS = 8000
-"""Of an open loop of eight instances: some fifteen seconds, in which a controller can act."""
+"""Turns of an open loop of eight instances: some fifteen seconds, in which a controller can act."""
 PAPER_LOAD = 0.9
 """At which the printed numbers are looked at: the paper names none."""
 PRINTED = {"router": "laps-slo-8-router", "laps": "laps-slo-8-zero"}
@@ -114,7 +114,7 @@ def page(runs: Runs) -> Page:
 def violations(
     runs: Runs, ask: Callable[[View, str, int, float], Cell], name: str, instances: int, place: float
 ) -> str:
-    """Of all, and of the long ones behind the stroke."""
+    """Violations of all, and behind the stroke of the long ones."""
     asked = ask(runs.view, name if name in NAMES[instances] else "sglang", instances, place)
     return f"{said(runs.at(asked, LATE))} / {number(runs.at(asked, LATE_LONG)):.0f}"
 

@@ -52,7 +52,7 @@ def test_no_text_is_clipped_or_overprinted(
 
 
 def panel() -> Figure:
-    figure, (axes,) = style.row_of_panels(["a panel"])
+    figure, (axes,) = style.grid_of_panels(["a panel"], columns=1)
     axes.plot([0, 1], [0, 1], marker="o", label="a line")
     axes.set_ylabel("a label")
     return figure

@@ -157,7 +157,7 @@ def waits(runs: Sequence[StoredRun]) -> list[tuple[float, float]]:
 def render(runs: Sequence[StoredRun], view: View, out: Path) -> Rendered:
     found = waits(runs)
     with style.drawing():
-        figure, (axes,) = style.row_of_panels([TITLE])
+        figure, (axes,) = style.grid_of_panels([TITLE], columns=1)
         axes.plot(*zip(*found, strict=True), marker="o", label="simulated")
         files = style.publish(figure, [axes], out, "md1", title=TITLE, caption=["All runs simulated."])
     csv = style.save_csv(out / "md1.csv", ("load", "wait_s"), found)
