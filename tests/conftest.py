@@ -94,7 +94,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet_machine() -> Iterator[None]:
-    """Tests about a busy machine give their sweeps a session of their own. Sweeps that are not told how many processes to
+    """Tests about a busy machine give their sweeps a sitting of their own. Sweeps that are not told how many processes to
     start run here: test workers share the cores."""
     from support.quiet_machine import keep_quiet
 

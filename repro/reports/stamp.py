@@ -127,7 +127,7 @@ def _run(run: StoredRun) -> dict[str, Any]:
         "obtained": run.obtained,
         "valid": run.validity.valid,
         "code": run.manifest["code"]["digest"],
-        "session": run.provenance.get("session"),
+        "session": run.provenance.get("sitting"),
         "commit": run.provenance["git"]["commit"],
         "finished_utc": run.provenance["finished_utc"],
     }

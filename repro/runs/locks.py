@@ -33,7 +33,7 @@ class CellLocks:
 
     @contextmanager
     def held(self, cells: Iterable[Cell], *, wait: bool) -> Iterator[bool]:
-        """Whether all the cells are this claim's, in the body; ``wait`` for others to give them up. In order, so that two that
+        """Whether all the cells are locked here, in the body; ``wait`` for others to give them up. In order, so that two that
         wait do not wait for each other. Those of a try that fails are given up at once."""
         with ExitStack() as taken:
             if fcntl is not None and not all(

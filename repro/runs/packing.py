@@ -14,7 +14,7 @@ from repro.runs.drivers.steps import OnProgress
 from repro.runs.experiment import Experiment
 from repro.runs.provenance import GitState, Timing, clean_command, collect, git_state, utc_now
 from repro.runs.record import RunRecord
-from repro.runs.session import Session
+from repro.runs.sitting import Sitting
 from repro.runs.store import Packed, pack
 
 _OBJECTS = 100_000
@@ -44,20 +44,20 @@ class Packing:
         return cls(git=git_state(), command=tuple(clean_command(sys.argv)))
 
     def make(
-        self, experiment: Experiment, on_progress: OnProgress | None = None, session: Session | None = None
+        self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
     ) -> Made:
-        """A run in a session says besides how busy the machine was."""
+        """A run in a sitting says besides how busy the machine was."""
         if experiment.is_measured:
-            return self._make(experiment, on_progress, session)
+            return self._make(experiment, on_progress, sitting)
         with _collecting_rarely():
-            return self._make(experiment, on_progress, session)
+            return self._make(experiment, on_progress, sitting)
 
-    def _make(self, experiment: Experiment, on_progress: OnProgress | None, session: Session | None) -> Made:
+    def _make(self, experiment: Experiment, on_progress: OnProgress | None, sitting: Sitting | None) -> Made:
         started, began, load = utc_now(), time.perf_counter(), None
-        if session is None:
+        if sitting is None:
             record = experiment.run(on_progress)
         else:
-            record, load = session.measure(partial(experiment.run, on_progress))
+            record, load = sitting.measure(partial(experiment.run, on_progress))
         elapsed = time.perf_counter() - began
         provenance = collect(
             obtained=record.obtained,
@@ -66,7 +66,7 @@ class Packing:
             calibration=record.manifest.get("calibration"),
             dataset=record.manifest.get("dataset"),
             argv=self.command,
-            session=None if session is None else session.id,
+            sitting=None if sitting is None else sitting.id,
             busy_s=_busy_s(experiment, record),
         )
         return Made(packed=pack(experiment, record, provenance), elapsed_s=elapsed)

@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from engines.errors import UserError
 from engines.runtime.signals import held
 from repro.cores import usable_cores
-from repro.runs.claims import Claims
+from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.experiment import Experiment
 from repro.runs.packing import Made, Packing
-from repro.runs.runner import Hooks, Make, WorkerLost, run_here, run_in_pool
-from repro.runs.session import Session
-from repro.runs.turns import KinTurns, repeated
+from repro.runs.runner import Hooks, WorkerLost, run_by_workers, run_here
+from repro.runs.sitting import Sitting
+from repro.runs.unit_locks import UnitLocks
 from repro.runs.workers import begin_worker, ending_with_its_workers
 
 CELLS_PER_WORKER = 4
@@ -57,19 +57,18 @@ class Pool(Protocol):
     def check(self, experiments: Sequence[Experiment]) -> None:
         """Raise UserError for what machines lack that the runs need, before the first run."""
 
-    def simulate(
-        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
-    ) -> None:
-        """By ``jobs`` workers at once; the pool says how many where that is None."""
+    def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
+        """By ``jobs`` workers at once; the pool says how many where that is None. Whoever else makes the same runs makes the
+        same numbers."""
 
     def measure(
-        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+        self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
         """Unit by unit, each by one worker that has a machine to itself."""
 
 
 class LocalPool:
-    """This machine. Measured runs are made in this process, alone, in one session."""
+    """This machine. Measured runs are made in this process, alone, in one sitting."""
 
     is_here = True
 
@@ -80,27 +79,21 @@ class LocalPool:
         for experiment in experiments:
             experiment.deployment.check_machine()
 
-    def simulate(
-        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
-    ) -> None:
+    def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """In processes of their own only where there are enough runs to gain by it."""
         num = min(jobs or min(usable_cores(), max(1, len(experiments) // CELLS_PER_WORKER)), len(experiments))
         if num == 1:
-            self._here(experiments, packing.make, claims, hooks)
+            run_here(experiments, packing.make, hooks)
         else:
             _leave_unguarded_script()
-            starts = [partial(local_process, packing)] * num
-            run_in_pool(experiments, KinTurns(map(repeated, experiments), num), starts, hooks)
+            run_by_workers(Assignment(by_repeats(experiments)), [partial(local_process, packing)] * num, hooks)
 
     def measure(
-        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+        self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        self._here(experiments, partial(packing.make, session=session), claims, hooks)
-
-    def _here(self, experiments: Sequence[Experiment], make: Make, claims: Claims, hooks: Hooks) -> None:
-        # Closed whatever happens: the error that ends a sweep is kept by who catches it, and would keep the claim.
-        with closing(claims.one_by_one(experiments)) as claimed:
-            run_here(claimed, make, hooks)
+        # Closed whatever happens: the error that ends a sweep is kept by who catches it, and would keep the lock.
+        with closing(locks.one_by_one(experiments)) as locked:
+            run_here(locked, partial(packing.make, sitting=sitting), hooks)
 
 
 @contextmanager
@@ -114,8 +107,6 @@ def local_process(packing: Packing) -> Iterator[_Process]:
 
 
 class _Process:
-    where = "a process of this machine"
-
     def __init__(self, pool: ProcessPoolExecutor, packing: Packing) -> None:
         self._pool = pool
         self._packing = packing
@@ -154,7 +145,7 @@ class _Process:
                 if child.exitcode == UNGUARDED:
                     raise UserError(_UNGUARDED_SAID) from None
             raise WorkerLost(
-                f"{self.where} ended while it made a run: it was killed, for want of memory say"
+                "a process of this machine ended while it made a run: it was killed, for want of memory say"
             ) from error
 
 

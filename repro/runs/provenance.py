@@ -18,7 +18,7 @@ from typing import Any
 from engines.bounds import machine_memory_bytes
 from repro.paths import REPO
 from repro.runs.record import Obtained
-from repro.runs.session import Load
+from repro.runs.sitting import Load
 
 LIBRARIES = ("torch", "numpy", "pandas", "pyarrow")
 REDACTED = "***"
@@ -59,16 +59,16 @@ def collect(
     calibration: str | None = None,
     dataset: Any = None,
     argv: Sequence[str] | None = None,
-    session: str | None = None,
+    sitting: str | None = None,
     busy_s: float | None = None,
 ) -> dict[str, Any]:
     """``calibration`` is the id of what a simulated run rests on; None there means it has none. Of a measured run: the id
-    of its session, and the seconds of its steps where they were computed on the CPU."""
+    of its sitting, and the seconds of its steps where they were computed on the CPU."""
     state = git or git_state()
     return {
         "obtained": obtained,
         **({"calibration": calibration} if obtained == "simulated" else {}),
-        **({} if timing.load is None else {"session": session, "load": {**asdict(timing.load), "busy_s": busy_s}}),
+        **({} if timing.load is None else {"sitting": sitting, "load": {**asdict(timing.load), "busy_s": busy_s}}),
         "dataset": dataset,
         "command": clean_command(sys.argv if argv is None else argv),
         "git": {"commit": state.commit, "dirty": state.dirty},

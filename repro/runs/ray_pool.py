@@ -12,22 +12,20 @@ from functools import partial
 from typing import Any
 
 from engines.errors import RunError, UserError
-from repro.runs.claims import Claims
+from repro.runs.assignment import Assignment, Lock, by_repeats
 from repro.runs.experiment import Experiment
 from repro.runs.packing import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
 from repro.runs.ray_worker import RayWorker, identity, refusal
-from repro.runs.runner import PATIENCE_S, Hooks, Start, WorkerLost, run_in_pool
-from repro.runs.session import Session
-from repro.runs.turns import KinTurns, UnitTurns, repeated
+from repro.runs.runner import PATIENCE_S, Hooks, Start, WorkerLost, run_by_workers
+from repro.runs.sitting import Sitting
 from repro.runs.unit import together
+from repro.runs.unit_locks import UnitLocks
 
 logger = logging.getLogger(__name__)
 
 Identity = Mapping[str, Any]
-Take = Callable[[Sequence[Experiment]], ExitStack | None]
-"""What gives a unit back; None where it is not to be made."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,44 +106,32 @@ class RayPool:
             if reason is not None:
                 raise UserError(reason)
 
-    def simulate(
-        self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, claims: Claims, hooks: Hooks
-    ) -> None:
+    def simulate(self, experiments: Sequence[Experiment], jobs: int | None, packing: Packing, hooks: Hooks) -> None:
         """By a worker a CPU of the cluster as it is now."""
         self._connect(experiments)
-        kins = list(map(repeated, experiments))
         num_cpus = int(self._ray.cluster_resources().get("CPU", 0))
         num = min(jobs or max(1, num_cpus), len(experiments))
         options = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         nodes = [node for node in self._nodes() if node.num_cpus >= 1]
         start = partial(self._worker, options, packing, nodes, is_measuring=False)
-        run_in_pool(experiments, KinTurns(kins, num), [start] * num, hooks)
+        run_by_workers(Assignment(by_repeats(experiments)), [start] * num, hooks)
 
     def measure(
-        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+        self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        """Every worker has a session of its own."""
+        """Every worker is a sitting of its own."""
         self._connect(experiments)
-        needed = list(dict.fromkeys(map(needs_of, experiments)))
-        for needs in needed:
+        for needs in dict.fromkeys(map(needs_of, experiments)):
             units = together(experiment for experiment in experiments if needs_of(experiment) == needs)
-            self._measure(units, needs, claims.take, packing, hooks)
-            for unit in claims.left_busy():
-                # Waited for without a node in hand.
-                if (held := claims.take(unit, wait=True)) is not None:
-                    with held:
-                        self._measure([unit], needs, lambda _: ExitStack(), packing, hooks)
+            self._measure(units, needs, locks.take, packing, hooks)
+            # Waited for without a node in hand.
+            for unit, locked in locks.waited_for():
+                with locked:
+                    self._measure([unit], needs, lambda _: ExitStack(), packing, hooks)
 
     def _measure(
-        self, units: Sequence[Sequence[Experiment]], needs: Needs, take: Take, packing: Packing, hooks: Hooks
+        self, units: Sequence[Sequence[Experiment]], needs: Needs, lock: Lock, packing: Packing, hooks: Hooks
     ) -> None:
-        experiments = [experiment for unit in units for experiment in unit]
-        numbers = iter(range(len(experiments)))
-
-        def claim(numbers: Sequence[int]) -> ExitStack | None:
-            return take([experiments[number] for number in numbers])
-
-        turns = UnitTurns([[next(numbers) for _ in unit] for unit in units], claim)
         _, nodes = self._machines(needs)
         starts: list[Start] = [
             partial(
@@ -157,10 +143,7 @@ class RayPool:
             )
             for node in nodes[: len(units)]
         ]
-        try:
-            run_in_pool(experiments, turns, starts, hooks, ahead=1)
-        finally:
-            turns.close()
+        run_by_workers(Assignment(units, lock), starts, hooks)
 
     # -- the cluster ------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from repro.runs.experiment import Experiment
 from repro.runs.inputs import changed
 from repro.runs.packing import Made, Packing
 from repro.runs.provenance import machine_identity
-from repro.runs.session import Session
+from repro.runs.sitting import Sitting
 
 
 def node_name() -> str:
@@ -27,8 +27,8 @@ class RayWorker:
     """One process on a node. What it raises is returned: Ray would wrap it."""
 
     def __init__(self, *, is_measuring: bool) -> None:
-        """A process that measures is a session: its node has nothing else to do as long as it lives."""
-        self._session = Session() if is_measuring else None
+        """A process that measures is a sitting: its node has nothing else to do as long as it lives."""
+        self._sitting = Sitting() if is_measuring else None
         self._where = node_name()
 
     def where(self) -> str:
@@ -41,7 +41,7 @@ class RayWorker:
             self._check_code(experiment, digest, modules)
             self._check_machine(experiment)
             self._check_variables(experiment)
-            return packing.make(experiment, session=self._session)
+            return packing.make(experiment, sitting=self._sitting)
         except Exception as error:
             return _sendable(error, self._where)
 

@@ -37,7 +37,7 @@ from repro.runs.run_file import (
     part_of,
     parts_of,
 )
-from repro.runs.session import contention
+from repro.runs.sitting import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
 from repro.runs.tables import check_finite, plain_table
@@ -203,9 +203,9 @@ class Store:
             return None
         return found.st_ino, found.st_mtime_ns
 
-    def claim(self, cells: Sequence[Cell], *, wait: bool) -> AbstractContextManager[bool]:
+    def locked(self, cells: Sequence[Cell], *, wait: bool) -> AbstractContextManager[bool]:
         """Whether all the cells are this process's to make, in the body; ``wait`` for others to have made theirs. Several
-        claims may be open at once, if they share no cell."""
+        locks may be held at once, if they share no cell."""
         return self._locks.held(cells, wait=wait)
 
     def find(self, experiment: Experiment) -> State:

@@ -12,14 +12,14 @@ from engines.bounds import check_count
 from engines.errors import RunError, UserError
 from repro.files import writable_folder
 from repro.runs.cell import Cell
-from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment
 from repro.runs.packing import Made, Packing
 from repro.runs.pool import LocalPool, Pool
 from repro.runs.runner import Hooks, OnStep
-from repro.runs.session import Session
+from repro.runs.sitting import Sitting
 from repro.runs.store import Store, StoredRun
 from repro.runs.unit import broken, interleaved, units
+from repro.runs.unit_locks import UnitLocks
 
 logger = logging.getLogger(__name__)
 
@@ -109,10 +109,10 @@ class Sweep:
         on_event: OnEvent | None = None,
         on_step: OnStep | None = None,
         jobs: int | None = None,
-        session: Session | None = None,
+        sitting: Sitting | None = None,
     ) -> list[CellOutcome]:
         """Make the missing runs: simulated ones by ``jobs`` workers (default: all cores), then measured ones, each with a
-        machine to itself, those of this machine in one ``session``, the systems of a comparison in turn. Outcomes are in the
+        machine to itself, those of this machine in one ``sitting``, the systems of a comparison in turn. Outcomes are in the
         order of the experiments.
 
         A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception.
@@ -121,7 +121,7 @@ class Sweep:
         check_count("jobs", jobs)
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
         packing = Packing.of_this_process()
-        session = session or Session()
+        sitting = sitting or Sitting()
 
         def tell(
             kind: Literal["started", "ran", "reused", "failed", "interrupted"], cell: Cell | None, message: str
@@ -164,12 +164,12 @@ class Sweep:
         simulated = [experiment for experiment in todo if not experiment.is_measured]
         measured = interleaved([experiment for experiment in todo if experiment.is_measured])
         hooks = Hooks(on_start=on_start, on_done=on_done, on_error=on_error, on_step=on_step)
-        claims = Claims(self.store, self._seen, on_reused)
+        locks = UnitLocks(self.store, self._seen, on_reused)
         try:
             if simulated:
-                self.pool.simulate(simulated, jobs, packing, claims, hooks)
+                self.pool.simulate(simulated, jobs, packing, hooks)
             if measured:
-                self.pool.measure(measured, session, packing, claims, hooks)
+                self.pool.measure(measured, sitting, packing, locks, hooks)
         except KeyboardInterrupt:
             num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
             num_left = len(self._unique) - len(self._outcomes)

@@ -1,4 +1,4 @@
-"""Units: the measured cells that a figure or an ablation compares, one repeat of them, made in one session.
+"""Units: the measured cells that a figure or an ablation compares, one repeat of them, made in one sitting.
 
 Two systems measured half an hour apart are compared across whatever the machine did in between. So a repeat of a comparison
 counts as done only as a whole, and its runs alternate between the systems.
@@ -38,9 +38,9 @@ def broken(unit: Sequence[Experiment], stored: Mapping[str, StoredRun]) -> str |
         return None
     if len(runs) < len(unit):
         return f"made again with the other runs of its comparison, of which {len(unit) - len(runs)} are missing"
-    sessions = {run.provenance.get("session") for run in runs}
-    if len(runs) > 1 and (len(sessions) > 1 or None in sessions):
-        return f"made again with the other runs of its comparison: they are of {len(sessions)} sessions"
+    sittings = {run.provenance.get("sitting") for run in runs}
+    if len(runs) > 1 and (len(sittings) > 1 or None in sittings):
+        return f"made again with the other runs of its comparison: they are of {len(sittings)} sittings"
     return None
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from support.fake_system import deployed, fake_cell
 from repro.runs.cell import COMPARISON
 from repro.runs.experiment import prepare
-from repro.runs.session import Session
+from repro.runs.sitting import Sitting
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 
@@ -44,8 +44,8 @@ sweep = Sweep([deployed(each, before=partial(before, each.cell)) for each in exp
 (folder / f"{name}-ready").touch()
 while len(list(folder.glob("*-ready"))) < 2:  # both have looked, and found nothing
     time.sleep(0.01)
-outcomes = sweep.run(session=Session(loop=lambda: 0.05), jobs=1)
-print(*sorted({outcome.status for outcome in outcomes}), *sorted({run.provenance.get("session") for run in sweep.runs} - {None}))
+outcomes = sweep.run(sitting=Sitting(loop=lambda: 0.05), jobs=1)
+print(*sorted({outcome.status for outcome in outcomes}), *sorted({run.provenance.get("sitting") for run in sweep.runs} - {None}))
 """
 
 

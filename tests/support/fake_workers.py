@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -32,12 +31,8 @@ class FakeWorker:
     is_dead: bool = False
     is_closed: bool = False
     num_made: int = 0
-    deadly: int | None = None
-    """Seed of a run that it dies of, and with it the answer of the one before, if both were in hand. It makes what is in hand
-    when ``work`` is called."""
     gone: str | None = None
     """What it needs, which is no longer there: it never begins."""
-    waiting: deque[tuple[Experiment, Future[Any]]] = field(default_factory=deque)
 
     def begun(self) -> Future[Any]:
         future: Future[Any] = Future()
@@ -54,29 +49,17 @@ class FakeWorker:
 
     def submit(self, experiment: Experiment) -> Future[Any]:
         assert not self.is_closed
+        """Makes it at once: a pool never has to wait."""
+        assert not self.is_dead
         future: Future[Any] = Future()
-        self.waiting.append((experiment, future))
-        if self.deadly is None:
-            self.work()
+        self.log.append((self.where, experiment.cell.seed))
+        self.is_dead = self.num_made == self.dies_at
+        self.num_made += 1
+        try:
+            future.set_exception(Lost()) if self.is_dead else future.set_result(PACKING.make(experiment))
+        except Exception as error:
+            future.set_exception(error)
         return future
-
-    def work(self) -> None:
-        """Makes everything at once: a pool never has to wait."""
-        seeds = [experiment.cell.seed for experiment, _ in self.waiting]
-        is_unheard = self.deadly in seeds
-        while self.waiting:
-            experiment, future = self.waiting.popleft()
-            if not self.is_dead:
-                self.log.append((self.where, experiment.cell.seed))
-                self.is_dead = self.num_made == self.dies_at or is_unheard
-            if self.is_dead:
-                future.set_exception(Lost())
-                continue
-            self.num_made += 1
-            try:
-                future.set_result(PACKING.make(experiment))
-            except Exception as error:
-                future.set_exception(error)
 
     def result(self, future: Future[Any]) -> Any:
         try:
@@ -91,7 +74,6 @@ class FakeCluster:
 
     deaths: list[int | None] = field(default_factory=list)
     log: list[tuple[str, int]] = field(default_factory=list)
-    deadly: int | None = None
     gone: dict[int, str] = field(default_factory=dict)
     """What workers need that is no longer there, by the order in which they start."""
     workers: list[FakeWorker] = field(default_factory=list)
@@ -104,9 +86,7 @@ class FakeCluster:
     def _worker(self) -> Iterator[FakeWorker]:
         place = len(self.workers)
         dies_at = self.deaths[place] if place < len(self.deaths) else None
-        worker = FakeWorker(
-            where=f"node {place}", dies_at=dies_at, log=self.log, deadly=self.deadly, gone=self.gone.get(place)
-        )
+        worker = FakeWorker(where=f"node {place}", dies_at=dies_at, log=self.log, gone=self.gone.get(place))
         self.workers.append(worker)
         try:
             yield worker

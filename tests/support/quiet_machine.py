@@ -9,12 +9,12 @@ from typing import Any
 
 from repro.runs import sweep
 from repro.runs.record import REQUESTS, RunRecord
-from repro.runs.session import Load, Session
+from repro.runs.sitting import Load, Sitting
 
 
 def keep_quiet() -> None:
-    """From here on, sweeps in this process that are given no session find the machine quiet."""
-    sweep.Session = QuietSession  # type: ignore[misc]
+    """From here on, sweeps in this process that are given no sitting find the machine quiet."""
+    sweep.Sitting = QuietSitting  # type: ignore[misc]
 
 
 def _steady() -> float:
@@ -22,7 +22,7 @@ def _steady() -> float:
 
 
 @dataclass(kw_only=True)
-class QuietSession(Session):
+class QuietSitting(Sitting):
     """The calibration loop takes the same every time, no step waits for a core, and every request is submitted in time."""
 
     loop: Callable[[], float] | None = _steady

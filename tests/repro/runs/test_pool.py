@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +24,8 @@ from support.fake_workers import PACKING, FakeCluster
 from support.mock_openai import MockOpenAI, mock_server
 
 from engines.errors import RunError, UserError
+from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.cell import COMPARISON, Cell
-from repro.runs.claims import Claims
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.inputs import _state
 from repro.runs.locks import CellLocks
@@ -36,12 +35,13 @@ from repro.runs.ray_cluster import check_address, passed_on
 from repro.runs.ray_pool import Needs, Node, RayPool, alike, died, measuring, needs_of, nodes_of
 from repro.runs.ray_worker import RayWorker
 from repro.runs.run_file import PROVENANCE, parts_of
-from repro.runs.runner import Hooks, WorkerLost, run_in_pool
-from repro.runs.session import Session
+from repro.runs.runner import Hooks, run_by_workers
 from repro.runs.shipping import gather, plugged_in
+from repro.runs.sitting import Sitting
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
-from repro.runs.turns import KinTurns, UnitTurns, repeated
+from repro.runs.unit import together
+from repro.runs.unit_locks import UnitLocks
 
 EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(6)]
 
@@ -63,7 +63,7 @@ def run(
     cluster: FakeCluster, experiments: Sequence[Experiment] = EXPERIMENTS, *, num: int = 2, goes_on: bool = True
 ) -> Heard:
     heard = Heard(goes_on=goes_on)
-    run_in_pool(experiments, KinTurns(map(repeated, experiments), num), cluster.starts(num), heard.hooks)
+    run_by_workers(Assignment(by_repeats(experiments)), cluster.starts(num), heard.hooks)
     assert all(worker.is_closed for worker in cluster.workers)
     return heard
 
@@ -73,47 +73,29 @@ def test_every_run_is_made_once_or_failed_after_two_losses(deaths: list[int | No
     cluster = FakeCluster(deaths)
     try:
         heard = run(cluster, num=num)
-    except WorkerLost:
-        # None of the workers could begin.
-        assert [worker.dies_at for worker in cluster.workers[-2:]].count(-1) == min(2, len(cluster.workers))
+    except RunError:
+        # None of those that were left could begin.
+        assert [worker.dies_at for worker in cluster.workers].count(-1) == num
         return
     assert sorted([*heard.done, *heard.failed]) == list(range(6))
     assert len(heard.done) == len(set(heard.done))
     begun = [seed for _, seed in cluster.log]
-    # The first time another was in hand too, and might have been the one.
-    assert all(begun.count(seed) in (2, 3) for seed in heard.failed)
+    assert all(begun.count(seed) == 2 for seed in heard.failed)
 
 
-def test_a_lost_worker_costs_nothing() -> None:
+def test_a_lost_worker_costs_nothing_and_its_run_is_named(caplog: pytest.LogCaptureFixture) -> None:
     cluster = FakeCluster([2])
     heard = run(cluster, num=1)
     assert (sorted(heard.done), heard.failed) == (list(range(6)), {})
     assert cluster.log == [("node 0", 0), ("node 0", 1), ("node 0", 2), *(("node 1", seed) for seed in range(2, 6))]
+    name = EXPERIMENTS[2].cell.folder_name
+    assert f"the worker on node 0 was lost while it made {name}, which is made again" in caplog.text
 
 
 def test_a_run_that_takes_two_workers_with_it_fails_with_its_node() -> None:
-    heard = run(FakeCluster([2, 0, 0]), num=1)
+    heard = run(FakeCluster([2, 0]), num=1)
     assert sorted(heard.done) == [0, 1, 3, 4, 5]
-    assert str(heard.failed[2]) == "the worker on node 2 was lost; it was tried alone 2 times"
-
-
-@pytest.mark.parametrize("num", [1, 2, 3])
-@pytest.mark.parametrize("deadly", range(6))
-def test_a_run_that_takes_the_answer_of_the_one_before_with_it_fails_alone(
-    deadly: int, num: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An answer may be on its way when the worker dies of the next run."""
-    cluster = FakeCluster(deadly=deadly)
-
-    def wait_for_work(*arguments: Any, **how: Any) -> Any:
-        for worker in cluster.workers:
-            worker.work()
-        return wait(*arguments, **how)
-
-    monkeypatch.setattr("repro.runs.runner.wait", wait_for_work)
-    heard = run(cluster, num=num)
-    assert list(heard.failed) == [deadly]
-    assert sorted(heard.done) == sorted({*range(6)} - {deadly})
+    assert str(heard.failed[2]) == "the worker on node 1 was lost; it was tried 2 times"
 
 
 def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +103,7 @@ def test_a_node_that_died_is_named_where_no_other_is_left(monkeypatch: pytest.Mo
     heard = Heard()
     cluster = FakeCluster([2], gone={1: "node 10.0.0.7 (b) died"})
     with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(b\) died: nothing is left to make the other runs"):
-        run_in_pool(EXPERIMENTS, KinTurns(map(repeated, EXPERIMENTS), 1), cluster.starts(1), heard.hooks)
+        run_by_workers(Assignment([EXPERIMENTS]), cluster.starts(1), heard.hooks)
     assert heard.done == [0, 1]
     assert all(worker.is_closed for worker in cluster.workers)
 
@@ -138,91 +120,123 @@ def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished() 
     cluster = FakeCluster()
     with pytest.raises(UserError, match="unlucky"):
         run(cluster, broken, goes_on=False)
-    assert len(cluster.log) == 5, "two each were under way, and one more before the first was looked at"
+    assert len(cluster.log) in (2, 3), "one each was under way, and one more where the other was looked at first"
+
+
+def test_an_error_while_a_run_is_stored_ends_the_sweep() -> None:
+    heard = Heard(goes_on=False)
+
+    def full(experiment: Experiment, _: Made) -> None:
+        raise RunError("make room")
+
+    with pytest.raises(RunError, match="make room"):
+        run_by_workers(Assignment([EXPERIMENTS]), FakeCluster().starts(1), replace(heard.hooks, on_done=full))
+    assert list(heard.failed) == [0, 1], "the next was in hand"
 
 
 def test_workers_that_never_begin_are_given_up() -> None:
-    with pytest.raises(RunError, match="was lost"):
+    with pytest.raises(RunError, match="was lost: nothing is left to make the other runs"):
         run(FakeCluster([-1] * 4))
+
+
+def test_repeats_of_a_cell_stay_with_a_worker_that_has_their_like() -> None:
+    cells = [prepare(fake_cell(rate=rate, seed=seed, num_prompts=2)) for seed in range(3) for rate in (1.0, 2.0)]
+    groups = by_repeats(cells)
+    assert [[each.cell.rate for each in group] for group in groups] == [[1.0] * 3, [2.0] * 3]
+    assignment = Assignment(groups)
+    first, second = assignment.take(0), assignment.take(1)
+    assert (first, second) == (groups[0][0], groups[1][0])
+    assert [assignment.take(0) for _ in range(2)] == groups[0][1:]
+    # With nothing of its own it takes over half of what another one has left.
+    assert assignment.take(0) == groups[1][2]
+    assert assignment.take(1) == groups[1][1]
+    assert (assignment.take(0), assignment.take(1), assignment.is_left) == (None, None, False)
 
 
 # -- units ------------------------------------------------------------------------------------------------
 
 
 class Units:
-    """Claims on units, and which of them are held."""
+    """Locks of units, and which of them are held."""
 
     def __init__(self, busy: Sequence[int] = ()) -> None:
         self.busy = set(busy)
         self.held: set[int] = set()
 
-    def claim(self, unit: Sequence[int]) -> ExitStack | None:
-        if unit[0] in self.busy:
+    def lock(self, unit: Sequence[Experiment]) -> ExitStack | None:
+        first = unit[0].cell.seed
+        if first in self.busy:
             return None
-        self.held.add(unit[0])
+        self.held.add(first)
         stack = ExitStack()
-        stack.callback(self.held.remove, unit[0])
+        stack.callback(self.held.remove, first)
         return stack
 
 
-def measure(
-    cluster: FakeCluster, units: Sequence[Sequence[int]], claims: Units, num: int = 2
-) -> tuple[Heard, UnitTurns]:
-    heard, turns = Heard(), UnitTurns(units, claims.claim)
-    run_in_pool(EXPERIMENTS, turns, cluster.starts(num), heard.hooks, ahead=1)
-    return heard, turns
+def measure(cluster: FakeCluster, size: int, locks: Units, num: int = 2) -> Heard:
+    heard = Heard()
+    units = [EXPERIMENTS[start : start + size] for start in range(0, 6, size)]
+    run_by_workers(Assignment(units, locks.lock), cluster.starts(num), heard.hooks)
+    assert locks.held == set()
+    return heard
 
 
-def test_a_unit_is_made_by_one_worker_and_held_as_long() -> None:
-    cluster, claims = FakeCluster(), Units()
-    heard, _ = measure(cluster, [[0, 1], [2, 3], [4, 5]], claims)
-    assert heard.done == [0, 2, 1, 3, 4, 5]
+def test_a_unit_is_made_by_one_worker() -> None:
+    cluster = FakeCluster()
+    heard = measure(cluster, 2, Units())
+    assert sorted(heard.done) == list(range(6))
     assert {worker for worker, seed in cluster.log if seed in (0, 1)} == {"node 0"}
     assert {worker for worker, seed in cluster.log if seed in (2, 3)} == {"node 1"}
-    assert claims.held == set()
+
+
+def test_a_unit_is_locked_as_long_as_it_is_made() -> None:
+    locks = Units()
+    assignment = Assignment([EXPERIMENTS[:2], EXPERIMENTS[2:4]], locks.lock)
+    assert [assignment.take(0), assignment.take(1)] == [EXPERIMENTS[0], EXPERIMENTS[2]]
+    assert [assignment.take(0), locks.held] == [EXPERIMENTS[1], {0, 2}]
+    assert [assignment.take(0), locks.held] == [None, {2}]
+    assert assignment.lost(1, EXPERIMENTS[2]) == []
+    assert locks.held == set()
+    assert assignment.take(0) == EXPERIMENTS[2]
+    assignment.close()
+    assert locks.held == set()
 
 
 def test_a_unit_whose_worker_is_lost_is_made_again_whole() -> None:
-    """Its runs would be of two sessions."""
-    cluster, claims = FakeCluster([1]), Units()
-    heard, _ = measure(cluster, [[0, 1, 2], [3, 4, 5]], claims, num=1)
+    """Its runs would be of two sittings."""
+    cluster = FakeCluster([1])
+    heard = measure(cluster, 3, Units(), num=1)
     assert heard.done == [0, 0, 1, 2, 3, 4, 5]
     assert cluster.log[:2] == [("node 0", 0), ("node 0", 1)]
     assert {worker for worker, _ in cluster.log[2:]} == {"node 1"}
-    assert claims.held == set()
 
 
 def test_a_unit_that_takes_two_workers_with_it_fails() -> None:
-    claims = Units()
-    heard, _ = measure(FakeCluster([1, 1]), [[0, 1, 2], [3, 4, 5]], claims, num=1)
+    heard = measure(FakeCluster([1, 1]), 3, Units(), num=1)
     assert sorted(heard.failed) == [1, 2]
     assert heard.done[-3:] == [3, 4, 5]
-    assert claims.held == set()
 
 
 def test_units_of_others_are_left_to_them() -> None:
-    heard, _ = measure(FakeCluster(), [[0, 1], [2, 3]], Units(busy=[0]))
-    assert heard.done == [2, 3]
+    assert sorted(measure(FakeCluster(), 2, Units(busy=[0])).done) == [2, 3, 4, 5]
 
 
-def test_an_interrupt_gives_up_every_claim() -> None:
-    claims = Units()
-    turns = UnitTurns([[0, 1], [2, 3]], claims.claim)
+def test_an_interrupt_unlocks_every_unit() -> None:
+    locks = Units()
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
     hooks = Hooks(on_start=lambda _: None, on_done=stop, on_error=lambda *_: True)
     with pytest.raises(KeyboardInterrupt):
-        run_in_pool(EXPERIMENTS, turns, FakeCluster().starts(2), hooks, ahead=1)
-    turns.close()
-    assert claims.held == set()
+        run_by_workers(Assignment([EXPERIMENTS[:2], EXPERIMENTS[2:4]], locks.lock), FakeCluster().starts(2), hooks)
+    assert locks.held == set()
 
 
-# -- claims -----------------------------------------------------------------------------------------------
+# -- locks ------------------------------------------------------------------------------------------------
 
 
-def test_claims_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
+def test_locks_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
     """Closing one file that has locks would end those of the others too."""
     cells = [fake_cell(seed=seed) for seed in range(3)]
     locks = CellLocks(tmp_path)
@@ -587,15 +601,9 @@ class ScriptedPool(LocalPool):
         return [replace(each, place={"cpu": "elsewhere"}) if each.is_measured else each for each in experiments]
 
     def measure(
-        self, experiments: Sequence[Experiment], session: Session, packing: Packing, claims: Claims, hooks: Hooks
+        self, experiments: Sequence[Experiment], sitting: Sitting, packing: Packing, locks: UnitLocks, hooks: Hooks
     ) -> None:
-        unit_size = 2
-        numbers = range(len(experiments))
-        turns = UnitTurns(
-            [numbers[i : i + unit_size] for i in numbers[::unit_size]],
-            lambda unit: claims.take([experiments[number] for number in unit]),
-        )
-        run_in_pool(experiments, turns, self.cluster.starts(2), hooks, ahead=1)
+        run_by_workers(Assignment(together(experiments), locks.take), self.cluster.starts(2), hooks)
 
 
 def test_runs_measured_elsewhere_say_so_and_are_reused(tmp_path: Path) -> None:

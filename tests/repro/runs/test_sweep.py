@@ -183,14 +183,10 @@ def test_a_process_that_is_ended_loses_the_run_in_flight_alone(
         [sys.executable, "-c", KILLED, str(store.root), "3", name], check=False, stderr=subprocess.DEVNULL
     )
     assert ended.returncode == -signal.Signals[name]
-    lock = [f".{CELLS[3].folder_name}.lock"] if name == "SIGKILL" else []
-    assert sorted(path.name for path in store.root.iterdir()) == sorted(
-        [*lock, *(store.file(cell).name for cell in CELLS[:3])]
-    )
+    assert sorted(store.root.iterdir()) == sorted(map(store.file, CELLS[:3]))
     counted = Counted()
     run(store, counted.experiments)
     assert counted.seen == CELLS[3:]
-    # The lock that was left behind is gone too.
     assert contents(store.root) == expected
 
 
@@ -370,7 +366,7 @@ def test_jobs_are_checked(store: Store, jobs: Any) -> None:
 
 def test_no_more_workers_are_begun_than_there_are_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[int] = []
-    monkeypatch.setattr(pool, "run_in_pool", lambda experiments, turns, starts, hooks: begun.append(len(starts)))
+    monkeypatch.setattr(pool, "run_by_workers", lambda assignment, starts, hooks: begun.append(len(starts)))
     monkeypatch.setattr(pool, "run_here", lambda *asked: begun.append(1))
     for num in (1, 3):
         experiments = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(num)]

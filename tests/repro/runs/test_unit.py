@@ -1,4 +1,4 @@
-"""Measured cells that are compared are made in one session, taking turns, and reused only together."""
+"""Measured cells that are compared are made in one sitting, taking turns, and reused only together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.fake_system import deployed, fake_cell
 
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
-from repro.runs.session import Session
+from repro.runs.sitting import Sitting
 from repro.runs.store import Store
 from repro.runs.sweep import CellOutcome, Sweep
 from repro.runs.unit import interleaved, unit_of
@@ -52,13 +52,13 @@ class Made:
         return Sweep([deployed(each, before=partial(before, each)) for each in experiments], store, **how)
 
 
-def quiet() -> Session:
-    return Session(loop=lambda: 0.05)
+def quiet() -> Sitting:
+    return Sitting(loop=lambda: 0.05)
 
 
 def run(store: Store, cells: Sequence[Cell], **how: Any) -> tuple[list[Cell], list[CellOutcome]]:
     made = Made()
-    return made.cells, made.sweep(store, cells, **how).run(session=quiet(), jobs=1)
+    return made.cells, made.sweep(store, cells, **how).run(sitting=quiet(), jobs=1)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_systems_take_turns_and_another_begins_in_every_repeat(store: Store) -> 
 
 def test_a_whole_unit_is_reused(store: Store) -> None:
     _, outcomes = run(store, grid())
-    sessions = {outcome.run.provenance["session"] for outcome in outcomes if outcome.run is not None}
-    assert len(sessions) == 1
+    sittings = {outcome.run.provenance["sitting"] for outcome in outcomes if outcome.run is not None}
+    assert len(sittings) == 1
     made, outcomes = run(store, grid())
     assert made == []
     assert {outcome.status for outcome in outcomes} == {"reused"}
@@ -103,7 +103,7 @@ def test_runs_of_two_sessions_are_made_again_together(store: Store) -> None:
     run(store, other)
     sweep = Made().sweep(store, grid(seeds=[0]))
     assert len(sweep.missing) == 4, "a figure is not drawn from them either"
-    assert sweep.why(sweep.missing[0]) == "made again with the other runs of its comparison: they are of 2 sessions"
+    assert sweep.why(sweep.missing[0]) == "made again with the other runs of its comparison: they are of 2 sittings"
     made, _ = run(store, grid(seeds=[0]))
     assert len(made) == 4
     assert run(store, grid(seeds=[0]))[0] == []

@@ -14,7 +14,7 @@ from paper_figures.common.caption import contended_note, obtained_text, seeds_se
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.runs.session import MAX_SLOWDOWN, MIN_CPU_SHARE, WARM_UP, Load, Session, calibration_loop, contention
+from repro.runs.sitting import MAX_SLOWDOWN, MIN_CPU_SHARE, WARM_UP, Load, Sitting, calibration_loop, contention
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 
@@ -35,9 +35,9 @@ def load(
     [
         (load(), ()),
         (load(slowdown=MAX_SLOWDOWN), ()),
-        (load(slowdown=1.5), ("contended: the calibration loop took 1.50 times the session's best",)),
-        (load(before=1.5), ("contended: the calibration loop took 1.50 times the session's best",)),
-        (load(before=1.3, slowdown=1.4), ("contended: the calibration loop took 1.40 times the session's best",)),
+        (load(slowdown=1.5), ("contended: the calibration loop took 1.50 times the sitting's best",)),
+        (load(before=1.5), ("contended: the calibration loop took 1.50 times the sitting's best",)),
+        (load(before=1.3, slowdown=1.4), ("contended: the calibration loop took 1.40 times the sitting's best",)),
         (load(cpu_s=MIN_CPU_SHARE * 8), ()),
         (load(cpu_s=4.0), ("contended: 0.50 processor seconds per second of steps",)),
         (load(cpu_s=4.0, busy_s=None), ()),
@@ -50,11 +50,11 @@ def test_signs_of_contention(readings: dict[str, float | None] | None, said: tup
 
 def test_a_busy_start_is_held_against_the_sessions_best() -> None:
     loops = [0.06] * (WARM_UP - 1) + [0.05, 0.05, 0.11, 0.04, 0.05]
-    session = Session(loop=scripted(loops), cpu=scripted([1.0, 4.0, 5.0, 6.0]), wall=scripted([0.0, 2.0, 2.0, 3.0]))
-    result, first = session.measure(lambda: "done")
+    sitting = Sitting(loop=scripted(loops), cpu=scripted([1.0, 4.0, 5.0, 6.0]), wall=scripted([0.0, 2.0, 2.0, 3.0]))
+    result, first = sitting.measure(lambda: "done")
     assert result == "done"
     assert first == Load(cpu_s=3.0, wall_s=2.0, loop_before_s=0.05, loop_after_s=0.11, best_loop_s=0.05)
-    _, second = session.measure(lambda: None)
+    _, second = sitting.measure(lambda: None)
     assert (second.loop_before_s, second.loop_after_s, second.best_loop_s) == (0.04, 0.05, 0.04)
 
 
@@ -64,17 +64,17 @@ def test_the_loop_does_some_work() -> None:
 
 def measured(tmp_path: Path, loops: Iterable[float]) -> StoredRun:
     cell = fake_cell(rate=1.0, executor="real", num_prompts=3)
-    session = Session(loop=scripted(loops), cpu=scripted([0.0, 9.0]), wall=scripted([0.0, 9.0]))
-    (outcome,) = Sweep([prepare(cell)], Store(tmp_path)).run(session=session)
+    sitting = Sitting(loop=scripted(loops), cpu=scripted([0.0, 9.0]), wall=scripted([0.0, 9.0]))
+    (outcome,) = Sweep([prepare(cell)], Store(tmp_path)).run(sitting=sitting)
     assert outcome.run is not None
-    assert outcome.run.provenance["session"] == session.id
+    assert outcome.run.provenance["sitting"] == sitting.id
     return Store(tmp_path).load(prepare(cell))
 
 
 def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
     run = measured(tmp_path, [0.05] * (WARM_UP + 1) + [0.1])
     assert run.validity.valid
-    assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the session's best",)
+    assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the sitting's best",)
     assert run.obtained == "measured, contended"
     assert run.provenance["load"] == {
         "cpu_s": 9.0,
@@ -89,7 +89,7 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
 def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path: Path) -> None:
     run = measured(tmp_path, [0.05] * WARM_UP + [0.1, 0.05])
     assert (run.validity.warnings, run.obtained) == (
-        ("contended: the calibration loop took 2.00 times the session's best",),
+        ("contended: the calibration loop took 2.00 times the sitting's best",),
         "measured, contended",
     )
 
@@ -101,15 +101,15 @@ def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
 
 def test_the_tests_find_every_machine_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the loop takes, and however late requests go in, unless a test says so itself."""
-    monkeypatch.setattr("repro.runs.session.calibration_loop", scripted(2.0**i for i in range(99)))
+    monkeypatch.setattr("repro.runs.sitting.calibration_loop", scripted(2.0**i for i in range(99)))
 
     def late(record: RunRecord) -> RunRecord:
         return record.with_columns("requests", submit_lag_s=[2.0] * record.num_requests)
 
     experiment = deployed(prepare(fake_cell(rate=1.0, executor="real", num_prompts=3)), after=late)
     quiet, busy = (
-        Sweep([experiment], Store(tmp_path / name)).run(session=session)[0].run
-        for name, session in (("quiet", None), ("busy", Session()))
+        Sweep([experiment], Store(tmp_path / name)).run(sitting=sitting)[0].run
+        for name, sitting in (("quiet", None), ("busy", Sitting()))
     )
     assert quiet is not None
     assert busy is not None
@@ -118,9 +118,9 @@ def test_the_tests_find_every_machine_quiet(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_simulated_run_has_no_session(tmp_path: Path) -> None:
-    (outcome,) = Sweep([prepare(fake_cell(num_prompts=3))], Store(tmp_path)).run(session=Session(loop=lambda: 1.0))
+    (outcome,) = Sweep([prepare(fake_cell(num_prompts=3))], Store(tmp_path)).run(sitting=Sitting(loop=lambda: 1.0))
     assert outcome.run is not None
-    assert not {"session", "load"} & outcome.run.provenance.keys()
+    assert not {"sitting", "load"} & outcome.run.provenance.keys()
 
 
 def test_tables_and_captions_count_contended_runs() -> None:

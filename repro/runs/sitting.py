@@ -1,4 +1,4 @@
-"""A session of measured runs: they share a machine, minutes and an id, and each says how busy the machine was besides."""
+"""A sitting of measured runs: they share a machine, minutes and an id, and each says how busy the machine was besides."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MIN_CPU_SHARE = 0.9
 """Processor seconds per second of steps below which a run on a CPU was kept waiting. A step never sleeps, so a free machine
 gives it at least one; more, where the library computes in several threads, which makes the bound generous."""
 MAX_SLOWDOWN = 1.25
-"""Of the calibration loop, over the fastest of its session. Frequency and caches move it by a few percent on a quiet machine; a
+"""Of the calibration loop, over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine; a
 neighbour that takes a quarter of a core or more moves it by 25 % and more, which is also where a disturbance outgrows
 the differences between systems that the figures are about."""
 WARM_UP = 10
-"""Loops before the first run: libraries start up, and the session learns how fast the machine can be."""
+"""Loops before the first run: libraries start up, and the sitting learns how fast the machine can be."""
 
 _LOOP_SIZE, _LOOP_REPEATS = 192, 64
 _LOOPS, _REST_S = 5, 0.05
@@ -38,11 +38,11 @@ class Load:
     loop_before_s: float
     loop_after_s: float
     best_loop_s: float
-    """Of the session so far."""
+    """Of the sitting so far."""
 
 
 @dataclass(kw_only=True)
-class Session:
+class Sitting:
     """``loop`` times a fixed piece of work; ``cpu`` and ``wall`` are the process's clocks."""
 
     id: str = field(default_factory=lambda: uuid4().hex[:12])
@@ -100,7 +100,7 @@ def contention(load: Mapping[str, Any] | None) -> tuple[str, ...]:
     slowest = max(load["loop_before_s"], load["loop_after_s"])
     if slowest > MAX_SLOWDOWN * load["best_loop_s"]:
         found.append(
-            f"contended: the calibration loop took {slowest / load['best_loop_s']:.2f} times the session's best"
+            f"contended: the calibration loop took {slowest / load['best_loop_s']:.2f} times the sitting's best"
         )
     busy = load.get("busy_s")
     if busy and load["cpu_s"] < MIN_CPU_SHARE * busy:

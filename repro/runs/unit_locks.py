@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 OnReused = Callable[[Experiment, StoredRun], None]
 
 
-class Claims:
+class UnitLocks:
     """``seen`` says how each cell was stored when the sweep looked; ``on_reused`` hears of runs that another sweep has made
     since."""
 
@@ -23,39 +23,40 @@ class Claims:
         self._store = store
         self._seen = seen
         self._on_reused = on_reused
-        self.busy: list[Sequence[Experiment]] = []
+        self._busy: list[Sequence[Experiment]] = []
         """Units that others were making when they were asked for."""
 
     def take(self, unit: Sequence[Experiment], *, wait: bool = False) -> ExitStack | None:
-        """What gives the unit back; None where it is not to be made: others are at it, or have made it. ``wait`` for those
+        """What unlocks the unit; None where it is not to be made: others are at it, or have made it. ``wait`` for those
         others, which must not be done with units in hand: they may be waiting too."""
-        with ExitStack() as held:
-            if not held.enter_context(self._store.claim([experiment.cell for experiment in unit], wait=wait)):
-                self.busy.append(unit)
+        with ExitStack() as locked:
+            if not locked.enter_context(self._store.locked([experiment.cell for experiment in unit], wait=wait)):
+                self._busy.append(unit)
                 return None
             if runs := self._made_meanwhile(unit):
                 for experiment in unit:
                     self._on_reused(experiment, runs[experiment.cell.key])
                 return None
-            return held.pop_all()
+            return locked.pop_all()
 
     def one_by_one(self, experiments: Sequence[Experiment]) -> Generator[Experiment]:
-        """Unit by unit, each held until the next is asked for. Those that others are making come last."""
+        """Unit by unit, each locked until the next is asked for. Those that others are making come last."""
         for unit in together(experiments):
-            if (held := self.take(unit)) is not None:
-                with held:
+            if (locked := self.take(unit)) is not None:
+                with locked:
                     yield from unit
-        for busy in self.left_busy():
-            if (held := self.take(busy, wait=True)) is not None:
-                with held:
-                    yield from busy
+        for waited, locked in self.waited_for():
+            with locked:
+                yield from waited
 
-    def left_busy(self) -> list[Sequence[Experiment]]:
-        """The busy units, which are to be waited for."""
-        busy, self.busy = self.busy, []
+    def waited_for(self) -> Generator[tuple[Sequence[Experiment], ExitStack]]:
+        """The busy units once others have let them go, but for those that they have made."""
+        busy, self._busy = self._busy, []
         if busy:
             logger.warning("waiting for another sweep, which is making %d of the runs", sum(map(len, busy)))
-        return busy
+        for each in busy:
+            if (locked := self.take(each, wait=True)) is not None:
+                yield each, locked
 
     def _made_meanwhile(self, unit: Sequence[Experiment]) -> dict[str, StoredRun]:
         """The unit's runs, where another sweep has made them since this one looked."""
