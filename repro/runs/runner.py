@@ -101,8 +101,9 @@ class _Crew:
         for place in range(len(self._starts)):
             self._engage(place)
         while self._making or (self._assignment.is_left and self._error is None):
-            done, _ = wait([*self._making, *self._beginning], timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
-            for future in done:
+            waiting = [*self._making, *self._beginning]
+            done, _ = wait(waiting, timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
+            for future in filter(done.__contains__, waiting):
                 if future in self._beginning:
                     self._begin(self._beginning.pop(future), future)
                 else:
