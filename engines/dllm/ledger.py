@@ -60,26 +60,28 @@ class Ledger:
             raise self._fault("plans no StepPlan with a whole number of scheduled_tokens and a tuple of items")
         if not plan.items:
             raise self._fault("plans a step without requests")
-        if {*map(type, plan.items)} != {PlanItem}:
-            raise self._fault("plans a step whose items are no PlanItem")
-        if {tuple(map(type, item)) for item in plan.items} != {_KINDS}:
-            raise self._fault("plans a step with an item whose fields are of another kind than PlanItem's")
-        if len({item.request_id for item in plan.items}) < len(plan.items):
+        items, running = plan.items, self._running
+        for item in items:
+            if type(item) is not PlanItem:
+                raise self._fault("plans a step whose items are no PlanItem")
+            if tuple(map(type, item)) != _KINDS:
+                raise self._fault("plans a step with an item whose fields are of another kind than PlanItem's")
+        if len(items) > 1 and len({item.request_id for item in items}) < len(items):
             raise self._fault("runs a request twice in one step")
-        new = tuple([self._admitted(item) for item in plan.items if item.request_id not in self._running])
+        new = tuple([self._admitted(item) for item in items if item.request_id not in running])
         if new or plan.admitted:
             self._check_admission(new, plan.admitted)
             if plan.pad_to is not None:
-                hold_together([self._running[request.request_id] for request in new])
-        for item in plan.items:
-            sequence = self._running[item.request_id]
+                hold_together([running[request.request_id] for request in new])
+        for item in items:
+            sequence = running[item.request_id]
             if item != due_fields(sequence):
                 due = plan_item(sequence)
                 name = next(name for name in PlanItem._fields if getattr(item, name) != getattr(due, name))
                 raise self._fault(
                     f"runs request {item.request_id} with {name}={getattr(item, name)!r}, where {getattr(due, name)!r} is due"
                 )
-        if plan.pad_to is not None and plan.pad_to < max(item.total_len for item in plan.items):
+        if plan.pad_to is not None and plan.pad_to < max([item.total_len for item in items]):
             raise self._fault(f"pads a batch to {plan.pad_to} tokens, fewer than a member has")
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: Completion) -> None:

@@ -20,8 +20,8 @@ class PlanFacts(NamedTuple):
     @classmethod
     def of(cls, plan: StepPlan, ran: Sequence[PlanItem]) -> PlanFacts:
         """``ran`` are the items that were executed: none of a step that failed."""
-        num_refresh = sum(item.phase.is_refresh for item in ran)
-        admitted = tuple(request.request_id for request in plan.admitted)
+        num_refresh = sum([item.phase.is_refresh for item in ran])
+        admitted = tuple([request.request_id for request in plan.admitted])
         return cls(num_refresh, len(ran) - num_refresh, plan.scheduled_tokens, admitted)
 
 

@@ -60,6 +60,7 @@ class Sequence:
         "kv_rows",
         "kv_start",
         "masks_left",
+        "num_blocks",
         "num_steps",
         "phase",
         "quota_steps",
@@ -89,6 +90,7 @@ class Sequence:
         self.is_open_ended = is_open_ended(request.generation, self.decode)
         self.quota_steps = steps_per_block(request.generation)
         self.total_len = request.total_len
+        self.num_blocks = request.generation.num_blocks
         self._enter(0)
         self.kv_rows = cache_rows(request, sparsity, rule.window) if rule.caches else 0
         self.kv_start = -1
@@ -122,7 +124,7 @@ class Sequence:
 
     @property
     def is_finished(self) -> bool:
-        return self.block == self.request.generation.num_blocks
+        return self.block == self.num_blocks
 
     @property
     def output_len(self) -> int:
@@ -186,7 +188,7 @@ class Sequence:
             self.phase = self.rule.phase(self.step_in_block)
             return
         self.stop = stop
-        if stop is None and self.block + 1 < self.request.generation.num_blocks:
+        if stop is None and self.block + 1 < self.num_blocks:
             self._enter(self.block + 1)
         else:
             self.masks_left = 0
@@ -198,7 +200,7 @@ class Sequence:
         if self.is_idle:
             self.phase = self.held[self.num_steps]
         else:
-            self.block = self.request.generation.num_blocks
+            self.block = self.num_blocks
 
 
 def hold_together(members: Seq[Sequence]) -> None:

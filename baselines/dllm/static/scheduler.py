@@ -71,12 +71,13 @@ class StaticBatchScheduler(Scheduler):
             admitted = [sequence.request for sequence in self.running]
         if not self.running:
             return None
-        window = max(sequence.window_end - sequence.block_start for sequence in self.running)
-        rows = self._pad_to if self.running[0].phase.is_refresh else window
+        running, rows = self.running, self._pad_to
+        if not running[0].phase.is_refresh:
+            rows = max([sequence.window_end - sequence.block_start for sequence in running])
         return StepPlan(
-            items=tuple(plan_item(sequence) for sequence in self.running),
+            items=tuple([plan_item(sequence) for sequence in running]),
             admitted=tuple(admitted),
-            scheduled_tokens=rows * len(self.running),
+            scheduled_tokens=rows * len(running),
             pad_to=self._pad_to,
         )
 

@@ -88,7 +88,7 @@ def step_work(plan: StepPlan, config: EngineConfig) -> StepWork:
     """What a plan asks of the hardware (dLLM-Serve §2.3): rows, attention pairs, logits, KV traffic."""
     query_rows = pairs = read = written = wanted = 0
     # A padded batch attends over as many keys for every member as the longest has.
-    padded_keys = 0 if plan.pad_to is None else max(item.key_tokens for item in plan.items)
+    padded_keys = 0 if plan.pad_to is None else max([item.key_tokens for item in plan.items])
     for item in plan.items:
         block = item.block_end - item.block_start
         window = item.window_end - item.block_start

@@ -143,6 +143,8 @@ def test_the_table_has_a_clients_metrics_and_the_simulators_prediction(
         [
             SimpleNamespace(  # type: ignore[list-item]
                 family=LIVE,
+                manifest={"facts": found.manifest},
+                sum_of=lambda column: (1, 1),
                 title="AMPD live",
                 cell=cell(),
                 summary=summary,
