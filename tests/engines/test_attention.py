@@ -468,7 +468,8 @@ def test_a_forced_backend_is_taken_or_refused() -> None:
 
 
 def test_the_floor_counts_products_and_bytes() -> None:
-    work = benchmark.Work.of([2, 3], [10, 20], heads=4, kv_heads=2, head_dim=8, itemsize=2)
+    heads = benchmark.Heads(n_heads=4, n_kv_heads=2, head_dim=8, longest=20, window=2)
+    work = heads.work([2, 3], [10, 20], 2)
     assert work.flops == 4 * (2 * 10 + 3 * 20) * 4 * 8
     assert work.moved_bytes == 2 * (2 * 5 * 4 * 8 + 2 * 30 * 2 * 8)
     assert work.floor_s(flops_per_s=1.0, bytes_per_s=1e9) == work.flops

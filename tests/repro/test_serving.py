@@ -151,7 +151,7 @@ def test_prompts_that_cannot_run_are_refused(folders: dict[str, str], ids: tuple
         ("dllm-serve", {"model": "nowhere"}, "model='nowhere' is not a directory"),
         ("dllm-serve", {"model": "llada-8b"}, "is a shape without weights"),
         ("dllm-serve", {"memory_limit": 1000}, "budget too small for one request"),
-        ("dllm-serve", {"gen_length": 4, "block_length": 8, "steps": 0}, "steps=0 is fewer"),
+        ("dllm-serve", {"gen_length": 4, "block_length": 8, "steps": 0}, "steps=0 must be at least 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_anything_is_loaded(

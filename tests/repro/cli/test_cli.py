@@ -719,7 +719,7 @@ def no_cell_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> None:
         pytest.fail("a cell ran")
 
-    for name in ("run_here", "run_in_pool"):
+    for name in ("run_here", "run_by_workers"):
         monkeypatch.setattr(f"repro.runs.pool.{name}", run)
 
 
