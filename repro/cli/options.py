@@ -13,6 +13,7 @@ import typer
 
 from engines.bounds import MOST, check_most
 from engines.errors import UserError
+from repro.runs.cell import COMPARISON, NOTES
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 ResultDir = Annotated[Path | None, typer.Option(help="Where runs are [default: results/local].")]
@@ -118,6 +119,8 @@ def parse_knobs(texts: Sequence[str], given: Mapping[str, Any]) -> dict[str, Any
         name, equals, value = text.partition("=")
         if not name or not equals:
             raise UserError(f"knob={text!r} is no setting: write NAME=VALUE")
+        if name in (*NOTES, COMPARISON):
+            raise UserError(f"knob={text!r} is a note about a run and asks nothing of it: leave it out")
         if name in given or name in knobs:
             raise UserError(f"knob={text!r} is given more than once: keep one")
         try:

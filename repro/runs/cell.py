@@ -21,7 +21,7 @@ CELL_SCHEMA_VERSION = 1
 """What the fields of a cell mean. Raising it gives every cell a new key, so old runs are not reused."""
 
 COMPARISON = "comparison"
-_NOTES = ("basis",)
+NOTES = ("basis",)
 """Knobs that say something about a cell and ask nothing of its run."""
 """Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
 makes its own, together. No system sees it."""
@@ -107,7 +107,7 @@ class Cell:
     @property
     def asked(self) -> dict[str, Scalar]:
         """The knobs that are set and ask something of the run."""
-        return {name: value for name, value in self.knobs if name not in _NOTES and value is not None}
+        return {name: value for name, value in self.knobs if name not in NOTES and value is not None}
 
     @property
     def comparison(self) -> str | None:

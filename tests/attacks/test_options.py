@@ -102,6 +102,8 @@ BOUNDS = [
         "batch_size='x' must be a whole number",
     ),
     (("bench", "--knob", "gen_length=true"), "gen_length=True must be a whole number"),
+    (("bench", "--knob", "basis=abc"), "knob='basis=abc' is a note about a run"),
+    (("bench", "--knob", "comparison=x"), "knob='comparison=x' is a note about a run"),
     (("bench", "--knob", "length_scale=1e300"), "length_scale=1e+300 is more than 1000"),
 ]
 MESSAGES = [
