@@ -23,20 +23,22 @@ from common import Rows, add_counts, parser_of, run, said
 from waits import Draw, deterministic, markov, sampled
 
 from engines.ampd.system import AmpdConfig
-from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import LeastKvMemory
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.cost import DecodeLine
 from engines.ar.deployment import Deployment
 from engines.ar.metrics import observe
 from engines.ar.session import Arrivals, OpenLoop, Round, Session
-from engines.ar.slo import Slo, attainments
+from engines.ar.slo import attainments
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import RemoteOnly
+from engines.policies.slo import Slo
+from engines.policies.step import Chunk
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, Panel, panel_of, panels
 from repro.runs.cell import Cell
 from repro.systems.ar.plans import Build, Ground

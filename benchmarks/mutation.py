@@ -38,8 +38,10 @@ from coverage import CoverageData
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = ("engines", "baselines", "repro", "paper_figures")
 TARGETS = (
-    *(f"engines/{name}.py" for name in ("dllm/scheduling/*", "dllm/cache/*", "ampd/*", "ampd/planner/*", "laps/*")),
-    *(f"engines/ar/cluster/{name}.py" for name in ("batching", "policy")),
+    *(
+        f"engines/{name}.py"
+        for name in ("dllm/scheduling/*", "dllm/cache/*", "ampd/*", "ampd/planner/*", "laps/*", "policies/*")
+    ),
     *(f"engines/server/{name}.py" for name in ("answer", "body", "completion", "format")),
     *(f"baselines/{name}.py" for name in ("ar/*", "dllm/static/scheduler")),
     *(f"repro/reports/{name}.py" for name in ("claims*", "determined", "predictions", "roles")),

@@ -19,9 +19,9 @@ from typing import Any
 
 from common import Rows, add_causal, add_counts, causal_of, parser_of, run, said
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import grid
 from engines.ar.torch.measured import MeasuredSteps
+from engines.policies.step import Bucket, Rung
 from repro.prefill.host import host_times
 from repro.prefill.instance import Setting, executor_of, setting_of
 from repro.prefill.mixing import Mix, mixes, penalties

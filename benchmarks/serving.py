@@ -84,9 +84,9 @@ with deployment.serving() as (engine, _):
 _CAUSAL = """
 import numpy as np
 from time import perf_counter
-from engines.ar.cluster.batching import Chunked
 from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
+from engines.policies.batching import Chunked
 from repro.serving_ar import ArModel, ArSettings
 model = ArModel.of(ArSettings(model='tiny-qwen2', weights='random', kv_tokens=65536, gen_length=32), None)
 with model.serving() as served:

@@ -9,19 +9,17 @@ from typing import NamedTuple
 import torch
 
 from baselines.ar.sglang import TokenBudget
-from engines.ar.cluster.batching import Batching, Chunked, PrefillFirst
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import Bucket
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import RunError, UserError, require
-from engines.laps.queue import OpenQueue
 from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
 from engines.models.qwen2 import CausalModel
 from engines.named import load_named
+from engines.policies.batching import Chunked, PrefillFirst
+from engines.policies.queue import OpenQueue, PrefillQueue
+from engines.policies.step import Batching, Bucket, Chunk
 from engines.server.ar.engine import AtMost
 from repro.prefill.instance import CARD, TINY, MeasuredInstance, Setting
 from repro.systems.laps.systems import scaled_laps, scaled_reserve

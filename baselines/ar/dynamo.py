@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from engines.ar.cluster.cluster import Cluster, Hardware, Policies
-from engines.ar.cluster.dispatch import Dispatch, RemoteOnly
-from engines.ar.cluster.policy import Decision, DecodeView, Estimator, PrefillView
 from engines.ar.deployment import Deployment
-from engines.ar.task import PrefillTask
 from engines.errors import require
 from engines.knobs import Fixed, Only, Range, check_fields
+from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
 CONDITIONAL = Only(conditional=get_args(BypassPolicy))

@@ -23,8 +23,9 @@ from engines.ar.cluster.simulation import NEVER, StopRule
 from engines.ar.deployment import Deployment, replications
 from engines.ar.metrics import observe
 from engines.ar.session import Arrivals
-from engines.ar.slo import Reading, Slo, attainment
+from engines.ar.slo import Reading, attainment
 from engines.errors import require
+from engines.policies.slo import Slo
 
 SHORTLIST = 12
 

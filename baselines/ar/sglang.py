@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from engines.ar.cluster.batching import IDLE, Chunked, Situation, StepPlan
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import FALLBACK, Rung, StepMode
-from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
-from engines.laps.routing import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, PrefillSystem, graph_choice, with_graphs
+from engines.policies.batching import Chunked
+from engines.policies.instances import InstanceRouter, InstanceView, LeastRequests, LeastTokens, RoundRobin
+from engines.policies.step import FALLBACK, IDLE, Chunk, Rung, Situation, StepMode, StepPlan
+from engines.policies.task import PrefillTask
 
 Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
 CHUNKED_PREFILL_SIZE = 8192

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.ar.cluster.batching import Batching, Chunked, PrefillFirst
 from engines.ar.cluster.cluster import Cluster, Hardware, Policies
-from engines.ar.cluster.policy import Binder, FewestSessions, LeastKvMemory, RoundRobin
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.deployment import Deployment
-from engines.ar.task import PrefillTask
 from engines.errors import require
 from engines.knobs import Seconds, Tokens, check_fields
+from engines.policies.batching import Chunked, PrefillFirst
+from engines.policies.binding import Binder, FewestSessions, LeastKvMemory, RoundRobin
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import Batching
+from engines.policies.task import PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
 Balance = Literal["memory", "sessions", "round-robin"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from baselines.ar.sglang import Routing, make_router
 from baselines.ar.vllm import CHUNK_TOKENS
-from engines.ar.cluster.batching import Chunked
 from engines.laps.system import PrefillSystem
+from engines.policies.batching import Chunked
 
 
 @dataclass(frozen=True, kw_only=True)

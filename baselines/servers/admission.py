@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from engines.ar.cluster.batching import Situation, StepPlan
-from engines.ar.task import PrefillTask
 from engines.bounds import check_fields
 from engines.errors import UserError, require
-from engines.laps.queue import OpenQueue
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
 from engines.laps.temporal import TemporalConfig
 from engines.laps.waiting import WaitConfig
+from engines.policies.queue import OpenQueue
+from engines.policies.step import Situation, StepPlan
+from engines.policies.task import PrefillTask
 from engines.strict_json import RepeatedKeyError, unique
 
 POLICIES = ("laps", "reserve")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice, permutations
 
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.task import PrefillTask
 from engines.errors import require
+from engines.policies.queue import PrefillQueue
+from engines.policies.task import PrefillTask
 
 MAX_LOOKAHEAD = 8
 """8! = 40,320 orderings; the paper uses 2 to 5."""

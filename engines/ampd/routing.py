@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from engines.ampd.performance import PerformanceModel
-from engines.ar.cluster.policy import Decision, DecodeView, PrefillView, QueueView
-from engines.ar.slo import Slo
-from engines.ar.task import PrefillTask
 from engines.knobs import Range, check_fields
+from engines.policies.routing import Decision
+from engines.policies.slo import Slo
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView, QueueView
 
 RouteOrder = Literal["random", "load"]
 WindowSignal = Literal["done", "age", "backlog"]

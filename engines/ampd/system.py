@@ -10,14 +10,13 @@ from engines.ampd.performance import PerformanceModel
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ar.cluster.cluster import Cluster, Hardware, Policies
-from engines.ar.cluster.dispatch import Dispatch, RemoteOnly
-from engines.ar.cluster.policy import Router
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.deployment import Deployment
-from engines.ar.slo import Slo
 from engines.ar.window import WINDOW_S
 from engines.errors import require
 from engines.knobs import Only, Range, check_fields
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Dispatch, RemoteOnly, Router
+from engines.policies.slo import Slo
 
 
 @dataclass(frozen=True, kw_only=True)

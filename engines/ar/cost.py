@@ -16,16 +16,10 @@ from engines.errors import require
 from engines.hardware.catalogue import Gpu
 from engines.hardware.roofline import LOGIT_PASSES
 from engines.models.shape import ModelShape
+from engines.policies.step import Chunk
 
 _TABLE_ROWS = 512
 """Rows of one step whose matrix time is kept; larger steps are computed each time."""
-
-
-class Chunk(NamedTuple):
-    """``tokens`` of one prompt prefilled over ``history`` tokens whose K/V exist."""
-
-    history: int
-    tokens: int
 
 
 class DecodeLine(NamedTuple):

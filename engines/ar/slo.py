@@ -21,21 +21,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from engines.ar.metrics import ItlStat, Observed
-from engines.errors import UserError, require
+from engines.errors import UserError
+from engines.policies.slo import Slo
 
 Scope = Literal["round", "session"]
 TtftRule = Literal["every", "mean"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slo:
-    ttft_s: float
-    itl_s: float
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "itl_s"):
-            value = getattr(self, name)
-            require(value > 0 and math.isfinite(value), f"{name}={value}: an objective is a positive number of seconds")
 
 
 @dataclass(frozen=True, kw_only=True)

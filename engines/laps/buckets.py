@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.errors import require
+from engines.policies.step import Bucket, Rung
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.owed import Owed
 from engines.ar.session import ClosedLoop, OpenLoop, Session
-from engines.ar.task import PrefillTask
 from engines.errors import RunError, UserError, require
-from engines.laps.controller import LengthClass, PressureController, Signals
-from engines.laps.graphs import StepTimes
+from engines.laps.controller import PressureController, Signals
 from engines.laps.instance import PrefillInstance
 from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun, table_of
 from engines.laps.system import PrefillSystem
 from engines.laps.turns import PrefillArrivals, Turn
 from engines.named import asked
+from engines.policies.instances import LengthClass
+from engines.policies.owed import Owed
+from engines.policies.step import StepTimes
+from engines.policies.task import PrefillTask
 
 Cache = Literal["shared", "instance"]
 """shared: any instance can read any history. instance: only what it prefilled itself; the rest is prefilled again."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 from engines.knobs import Count, Range, Seconds, check_fields
+from engines.policies.instances import LengthClass
 
 Form = Literal["printed", "mended"]
-LengthClass = Literal["short", "long"]
 Weight = Annotated[float, Range(0, 1e6)]
 
 

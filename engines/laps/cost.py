@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from engines.ar.cost import Chunk, DecodeLine
-from engines.ar.step_mode import Bucket, Fallback, Rung
+from engines.ar.cost import DecodeLine
 from engines.errors import UserError, require
 from engines.hardware.catalogue import Gpu
 from engines.knobs import Fixed, Proportion, Range, Seconds, Tokens, check_fields
 from engines.models.shape import ModelShape
+from engines.policies.step import Bucket, Chunk, Fallback, Rung
 
 Overlap = Literal["max", "add"]
 

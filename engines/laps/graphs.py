@@ -6,16 +6,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from engines.ar.cluster.batching import Batching, Situation, StepPlan
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import FALLBACK, Bucket, Rung, StepMode
 from engines.errors import require
-
-
-class StepTimes(Protocol):
-    """A predicted step time. ``StepModel`` is one; so is a cost model, where prediction shall have no error."""
-
-    def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float: ...
+from engines.policies.step import FALLBACK, Batching, Bucket, Chunk, Rung, Situation, StepMode, StepPlan, StepTimes
 
 
 class GraphChoice(Protocol):

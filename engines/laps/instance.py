@@ -6,18 +6,15 @@ import sys
 from math import fsum
 from typing import Any, Protocol
 
-from engines.ar.cluster.batching import Batching, Situation, StepPlan
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.owed import Owed
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import padded_tokens
-from engines.ar.task import PrefillTask
-from engines.laps.controller import LengthClass, Signals
-from engines.laps.graphs import StepTimes
-from engines.laps.queue import OpenQueue
+from engines.laps.controller import Signals
 from engines.laps.record import mode_label
 from engines.named import asked
+from engines.policies.instances import LengthClass
+from engines.policies.owed import Owed
+from engines.policies.queue import OpenQueue, PrefillQueue
+from engines.policies.step import Batching, Chunk, Situation, StepPlan, StepTimes, padded_tokens
+from engines.policies.task import PrefillTask
 
 
 class Host(Protocol):

@@ -1,4 +1,4 @@
-"""Prefill queues whose policy may take any task: one for all lengths, and LAPS's two by length class (§3.2)."""
+"""LAPS's two queues by length class (§3.2)."""
 
 from __future__ import annotations
 
@@ -6,50 +6,13 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from itertools import chain
 
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.task import PrefillTask
 from engines.errors import require
 from engines.laps.buckets import LENGTHS
+from engines.policies.queue import OpenQueue
+from engines.policies.task import PrefillTask
 
 RATE_WEIGHT = 0.1
 """Of the newest gap between arrivals in their moving average."""
-
-
-class OpenQueue(PrefillQueue):
-    """First come, first served; any task can be taken out of turn."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._waiting: dict[int, PrefillTask] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __iter__(self) -> Iterator[PrefillTask]:
-        return iter(self._waiting.values())
-
-    def push(self, task: PrefillTask) -> None:
-        self._waiting[task.task_id] = task
-        self._count(task)
-
-    def peek(self, now: float) -> PrefillTask:
-        return next(iter(self._waiting.values()))
-
-    def take(self, now: float) -> PrefillTask:
-        return self.pull(self.peek(now))
-
-    def pull(self, task: PrefillTask) -> PrefillTask:
-        """Remove this very task."""
-        del self._waiting[task.task_id]
-        return self._uncount(task)
-
-    def oldest_ready_s(self) -> float | None:
-        return min((task.ready_s for task in self), default=None)
-
-    def _uncount(self, task: PrefillTask) -> PrefillTask:
-        self.backlog_tokens -= task.tokens
-        self.backlog_s = self.backlog_s - task.estimate_s if len(self) else 0.0
-        return task
 
 
 class ClassQueue(OpenQueue):
@@ -102,7 +65,7 @@ class ClassQueue(OpenQueue):
             self.short_tokens -= task.tokens
         else:
             del self.longs[task.task_id]
-        return self._uncount(task)
+        return self._taken(task)
 
     @property
     def short_rate(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.ar.cluster.record import Table
-from engines.ar.step_mode import Bucket, Fallback, Rung
+from engines.policies.step import Bucket, Fallback, Rung
 
 REQUEST_COLUMNS = (
     "request_id",

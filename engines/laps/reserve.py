@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from engines.ar.cluster.batching import IDLE, Share, Situation, StepPlan
-from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
 from engines.knobs import Fixed, Proportion, Range, Seconds, check_fields
-from engines.laps.queue import OpenQueue
+from engines.policies.queue import OpenQueue
+from engines.policies.step import IDLE, Share, Situation, StepPlan
+from engines.policies.task import PrefillTask
 
 Step = Annotated[float, Range(above=0, most=1e6)]
 

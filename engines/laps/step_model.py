@@ -8,11 +8,9 @@ from itertools import product
 
 import numpy as np
 
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import Bucket, Fallback, Rung
 from engines.errors import require
-from engines.laps.graphs import StepTimes
 from engines.laps.latency import Floats, nonnegative_fit
+from engines.policies.step import Bucket, Chunk, Fallback, Rung, StepTimes
 
 LENGTHS = (1, 16, 64, 128, 256, 384, 512, 768, 1024, 2048, 4096)
 """Tokens of a lone prompt in a profile."""

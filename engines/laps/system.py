@@ -6,20 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from engines.ar.cluster.batching import Batching
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import Bucket, Rung
 from engines.knobs import Count, Range, Tokens, check_fields
 from engines.laps.buckets import BATCHES, LADDER, captured_buckets
 from engines.laps.controller import ControllerConfig
-from engines.laps.graphs import Cheapest, GraphChoice, Ladder, Nearest, StepTimes, WithGraphs
-from engines.laps.queue import ClassQueue, OpenQueue
+from engines.laps.graphs import Cheapest, GraphChoice, Ladder, Nearest, WithGraphs
+from engines.laps.queue import ClassQueue
 from engines.laps.reserve import Reserve, ReserveConfig
-from engines.laps.routing import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
 from engines.laps.step_model import StepModel
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, WaitConfig
+from engines.policies.instances import InstanceRouter, LeastTokens, LeastTokensInPool, RoundRobin
+from engines.policies.queue import OpenQueue, PrefillQueue
+from engines.policies.step import Batching, Bucket, Chunk, Rung, StepTimes
 
 Graphs = Literal["none", "nearest", "cheapest", "ladder"]
 """nearest: the covering bucket, whatever it costs. cheapest: only where predicted faster. ladder: packed sizes, ditto."""

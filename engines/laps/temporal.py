@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from engines.ar.cluster.batching import Share, Situation, StepPlan
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.knobs import Seconds, Tokens, check_fields
 from engines.laps.queue import ClassQueue
 from engines.laps.waiting import AdaptiveWait
+from engines.policies.step import Share, Situation, StepPlan
+from engines.policies.task import PrefillTask
 
 LongDispatch = Literal["single", "pack"]
 ClassRule = Literal["short-first", "urgency"]

@@ -9,12 +9,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from engines.ar.cost import Chunk
 from engines.hardware.catalogue import gpu
 from engines.laps.cost import PrefillCost
 from engines.laps.hol import TwoClasses, waits_s
 from engines.laps.latency import PaperForm, fit_floor_form, fit_paper_form, fit_paper_totals
 from engines.models.shape import model_shape
+from engines.policies.step import Chunk
 from paper_figures.common.figure import Page, table
 from paper_figures.common.runs import Runs
 from paper_figures.laps.contenders import MODELS

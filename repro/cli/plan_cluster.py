@@ -53,11 +53,11 @@ def plan_cluster(
     from engines.ampd.planner.coefficients import coefficients
     from engines.ampd.planner.planner import PlannerConfig, solve
     from engines.ampd.planner.workload import PlanningWorkload
-    from engines.ar.slo import Slo
     from engines.bounds import MOST
     from engines.errors import require
     from engines.hardware.catalogue import gpu
     from engines.models.shape import model_shape
+    from engines.policies.slo import Slo
     from repro.cli.data_file import readable
     from repro.systems.ar.part import PAPER_OBJECTIVES
     from repro.systems.ar.planning import MOST_PLANS

@@ -8,8 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.measured import MeasuredSteps
+from engines.policies.step import Bucket, Rung
 
 WARMUP = 3
 

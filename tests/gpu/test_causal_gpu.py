@@ -7,12 +7,12 @@ import pytest
 import torch
 from support.causal import VOCAB, pooled, prompt, run, start
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, Served, probe
 from engines.ar.torch.rows import StepWork
 from engines.models.qwen2 import CausalModel, random_causal
 from engines.models.qwen2_config import tiny_causal
+from engines.policies.step import Bucket, Rung
 
 pytestmark = pytest.mark.gpu
 

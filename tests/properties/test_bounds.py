@@ -17,8 +17,6 @@ from baselines.ar.sglang import CacheAware
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import MAX_LOOKAHEAD, ReorderingQueue
 from engines.ampd.routing import RoutingConfig
-from engines.ar.cluster.batching import Chunked, PrefillFirst
-from engines.ar.slo import Slo
 from engines.errors import UserError
 from engines.laps.buckets import captured_buckets
 from engines.laps.cluster import PrefillCluster
@@ -33,6 +31,8 @@ from engines.laps.system import Spatial, laps
 from engines.laps.temporal import TemporalConfig
 from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
+from engines.policies.batching import Chunked, PrefillFirst
+from engines.policies.slo import Slo
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 QUEUE = partial(TwoClasses, rate=1.0, short_share=0.5, short_s=0.1, long_s=0.2)

@@ -24,8 +24,9 @@ LEAVES = {
     "engines.attention": {"engines.errors", "engines.attention"},
     "engines.kernels": {"engines.errors", "engines.models", "engines.kernels"},
     "engines.parallel": {"engines.errors", "engines.models", "engines.parallel"},
+    "engines.policies": {"engines.errors", "engines.policies"},
 }
-"""Packages that know tensors, shapes or devices only -> all they may import of this repository."""
+"""Packages that know tensors, shapes, devices or plans only -> all they may import of this repository."""
 
 POLICIES = (
     "engines.dllm.config",
@@ -42,6 +43,7 @@ POLICIES = (
     "engines.hardware.roofline",
     "engines.server",
     "engines.laps",
+    "engines.policies",
     "baselines.ar.sglang",
     "baselines.ar.vllm_pd",
     "baselines.dllm.registry",

@@ -25,13 +25,12 @@ from support.prefill import h200_14b
 
 from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cost import Chunk
-from engines.ar.slo import Slo
-from engines.ar.step_mode import FALLBACK, Bucket, Rung
 from engines.hardware.catalogue import H200
 from engines.laps.hol import TwoClasses, waits_s
 from engines.laps.latency import FloorForm, fit_floor_form, fit_paper_form, fit_paper_totals, roofline_form
 from engines.models.shape import QWEN2_5_14B
+from engines.policies.slo import Slo
+from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 

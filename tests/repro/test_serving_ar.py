@@ -24,12 +24,12 @@ from support.causal_checkpoints import END, POISON, TURN_END, VOCAB, Breakable, 
 from support.http_client import ask, leave, streaming
 from support.http_server import Running, running_server
 
-from engines.ar.cluster.batching import OneByOne
 from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.errors import UserError
 from engines.models.causal_text import load_causal_text
 from engines.models.qwen2 import load_causal
+from engines.policies.batching import OneByOne
 from engines.server.ar.engine import ServedAr
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
@@ -155,7 +155,7 @@ def test_a_real_model_chats_as_in_transformers() -> None:
     assert_greedy(transformers.AutoModelForCausalLM.from_pretrained(given, dtype=torch.float32), prompt, answer)
 
 
-@pytest.mark.parametrize("name", [*SCHEDULERS, "engines.ar.cluster.batching:Chunked"])
+@pytest.mark.parametrize("name", [*SCHEDULERS, "engines.policies.batching:Chunked"])
 def test_every_scheduler_gives_the_same_tokens(folder: Path, wanted: list[list[int]], name: str) -> None:
     prompts = encoded(folder)
     worker = executor(load_causal(str(folder)), max_len=512, num_slots=40, longest_bucket=256)
@@ -317,7 +317,7 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder: Path, tmp_path
     ("options", "sentence"),
     [
         ({"scheduler": "phase"}, "scheduler='phase' is unknown with system='ar': use one of chunked"),
-        ({"scheduler": "engines.ar.cluster.batching:Share"}, "is no scheduler, it has no 'next_step'"),
+        ({"scheduler": "engines.policies.step:Share"}, "is no scheduler, it has no 'next_step'"),
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"weights": "some"}, "weights='some' is unknown"),
         ({"max_num_seqs": 0}, "max_num_seqs=0 must be at least 1"),

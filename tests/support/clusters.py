@@ -12,21 +12,24 @@ from hypothesis import strategies as st
 
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.profiler import profile_hardware
-from engines.ar.cluster.batching import ONE_BY_ONE, Batching
 from engines.ar.cluster.cluster import Hardware
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.policy import Binder, Decision, DecodeView, Estimator, LeastKvMemory, PrefillView, Router
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import NEVER, Simulation, StopRule
 from engines.ar.constants import PHYSICAL, CostConstants
-from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.cost import DecodeLine
 from engines.ar.session import OpenLoop, Round, Session
-from engines.ar.task import PrefillTask
 from engines.ar.transfer import KvLinks, Link
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, ModelShape
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import Binder, LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Decision, Estimator, Router
+from engines.policies.step import Batching, Chunk
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def simulation(
     stop: StopRule = NEVER,
 ) -> Simulation:
     """Homes 0, 1, ... and prefill workers 100, 101, ..."""
-    from engines.ar.cluster.policy import Local
+    from engines.policies.routing import Local
 
     built = Simulation(
         binder=binder or LeastKvMemory(),

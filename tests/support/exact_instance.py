@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import Bucket
 from engines.laps.step_model import StepModel
+from engines.policies.step import Bucket, Chunk
 from repro.prefill.instance import TINY, Setting
 from repro.systems.laps.settings import MEASURED_GRID
 

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from engines.ar.cluster.batching import IDLE, ONE_BY_ONE, Share, Situation, StepPlan
-from engines.ar.cluster.policy import Decision, DecodeView, PrefillView
-from engines.ar.task import PrefillTask
 from engines.dllm import plan
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.plan import PlanItem
@@ -17,6 +14,11 @@ from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import Phase
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import Sequence as Live
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.routing import Decision
+from engines.policies.step import IDLE, Share, Situation, StepPlan
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 
 class Cheap(PhaseScheduler):

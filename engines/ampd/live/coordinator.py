@@ -12,10 +12,11 @@ import numpy as np
 
 from engines.ampd.live.decisions import bind_line, route_line
 from engines.ampd.live.store import Member, Store, task_of, texts
-from engines.ar.cluster.policy import Binder, Estimator, Router
-from engines.ar.task import PrefillTask
 from engines.ar.window import WINDOW_S
 from engines.errors import UserError, require
+from engines.policies.binding import Binder
+from engines.policies.routing import Estimator, Router
+from engines.policies.task import PrefillTask
 
 SETTLE_S = 0.25
 """How often is looked for who is overdue."""

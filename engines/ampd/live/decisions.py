@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from engines.ar.cluster.policy import Binder, Decision, Router, WorkerSnapshot
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.task import PrefillTask
+from engines.policies.binding import Binder
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Decision, Router
+from engines.policies.task import PrefillTask
+from engines.policies.views import WorkerSnapshot
 
 
 class Choice(NamedTuple):

@@ -15,12 +15,12 @@ from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.record import Mark, collect
 from engines.ampd.live.store import Store
 from engines.ampd.performance import PerformanceModel
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import LeastKvMemory, Local
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.session import Round, Session
 from engines.ar.torch.run import Prompts
 from engines.least_squares import least_squares
+from engines.policies.binding import LeastKvMemory
+from engines.policies.routing import Local, RemoteOnly
 
 FIRST_ID = 10**9
 """Sessions of a profile have ids from here on."""

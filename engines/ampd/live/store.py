@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from engines.ar.cluster.policy import WorkerSnapshot
-from engines.ar.task import PrefillTask, TaskKind
 from engines.errors import RunError, UserError
+from engines.policies.task import PrefillTask, TaskKind
+from engines.policies.views import WorkerSnapshot
 
 T = TypeVar("T")
 

@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from engines.ampd.fitting import Piecewise
 from engines.ampd.live.profile import LiveProfile
-from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.policy import Binder, Estimator, Router
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
-from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.cost import DecodeLine
 from engines.ar.session import OpenLoop, Session
 from engines.ar.transfer import KvLinks, Link
 from engines.ar.window import WINDOW_S
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import Binder
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Estimator, Router
+from engines.policies.step import Chunk
 
 HOMES, PREFILLS = 0, 1
 """Servers that tell the two directions apart."""

@@ -15,13 +15,13 @@ import numpy as np
 
 from engines.ampd.live.decisions import choose, order_line
 from engines.ampd.live.store import Store, task_of, texts
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.task import PrefillTask
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import TorchExecutor
 from engines.models.loader import parse_dtype
 from engines.models.qwen2 import load_causal
 from engines.models.qwen2_config import CausalConfig
+from engines.policies.queue import PrefillQueue
+from engines.policies.task import PrefillTask
 
 Role = Literal["prefill", "decode"]
 

@@ -17,19 +17,20 @@ import numpy as np
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.closed_form import ClosedForm
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cluster.batching import ONE_BY_ONE
-from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.policy import FewestSessions
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.cost import DecodeLine
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop
 from engines.errors import require
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import FewestSessions
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import RemoteOnly
+from engines.policies.step import Chunk
 
 Method = Literal["direct", "cached", "closed"]
 """direct: simulate the phase for every (n, k), on the very cluster code. cached: simulate some k a degree and

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from engines.ampd.performance import PerformanceModel
 from engines.ar.session import Round, Session
-from engines.ar.slo import Slo
 from engines.errors import require
+from engines.policies.slo import Slo
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

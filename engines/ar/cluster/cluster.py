@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from engines.ar.cluster.batching import ONE_BY_ONE, Batching
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.policy import Binder, Estimator, LeastKvMemory, Local, Router
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import NEVER, Simulation, StopRule
 from engines.ar.constants import CostConstants
@@ -23,6 +20,11 @@ from engines.ar.window import WINDOW_S
 from engines.errors import require
 from engines.hardware.catalogue import Gpu
 from engines.models.shape import ModelShape
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import Binder, LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Estimator, Local, Router
+from engines.policies.step import Batching
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol
 from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.live import Live
-from engines.ar.cluster.owed import Owed
-from engines.ar.cluster.policy import DecodeView, PrefillView
-from engines.ar.task import PrefillTask
+from engines.policies.owed import Owed
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 Log = tuple[Sequence[float], Sequence[int]]
 """gaps and counts of a ``DecodeBatch``."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from math import fsum
 
-from engines.ar.cluster.batching import IDLE, Batching, Share, Situation, StepPlan
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
 from engines.ar.cluster.hub import Hub
 from engines.ar.cluster.live import Live
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk, StepCost
+from engines.ar.cost import StepCost
 from engines.ar.kv import KvPool
-from engines.ar.task import PrefillTask
 from engines.ar.window import WINDOW_S, TokenWindow
 from engines.named import asked
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import IDLE, Batching, Chunk, Share, Situation, StepPlan
+from engines.policies.task import PrefillTask
 
 
 class Instance:

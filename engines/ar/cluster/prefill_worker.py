@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from math import fsum
 
-from engines.ar.cluster.batching import Batching, Share, Situation, StepPlan
 from engines.ar.cluster.hub import Hub
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk, StepCost
-from engines.ar.task import PrefillTask
+from engines.ar.cost import StepCost
 from engines.ar.window import WINDOW_S, Window
 from engines.named import asked
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan
+from engines.policies.task import PrefillTask
 
 
 class PrefillWorker:

@@ -12,8 +12,6 @@ from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.hub import Home, Read, RemoteWorker
 from engines.ar.cluster.live import Live
-from engines.ar.cluster.owed import Owed, checked_decision
-from engines.ar.cluster.policy import Binder, Estimator, Router
 from engines.ar.cluster.record import (
     ROUND_COLUMNS,
     SESSION_COLUMNS,
@@ -26,10 +24,13 @@ from engines.ar.cluster.record import (
     table,
 )
 from engines.ar.session import Arrivals, ClosedLoop, Session
-from engines.ar.task import PrefillTask, TaskKind
 from engines.ar.transfer import KvLinks
 from engines.errors import RunError, require
 from engines.named import asked
+from engines.policies.binding import Binder
+from engines.policies.owed import Owed, checked_decision
+from engines.policies.routing import Estimator, Router
+from engines.policies.task import PrefillTask, TaskKind
 
 # Positions in the rows under construction.
 _FIRST_TOKEN, _FINISHED, _IS_LOCAL = (ROUND_COLUMNS.index(name) for name in ("first_token_s", "finished_s", "is_local"))

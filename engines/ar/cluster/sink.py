@@ -10,7 +10,7 @@ import sys
 from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.hub import Hub
 from engines.ar.cluster.live import Live
-from engines.ar.task import PrefillTask
+from engines.policies.task import PrefillTask
 
 
 class Sink:

@@ -6,7 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from engines.ar.cost import Chunk, StepCost
+from engines.ar.cost import StepCost
+from engines.policies.step import Chunk
 
 
 class Clock(Protocol):

@@ -17,11 +17,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engines.ar.cluster.batching import Batching, StepPlan
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import table
 from engines.ar.session import Arrivals, ClosedLoop, Session
-from engines.ar.task import PrefillTask, TaskKind
 from engines.ar.torch.batch import Sequence
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.clock import Clock, WallClock
@@ -29,6 +26,9 @@ from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import ROUND_COLUMNS, STEP_COLUMNS, EngineRun, Prompts, random_prompts
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.ar.torch.worker import Worker
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import Batching, StepPlan
+from engines.policies.task import PrefillTask, TaskKind
 
 _STARTED, _FIRST_TOKEN, _FINISHED = (ROUND_COLUMNS.index(name) for name in ("started_s", "first_token_s", "finished_s"))
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from engines import kernels
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.attention import SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables, Ints
 from engines.ar.torch.graphs import CaptureCost, Size, StepGraphs, flat_index, sequences
@@ -25,6 +24,7 @@ from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, 
 from engines.errors import require
 from engines.models.layers import FusedOps, fuse
 from engines.models.qwen2 import CausalModel
+from engines.policies.step import Bucket, Rung
 from engines.runtime.device import on
 from engines.runtime.recorder import CudaRecorder, Recorder
 from engines.runtime.staging import Staging, staging_to

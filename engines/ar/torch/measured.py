@@ -13,10 +13,11 @@ from time import perf_counter, process_time
 import numpy as np
 import torch
 
-from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.cost import DecodeLine
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.errors import require
+from engines.policies.step import Chunk
 
 CPU_TIME = process_time
 

@@ -16,12 +16,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engines.ar.cluster.batching import IDLE, Batching, Share, Situation, StepPlan
-from engines.ar.cluster.owed import Owed
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk
 from engines.ar.session import Session
-from engines.ar.task import PrefillTask, TaskKind
 from engines.ar.torch.batch import DecodeColumns, Sequence
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import Ran, TorchExecutor
@@ -31,6 +26,10 @@ from engines.ar.torch.rows import StepWork
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.errors import require
 from engines.named import asked
+from engines.policies.owed import Owed
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import IDLE, Batching, Chunk, Share, Situation, StepPlan
+from engines.policies.task import PrefillTask, TaskKind
 
 
 class Driver(Protocol):

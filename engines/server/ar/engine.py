@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.ar.cluster.batching import Batching, Situation, StepPlan
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.session import Round, Session
-from engines.ar.task import PrefillTask
 from engines.bounds import check_fields
 from engines.errors import RunError, require
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import Batching, Situation, StepPlan
+from engines.policies.task import PrefillTask
 from engines.server.protocol import Admitted, EngineStatus, Event, Failed, Finished, Submission, Tokens
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from engines.ar.metrics import Floats
-from engines.ar.slo import READINGS, Reading, Slo, attainments
+from engines.ar.slo import READINGS, Reading, attainments
+from engines.policies.slo import Slo
 from repro.runs.metrics import Metric, distribution, floats
 from repro.runs.record import RunRecord
 from repro.systems.ar.columns import ROUNDS, TASKS, WORKERS

@@ -16,10 +16,10 @@ from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ampd.reordering import best_ordering
 from engines.ampd.routing import AdaptiveRouter
-from engines.ar.cluster.policy import WorkerSnapshot
-from engines.ar.task import PrefillTask
 from engines.errors import require
 from engines.knobs import Range, check_fields, given_to
+from engines.policies.task import PrefillTask
+from engines.policies.views import WorkerSnapshot
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.runs.metrics import Metric

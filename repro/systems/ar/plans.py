@@ -14,8 +14,9 @@ from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster, Hardware
 from engines.ar.deployment import Deployment, Pool, replications
 from engines.ar.session import Session
-from engines.ar.slo import Reading, Slo
+from engines.ar.slo import Reading
 from engines.errors import UserError, require
+from engines.policies.slo import Slo
 from repro.runs.kept import kept
 from repro.systems.ar.settings import Settings, hardware_of, performance_of, profiled_context, sessions_of
 from repro.workloads.arrivals import ArrivalConfig

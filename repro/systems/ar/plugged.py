@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable
 from copy import deepcopy
 
-from engines.ar.cluster.policy import Router
 from engines.errors import UserError, require
 from engines.named import load_named
+from engines.policies.routing import Router
 from repro.systems.ar.plans import Ground
 
 _NEEDED = "name a class, or a function, that called with model, slo and seed gives an object with route(task, home, prefills, now)"

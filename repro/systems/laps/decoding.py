@@ -12,16 +12,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.policy import Decision, DecodeView, FewestSessions, Local, PrefillView
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun, table
 from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.cluster.sink import Sink
-from engines.ar.task import PrefillTask
 from engines.errors import require
 from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
 from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun
+from engines.policies.binding import FewestSessions
+from engines.policies.routing import Decision, Local
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 from repro.systems.laps.workload import PrefillWorkload
 
 

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from engines.laps.cluster import PrefillCluster
-from engines.laps.graphs import StepTimes
 from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem
+from engines.policies.step import StepTimes
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.log import Window, closing_s, tables_of, window_of

@@ -7,17 +7,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.errors import require
 from engines.hardware.catalogue import gpu
 from engines.knobs import check_given, given_to
 from engines.laps.buckets import GRID, graph_bytes
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants, PrefillCost
-from engines.laps.graphs import StepTimes
 from engines.laps.step_model import StepModel
 from engines.laps.system import Graphs, shapes_of
 from engines.models.shape import model_shape
+from engines.policies.step import Bucket, Rung, StepTimes
 from repro.runs.cell import Cell
 from repro.systems.ar.settings import autoregressive_shape
 from repro.systems.laps.knobs import Decode, InstanceKnobs

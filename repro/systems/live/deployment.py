@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ampd.live.intake import Deciding
 from engines.ampd.live.store import Store, load_redis, shown
-from engines.ar.cluster.policy import LeastKvMemory, Router
-from engines.ar.cluster.queue import PrefillQueue
 from engines.errors import UserError, require
+from engines.policies.binding import LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Router
 from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.ar.log import tables_of
 from repro.systems.live.front import Front

@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
-from engines.ar.slo import Reading, Slo
+from engines.ar.slo import Reading
 from engines.errors import require
 from engines.knobs import Range, check_fields, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
+from engines.policies.slo import Slo
 from repro.runs.cell import Cell
 from repro.systems.ar.knobs import SessionKnobs
 from repro.systems.ar.plans import parse_deployment

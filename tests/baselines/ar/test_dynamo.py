@@ -6,11 +6,11 @@ import pytest
 from support.clusters import hardware, profiled, session, task
 
 from baselines.ar.dynamo import ConditionalRouter, DynamoConfig, dynamo
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import WorkerSnapshot
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
 from engines.errors import UserError
+from engines.policies.routing import RemoteOnly
+from engines.policies.views import WorkerSnapshot
 
 HOME = WorkerSnapshot(worker_id=0, kv_tokens=500, kv_capacity=1000)
 

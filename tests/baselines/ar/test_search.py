@@ -9,8 +9,9 @@ from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Session
-from engines.ar.slo import Reading, Slo, attainment
+from engines.ar.slo import Reading, attainment
 from engines.errors import UserError
+from engines.policies.slo import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)

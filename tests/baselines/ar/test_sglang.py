@@ -9,15 +9,13 @@ from support.prefill import ask, execute, h200_14b, task
 
 from baselines.ar.sglang import CacheAware, GuardedRungs, SglangConfig, TokenBudget, graphs_only, make_router, sglang
 from baselines.ar.vllm_pd import VllmPdConfig, vllm_pd
-from engines.ar.cluster.batching import Situation, StepPlan
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import FALLBACK, Bucket, Rung
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.laps.buckets import LADDER
-from engines.laps.controller import LengthClass
 from engines.laps.step_model import StepModel
+from engines.policies.instances import LengthClass
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, Situation, StepPlan
+from engines.policies.task import PrefillTask
 
 _, MODEL = h200_14b()
 

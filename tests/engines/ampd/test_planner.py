@@ -30,8 +30,8 @@ from engines.ampd.planner.program import TIE, Choice, Program, Solver, by_enumer
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.queueing import erlang_c
 from engines.ar.session import Session
-from engines.ar.slo import Slo
 from engines.errors import UserError
+from engines.policies.slo import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=16)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from support.clusters import task
 
 from engines.ampd.reordering import ReorderingQueue, best_ordering
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
+from engines.policies.task import PrefillTask
 
 windows = st.lists(
     st.builds(

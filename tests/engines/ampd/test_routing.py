@@ -10,9 +10,10 @@ import pytest
 from support.clusters import task
 
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig, ahead_s, local_cost_s, remote_cost_s
-from engines.ar.cluster.policy import Decision, WorkerSnapshot
-from engines.ar.slo import Slo
 from engines.errors import UserError
+from engines.policies.routing import Decision
+from engines.policies.slo import Slo
+from engines.policies.views import WorkerSnapshot
 
 SLO = Slo(ttft_s=1.0, itl_s=0.04)
 CONFIG = RoutingConfig()

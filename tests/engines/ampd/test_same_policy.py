@@ -13,11 +13,13 @@ from support.clusters import hardware, profiled, session
 from engines.ampd.routing import AdaptiveRouter, RouteOrder, RoutingConfig, WindowSignal
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.cluster import Cluster
-from engines.ar.cluster.policy import Decision, DecodeView, PrefillView, Router, WorkerSnapshot
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
-from engines.ar.slo import Slo
-from engines.ar.task import PrefillTask
+from engines.policies.routing import Decision, Router
+from engines.policies.slo import Slo
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
+from repro.paths import REPO
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)
@@ -27,11 +29,7 @@ POLICY_FILES = (
     "engines/ampd/reordering.py",
     "engines/ampd/performance.py",
     "engines/ar/window.py",
-    "engines/ar/task.py",
-    "engines/ar/cluster/policy.py",
-    "engines/ar/cluster/dispatch.py",
-    "engines/ar/cluster/queue.py",
-    "engines/ar/cluster/batching.py",
+    *(str(path.relative_to(REPO)) for path in sorted((REPO / "engines" / "policies").glob("*.py"))),
     "baselines/ar/dynamo.py",
     "baselines/ar/vllm.py",
 )

@@ -15,9 +15,9 @@ from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop
-from engines.ar.slo import Slo
 from engines.errors import UserError
 from engines.knobs import given_to
+from engines.policies.slo import Slo
 
 PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)

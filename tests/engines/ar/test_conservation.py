@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.clusters import LinearCost, TokenEstimator, hardware, links, session, session_lists, simulation
 
-from engines.ar.cluster.batching import ONE_BY_ONE, Batching, Chunked, PrefillFirst
-from engines.ar.cluster.policy import Decision, DecodeView, PrefillView, RoundRobin
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Session
-from engines.ar.task import PrefillTask
+from engines.policies.batching import ONE_BY_ONE, Chunked, PrefillFirst
+from engines.policies.binding import RoundRobin
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Decision
+from engines.policies.step import Batching
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 COST = LinearCost(token_s=1e-4, decode_s=5e-3, slope_s=2e-6, floor_s=6e-3)
 BATCHINGS: tuple[Batching, ...] = (
@@ -188,7 +191,7 @@ def test_simulated_systems_are_deterministic_too() -> None:
     from engines.ampd.profiler import profile_hardware
     from engines.ampd.system import ampd
     from engines.ar.deployment import Deployment
-    from engines.ar.slo import Slo
+    from engines.policies.slo import Slo
 
     platform = hardware()
     cluster = ampd(

@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 from support.clusters import hardware
 
 from engines.ar.constants import CONSTANTS, PHYSICAL, TRIAL_R2, cost_constants
-from engines.ar.cost import Chunk, WorkerCost, fits, kv_capacity_tokens
+from engines.ar.cost import WorkerCost, fits, kv_capacity_tokens
 from engines.ar.transfer import KvLinks
 from engines.errors import UserError
 from engines.hardware.catalogue import H20, H200, Gpu
 from engines.hardware.roofline import Calibration, Roofline, StepWork
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN2_5_7B, QWEN3_32B, ModelShape
+from engines.policies.step import Chunk
 
 BARE = replace(PHYSICAL, step_overhead_s=0.0)
 SHAPES = (QWEN2_5_7B, QWEN3_32B, LLAMA_3_1_70B, MIXTRAL_8X7B)

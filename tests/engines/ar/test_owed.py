@@ -12,16 +12,18 @@ from support.liars import Batches, Routes, forgets_history, pretends, shares
 from support.prefill import TokenCost
 
 from baselines.ar.sglang import sglang
-from engines.ar.cluster.batching import ONE_BY_ONE, Share, StepPlan
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.policy import Decision, LeastKvMemory
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import RunError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.system import PrefillSystem
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Decision
+from engines.policies.step import Share, StepPlan
 
 SESSIONS = [Session(i, 0.1 * i, (Round(100, 3), Round(20, 2))) for i in range(3)]
 REMOTE = Decision(1, False, "there")

@@ -16,21 +16,21 @@ from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
 from waits import Wait, deterministic, markov, sampled
 
-from engines.ar.cluster.batching import ONE_BY_ONE
-from engines.ar.cluster.dispatch import RemoteOnly
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.owed import Owed
-from engines.ar.cluster.policy import LeastKvMemory, Local
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
 from engines.ar.queueing import erlang_c
 from engines.ar.session import OpenLoop, Session
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import LeastKvMemory
+from engines.policies.owed import Owed
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Local, RemoteOnly
+from engines.policies.task import PrefillTask
 
 MICRO = LinearCost(token_s=1e-6)
 """A service time of 1 s is a prompt of a million tokens: whole tokens round it by less than one in a million."""

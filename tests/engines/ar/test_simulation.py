@@ -10,22 +10,15 @@ import pytest
 from support.clusters import LinearCost, Scripted, hardware, links, serve, session, simulation
 
 from engines.ar.cluster.cluster import Cluster, Policies
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import (
-    Decision,
-    DecodeView,
-    FewestSessions,
-    LeastKvMemory,
-    PrefillView,
-    RoundRobin,
-    WorkerSnapshot,
-)
 from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.cluster.sink import Sink
 from engines.ar.deployment import Deployment, Pool, place, replications, splits
 from engines.ar.session import ClosedLoop, OpenLoop
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
+from engines.policies.binding import FewestSessions, LeastKvMemory, RoundRobin
+from engines.policies.routing import Decision, RemoteOnly
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView, WorkerSnapshot
 
 
 def test_closed_loop_keeps_its_clients_busy() -> None:

@@ -12,8 +12,9 @@ from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.metrics import observe
 from engines.ar.session import Session
-from engines.ar.slo import READINGS, Reading, Slo, attainment, attainments
+from engines.ar.slo import READINGS, Reading, attainment, attainments
 from engines.errors import UserError
+from engines.policies.slo import Slo
 
 STATS = {
     "mean": np.mean,

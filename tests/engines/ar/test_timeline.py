@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, Scripted, TokenEstimator, links, serve, session, simulation
 
-from engines.ar.cluster.batching import Chunked, PrefillFirst
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.metrics import observe
+from engines.policies.batching import Chunked, PrefillFirst
 
 
 def gaps_of(run: ClusterRun, row: int) -> list[float]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pytest
 from support.clusters import FIRST_PREFILL, LinearCost, serve, session, simulation
 
-from engines.ar.cluster.batching import IDLE, Share, Situation, StepPlan
-from engines.ar.cluster.policy import Local
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.session import ClosedLoop
-from engines.ar.task import PrefillTask
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import Local
+from engines.policies.step import IDLE, Share, Situation, StepPlan
+from engines.policies.task import PrefillTask
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from support.prefill import TokenCost, chat, h200_14b, turns
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.laps.cluster import Cache, PrefillCluster
 from engines.laps.controller import ControllerConfig
 from engines.laps.metrics import little, summarise
 from engines.laps.record import PrefillRun
-from engines.laps.routing import InstanceView, LeastTokensInPool
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
 from engines.laps.turns import OpenTurns, Turn
 from engines.laps.waiting import WaitConfig
+from engines.policies.instances import InstanceView, LeastTokensInPool
+from engines.policies.task import PrefillTask
 
 COST, MODEL = h200_14b()
 SPATIAL = LapsConfig(spatial=Spatial(num_short=1, controller=ControllerConfig(cooldown_s=1.0)))

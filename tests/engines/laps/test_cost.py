@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 from support.prefill import LINEAR_MODEL, h200_14b
 
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import FALLBACK, Bucket, Rung
 from engines.errors import UserError
 from engines.hardware.catalogue import H200, RTX4090
 from engines.laps.buckets import GRID, LADDER
 from engines.laps.cost import PrefillConstants, PrefillCost
 from engines.laps.step_model import StepModel
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B
+from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 
 COST, MODEL = h200_14b()
 MS = 1e-3

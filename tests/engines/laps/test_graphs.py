@@ -9,14 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.prefill import ask, h200_14b, task
 
-from engines.ar.cluster.batching import Chunked
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import FALLBACK, Bucket, Rung, StepMode, holds, padded_tokens
 from engines.errors import UserError
 from engines.laps.buckets import GRID, LADDER, captured_buckets, graph_bytes
 from engines.laps.graphs import Cheapest, Ladder, Nearest, WithGraphs
 from engines.laps.system import LapsConfig, graph_choice, shapes_of
+from engines.policies.batching import Chunked
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import FALLBACK, Bucket, Chunk, Rung, StepMode, holds, padded_tokens
 
 _, MODEL = h200_14b()
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=70)

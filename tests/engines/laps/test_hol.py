@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from support.prefill import TokenCost, turns
 
-from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.hol import TwoClasses, waits_s
@@ -15,6 +14,7 @@ from engines.laps.record import PrefillRun
 from engines.laps.system import PrefillSystem
 from engines.laps.temporal import TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, WaitConfig
+from engines.policies.batching import ONE_BY_ONE
 from paper_figures.laps import boundary
 
 MIXED = TwoClasses(rate=8.0, short_share=0.7, short_s=0.02, long_s=0.2)

@@ -10,17 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, turns
 
-from engines.ar.cluster.batching import StepPlan
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.task import PrefillTask
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.metrics import summarise
-from engines.laps.queue import OpenQueue
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
 from engines.laps.turns import OpenTurns
+from engines.policies.queue import OpenQueue, PrefillQueue
+from engines.policies.step import StepPlan
+from engines.policies.task import PrefillTask
 
 MODEL = StepModel(base_s=3e-3, request_s=1e-4, floor_s=15e-3, token_s=1e-4, alpha=5e-9, history_s=0.0, shapes={})
 

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 import pytest
 from support.prefill import task
 
-from engines.laps.controller import LengthClass
-from engines.laps.routing import InstanceRouter, LeastRequests, LeastTokens, LeastTokensInPool, RoundRobin
+from engines.policies.instances import (
+    InstanceRouter,
+    LeastRequests,
+    LeastTokens,
+    LeastTokensInPool,
+    LengthClass,
+    RoundRobin,
+)
 
 
 @dataclass(frozen=True)

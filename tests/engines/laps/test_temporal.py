@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.prefill import TokenCost, ask, execute, h200_14b, task, turns
 
-from engines.ar.cluster.batching import StepPlan
-from engines.ar.cluster.queue import PrefillQueue
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, PrefillSystem, laps
 from engines.laps.temporal import ClassRule, LongDispatch, TemporalConfig, TemporalDisaggregation
 from engines.laps.waiting import AdaptiveWait, WaitConfig, WaitRule
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import StepPlan
 
 BOUNDARY = 256
 _, MODEL = h200_14b()

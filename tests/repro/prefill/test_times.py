@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engines.ar.step_mode import Bucket
+from engines.policies.step import Bucket
 from repro.prefill.times import Shape, step_shapes, step_times
 
 

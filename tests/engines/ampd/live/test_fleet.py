@@ -18,9 +18,9 @@ from engines.ampd.live.fleet import Fleet
 from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
 from engines.ampd.live.worker import WorkerSpec
-from engines.ar.cluster.queue import PrefillQueue
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
+from engines.policies.queue import PrefillQueue
 from repro.paths import REPO
 
 pytestmark = needs_redis

@@ -17,9 +17,9 @@ from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.intake import FIRST_NAMED, Asked, Deciding, Intake, Limits, RouterSpec
 from engines.ampd.live.server import RedisServer
 from engines.ampd.live.store import Store
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import LeastKvMemory
 from engines.errors import UserError
+from engines.policies.binding import LeastKvMemory
+from engines.policies.routing import RemoteOnly
 
 LIMITS = Limits(vocab_size=1000, max_len=64)
 FIRST, SECOND = [1, 2, 3], [7, 4, 5]

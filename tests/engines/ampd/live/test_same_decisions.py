@@ -23,20 +23,22 @@ from engines.ampd.profiler import profile_hardware
 from engines.ampd.reordering import ReorderingQueue
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
-from engines.ar.cluster.batching import ONE_BY_ONE
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.hub import RemoteWorker
 from engines.ar.cluster.instance import Instance
 from engines.ar.cluster.live import Live
-from engines.ar.cluster.policy import Decision, DecodeView, LeastKvMemory, PrefillView
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.deployment import Deployment
 from engines.ar.session import OpenLoop, Session
-from engines.ar.slo import Slo
-from engines.ar.task import PrefillTask
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import LeastKvMemory
+from engines.policies.routing import Decision
+from engines.policies.slo import Slo
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 pytestmark = needs_store
 

@@ -10,9 +10,9 @@ from support.live import Hand, HandClock, client_of_any, needs_store
 
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.store import Store
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import LeastKvMemory, Local
 from engines.errors import RunError, UserError
+from engines.policies.binding import LeastKvMemory
+from engines.policies.routing import Local, RemoteOnly
 
 pytestmark = needs_store
 

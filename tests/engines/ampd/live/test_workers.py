@@ -27,14 +27,14 @@ from engines.ampd.live.store import Store
 from engines.ampd.live.twin import simulate_live
 from engines.ampd.live.worker import WorkerSpec
 from engines.ampd.reordering import ReorderingQueue
-from engines.ar.cluster.batching import ONE_BY_ONE
-from engines.ar.cluster.dispatch import RemoteOnly
-from engines.ar.cluster.policy import LeastKvMemory
-from engines.ar.cluster.queue import PrefillQueue
 from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.run import random_prompts
 from engines.errors import RunError
 from engines.models.qwen2_config import tiny_causal
+from engines.policies.batching import ONE_BY_ONE
+from engines.policies.binding import LeastKvMemory
+from engines.policies.queue import PrefillQueue
+from engines.policies.routing import RemoteOnly
 from repro.systems.live.deployment import compared
 
 pytestmark = needs_redis

@@ -7,8 +7,8 @@ import pytest
 import torch
 from support.causal import executor, generate, pooled, prompt, run, small_model, start
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import TorchExecutor
+from engines.policies.step import Bucket, Rung
 
 TOLERANCE = 2e-6
 """Largest difference of K and V (of order 1, float32, two layers) that the order of a sum explains: measured 5e-7."""

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.causal import executor, generate, small_model, start
 
-from engines.ar.cluster.batching import IDLE, Batching, Chunked, OneByOne, PrefillFirst, Situation, StepPlan
 from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.ar.torch.blocks import OutOfBlocksError
 from engines.ar.torch.clock import WallClock
@@ -18,6 +17,8 @@ from engines.ar.torch.run import random_prompts
 from engines.ar.torch.sampling import SamplingParams
 from engines.errors import UserError
 from engines.models.qwen2 import CausalModel
+from engines.policies.batching import Chunked, OneByOne, PrefillFirst
+from engines.policies.step import IDLE, Batching, Situation, StepPlan
 
 SESSIONS = [
     Session(7, 0.0, (Round(20, 6, 0.001), Round(9, 5), Round(30, 1))),

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.causal import executor, small_model
 
-from engines.ar.cost import Chunk
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.measured import CPU_TIME, MeasuredSteps, dealt
 from engines.errors import UserError
+from engines.policies.step import Bucket, Chunk, Rung
 
 
 def ticking(step: float) -> Iterator[float]:

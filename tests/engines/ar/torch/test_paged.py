@@ -13,9 +13,9 @@ import torch
 from support.causal import executor, generate, pooled, prompt, run, small_model, start
 from torch import Tensor
 
-from engines.ar.step_mode import Bucket, Rung
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, PagedSpans, ReferenceKernel, Served, fault, probe
+from engines.policies.step import Bucket, Rung
 from engines.runtime.recorder import EagerRecorder
 from engines.runtime.staging import Staging
 from engines.runtime.store import store_by_index

@@ -17,11 +17,8 @@ from support.causal import executor
 from support.clusters import simulation
 
 from baselines.ar.sglang import SglangConfig, sglang
-from engines.ar.cluster.batching import Batching, Chunked, OneByOne, PrefillFirst, Situation, StepPlan
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.cost import Chunk, DecodeLine
+from engines.ar.cost import DecodeLine
 from engines.ar.session import Arrivals, ClosedLoop, OpenLoop, Round, Session
-from engines.ar.step_mode import Bucket
 from engines.ar.torch.clock import CostClock
 from engines.ar.torch.engine import Engine
 from engines.ar.torch.executor import TorchExecutor
@@ -32,6 +29,9 @@ from engines.laps.system import LapsConfig, laps, reserve
 from engines.laps.waiting import WaitConfig
 from engines.models.qwen2 import load_causal
 from engines.models.qwen2_config import tiny_causal
+from engines.policies.batching import Chunked, OneByOne, PrefillFirst
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import Batching, Bucket, Chunk, Situation, StepPlan
 
 
 @dataclass(frozen=True)

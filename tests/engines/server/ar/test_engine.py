@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from support.causal import executor, generate, prompt, small_model, start
 
 from baselines.ar.sglang import TokenBudget
-from engines.ar.cluster.batching import IDLE, Batching, Chunked, OneByOne, PrefillFirst, Situation, StepPlan
 from engines.ar.session import ClosedLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.errors import RunError, UserError
-from engines.laps.queue import OpenQueue
 from engines.models.qwen2 import CausalModel
+from engines.policies.batching import Chunked, OneByOne, PrefillFirst
+from engines.policies.queue import OpenQueue
+from engines.policies.step import IDLE, Batching, Situation, StepPlan
 from engines.server.ar.engine import ArGeneration, AtMost, ServedAr
 from engines.server.protocol import Admitted, Event, Failed, Finished, Submission, Tokens
 

@@ -107,7 +107,7 @@ def test_policies_are_part_of_the_code_behind_a_run() -> None:
 
 def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_router.py").write_text(
-        "from engines.ar.cluster.policy import Decision\n\n\nclass Home:\n"
+        "from engines.policies.routing import Decision\n\n\nclass Home:\n"
         "    def __init__(self, *, model, slo, seed):\n        pass\n\n"
         "    def route(self, task, home, prefills, now):\n        return Decision(home.worker_id, True, 'mine')\n"
     )
@@ -121,7 +121,7 @@ def test_a_router_of_ones_own_decides_and_counts_as_code(tmp_path: Path, monkeyp
 def test_what_a_router_is_made_with_is_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the verdict on it nor other systems' runs rest on what it has made of that."""
     (tmp_path / "spoils.py").write_text(
-        "from engines.ar.cluster.policy import Decision\n\n\nclass Home:\n"
+        "from engines.policies.routing import Decision\n\n\nclass Home:\n"
         "    def __init__(self, *, model, slo, seed):\n"
         "        for owner in (model, slo):\n            for name in vars(owner):\n"
         "                object.__setattr__(owner, name, 1e9)\n\n"

@@ -1,11 +1,11 @@
-"""The prefill queue of a worker. How it is ordered is a policy: a subclass."""
+"""The prefill queue of a worker. How it is ordered, and whether a task may leave out of turn, is a policy: a subclass."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
 
-from engines.ar.task import PrefillTask
+from engines.policies.task import PrefillTask
 
 
 class PrefillQueue:
@@ -36,7 +36,7 @@ class PrefillQueue:
         return self._taken(self._tasks.popleft())
 
     def oldest_ready_s(self) -> float | None:
-        return min((task.ready_s for task in self._tasks), default=None)
+        return min((task.ready_s for task in self), default=None)
 
     def _count(self, task: PrefillTask) -> None:
         self.backlog_s += task.estimate_s
@@ -45,5 +45,34 @@ class PrefillQueue:
     def _taken(self, task: PrefillTask) -> PrefillTask:
         self.backlog_tokens -= task.tokens
         # An empty queue sheds the rounding of the sums before.
-        self.backlog_s = self.backlog_s - task.estimate_s if self._tasks else 0.0
+        self.backlog_s = self.backlog_s - task.estimate_s if len(self) else 0.0
         return task
+
+
+class OpenQueue(PrefillQueue):
+    """First come, first served; any task can be taken out of turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: dict[int, PrefillTask] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[PrefillTask]:
+        return iter(self._waiting.values())
+
+    def push(self, task: PrefillTask) -> None:
+        self._waiting[task.task_id] = task
+        self._count(task)
+
+    def peek(self, now: float) -> PrefillTask:
+        return next(iter(self._waiting.values()))
+
+    def take(self, now: float) -> PrefillTask:
+        return self.pull(self.peek(now))
+
+    def pull(self, task: PrefillTask) -> PrefillTask:
+        """Remove this very task."""
+        del self._waiting[task.task_id]
+        return self._taken(task)

@@ -10,10 +10,10 @@ import math
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from engines.ar.cluster.batching import IDLE, Share, StepPlan
-from engines.ar.cluster.policy import Decision
-from engines.ar.task import PrefillTask
 from engines.errors import RunError
+from engines.policies.routing import Decision
+from engines.policies.step import IDLE, Share, StepPlan
+from engines.policies.task import PrefillTask
 
 MOST_WAKES = 10_000
 """Times in a row that policies ask to be asked again without a prefill."""

@@ -6,55 +6,10 @@ tokens of K/V there is room for. It neither knows the time a step takes nor who 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 
-from engines.ar.cluster.queue import PrefillQueue
-from engines.ar.task import PrefillTask
 from engines.errors import require
-
-
-class Share(NamedTuple):
-    """``tokens`` of a prefill in one step."""
-
-    task: PrefillTask
-    tokens: int
-
-
-class StepPlan(NamedTuple):
-    """No shares: decode if there is something to decode, else wait."""
-
-    shares: Sequence[Share] = ()
-    decodes: bool = False
-    """Whether the decode batch advances by one token in the same step."""
-    wake_s: float | None = None
-    """Ask again at this time at the latest (a batching window)."""
-    mode: object = None
-    """For the worker's cost model, where it has several ways to run a step (LAPS: a captured graph)."""
-
-
-IDLE = StepPlan()
-
-
-class Situation(NamedTuple):
-    """A worker between two steps."""
-
-    queue: PrefillQueue
-    begun: Sequence[PrefillTask]
-    """Admitted prefills with tokens left."""
-    decoding: int
-    """Sequences in the decode batch."""
-    room: int
-    """Tokens of K/V that may be admitted."""
-    need_of: Callable[[PrefillTask], int]
-    """Tokens of K/V that admitting a task takes, without what the worker still has of its history."""
-
-
-class Batching(Protocol):
-    def next_step(self, at: Situation, now: float) -> StepPlan:
-        """New prefills are taken from ``at.queue``; what is left in ``at.begun`` comes again."""
-        ...
+from engines.policies.step import IDLE, Share, Situation, StepPlan
 
 
 @dataclass(frozen=True, kw_only=True)

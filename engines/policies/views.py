@@ -1,4 +1,4 @@
-"""What the coordinator decides, and what it may look at: plain data and a time, never the simulator.
+"""What the coordinator may look at: plain data and a time, never the simulator.
 
 The workers of the simulation satisfy ``PrefillView`` and ``DecodeView``; a live coordinator fills
 ``WorkerSnapshot`` from shared memory and asks the very same policy objects (AMPD §3, §6).
@@ -6,11 +6,8 @@ The workers of the simulation satisfy ``PrefillView`` and ``DecodeView``; a live
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
-
-from engines.ar.task import PrefillTask
+from dataclasses import dataclass
+from typing import Protocol
 
 
 class QueueView(Protocol):
@@ -98,67 +95,3 @@ class WorkerSnapshot:
 
     def token_age_s(self, now: float) -> float:
         return self.age_s
-
-
-class Decision(NamedTuple):
-    """Where a prefill runs and by which rule."""
-
-    worker_id: int
-    is_local: bool
-    """On the decode worker its session is bound to."""
-    reason: str
-
-
-class Router(Protocol):
-    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
-        """``home`` is the decode worker the session is bound to."""
-        ...
-
-
-class Binder(Protocol):
-    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
-        """Id of the decode worker a new session belongs to, for life."""
-        ...
-
-
-class Estimator(Protocol):
-    """What policies believe a prefill takes; the workers' truth may differ."""
-
-    def prefill_s(self, history: int, tokens: int, degree: int) -> float: ...
-
-
-@dataclass(kw_only=True)
-class Local:
-    """Co-located serving: a prefill runs where its session lives."""
-
-    reason: str = field(default="co-located", init=False)
-
-    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
-        return Decision(home.worker_id, True, self.reason)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeastKvMemory:
-    """Least K/V in use; ties by fewest sessions, then by id (AMPD §3, binding)."""
-
-    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
-        return min(decodes, key=lambda worker: (worker.kv_tokens, worker.num_sessions, worker.worker_id)).worker_id
-
-
-@dataclass(kw_only=True)
-class RoundRobin:
-    """Workers in turn."""
-
-    turn: int = field(default=0, init=False)
-
-    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
-        self.turn += 1
-        return decodes[(self.turn - 1) % len(decodes)].worker_id
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewestSessions:
-    """Fewest sessions bound; ties by least K/V, then by id."""
-
-    def bind(self, decodes: Sequence[DecodeView], now: float) -> int:
-        return min(decodes, key=lambda worker: (worker.num_sessions, worker.kv_tokens, worker.worker_id)).worker_id

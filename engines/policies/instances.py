@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
-from engines.ar.task import PrefillTask
-from engines.laps.controller import LengthClass
+from engines.policies.task import PrefillTask
+
+LengthClass = Literal["short", "long"]
 
 
 class InstanceView(Protocol):

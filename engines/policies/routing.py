@@ -1,21 +1,55 @@
-"""Always remote: which prefill worker gets a task, where all prefills go to prefill workers."""
+"""Where a prefill runs: on the decode worker its session is bound to, or on a prefill worker, and which (AMPD §3)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, get_args
 
-from engines.ar.cluster.policy import Decision, DecodeView, PrefillView
-from engines.ar.task import PrefillTask
 from engines.errors import UserError, require
+from engines.policies.task import PrefillTask
+from engines.policies.views import DecodeView, PrefillView
 
 Dispatch = Literal["shortest", "round-robin", "random", "shared"]
 """shortest: least estimated time of running and queued prefills (join the shortest queue). shared: one queue, from
 which workers take when they are free; then only who is woken matters."""
 
 
+class Decision(NamedTuple):
+    """Where a prefill runs and by which rule."""
+
+    worker_id: int
+    is_local: bool
+    """On the decode worker its session is bound to."""
+    reason: str
+
+
+class Router(Protocol):
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        """``home`` is the decode worker the session is bound to."""
+        ...
+
+
+class Estimator(Protocol):
+    """What policies believe a prefill takes; the workers' truth may differ."""
+
+    def prefill_s(self, history: int, tokens: int, degree: int) -> float: ...
+
+
+@dataclass(kw_only=True)
+class Local:
+    """Co-located serving: a prefill runs where its session lives."""
+
+    reason: str = field(default="co-located", init=False)
+
+    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
+        return Decision(home.worker_id, True, self.reason)
+
+
 class RemoteOnly:
+    """Which prefill worker gets a task, where all prefills go to prefill workers."""
+
     def __init__(self, dispatch: Dispatch = "shortest", *, seed: int = 0) -> None:
         if dispatch not in get_args(Dispatch):
             raise UserError(f"dispatch={dispatch!r} is unknown: use one of {', '.join(get_args(Dispatch))}")
