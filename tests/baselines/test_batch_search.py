@@ -287,6 +287,34 @@ def test_a_measured_batch_runs_within_the_memory(system: str) -> None:
     assert run(facts["batch_size"] + 1) > settings.memory_limit
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_peak_does_not_depend_on_when_garbage_is_looked_for(is_enabled: bool) -> None:
+    """What an earlier run left, freed in the middle of this one, would hide as many bytes."""
+
+    def leave_garbage() -> None:
+        left = SimpleNamespace(memory=torch.empty(2 * MIB, dtype=torch.uint8))
+        left.itself = left
+
+    def run() -> None:
+        leave_garbage()
+        many: list[object] = [[] for _ in range(1000)]  # enough that garbage would be looked for
+        del many
+        torch.empty(MIB, dtype=torch.uint8)
+
+    was_enabled, threshold, device = gc.isenabled(), gc.get_threshold(), torch.device("cpu")
+    gc.disable()
+    try:
+        peak_bytes(leave_garbage, device)
+        gc.set_threshold(100, 1, 1)
+        if is_enabled:
+            gc.enable()
+        assert peak_bytes(run, device) == 3 * MIB
+        assert gc.isenabled() is is_enabled
+    finally:
+        gc.set_threshold(*threshold)
+        (gc.enable if was_enabled else gc.disable)()
+
+
 def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
     def facts_of(**knobs: Scalar) -> Mapping[str, Any]:
         return measured_facts(tiny_cell("sparse-dllm", **knobs))
@@ -302,18 +330,6 @@ def test_a_batch_that_was_asked_for_must_fit_when_it_is_tried() -> None:
     assert all_of_them["batch_obtained"] == "asked for 50, all 8 requests"
     with pytest.raises(UserError, match="batch_size=9 is more than max_num_seqs=4 allows"):
         facts_of(batch_size=9, max_num_seqs=4)
-
-
-def test_what_earlier_runs_left_is_not_counted() -> None:
-    left = SimpleNamespace(memory=torch.zeros(10**6))
-    left.itself = left
-    del left
-
-    def run() -> None:
-        gc.collect()
-        torch.zeros(10**5)
-
-    assert peak_bytes(run, torch.device("cpu")) == 4 * 10**5
 
 
 def test_it_is_measured_once_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> None:

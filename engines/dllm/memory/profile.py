@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -93,16 +94,30 @@ def _filling_requests(model: DiffusionModel, config: EngineConfig, generation: G
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Largest number of bytes ``run`` held at once, beyond what was allocated when it began."""
-    # Garbage that is freed in the middle of the run would hide as many bytes.
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
-    return _cpu_peak(run)
+    with _no_collection():
+        return _cuda_peak(run, device) if device.type == "cuda" else _cpu_peak(run)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Whether garbage is collected in the middle of a run hangs on what ran before: none is, and a peak is the same each time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _cuda_peak(run: Callable[[], object], device: torch.device) -> int:
+    gc.collect()  # what earlier runs left would hide as many bytes when it is freed
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _cpu_peak(run: Callable[[], object]) -> int:
