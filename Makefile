@@ -29,7 +29,8 @@ EXTRAS := .venv-extras
 EXTRA_TESTS := tests/engines/models/test_chat.py tests/engines/models/test_dream_model.py tests/engines/models/test_qwen2.py tests/repro/cli/test_generate.py tests/repro/cli/test_serve.py tests/repro/tasks/test_grading.py tests/repro/test_lm_eval.py tests/repro/test_serving_ar.py
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+# What is imported is compiled then: all that is installed would take as long as installing it.
+INSTALL := $(BIN)/python -m pip -qq --disable-pip-version-check install --no-compile
 SAY := @printf '%s\n'
 
 .DEFAULT_GOAL := help
@@ -67,15 +68,15 @@ $(STAMP): pyproject.toml
 	@if $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then \
 	  echo 'setup: torch is there'; \
 	elif [ -n '$(TORCH)' ]; then \
-	  echo 'setup: installing $(TORCH) (1-5 minutes)'; $(PIP) install '$(TORCH)'; \
+	  echo 'setup: installing $(TORCH) (1-5 minutes)'; $(INSTALL) '$(TORCH)'; \
 	elif nvidia-smi >/dev/null 2>&1; then \
-	  echo 'setup: NVIDIA GPU found, installing torch with CUDA (2-10 minutes, several GB)'; $(PIP) install torch; \
+	  echo 'setup: NVIDIA GPU found, installing torch with CUDA (2-10 minutes, several GB)'; $(INSTALL) torch; \
 	else \
 	  echo 'setup: installing $(TORCH_CPU) for CPU (1-3 minutes)'; \
-	  $(PIP) --retries 1 install --no-deps --extra-index-url '$(TORCH_INDEX)' '$(TORCH_CPU)'; \
+	  $(INSTALL) --retries 1 --no-deps --extra-index-url '$(TORCH_INDEX)' '$(TORCH_CPU)'; \
 	fi
 	$(SAY) 'setup: installing this package and its tools (1-2 minutes)'
-	@$(PIP) install -e '.[dev]'
+	@$(INSTALL) -e '.[dev]'
 	@touch $@
 	$(SAY) 'setup: done'
 
@@ -135,7 +136,7 @@ lint: $(STAMP)
 check: lint test
 
 mutate: $(STAMP)
-	@$(PIP) install -e '.[mutation]'
+	@$(INSTALL) -e '.[mutation]'
 	$(SAY) 'mutate: $(MUTANTS) changes of the code, what became of them in docs/mutation.csv (one to two hours)'
 	@$(BIN)/python benchmarks/mutation.py --count $(MUTANTS) --seed $(MUTATION_SEED) --jobs $(TEST_JOBS)
 
