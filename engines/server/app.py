@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -17,16 +17,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from engines.server.body import Asked, parse_json, read_chat, read_completion
+from engines.server.body import ChatBody, CompletionBody, Schema
 from engines.server.completion import Served
 from engines.server.errors import ApiError
 from engines.server.intake import LARGE_BODY, Addressed, Intake
 from engines.server.metrics import Metrics
-from engines.server.protocol import Kind
 from engines.server.reply import Reply
 from engines.server.settings import ServerSettings
-
-Read = Callable[[Mapping[str, Any], str, Mapping[str, Kind]], Asked]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +56,9 @@ class Server:
         return self._intake.is_closed
 
     def _add_routes(self) -> None:
-        app, page = self.app, files(__package__).joinpath("status.html").read_text(encoding="utf-8")
+        app, served = self.app, self._served.model
+        schemas = [Schema(kind, served.name, served.options) for kind in (CompletionBody, ChatBody)]
+        page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
         app.add_middleware(_Addressed, check=Addressed(self._settings.host).check, say=self._say)
         app.add_exception_handler(ApiError, self._say)
         app.add_exception_handler(HTTPException, self._say_http)
@@ -68,11 +67,11 @@ class Server:
 
         @app.post("/v1/completions")
         async def completions(request: Request) -> Response:
-            return await self._answer(request, read_completion)
+            return await self._answer(request, schemas[0])
 
         @app.post("/v1/chat/completions")
         async def chat_completions(request: Request) -> Response:
-            return await self._answer(request, read_chat)
+            return await self._answer(request, schemas[1])
 
         @app.get("/v1/models")
         async def models(request: Request) -> Response:
@@ -113,17 +112,18 @@ class Server:
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, read: Read) -> Response:
+    async def _answer(self, request: Request, schema: Schema) -> Response:
         arrived_at = asyncio.get_running_loop().time()
         self._check_key(request)
         body = await self._intake.read(request)
         size = len(body)
         self.num_answering += 1
         try:
-            model = self._served.model
-            parse = partial(_parse, body, read, model.name, model.options)
-            loop = asyncio.get_running_loop()
-            asked = parse() if size < LARGE_BODY else await loop.run_in_executor(self._served.slow_work, parse)
+            if size < LARGE_BODY:
+                asked = schema.read(body)
+            else:
+                loop = asyncio.get_running_loop()
+                asked = await loop.run_in_executor(self._served.slow_work, schema.read, body)
             reply = Reply(
                 self._served, asked, self.metrics, arrived_at=arrived_at, most_s=self._settings.request_timeout_s
             )
@@ -183,10 +183,6 @@ class Server:
         logger.error("%s %s", request.method, request.url.path, exc_info=error)
         said = ApiError(500, f"a fault of this server ({type(error).__name__}): see its log", kind="server_error")
         return JSONResponse(said.body, said.status)
-
-
-def _parse(body: bytes, read: Read, served: str, options: Mapping[str, Kind]) -> Asked:
-    return read(parse_json(body), served, options)
 
 
 class _Addressed:

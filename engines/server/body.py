@@ -1,12 +1,16 @@
-"""Bodies of ``/v1/completions`` and ``/v1/chat/completions``, read field by field; whatever has no effect is refused."""
+"""Bodies of ``/v1/completions`` and ``/v1/chat/completions``: schemas, and one formatter that says what is wrong in a sentence.
+
+Whatever has no effect is refused.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, Self
+
+import pydantic
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
 
 from engines.server.errors import ApiError, refused
 from engines.server.protocol import Kind
@@ -14,11 +18,8 @@ from engines.strict_json import RepeatedKeyError, unique
 
 MOST_CHOICES = 128
 """Answers to one request: ``n`` for each prompt."""
-MOST_STOPS, LONGEST_STOP = 4, 256
-
-Prompt = str | tuple[int, ...]
-
-_SAID: Mapping[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+MOST_FIELDS = 100
+"""Fields of one object: an error is kept for each that is unknown."""
 
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -43,40 +44,234 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
 }
 """Fields of OpenAI's API and vLLM's that are not implemented, each with the values that ask for nothing."""
-_ABOUT_THE_CALLER = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+_ABOUT_THE_CALLER = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})
 
-T = TypeVar("T", int, float, bool, str)
+_SAID: Mapping[str, str] = {
+    "bool_type": "must be true or false",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "int_type": "must be a whole number",
+    "string_type": "must be a text",
+}
+"""What is said of a value whose field does not describe itself, by pydantic's type of error."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """``prompts`` has one entry, a conversation is in ``messages`` instead. ``generation`` holds what was given of
-    ``max_tokens``, ``temperature``, ``top_p``, ``top_k``, ``seed``, ``ignore_eos`` and the engine's options."""
+class _Object(pydantic.BaseModel):
+    """A JSON object; a field that is null was not given."""
 
-    prompts: tuple[Prompt, ...] = ()
-    messages: tuple[Mapping[str, str], ...] = ()
-    generation: Mapping[str, Any]
-    n: int = 1
-    stop: tuple[str, ...] = ()
-    stream: bool = False
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        if len(fields) > MOST_FIELDS:
+            raise refused(
+                f"an object has {len(fields)} fields, more than {MOST_FIELDS}, the most that is taken: send fewer"
+            )
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(each) is int for each in given)
+
+
+def _prompt(given: Any) -> str | tuple[int, ...]:
+    if isinstance(given, str) and given:
+        return given
+    if _are_ids(given):
+        return tuple(given)
+    raise ValueError
+
+
+def _as_list(given: Any) -> Any:
+    """A text or token ids alone as a list of one."""
+    return [given] if isinstance(given, str) or _are_ids(given) else given
+
+
+def _as_parts(given: Any) -> Any:
+    return [{"type": "text", "text": given}] if isinstance(given, str) else given
+
+
+class _Part(pydantic.BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Message(_Object):
+    role: str
+    content: Annotated[list[_Part], FailFast(), BeforeValidator(_as_parts)]
+
+
+class _StreamOptions(_Object):
     include_usage: bool = False
-    return_token_ids: bool = False
-    timeout_s: float | None = None
 
-    @property
-    def is_chat(self) -> bool:
-        return bool(self.messages)
+
+Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Body(_Object):
+    """What both routes take."""
+
+    model: str
+    n: Count = 1
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=256)]],
+        FailFast(),
+        Field(max_length=4, description="a text or a list of up to 4 texts, each of 1 to 256 characters"),
+        BeforeValidator(_as_list),
+    ] = []
+    stream: bool = False
+    stream_options: Annotated[_StreamOptions, Field(description="an object like {'include_usage': true}")] = (
+        _StreamOptions()
+    )
+    return_token_ids: bool = False
+    timeout: Annotated[float, Field(gt=0)] | None = None
+    """Seconds."""
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: float | None = None
+    # vLLM's clients send 0 or -1 for all tokens.
+    top_k: Annotated[int, AfterValidator(lambda k: None if k in (0, -1) else k)] | None = None
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_asks_for_nothing(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        left = {name: value for name, value in fields.items() if name not in _ABOUT_THE_CALLER}
+        for name in (left.keys() & _WITHOUT_EFFECT.keys()) - cls.model_fields.keys():
+            value = left.pop(name)
+            if value is not None and not _is_neutral(name, value):
+                raise refused(f"{name}={_shown(value)} is not supported: leave it out", name)
+        return left
+
+    @model_validator(mode="after")
+    def _has_options_of_a_stream_alone(self) -> Self:
+        if "stream_options" in self.model_fields_set and not self.stream:
+            raise refused("stream_options has no effect without stream: leave it out, or set stream", "stream_options")
+        return self
 
     @property
     def num_choices(self) -> int:
-        return self.n * max(1, len(self.prompts))
+        return self.n
 
     @property
-    def ignores_eos(self) -> bool:
-        return bool(self.generation.get("ignore_eos"))
+    def generation(self) -> dict[str, Any]:
+        """What was given of how the engine generates, its own options included."""
+        return self.model_dump(exclude=_OF_THE_REQUEST, exclude_none=True, exclude_unset=True)
 
 
-def parse_json(content: bytes) -> dict[str, Any]:
+class CompletionBody(_Body):
+    prompt: Annotated[
+        list[Prompt],
+        FailFast(),
+        Field(
+            min_length=1,
+            max_length=MOST_CHOICES,
+            description=f"a text, a list of token ids, or a list of up to {MOST_CHOICES} of either, none of them empty",
+        ),
+        BeforeValidator(_as_list),
+    ]
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompt)
+
+
+class ChatBody(_Body):
+    messages: Annotated[
+        list[_Message],
+        FailFast(),
+        Field(
+            min_length=1,
+            description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
+        ),
+    ]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_length(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        old, new = (fields.get(name) for name in ("max_tokens", "max_completion_tokens"))
+        if new is None:
+            return {name: value for name, value in fields.items() if name != "max_completion_tokens"}
+        if old is not None and old != new:
+            raise refused(
+                f"max_tokens={_shown(old)} and max_completion_tokens={_shown(new)} are two lengths of one answer: give one "
+                f"of them",
+                "max_tokens",
+            )
+        left = {**fields, "max_tokens": new}
+        del left["max_completion_tokens"]
+        return left
+
+    @property
+    def turns(self) -> Sequence[Mapping[str, str]]:
+        return [{"role": each.role, "content": "".join(part.text for part in each.content)} for each in self.messages]
+
+
+Asked = CompletionBody | ChatBody
+_OF_THE_REQUEST = {
+    "model",
+    "prompt",
+    "messages",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "return_token_ids",
+    "timeout",
+}
+
+
+class Schema:
+    """Reads bodies for a model called ``served``, which heeds ``options`` besides."""
+
+    def __init__(self, kind: type[Asked], served: str, options: Mapping[str, Kind]) -> None:
+        own: dict[str, Any] = {name: (each | None, None) for name, each in options.items()}
+        self._kind: Any = pydantic.create_model(kind.__name__, __base__=kind, **own)
+        self._served, self._options = served, options
+
+    def read(self, content: bytes) -> Asked:
+        body = _parse_json(content)
+        model = body.get("model")
+        if model is None:
+            raise refused(f"model is missing: give model={self._served!r}", "model")
+        if isinstance(model, str) and model != self._served:
+            sentence = f"model={_shown(model)} is not served here: use {self._served!r}"
+            raise ApiError(404, sentence, param="model", code="model_not_found")
+        try:
+            asked: Asked = self._kind.model_validate(body)
+        except pydantic.ValidationError as error:
+            raise self._refusal(error) from None
+        return asked
+
+    def _refusal(self, found: pydantic.ValidationError) -> ApiError:
+        """The first error in a sentence: where it is, what is there, and what should be."""
+        error = found.errors(include_url=False)[0]
+        field = str(error["loc"][0])
+        place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error["loc"])[1:]
+        value = _shown(error["input"])
+        known = self._kind.model_fields.get(field)
+        described = known.description if known is not None else None
+        if error["type"] == "missing":
+            said = f"{place} is missing: {field} must be {described}"
+        elif error["type"] == "extra_forbidden":
+            has_own = bool(self._options) and place == field
+            own = f"; besides OpenAI's fields there are {', '.join(self._options)}" if has_own else ""
+            said = f"{place}={value} is unknown: leave it out{own}"
+        elif described is not None:
+            said = f"{place}={value} is wrong, {field} must be {described}"
+        else:
+            said = f"{place}={value} {_SAID[error['type']].format(**error.get('ctx', {}))}"
+        return refused(said, field)
+
+
+def _parse_json(content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content, parse_constant=_no_number, object_pairs_hook=unique)
     except RepeatedKeyError as error:
@@ -87,104 +282,15 @@ def parse_json(content: bytes) -> dict[str, Any]:
         raise refused(f"the body is not JSON ({error.msg} at character {error.pos}): send one JSON object") from None
     except RecursionError:
         raise refused("the body is JSON nested too deeply to be read: flatten it") from None
-    except _NoNumber as error:
-        raise refused(f"the body has a number that cannot be read ({error} is no JSON): send finite numbers") from None
     except ValueError:  # Python reads no number of thousands of digits
         raise refused("the body has a number of too many digits: send finite numbers") from None
     if not isinstance(found, dict):
-        raise refused(f"the body is {_named(found)}: send one JSON object")
+        raise refused(f"the body is {_shown(found)}: send one JSON object")
     return found
 
 
-class _NoNumber(ValueError):
-    pass
-
-
 def _no_number(name: str) -> Any:
-    raise _NoNumber(name)
-
-
-def read_completion(body: Mapping[str, Any], served: str, options: Mapping[str, Kind]) -> Asked:
-    fields = _Fields(body)
-    _check_model(fields, served)
-    prompts = _prompts(fields.left.pop("prompt", None))
-    lengths = {"max_tokens": fields.take("max_tokens", int, least=1)}
-    return _asked(fields, options, lengths, prompts=prompts)
-
-
-def read_chat(body: Mapping[str, Any], served: str, options: Mapping[str, Kind]) -> Asked:
-    fields = _Fields(body)
-    _check_model(fields, served)
-    messages = _messages(fields.left.pop("messages", None))
-    old, new = (fields.take(name, int, least=1) for name in ("max_tokens", "max_completion_tokens"))
-    if old is not None and new is not None and old != new:
-        raise refused(
-            f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer: give one of them",
-            "max_tokens",
-        )
-    return _asked(fields, options, {"max_tokens": new if old is None else old}, messages=messages)
-
-
-def _asked(fields: _Fields, options: Mapping[str, Kind], lengths: Mapping[str, Any], **what: Any) -> Asked:
-    generation = {
-        **lengths,
-        "temperature": fields.take("temperature", float, least=0),
-        "top_p": fields.take("top_p", float),
-        "top_k": fields.take("top_k", int),
-        "seed": fields.take("seed", int),
-        "ignore_eos": fields.take("ignore_eos", bool),
-        **{name: fields.take(name, kind) for name, kind in options.items()},
-    }
-    if generation["top_k"] in (0, -1):  # what vLLM's clients send for all tokens
-        generation["top_k"] = None
-    stream = fields.take("stream", bool) or False
-    asked = Asked(
-        generation={name: value for name, value in generation.items() if value is not None},
-        n=fields.take("n", int, least=1) or 1,
-        stop=_stops(fields.left.pop("stop", None)),
-        stream=stream,
-        include_usage=_include_usage(fields.left.pop("stream_options", None), stream=stream),
-        return_token_ids=fields.take("return_token_ids", bool) or False,
-        timeout_s=_timeout(fields),
-        **what,
-    )
-    if asked.num_choices > MOST_CHOICES:
-        raise refused(
-            f"n={asked.n} for {max(1, len(asked.prompts))} prompts makes {asked.num_choices} answers, more than "
-            f"{MOST_CHOICES}, the most that is taken: send several requests",
-            "n",
-        )
-    fields.refuse_rest(options)
-    return asked
-
-
-class _Fields:
-    """What is left of a body; a field that is null was not given."""
-
-    def __init__(self, body: Mapping[str, Any]) -> None:
-        self.left = {name: value for name, value in body.items() if value is not None}
-
-    def take(self, name: str, kind: type[T], *, least: float | None = None) -> T | None:
-        if name not in self.left:
-            return None
-        value = self.left.pop(name)
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = _as_float(name, value)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise refused(f"{name}={_shown(value)} must be {_SAID[kind]}", name)
-        if least is not None and isinstance(value, int | float) and value < least:
-            raise refused(f"{name}={_shown(value)} must be at least {least}", name)
-        return value
-
-    def refuse_rest(self, options: Mapping[str, Kind]) -> None:
-        for name, value in self.left.items():
-            if name in _ABOUT_THE_CALLER:
-                continue
-            if name not in _WITHOUT_EFFECT:
-                own = f"; besides OpenAI's fields there are {', '.join(options)}" if options else ""
-                raise refused(f"{name}={_shown(value)} is unknown: leave it out{own}", name)
-            if not _is_neutral(name, value):
-                raise refused(f"{name}={_shown(value)} is not supported: leave it out", name)
+    raise refused(f"the body has a number that cannot be read ({name} is no JSON): send finite numbers")
 
 
 def _is_neutral(name: str, value: Any) -> bool:
@@ -192,129 +298,9 @@ def _is_neutral(name: str, value: Any) -> bool:
     return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in _WITHOUT_EFFECT[name])
 
 
-def _as_float(name: str, value: int) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        raise refused(f"{name}={_shown(value)} is too large: give a smaller number", name) from None
-
-
-def _check_model(fields: _Fields, served: str) -> None:
-    model = fields.take("model", str)
-    if model is None:
-        raise refused(f"model is missing: give model={served!r}", "model")
-    if model != served:
-        raise ApiError(
-            404, f"model={_shown(model)} is not served here: use {served!r}", param="model", code="model_not_found"
-        )
-
-
-def _prompts(given: Any) -> tuple[Prompt, ...]:
-    """A text, token ids, or a list of either."""
-    if given is None:
-        raise refused("prompt is missing: give a text, or a list of token ids", "prompt")
-    if isinstance(given, str) or (isinstance(given, list) and given and all(type(each) is int for each in given)):
-        return (_prompt(given),)
-    if not isinstance(given, list):
-        raise refused(f"prompt is {_named(given)}: give a text, a list of token ids, or a list of these", "prompt")
-    if not given:
-        raise refused("prompt is an empty list: give at least one text or token id", "prompt")
-    if len(given) > MOST_CHOICES:
-        raise refused(
-            f"prompt has {len(given)} entries, more than {MOST_CHOICES}, the most that is taken: send several requests",
-            "prompt",
-        )
-    return tuple(_prompt(each) for each in given)
-
-
-def _prompt(given: Any) -> Prompt:
-    if isinstance(given, str):
-        if not given:
-            raise refused("prompt is empty: give some text", "prompt")
-        return given
-    if isinstance(given, list) and all(type(each) is int for each in given):
-        if not given:
-            raise refused("prompt is empty: give at least one token id", "prompt")
-        return tuple(given)
-    raise refused(f"prompt holds {_named(given)}: give a text, a list of token ids, or a list of these", "prompt")
-
-
-def _messages(given: Any) -> tuple[Mapping[str, str], ...]:
-    if not isinstance(given, list) or not given:
-        what = "missing" if given is None else "empty" if given == [] else _named(given)
-        raise refused(f"messages is {what}: give a list of at least one message", "messages")
-    return tuple(_message(place, each) for place, each in enumerate(given))
-
-
-def _message(place: int, given: Any) -> Mapping[str, str]:
-    where = f"messages[{place}]"
-    if not isinstance(given, dict):
-        raise refused(f"{where} is {_named(given)}: give an object with role and content", "messages")
-    fields = {name: value for name, value in given.items() if value is not None}
-    if "role" not in fields or "content" not in fields:
-        missing = "role" if "role" not in fields else "content"
-        raise refused(f"{where} has no {missing}: give an object with role and content", "messages")
-    role, content = fields.pop("role"), fields.pop("content")
-    for name, value in fields.items():
-        raise refused(f"{where}: {name}={_shown(value)} has no effect here: leave it out", "messages")
-    if isinstance(content, list):
-        content = "".join(_part(where, part) for part in content)
-    if not isinstance(content, str) or not isinstance(role, str):
-        wrong = "role" if not isinstance(role, str) else "content"
-        raise refused(f"{where} has a {wrong} that is no text: give a text", "messages")
-    return {"role": role, "content": content}
-
-
-def _part(where: str, part: Any) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type") if isinstance(part, dict) else None
-    raise refused(f"{where} has a part of type {_shown(kind)}: only text is taken", "messages")
-
-
-def _stops(given: Any) -> tuple[str, ...]:
-    stops: Sequence[Any] = () if given is None else [given] if isinstance(given, str) else given
-    if not isinstance(stops, list | tuple) or not all(isinstance(each, str) for each in stops):
-        raise refused(f"stop is {_named(given)}: give a text or a list of texts", "stop")
-    if len(stops) > MOST_STOPS:
-        raise refused(f"stop has {len(stops)} texts, more than {MOST_STOPS}, the most that is taken", "stop")
-    for each in stops:
-        if not 1 <= len(each) <= LONGEST_STOP:
-            raise refused(f"stop has a text of {len(each)} characters: give 1 to {LONGEST_STOP} of them", "stop")
-    return tuple(stops)
-
-
-def _include_usage(given: Any, *, stream: bool) -> bool:
-    if given is None:
-        return False
-    if not stream:
-        raise refused("stream_options has no effect without stream: leave it out, or set stream", "stream_options")
-    if not isinstance(given, dict):
-        raise refused(f"stream_options is {_named(given)}: give an object", "stream_options")
-    fields = _Fields(given)
-    include = fields.take("include_usage", bool) or False
-    for name, value in fields.left.items():
-        raise refused(f"stream_options: {name}={_shown(value)} is unknown: leave it out", "stream_options")
-    return include
-
-
-def _timeout(fields: _Fields) -> float | None:
-    timeout_s = fields.take("timeout", float)
-    if timeout_s is not None and not (0 < timeout_s < math.inf):
-        raise refused(f"timeout={timeout_s:g} must be above 0 seconds", "timeout")
-    return timeout_s
-
-
-def _named(value: Any) -> str:
-    if value is None:
-        return "null"
-    names: Mapping[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
-    return names.get(type(value), "a number")
-
-
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except ValueError:  # Python writes no number of thousands of digits
-        text = "a number of thousands of digits"
+    except (ValueError, RecursionError):  # a number of thousands of digits, or lists in lists in lists
+        return "..."
     return text if len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from engines.errors import UserError
 from engines.server.answer import Answer, Piece
-from engines.server.body import Asked, Prompt
+from engines.server.body import MOST_CHOICES, Asked, ChatBody, Prompt
 from engines.server.codec import Codec
 from engines.server.errors import engine_failed, queue_full, refused, unavailable
 from engines.server.protocol import (
@@ -122,15 +122,15 @@ class Completion:
 
     async def _submit(self) -> None:
         served, asked = self._served, self._asked
-        size = self._check_texts()
-        generations = self._generations()
-        left = asked.num_choices
-        if left > served.max_queue:
+        left, most = asked.num_choices, min(MOST_CHOICES, served.max_queue)
+        if left > most:
             raise refused(
-                f"n={asked.n} for {max(1, len(asked.prompts))} prompts makes {left} answers, and the queue holds "
-                f"max_queue={served.max_queue}: send fewer at once",
+                f"n={asked.n} for {left // asked.n} prompts makes {left} answers, more than {most}, the most that is taken "
+                f"(max_queue={served.max_queue}): send several requests",
                 "n",
             )
+        size = self._check_texts()
+        generations = self._generations()
         try:
             # Before anything is tokenized: what cannot be queued must not cost much.
             served.service.reserve(left)
@@ -145,7 +145,7 @@ class Completion:
             for prompt_ids in prompts:
                 for generation in generations:
                     choice = len(self._answers)
-                    self._answers.append(Answer(served.codec, asked.stop, ignores_eos=asked.ignores_eos))
+                    self._answers.append(Answer(served.codec, asked.stop, ignores_eos=asked.ignore_eos))
                     self._ids[choice] = served.service.submit(
                         prompt_ids, generation, partial(self._hear, choice), wants_tokens=wants_tokens
                     )
@@ -156,8 +156,7 @@ class Completion:
 
     def _generations(self) -> list[object]:
         """Settings of the ``n`` answers to a prompt, which differ in their seed."""
-        given = dict(self._asked.generation)
-        seed = given.pop("seed", None)
+        given, seed = self._asked.generation, self._asked.seed
         # Drawn anew for every request, as OpenAI's is, where none was asked for.
         first = secrets.randbelow(MOST_SEED // 2) if seed is None else seed
         if not 0 <= first < MOST_SEED - self._asked.n:
@@ -169,15 +168,17 @@ class Completion:
     def _check_texts(self) -> int:
         """Bytes of the prompts' text. Raises for a text that is too long whatever its tokens are."""
         model, asked = self._served.model, self._asked
-        conversation = sum(_num_bytes(each["content"]) for each in asked.messages)
-        sizes = [conversation, *(_num_bytes(each) for each in asked.prompts if isinstance(each, str))]
+        if isinstance(asked, ChatBody):
+            name, sizes = "messages", [sum(_num_bytes(each["content"]) for each in asked.turns)]
+        else:
+            name, sizes = "prompt", [_num_bytes(each) for each in asked.prompt if isinstance(each, str)]
         longest = self._served.codec.longest_token
         for size in sizes:
             if size > model.max_model_len * longest:
                 raise refused(
                     f"prompt of {size} bytes is more than the {longest} bytes of the longest token times "
                     f"max_model_len={model.max_model_len}: shorten it",
-                    "messages" if asked.is_chat else "prompt",
+                    name,
                 )
         return sum(sizes)
 
@@ -186,10 +187,10 @@ class Completion:
         codec, model, asked = self._served.codec, self._served.model, self._asked
 
         def encode() -> list[tuple[int, ...]]:
-            if asked.is_chat:
-                found = [codec.encode_chat(asked.messages)]
+            if isinstance(asked, ChatBody):
+                found = [codec.encode_chat(asked.turns)]
             else:
-                found = [_ids_of(codec, prompt) for prompt in asked.prompts]
+                found = [_ids_of(codec, prompt) for prompt in asked.prompt]
             for prompt_ids in found:
                 model.check_prompt(prompt_ids, generation)
             return found

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from engines.server.answer import FinishReason
-from engines.server.body import Asked
+from engines.server.body import Asked, ChatBody
 from engines.server.completion import Completion, Served
 from engines.server.errors import ApiError, too_late
 from engines.server.format import DONE, Format, event
@@ -27,9 +27,12 @@ class Reply:
         """``arrived_at`` is on the loop's clock; the request has ``most_s`` from there."""
         self._served, self._asked, self._metrics = served, asked, metrics
         self._arrived_at = arrived_at
-        self._timeout_s = min(most_s, asked.timeout_s or most_s)
+        self._timeout_s = min(most_s, asked.timeout or most_s)
         self._format = Format(
-            served.model.name, is_chat=asked.is_chat, has_ids=asked.return_token_ids, includes_usage=asked.include_usage
+            served.model.name,
+            is_chat=isinstance(asked, ChatBody),
+            has_ids=asked.return_token_ids,
+            includes_usage=asked.stream_options.include_usage,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
