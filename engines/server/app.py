@@ -11,10 +11,12 @@ from functools import partial
 from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engines.server.body import ChatBody, CompletionBody, Schema
@@ -40,8 +42,31 @@ class Server:
         self._intake = Intake(settings)
         self.num_answering = 0
         """Requests under /v1 that came whole and are being answered."""
-        self.app = FastAPI(title="dllm-serve-repro", docs_url=None, redoc_url=None, openapi_url=None)
-        self._add_routes()
+        page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
+        self._page = HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+        completion, chat = (
+            Schema(kind, served.model.name, served.model.options) for kind in (CompletionBody, ChatBody)
+        )
+        self.app = Starlette(
+            routes=[
+                Route("/v1/completions", partial(self._answer, completion), methods=["POST"]),
+                Route("/v1/chat/completions", partial(self._answer, chat), methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/v1/models/{name:path}", self._model),
+                Route("/health", self._health),
+                Route("/ready", self._ready),
+                Route("/metrics", self._metrics),
+                Route("/status", self._status),
+                Route("/", self._status_page),
+            ],
+            middleware=[Middleware(_Addressed, check=Addressed(settings.host).check, say=self._say)],
+            exception_handlers={
+                ApiError: self._say,
+                HTTPException: self._say_http,
+                ClientDisconnect: self._note_departure,
+                Exception: self._say_fault,
+            },
+        )
 
     def drain(self) -> None:
         self._intake.close()
@@ -55,64 +80,41 @@ class Server:
     def is_draining(self) -> bool:
         return self._intake.is_closed
 
-    def _add_routes(self) -> None:
-        app, served = self.app, self._served.model
-        schemas = [Schema(kind, served.name, served.options) for kind in (CompletionBody, ChatBody)]
-        page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
-        app.add_middleware(_Addressed, check=Addressed(self._settings.host).check, say=self._say)
-        app.add_exception_handler(ApiError, self._say)
-        app.add_exception_handler(HTTPException, self._say_http)
-        app.add_exception_handler(ClientDisconnect, self._note_departure)
-        app.add_exception_handler(Exception, self._say_fault)
+    # -- what is told ----------------------------------------------------------------------------------------
 
-        @app.post("/v1/completions")
-        async def completions(request: Request) -> Response:
-            return await self._answer(request, schemas[0])
+    async def _models(self, request: Request) -> Response:
+        self._check_key(request)
+        return JSONResponse({"object": "list", "data": [self._card()]})
 
-        @app.post("/v1/chat/completions")
-        async def chat_completions(request: Request) -> Response:
-            return await self._answer(request, schemas[1])
+    async def _model(self, request: Request) -> Response:
+        self._check_key(request)
+        card, name = self._card(), request.path_params["name"]
+        if name != card["id"]:
+            raise ApiError(404, f"model={name!r} is not served here: use {card['id']!r}", code="model_not_found")
+        return JSONResponse(card)
 
-        @app.get("/v1/models")
-        async def models(request: Request) -> Response:
-            self._check_key(request)
-            return JSONResponse({"object": "list", "data": [self._card()]})
+    async def _health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
 
-        @app.get("/v1/models/{name:path}")
-        async def model(request: Request, name: str) -> Response:
-            self._check_key(request)
-            card = self._card()
-            if name != card["id"]:
-                raise ApiError(404, f"model={name!r} is not served here: use {card['id']!r}", code="model_not_found")
-            return JSONResponse(card)
+    async def _ready(self, _request: Request) -> Response:
+        is_ready = self._served.service.is_ready and not self.is_draining
+        said = "ready" if is_ready else "draining" if self.is_draining else "loading"
+        return JSONResponse({"status": said}, 200 if is_ready else 503)
 
-        @app.get("/health")
-        async def health() -> Response:
-            return JSONResponse({"status": "ok"})
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-        @app.get("/ready")
-        async def ready() -> Response:
-            is_ready = self._served.service.is_ready and not self.is_draining
-            said = "ready" if is_ready else "draining" if self.is_draining else "loading"
-            return JSONResponse({"status": said}, 200 if is_ready else 503)
+    async def _status(self, _request: Request) -> Response:
+        about = {"model": self._served.model.name, "uptime_s": time.time() - self._started}
+        own = {"draining": self.is_draining, "receiving": self.num_reading}
+        return JSONResponse({**about, **own, **self.metrics.page()})
 
-        @app.get("/metrics")
-        async def metrics() -> Response:
-            return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-        @app.get("/status")
-        async def status() -> Response:
-            about = {"model": self._served.model.name, "uptime_s": time.time() - self._started}
-            own = {"draining": self.is_draining, "receiving": self.num_reading}
-            return JSONResponse({**about, **own, **self.metrics.page()})
-
-        @app.get("/")
-        async def status_page() -> Response:
-            return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+    async def _status_page(self, _request: Request) -> Response:
+        return self._page
 
     # -- requests ------------------------------------------------------------------------------------------
 
-    async def _answer(self, request: Request, schema: Schema) -> Response:
+    async def _answer(self, schema: Schema, request: Request) -> Reply:
         arrived_at = asyncio.get_running_loop().time()
         self._check_key(request)
         body = await self._intake.read(request)
@@ -124,13 +126,11 @@ class Server:
             else:
                 loop = asyncio.get_running_loop()
                 asked = await loop.run_in_executor(self._served.slow_work, schema.read, body)
-            reply = Reply(
-                self._served, asked, self.metrics, arrived_at=arrived_at, most_s=self._settings.request_timeout_s
-            )
+            most_s, on_end = self._settings.request_timeout_s, partial(self._answered, size)
+            return Reply(self._served, asked, self.metrics, arrived_at=arrived_at, most_s=most_s, on_end=on_end)
         except BaseException:
             self._answered(size)
             raise
-        return _Counted(reply, partial(self._answered, size))
 
     def _answered(self, size: int) -> None:
         self.num_answering -= 1
@@ -198,17 +198,3 @@ class _Addressed:
         except ApiError as error:
             answer = await self._say(Request(scope), error)
         await answer(scope, receive, send)
-
-
-class _Counted(Response):
-    """``reply``, and a word when it is over."""
-
-    def __init__(self, reply: Reply, on_end: Callable[[], None]) -> None:
-        super().__init__()
-        self._reply, self._on_end = reply, on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self._reply(scope, receive, send)
-        finally:
-            self._on_end()

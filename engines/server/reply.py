@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,10 +23,19 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Co
 class Reply:
     """An ASGI response. Work on a request whose client has gone is cancelled."""
 
-    def __init__(self, served: Served, asked: Asked, metrics: Metrics, *, arrived_at: float, most_s: float) -> None:
-        """``arrived_at`` is on the loop's clock; the request has ``most_s`` from there."""
+    def __init__(
+        self,
+        served: Served,
+        asked: Asked,
+        metrics: Metrics,
+        *,
+        arrived_at: float,
+        most_s: float,
+        on_end: Callable[[], None],
+    ) -> None:
+        """``arrived_at`` is on the loop's clock; the request has ``most_s`` from there. ``on_end`` is called once it is over."""
         self._served, self._asked, self._metrics = served, asked, metrics
-        self._arrived_at = arrived_at
+        self._arrived_at, self._on_end = arrived_at, on_end
         self._timeout_s = min(most_s, asked.timeout or most_s)
         self._format = Format(
             served.model.name,
@@ -36,6 +45,12 @@ class Reply:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._answer_unless_gone(receive, send)
+        finally:
+            self._on_end()
+
+    async def _answer_unless_gone(self, receive: Receive, send: Send) -> None:
         work, gone = asyncio.create_task(self._answer(send)), asyncio.create_task(_until_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)

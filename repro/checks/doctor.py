@@ -32,7 +32,7 @@ OPTIONAL: Mapping[str, str] = {
     "lm_eval": "evaluation by the LM Evaluation Harness (repro.lm_eval.run)",
     "flash_attn": "an attention backend on a GPU (extra cuda); torch's own serves otherwise",
     "triton": "fused kernels on a GPU; their tests on a CPU",
-    "fastapi": "the server (extra server)",
+    "starlette": "the server (extra server)",
     "aiohttp": "measuring a server (extra http)",
     "redis": "AMPD on live workers (extra redis, and redis-server)",
     "ray": "runs on a cluster (--pool ray, extra ray)",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("fastapi", reason="needs the extra server: fastapi is not installed")
+pytest.importorskip("starlette", reason="needs the extra server: starlette is not installed")
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 
