@@ -131,7 +131,7 @@ def knobs_of(kind: Any) -> Mapping[str, Knob]:
 def _own_knobs(kind: Any) -> Mapping[str, Knob]:
     """The fields that are a number, a text or a truth value, also the fixed ones."""
     hints = _hints(kind)
-    found = {field.name: _knob(field, hints.get(field.name)) for field in fields(kind)}
+    found = {field.name: _knob(field.name, _default(field), hints.get(field.name)) for field in fields(kind)}
     return {name: knob for name, knob in found.items() if knob is not None}
 
 
@@ -156,6 +156,13 @@ def check_fields(instance: Any) -> None:
     """Refuse a field of a dataclass that is not what it is declared to be; settings inside of it check themselves."""
     for name, knob in _own_knobs(_kind(instance)).items():
         knob.check(getattr(instance, name))
+
+
+def check_value(declared: Any, name: str, value: object) -> None:
+    """Refuse a number, a text or a truth value that is not what is declared; what is declared to be something else passes."""
+    knob = _knob(name, MISSING, declared)
+    if knob is not None:
+        knob.check(value)
 
 
 def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> Settings:
@@ -245,16 +252,19 @@ def _as_given(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _knob(field: Field[Any], declared: Any) -> Knob | None:
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _knob(name: str, default: Any, declared: Any) -> Knob | None:
     base, may_be_none, marks = _taken_apart(declared)
     choices: tuple[str, ...] = ()
     if get_origin(base) is Literal:
         choices, base = get_args(base), str
     if base not in _KINDS:
         return None
-    default = field.default if field.default_factory is MISSING else field.default_factory()
     return Knob(
-        name=field.name,
+        name=name,
         kind=base,
         may_be_none=may_be_none,
         choices=choices,

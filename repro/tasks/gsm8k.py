@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engines.errors import UserError
-from repro.tasks.task import Grade, Origin, Task, TaskProblem
+from repro.tasks.task import Grade, Task, TaskProblem
 from repro.workloads.card import load_card
-from repro.workloads.records import Record, Records, hub_records, open_records, read_records
-from repro.workloads.source import HubLoader, SourceKind
+from repro.workloads.source import HubLoader, Record, Records, SourceKind, hub_records, open_records, read_records
 
 NAME = "gsm8k"
 NUM_PROBLEMS = 1319
@@ -66,13 +65,15 @@ def gsm8k_task(
         for index, row in enumerate(records.rows[:num_problems])
     )
     shots = f"{num_fewshot} examples {whose}" if num_fewshot else "no examples"
-    origin = Origin(
-        used=records.used,
-        location=records.location,
-        revision=records.revision,
+    return Task(
+        name=NAME,
+        problems=problems,
+        origin=records.origin,
         description=f"GSM8K test split, {len(problems)} of {len(records.rows)} problems in order, {shots}",
+        grader=_grade,
+        until=UNTIL,
+        chat=chat,
     )
-    return Task(name=NAME, problems=problems, origin=origin, grader=_grade, until=UNTIL, chat=chat)
 
 
 def find_number(text: str) -> tuple[str, str]:
@@ -102,7 +103,7 @@ def _question(row: Record) -> str:
 
 
 def _examples(records: Records, hub_loader: HubLoader | None) -> tuple[tuple[Record, ...], str]:
-    if records.used == "hub":
+    if records.origin.source == "hub":
         return hub_records(load_card(NAME), COLUMNS, split="train", hub_loader=hub_loader).rows, "of the training split"
     assert records.path is not None
     train = records.path.with_name(TRAIN_FILE)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.tasks.programs import passes
-from repro.tasks.task import Grade, Origin, Task, TaskProblem
+from repro.tasks.task import Grade, Task, TaskProblem
 from repro.workloads.card import load_card
-from repro.workloads.records import Record, open_records
-from repro.workloads.source import HubLoader, SourceKind
+from repro.workloads.source import HubLoader, Record, SourceKind, open_records
 
 NAME = "humaneval"
 NUM_PROBLEMS = 164
@@ -34,16 +33,11 @@ def humaneval_task(
     if records is None:
         return None
     problems = tuple(_problem(row) for row in records.rows[:num_problems])
-    origin = Origin(
-        used=records.used,
-        location=records.location,
-        revision=records.revision,
-        description=f"HumanEval, {len(problems)} of {len(records.rows)} problems in order",
-    )
     return Task(
         name=NAME,
         problems=problems,
-        origin=origin,
+        origin=records.origin,
+        description=f"HumanEval, {len(problems)} of {len(records.rows)} problems in order",
         grader=_grade,
         until=CHAT_UNTIL if chat else UNTIL,
         runs_code=True,

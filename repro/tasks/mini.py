@@ -8,7 +8,8 @@ from repro.tasks import mini_code, mini_gsm
 from repro.tasks.grading import grade
 from repro.tasks.problem import Problem
 from repro.tasks.programs import passes
-from repro.tasks.task import Grade, Origin, Task, TaskProblem
+from repro.tasks.task import Grade, Grader, Task, TaskProblem
+from repro.workloads.data_dir import Origin
 
 INPUTS = (-3, 0, 1, 2, 7)
 """What mini-code's functions are called with. Theirs are affine in x, so two points would tell them apart."""
@@ -23,9 +24,7 @@ def mini_gsm_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
         grades = [grade(by_prompt[p.prompt], text) for p, text in zip(asked, texts, strict=True)]
         return [Grade(correct=each.flexible, strict=each.strict) for each in grades]
 
-    return Task(
-        name=mini_gsm.TASK, problems=_problems(problems, seed), origin=_origin(mini_gsm.TASK), grader=grader, chat=chat
-    )
+    return _task(mini_gsm.TASK, problems, seed, grader, chat=chat)
 
 
 def mini_code_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
@@ -33,44 +32,36 @@ def mini_code_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         exact = [text.rstrip() == p.reference for p, text in zip(asked, texts, strict=True)]
-        passed = passes(asked, texts)
-        return [Grade(correct=a, strict=b) for a, b in zip(passed, exact, strict=True)]
+        return [Grade(correct=a, strict=b) for a, b in zip(passes(asked, texts), exact, strict=True)]
 
-    problems = mini_code.generate(seed, num_problems, "heldout")
-    return Task(
-        name=mini_code.TASK,
-        problems=_problems(problems, seed),
-        origin=_origin(mini_code.TASK),
-        grader=grader,
-        runs_code=True,
-        chat=chat,
-    )
+    return _task(mini_code.TASK, mini_code.generate(seed, num_problems, "heldout"), seed, grader, chat=chat)
 
 
-def _problems(problems: Sequence[Problem], seed: int) -> tuple[TaskProblem, ...]:
-    return tuple(
+def _task(name: str, problems: Sequence[Problem], seed: int, grader: Grader, *, chat: bool) -> Task:
+    runs_code = name == mini_code.TASK
+    asked = [
         TaskProblem(
-            problem_id=f"{problem.task}/{seed}/{index}",
+            problem_id=f"{name}/{seed}/{index}",
             prompt=problem.prompt,
             user=problem.prompt,
             reference=problem.answer,
             code=problem.prompt,
-            check=_check(problem) if problem.task == mini_code.TASK else "",
-            entry="f" if problem.task == mini_code.TASK else "",
+            check=_check(problem) if runs_code else "",
+            entry="f" if runs_code else "",
         )
         for index, problem in enumerate(problems)
+    ]
+    return Task(
+        name=name,
+        problems=tuple(asked),
+        origin=Origin(source="embedded", location="repro.tasks", revision=None),
+        description=f"{name}: generated problems of the held-out split",
+        grader=grader,
+        runs_code=runs_code,
+        chat=chat,
     )
 
 
 def _check(problem: Problem) -> str:
     expected = [mini_code.apply(problem, x) for x in INPUTS]
     return f"assert [f(x) for x in {list(INPUTS)}] == {expected}"
-
-
-def _origin(task: str) -> Origin:
-    return Origin(
-        used="embedded",
-        location="repro.tasks",
-        revision=None,
-        description=f"{task}: generated problems of the held-out split",
-    )

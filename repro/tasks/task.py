@@ -6,9 +6,8 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-SourceUsed = Literal["hub", "local", "embedded"]
+from repro.workloads.data_dir import Origin
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +36,6 @@ class Grade:
     strict: bool | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """Where the problems came from."""
-
-    used: SourceUsed
-    location: str
-    revision: str | None
-    description: str
-
-
 Grader = Callable[[Sequence[TaskProblem], Sequence[str]], list[Grade]]
 
 
@@ -55,6 +44,8 @@ class Task:
     name: str
     problems: tuple[TaskProblem, ...]
     origin: Origin
+    description: str
+    """Which problems these are, in one clause."""
     grader: Grader
     until: tuple[str, ...] = ()
     """An answer ends before the first of these, as lm-eval's ``until``."""

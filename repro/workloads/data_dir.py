@@ -1,14 +1,37 @@
-"""The folder of a user's own data files, and what is in one."""
+"""Where a workload's rows come from: a file of the user's own, a folder of them, or a card."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from engines.errors import UserError
+from repro.workloads.schema import Card, LocalFile
 
 DATA_DIR_VARIABLE = "REPRO_DATA_DIR"
+
+UsedSource = Literal["hub", "local", "embedded"]
+File = TypeVar("File", bound=LocalFile)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    source: UsedSource
+    location: str
+    """File name (inside the data directory), hub id, or the card."""
+    revision: str | None
+    """``sha256:...`` of local files; the hub's commit hash, None if the card pins none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance(Origin):
+    description: str
+    checksum: str
+    """sha256 over the requests or sessions themselves."""
 
 
 def find_data_dir(data_dir: Path | None) -> Path | None:
@@ -22,6 +45,38 @@ def find_data_dir(data_dir: Path | None) -> Path | None:
     return Path(named)
 
 
+def find_local(files: Iterable[File], data_dir: Path | None) -> tuple[File, tuple[Path, ...]] | None:
+    """The first of a card's files that the data directory has, and where: a pattern may have several places."""
+    directory = find_data_dir(data_dir)
+    if directory is None:
+        return None
+    for entry in files:
+        if places := tuple(sorted(each for each in directory.glob(entry.path) if each.is_file())):
+            return entry, places
+    return None
+
+
+def no_local_file(card: Card, data_dir: Path | None) -> UserError:
+    directory = find_data_dir(data_dir)
+    accepted = ", ".join(entry.path for entry in card.local) or "none"
+    return UserError(
+        f"source='local': no file for dataset {card.name!r} in "
+        f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
+        f"with one of {accepted}, or name a file (--dataset-path, dataset_path)"
+    )
+
+
+def local_origin(paths: Iterable[Path], location: str) -> Origin:
+    return Origin(source="local", location=location, revision=", ".join(map(file_digest, paths)))
+
+
 def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksum(lines: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(f"{line}\n".encode())
+    return digest.hexdigest()

@@ -7,137 +7,113 @@ and on i alone, so the first n lengths of a longer workload are the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.errors import UserError
+from engines.errors import UserError, require
+from engines.knobs import Range
+from repro.workloads.schema import Part
 
-_NORMAL = NormalDist()
-_SMALLEST_UNIFORM = 2.0**-53  # Generator.random() can return 0, whose quantile is minus infinity
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Length = Annotated[int, Range(1, 2**31 - 1)]
+
+NORMAL = NormalDist()
+SMALLEST_UNIFORM = 2.0**-53
+"""Generator.random() can return 0, whose quantile is minus infinity."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogNormalParameters:
+class LogNormalParameters(NamedTuple):
     """exp(Normal(mu, sigma)); mu and sigma are of the logarithm of a token count."""
 
     mu: float
     sigma: float
 
+    def at(self, uniforms: Floats) -> Floats:
+        """Quantiles."""
+        normals = np.array([NORMAL.inv_cdf(each) for each in uniforms.tolist()], dtype=np.float64)
+        return np.exp(self.mu + self.sigma * normals)
+
 
 @dataclass(frozen=True, kw_only=True)
-class LogNormalLengths:
+class LogNormalLengths(Part):
     """offset + exp(Normal(mu, sigma)), clipped to [low, high] and rounded to whole tokens.
 
     Clipped draws stay, at the bound: they are not drawn again.
     """
 
-    mu: float
-    sigma: float
-    low: int
-    high: int
-    offset: int = 0
+    distribution: Literal["lognormal"] = "lognormal"
+    mu: Annotated[float, Range(-100, 100)]
+    sigma: Annotated[float, Range(above=0, most=100)]
+    low: Length
+    high: Length
+    offset: Annotated[int, Range(0, 2**31 - 1)] = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mu) and math.isfinite(self.sigma) and self.sigma > 0):
-            raise UserError(f"mu={self.mu}, sigma={self.sigma}: both must be finite and sigma above 0")
-        if self.offset < 0:
-            raise UserError(f"offset={self.offset} must not be negative")
+        super().__post_init__()
         if not self.offset < self.low <= self.high:
             raise UserError(f"low={self.low}, high={self.high}: need offset={self.offset} < low <= high")
 
-    def draw(self, num: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        uniforms = np.maximum(rng.random(num), _SMALLEST_UNIFORM)
-        normals = np.array([_NORMAL.inv_cdf(u) for u in uniforms.tolist()], dtype=np.float64)
-        lengths = self.offset + np.exp(self.mu + self.sigma * normals)
+    def draw(self, num: int, rng: np.random.Generator) -> Ints:
+        uniforms = np.maximum(rng.random(num), SMALLEST_UNIFORM)
+        lengths = self.offset + LogNormalParameters(self.mu, self.sigma).at(uniforms)
         return np.rint(np.clip(lengths, self.low, self.high)).astype(np.int64)
-
-    def mean_clipped_at(self, high: float) -> float:
-        """E[min(max(X, low), high)] in closed form (before rounding)."""
-        bottom, top = self.low - self.offset, high - self.offset
-        z_bottom = (math.log(bottom) - self.mu) / self.sigma
-        z_top = (math.log(top) - self.mu) / self.sigma
-        inside = math.exp(self.mu + self.sigma**2 / 2) * (
-            _NORMAL.cdf(z_top - self.sigma) - _NORMAL.cdf(z_bottom - self.sigma)
-        )
-        return self.offset + bottom * _NORMAL.cdf(z_bottom) + inside + top * (1 - _NORMAL.cdf(z_top))
-
-    @property
-    def mean(self) -> float:
-        return self.mean_clipped_at(self.high)
-
-    def quantile(self, p: float) -> float:
-        return min(max(self.offset + math.exp(self.mu + self.sigma * _NORMAL.inv_cdf(p)), self.low), self.high)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmpiricalLengths:
+class EmpiricalLengths(Part):
     """Draws the observed lengths themselves, with replacement."""
 
-    values: tuple[int, ...]
+    distribution: Literal["empirical"] = "empirical"
+    values: tuple[Length, ...]
 
     def __post_init__(self) -> None:
-        if not self.values or min(self.values) < 1:
-            raise UserError("values must be a list of lengths, each at least 1 token")
+        super().__post_init__()
+        require(bool(self.values), "values must be a list of lengths, each at least 1 token")
         object.__setattr__(self, "values", tuple(sorted(self.values)))
 
-    def draw(self, num: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def draw(self, num: int, rng: np.random.Generator) -> Ints:
         table = np.array(self.values, dtype=np.int64)
         return table[(rng.random(num) * len(table)).astype(np.int64)]
 
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
-
-    def quantile(self, p: float) -> float:
-        return float(self.values[min(int(p * len(self.values)), len(self.values) - 1)])
-
 
 LengthDistribution = LogNormalLengths | EmpiricalLengths
-
-
-def fit_mean_std(mean: float, std: float) -> LogNormalParameters:
-    """Method of moments: sigma^2 = ln(1 + std^2/mean^2), mu = ln(mean) - sigma^2/2."""
-    variance = math.log1p((std / mean) ** 2)
-    return LogNormalParameters(mu=math.log(mean) - variance / 2, sigma=math.sqrt(variance))
-
-
-def fit_mean_median(mean: float, median: float) -> LogNormalParameters:
-    """mu = ln(median), sigma^2 = 2 ln(mean/median); a log-normal's mean is above its median."""
-    if not 0 < median < mean:
-        raise UserError(f"median={median} must be above 0 and below mean={mean}: use another fit")
-    return LogNormalParameters(mu=math.log(median), sigma=math.sqrt(2 * math.log(mean / median)))
 
 
 def fit_quantiles(p_low: float, x_low: float, p_high: float, x_high: float) -> LogNormalParameters:
     """Through two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
     if not (0 < p_low < p_high < 1 and 0 < x_low < x_high):
         raise UserError(f"quantiles ({p_low}, {x_low}) and ({p_high}, {x_high}) must rise in both")
-    z_low, z_high = _NORMAL.inv_cdf(p_low), _NORMAL.inv_cdf(p_high)
+    z_low, z_high = NORMAL.inv_cdf(p_low), NORMAL.inv_cdf(p_high)
     sigma = math.log(x_high / x_low) / (z_high - z_low)
-    return LogNormalParameters(mu=math.log(x_low) - sigma * z_low, sigma=sigma)
+    return LogNormalParameters(math.log(x_low) - sigma * z_low, sigma)
 
 
-def fit_mean_sigma(mean: float, sigma: float) -> LogNormalParameters:
-    """A mean, and the spread of the logarithm taken from elsewhere."""
-    return LogNormalParameters(mu=math.log(mean) - sigma**2 / 2, sigma=sigma)
+_SIGMA: Mapping[frozenset[str], Callable[[Mapping[str, float]], float]] = {
+    frozenset({"mean", "std"}): lambda s: math.sqrt(math.log1p((s["std"] / s["mean"]) ** 2)),
+    frozenset({"mean", "median"}): lambda s: math.sqrt(2 * math.log(s["mean"] / s["median"])),
+    frozenset({"mean", "sigma"}): lambda s: s["sigma"],
+}
+"""The spread of the logarithm beside a mean: by the method of moments, by the median, or taken from elsewhere."""
+_QUANTILES = frozenset({"p10", "p90"})
 
 
 def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
     """The fit that a card's named statistics call for."""
-    known = {
-        frozenset({"mean", "std"}): lambda s: fit_mean_std(s["mean"], s["std"]),
-        frozenset({"mean", "median"}): lambda s: fit_mean_median(s["mean"], s["median"]),
-        frozenset({"p10", "p90"}): lambda s: fit_quantiles(0.1, s["p10"], 0.9, s["p90"]),
-        frozenset({"mean", "sigma"}): lambda s: fit_mean_sigma(s["mean"], s["sigma"]),
-    }
-    fit = known.get(frozenset(statistics))
-    if fit is None:
-        options = "; ".join(" and ".join(sorted(names)) for names in known)
+    given = frozenset(statistics)
+    if given not in {*_SIGMA, _QUANTILES}:
+        options = "; ".join(" and ".join(sorted(names)) for names in (*_SIGMA, _QUANTILES))
         raise UserError(f"statistics={sorted(statistics)} determine no log-normal: give one of {options}")
-    if min(statistics.values()) <= 0:
-        raise UserError(f"statistics={dict(statistics)} must all be above 0")
-    return fit(statistics)
+    require(min(statistics.values()) > 0, f"statistics={dict(statistics)} must all be above 0")
+    if given == _QUANTILES:
+        return fit_quantiles(0.1, statistics["p10"], 0.9, statistics["p90"])
+    mean = statistics["mean"]
+    if statistics.get("median", 0) >= mean:
+        raise UserError(f"median={statistics['median']} must be below mean={mean}: use another fit")
+    sigma = _SIGMA[given](statistics)
+    return LogNormalParameters(math.log(mean) - sigma**2 / 2, sigma)

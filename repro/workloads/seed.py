@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from itertools import count
+
+import numpy as np
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
@@ -13,3 +17,10 @@ def derive_seed(seed: int, *labels: str | int) -> int:
     """
     text = "/".join([str(seed), *(str(label) for label in labels)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def shuffled(num_rows: int, seed: int, *labels: str, step: int = 1) -> Iterator[int]:
+    """Rows in random order, and all of them again in another order, without end; laps have streams ``step`` apart."""
+    for lap in count():
+        rng = np.random.default_rng(derive_seed(seed, *labels, lap * step))
+        yield from rng.permutation(num_rows).tolist()

@@ -6,28 +6,29 @@ generator. The network is used only when ``hub`` is asked for by name.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
-from engines.errors import UserError
-from repro.workloads.card import DatasetCard, HubReference, LocalFile
-from repro.workloads.data_dir import DATA_DIR_VARIABLE, file_digest, find_data_dir
-from repro.workloads.row import UNREADABLE, PromptRow, open_text
+from engines.errors import UserError, require
+from engines.strict_json import DECODER
+from repro.workloads.card import DatasetCard, HubReference, PromptFile
+from repro.workloads.data_dir import Origin, find_local, local_origin, no_local_file
+from repro.workloads.rows import Row, first_line, json_rows
 from repro.workloads.trace import (
     OWN_KEYS,
     RENAMED,
+    PromptRow,
     detect_format,
     parse_lengths_csv,
     parse_prompts_jsonl,
     parse_trace,
-    prompt_at,
 )
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
-UsedSource = Literal["hub", "local", "embedded"]
+Record = Mapping[str, str]
+Read = TypeVar("Read")
 
 
 class HubLoader(Protocol):
@@ -40,14 +41,20 @@ class HubLoader(Protocol):
 class PromptSource:
     """``rows`` is None for the embedded generator, which has no end. Rows have a prompt that is not empty."""
 
-    used: UsedSource
-    location: str
-    """File name (inside the data directory), hub id, or the card."""
-    revision: str | None
-    """``sha256:...`` of a local file; the hub's commit hash, None if the card pins none."""
+    origin: Origin
     rows: tuple[PromptRow, ...] | None
     num_dropped: int = 0
     """Rows left out because the prompt is empty (failed calls, in BurstGPT)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Rows of a data set with all that grading needs, in the order of their source; never the embedded generator."""
+
+    origin: Origin
+    rows: tuple[Record, ...]
+    path: Path | None = None
+    """Path of a local file; None for the hub."""
 
 
 def check_source(kind: str, dataset_path: str | None) -> None:
@@ -67,34 +74,63 @@ def open_source(
     data_dir: Path | None = None,
     hub_loader: HubLoader | None = None,
 ) -> PromptSource:
-    check_source(kind, dataset_path)
-    if kind == "hub":
-        return _from_hub(card, hub_loader or load_hub_columns)
-    if kind == "embedded":
-        return _embedded(card)
-    if dataset_path is not None:
-        path = Path(dataset_path)
-        return _from_file(card, path, path.name, entry_for(card, path))
-
-    found = find_local_file(card, kind, data_dir)
-    return _embedded(card) if found is None else _from_file(card, found[0], found[1].path, found[1])
-
-
-def find_local_file(card: DatasetCard, kind: SourceKind, data_dir: Path | None) -> tuple[Path, LocalFile] | None:
-    """The first of the card's files that the data directory has; ``local`` must have one."""
-    directory = find_data_dir(data_dir)
-    if directory is not None:
-        for entry in card.local:
-            if (directory / entry.path).is_file():
-                return directory / entry.path, entry
-    if kind != "local":
-        return None
-    accepted = ", ".join(entry.path for entry in card.local) or "none"
-    raise UserError(
-        f"source='local': no file for dataset {card.name!r} in "
-        f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
-        f"with one of {accepted}, or give dataset_path"
+    keep = card.filter.keeps if card.filter is not None else lambda record: True
+    file = _local_file(card, kind, dataset_path, data_dir)
+    if file is not None:
+        path, shown, entry = file
+        origin, rows = local_origin([path], shown), _prompts_of(card, path, entry, keep)
+    elif kind == "hub":
+        names = card.columns
+        wanted = [(names.prompt or names.prompt_tokens or "").partition("[")[0], names.timestamp_s]
+        wanted += [names.response_tokens, None if card.filter is None else card.filter.column]
+        columns = tuple(filter(None, wanted))
+        origin = _hub_origin(card)
+        rows = _hub_rows(card, columns, lambda row: _hub_prompt(card, row), keep=keep, loader=hub_loader)
+    else:
+        origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
+        return PromptSource(origin=origin, rows=None)
+    kept = tuple(row for row in rows if row.prompt or row.prompt_len)
+    require(
+        bool(kept),
+        f"{origin.location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file",
     )
+    return PromptSource(origin=origin, rows=kept, num_dropped=len(rows) - len(kept))
+
+
+def open_records(
+    card: DatasetCard,
+    kind: SourceKind,
+    columns: Sequence[str],
+    *,
+    dataset_path: str | None = None,
+    data_dir: Path | None = None,
+    hub_loader: HubLoader | None = None,
+) -> Records | None:
+    """Text ``columns`` of every row; None where the source has none (``auto`` without a file,
+    ``embedded``, a trace, which has lengths and times)."""
+    file = _local_file(card, kind, dataset_path, data_dir)
+    if kind == "hub":
+        return hub_records(card, columns, hub_loader=hub_loader)
+    if file is None or file[2].format != "prompts_jsonl":
+        return None
+    return read_records(*file[:2], columns)
+
+
+def hub_records(
+    card: DatasetCard, columns: Sequence[str], *, split: str | None = None, hub_loader: HubLoader | None = None
+) -> Records:
+    """``split`` None is the card's own."""
+    if split is not None:
+        card = replace(card, hub=replace(card.hub, split=split))
+    rows = _hub_rows(card, tuple(columns), lambda row: _record(row, columns), loader=hub_loader)
+    return Records(origin=_hub_origin(card), rows=rows)
+
+
+def read_records(path: Path, shown: str, columns: Sequence[str]) -> Records:
+    """A JSON-lines file, packed or not."""
+    rows = tuple(_record(row, columns) for row in json_rows(path))
+    require(bool(rows), f"{shown} has no rows: check that it is the whole file")
+    return Records(origin=local_origin([path], shown), rows=rows, path=path)
 
 
 def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
@@ -114,110 +150,104 @@ def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str
         table = load_dataset(hub.id, hub.config, split=hub.split, revision=hub.revision)
         loaded: dict[str, Sequence[object]] = table.select_columns(list(columns)).to_dict()
     except (OSError, ValueError) as error:
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"source='hub': {hub.id} (config {hub.config}, split {hub.split}, revision {hub.revision}) could "
-            f"not be loaded: {first_line}: check the network, or use source='auto'"
+            f"not be loaded: {first}: check the network, or use source='auto'"
         ) from error
     return loaded
 
 
-def _embedded(card: DatasetCard) -> PromptSource:
-    return PromptSource(used="embedded", location=f"datasets/{card.name}.yaml", revision=None, rows=None)
+def _local_file(
+    card: DatasetCard, kind: SourceKind, dataset_path: str | None, data_dir: Path | None
+) -> tuple[Path, str, PromptFile] | None:
+    """The file to read, its name to show and how to read it; None where another source is asked for, or there is none."""
+    check_source(kind, dataset_path)
+    if kind in ("hub", "embedded"):
+        return None
+    if dataset_path is not None:
+        path = Path(dataset_path)
+        return path, path.name, _entry_for(card, path)
+    found = find_local(card.local, data_dir)
+    if found is not None:
+        return found[1][0], found[0].path, found[0]
+    if kind == "local":
+        raise no_local_file(card, data_dir)
+    return None
 
 
-def entry_for(card: DatasetCard, path: Path) -> LocalFile:
+def _entry_for(card: DatasetCard, path: Path) -> PromptFile:
     """How to read a file given by path: as the card says of its name, else by its content."""
     for entry in card.local:
         if Path(entry.path).name == path.name:
             return entry
-    if card.columns.prompt is not None and _first_object_has_prompt(path, card.columns.prompt):
-        return LocalFile(path=path.name, format="prompts_jsonl")
-    return LocalFile(path=path.name, format=detect_format(path))
+    if card.columns.prompt is not None and _begins_with_prompt(path, card.columns.prompt):
+        return PromptFile(path=path.name, format="prompts_jsonl")
+    return PromptFile(path=path.name, format=detect_format(path))
 
 
-def _first_object_has_prompt(path: Path, column: str) -> bool:
-    """Whether the first line has the card's prompt column and nothing of a trace."""
-    with open_text(path) as file:
-        try:
-            record = json.loads(file.readline())
-        except (ValueError, RecursionError, *UNREADABLE):
+def _begins_with_prompt(path: Path, column: str) -> bool:
+    """Whether the first row has the card's prompt column and nothing of a trace."""
+    try:
+        record = DECODER.decode(first_line(path))
+        # What says when it came, or how long it was, is a trace, whose numbers are not to be passed over.
+        if not isinstance(record, dict) or ({*OWN_KEYS, *RENAMED} - {"prompt"}) & record.keys():
             return False
-    # What says when it came, or how long it was, is a trace, whose numbers are not to be passed over.
-    if not isinstance(record, dict) or ({*OWN_KEYS, *RENAMED} - {"prompt"}) & record.keys():
+    except (ValueError, RecursionError):
         return False
-    return isinstance(prompt_at(record, column), str)
+    return isinstance(Row(path.name, record).at(column), str)
 
 
-def _from_file(card: DatasetCard, path: Path, shown: str, entry: LocalFile) -> PromptSource:
+def _prompts_of(
+    card: DatasetCard, path: Path, entry: PromptFile, keep: Callable[[Mapping[str, object]], bool]
+) -> tuple[PromptRow, ...]:
     if entry.format == "prompts_jsonl":
         if card.columns.prompt is None:
-            raise UserError(f"{shown}: the card of {card.name!r} names no prompt column: use a trace file")
-        keep = card.filter.keeps if card.filter is not None else lambda record: True
-        rows = parse_prompts_jsonl(path, card.columns.prompt, keep=keep)
-    elif entry.format == "lengths_csv":
+            raise UserError(f"{path.name}: the card of {card.name!r} names no prompt column: use a trace file")
+        return parse_prompts_jsonl(path, card.columns.prompt, keep=keep)
+    if entry.format == "lengths_csv":
         assert entry.column is not None
-        rows = parse_lengths_csv(path, entry.column, unit=entry.unit, offset=entry.offset)
-    else:
-        rows = parse_trace(path, entry.format)
-    return _source_of_rows("local", shown, file_digest(path), rows)
+        return parse_lengths_csv(path, entry.column, unit=entry.unit, offset=entry.offset)
+    return parse_trace(path, entry.format)
 
 
-def _from_hub(card: DatasetCard, loader: HubLoader) -> PromptSource:
-    names = card.columns
-    prompt_column = names.prompt or names.prompt_tokens
-    assert prompt_column is not None
-    wanted = [prompt_column.partition("[")[0]]
-    if names.timestamp_s is not None:
-        wanted.append(names.timestamp_s)
-    if names.response_tokens is not None:
-        wanted.append(names.response_tokens)
-    if card.filter is not None:
-        wanted.append(card.filter.column)
-    columns = loader(card.hub, tuple(wanted))
-    absent = [name for name in wanted if name not in columns]
-    if absent:
-        raise UserError(f"{card.hub.id} has no column {', '.join(absent)}: pin an older revision in the card")
-
-    rows = []
-    for number, cells in enumerate(zip(*(columns[name] for name in wanted), strict=True)):
-        record = dict(zip(wanted, cells, strict=True))
-        if card.filter is None or card.filter.keeps(record):
-            rows.append(_hub_row(card, record, number))
-    return _source_of_rows("hub", card.hub.id, card.hub.revision, tuple(rows))
+def _record(row: Row, columns: Sequence[str]) -> Record:
+    return {name: row.text(name) for name in columns}
 
 
-def _hub_row(card: DatasetCard, record: Mapping[str, object], number: int) -> PromptRow:
-    def bad(column: str, value: object, expected: str) -> UserError:
-        return UserError(
-            f"{card.hub.id} row {number}: column {column!r} is {value!r}, expected {expected}: "
-            f"pin another revision in datasets/{card.name}.yaml"
+def _hub_origin(card: DatasetCard) -> Origin:
+    return Origin(source="hub", location=card.hub.id, revision=card.hub.revision)
+
+
+def _hub_rows(
+    card: DatasetCard,
+    columns: tuple[str, ...],
+    read: Callable[[Row], Read],
+    *,
+    keep: Callable[[Mapping[str, object]], bool] = lambda record: True,
+    loader: HubLoader | None,
+) -> tuple[Read, ...]:
+    found = (loader or load_hub_columns)(card.hub, columns)
+    absent = [name for name in columns if name not in found]
+    require(not absent, f"{card.hub.id} has no column {', '.join(absent)}: pin an older revision in the card")
+    records = (dict(zip(columns, cells, strict=True)) for cells in zip(*(found[name] for name in columns), strict=True))
+    try:
+        return tuple(
+            read(Row(f"{card.hub.id} row {number}", record)) for number, record in enumerate(records) if keep(record)
         )
+    except UserError as error:
+        raise UserError(f"{error}: pin another revision in datasets/{card.name}.yaml") from error
 
+
+def _hub_prompt(card: DatasetCard, row: Row) -> PromptRow:
     names = card.columns
-    stamp = None if names.timestamp_s is None else record[names.timestamp_s]
-    if stamp is not None and (isinstance(stamp, bool) or not isinstance(stamp, int | float)):
-        raise bad(str(names.timestamp_s), stamp, "seconds")
-    arrival_s = None if stamp is None else float(stamp)
-    if names.prompt is not None:
-        text = prompt_at(record, names.prompt)
-        if not isinstance(text, str):
-            raise bad(names.prompt, text, "the prompt's text")
-        return PromptRow(prompt=text, arrival_s=arrival_s)
-    assert names.prompt_tokens is not None
-    counts = []
-    for column in (names.prompt_tokens, names.response_tokens):
-        count = None if column is None else record[column]
-        if column is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-            raise bad(column, count, "a token count")
-        counts.append(count)
-    return PromptRow(prompt_len=counts[0], response_len=counts[1], arrival_s=arrival_s)  # type: ignore[arg-type]
-
-
-def _source_of_rows(used: UsedSource, location: str, revision: str | None, rows: tuple[PromptRow, ...]) -> PromptSource:
-    kept = tuple(row for row in rows if row.prompt or row.prompt_len)
-    if not kept:
-        raise UserError(
-            f"{location} has no usable row ({len(rows)} read, none with a prompt): check that it is the whole file"
-        )
-    return PromptSource(used=used, location=location, revision=revision, rows=kept, num_dropped=len(rows) - len(kept))
+    for name in (names.prompt_tokens, names.response_tokens, names.timestamp_s):
+        if name is not None and isinstance(row.values[name], str):
+            raise row.bad(name, row.values[name], "expected a number")
+    is_stamped = names.timestamp_s is not None and row.values[names.timestamp_s] is not None
+    return PromptRow(
+        prompt=None if names.prompt is None else row.text(names.prompt),
+        prompt_len=None if names.prompt_tokens is None else row.count(names.prompt_tokens),
+        response_len=None if names.response_tokens is None else row.count(names.response_tokens),
+        arrival_s=row.seconds(str(names.timestamp_s)) if is_stamped else None,
+    )

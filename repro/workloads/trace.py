@@ -1,4 +1,4 @@
-"""Parsers of trace and prompt files: every malformed line is refused by name.
+"""Files of requests, whose rows are prompts or lengths.
 
 | format         | file                                                   | columns read                                    |
 |----------------|--------------------------------------------------------|-------------------------------------------------|
@@ -9,24 +9,20 @@
 | prompts_jsonl  | one object a line, the prompt in a named column        | that column                                     |
 | lengths_csv    | a table of lengths, in tokens or characters            | one named column                                |
 
-Any of them may be gzipped. Blank lines are skipped; a row with an empty prompt (a failed call, in
-BurstGPT) is parsed, and left to the caller.
+A row with an empty prompt (a failed call, in BurstGPT) is parsed, and left to the caller.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from engines.errors import UserError
-from engines.strict_json import RepeatedKeyError, unique
-from repro.workloads.row import UNREADABLE, PromptRow, bad_line, open_text
+from repro.workloads.rows import Row, csv_rows, first_line, json_rows
 
 TraceFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl"]
 FileFormat = Literal["burstgpt_csv", "azure_csv", "mooncake_jsonl", "trace_jsonl", "prompts_jsonl", "lengths_csv"]
@@ -45,258 +41,90 @@ RENAMED = {
 }
 """Keys of other traces -> ours, of the same meaning."""
 
-MOST_TOKENS = 2**31 - 1
-MOST_SECONDS = 1e12
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptRow:
+    """Exactly one of ``prompt`` and ``prompt_len`` is set (by the parsers).
+
+    ``gen_length`` is what the request asks for; ``response_len`` what the traced service answered,
+    which is not the same thing and never sets a request's length.
+    """
+
+    prompt: str | None = None
+    prompt_len: int | None = None
+    arrival_s: float | None = None
+    gen_length: int | None = None
+    response_len: int | None = None
 
 
 def estimate_tokens(num_chars: int) -> int:
     return -(-num_chars // CHARS_PER_TOKEN)
 
 
-def parse_burstgpt_csv(path: Path) -> tuple[PromptRow, ...]:
-    columns = ("Timestamp", "Request tokens", "Response tokens")
-    return tuple(
-        PromptRow(
-            arrival_s=_number(path, line, "Timestamp", stamp),
-            prompt_len=_count(path, line, "Request tokens", request),
-            response_len=_count(path, line, "Response tokens", response),
-        )
-        for line, (stamp, request, response) in _csv_rows(path, columns)
-    )
-
-
-def parse_azure_csv(path: Path) -> tuple[PromptRow, ...]:
-    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    return tuple(
-        PromptRow(
-            arrival_s=_clock_time(path, line, "TIMESTAMP", stamp),
-            prompt_len=_count(path, line, "ContextTokens", context),
-            response_len=_count(path, line, "GeneratedTokens", generated),
-        )
-        for line, (stamp, context, generated) in _csv_rows(path, columns)
-    )
-
-
-def parse_mooncake_jsonl(path: Path) -> tuple[PromptRow, ...]:
-    """Timestamps are milliseconds; the conversation trace has them in batches, one every 3 s."""
-    rows = []
-    for line, record in json_rows(path):
-        stamp_ms = _number(path, line, "timestamp", _required(path, line, record, "timestamp"))
-        rows.append(
-            PromptRow(
-                arrival_s=stamp_ms / 1000,
-                prompt_len=_count(path, line, "input_length", _required(path, line, record, "input_length")),
-                response_len=_count(path, line, "output_length", _required(path, line, record, "output_length")),
-            )
-        )
-    return tuple(rows)
-
-
-def parse_trace_jsonl(path: Path) -> tuple[PromptRow, ...]:
-    """Our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
-    rows = []
-    for line, record in json_rows(path):
-        for key in record:
-            if key not in OWN_KEYS:
-                fix = f"call it {RENAMED[key]}" if key in RENAMED else f"use only {', '.join(OWN_KEYS)}"
-                raise bad_line(path, line, key, record[key], f"unknown key, {fix}")
-        if ("prompt" in record) == ("prompt_len" in record):
-            raise bad_line(
-                path,
-                line,
-                "prompt_len",
-                record.get("prompt_len"),
-                "give either prompt (text) or prompt_len (tokens), not both or neither",
-            )
-        rows.append(
-            PromptRow(
-                prompt=_text(path, line, "prompt", record["prompt"]) if "prompt" in record else None,
-                prompt_len=_count(path, line, "prompt_len", record["prompt_len"], low=1)
-                if "prompt_len" in record
-                else None,
-                arrival_s=_number(path, line, "arrival_s", record["arrival_s"]) if "arrival_s" in record else None,
-                gen_length=_count(path, line, "gen_length", record["gen_length"], low=1)
-                if "gen_length" in record
-                else None,
-            )
-        )
-    return tuple(rows)
-
-
-def parse_prompts_jsonl(
-    path: Path, column: str, *, keep: Callable[[Mapping[str, object]], bool] = lambda record: True
-) -> tuple[PromptRow, ...]:
-    """``column`` names the prompt: ``question``, or ``turns[0]`` for the first of a list."""
-    rows = []
-    for line, record in json_rows(path):
-        if keep(record):
-            value = prompt_at(record, column)
-            if not isinstance(value, str):
-                raise bad_line(path, line, column, value, "expected the prompt's text")
-            _require_whole(path, line, column, value)
-            rows.append(PromptRow(prompt=value))
-    return tuple(rows)
-
-
-def parse_lengths_csv(
-    path: Path, column: str, *, unit: Literal["tokens", "chars"] = "tokens", offset: int = 0
-) -> tuple[PromptRow, ...]:
-    """``offset`` tokens are added to every row that has any (a template around the text)."""
-    rows = []
-    for line, (value,) in _csv_rows(path, (column,)):
-        count = _count(path, line, column, value)
-        tokens = count if unit == "tokens" else estimate_tokens(count)
-        rows.append(PromptRow(prompt_len=tokens + offset if tokens else 0))
-    return tuple(rows)
-
-
-_TRACE_PARSERS: Mapping[str, Callable[[Path], tuple[PromptRow, ...]]] = {
-    "burstgpt_csv": parse_burstgpt_csv,
-    "azure_csv": parse_azure_csv,
-    "mooncake_jsonl": parse_mooncake_jsonl,
-    "trace_jsonl": parse_trace_jsonl,
-}
-
-
 def parse_trace(path: Path, file_format: TraceFormat | None = None) -> tuple[PromptRow, ...]:
     """The rows in file order. The format is read off the file's first line that is not blank when it is not given."""
-    rows = _TRACE_PARSERS[file_format or detect_format(path)](path)
+    kind = file_format or detect_format(path)
+    rows = tuple(map(_own, json_rows(path)) if kind == "trace_jsonl" else _recorded(path, _RECORDED[kind]))
     if not rows:
         raise UserError(f"{path.name} has no rows: check that it is the whole file")
     return rows
 
 
 def detect_format(path: Path) -> TraceFormat:
-    with open_text(path) as file:
-        try:
-            first = next((line.strip() for line in file if line.strip()), "")
-        except UNREADABLE as error:
-            raise UserError(f"{path.name} is not a text file (or a damaged .gz): {error}") from error
-    if first.startswith("{"):
-        return "mooncake_jsonl" if '"input_length"' in first else "trace_jsonl"
-    if "Request tokens" in first:
-        return "burstgpt_csv"
-    if "ContextTokens" in first:
-        return "azure_csv"
-    raise bad_line(path, 1, "header", first, f"not a known trace, use one of {', '.join(_TRACE_PARSERS)}")
+    first = first_line(path)
+    is_json = first.startswith("{")
+    for kind, columns in _RECORDED.items():
+        if columns.is_json == is_json and columns.prompt in first:
+            return kind
+    if is_json:
+        return "trace_jsonl"
+    known = ", ".join((*_RECORDED, "trace_jsonl"))
+    raise Row(f"{path.name} line 1", {}).bad("header", first, f"not a known trace, use one of {known}")
 
 
-def prompt_at(record: Mapping[str, object], column: str) -> object:
-    """The value at ``name`` or ``name[i]``; None where there is none."""
-    match = re.fullmatch(r"([^\[\]]+)(?:\[(\d+)\])?", column)
-    if match is None:
-        raise UserError(f"prompt column {column!r} is not a name or name[index]")
-    value = record.get(match[1])
-    if match[2] is None:
-        return value
-    index = int(match[2])
-    return value[index] if isinstance(value, list) and index < len(value) else None
+def parse_prompts_jsonl(
+    path: Path, column: str, *, keep: Callable[[Mapping[str, object]], bool] = lambda record: True
+) -> tuple[PromptRow, ...]:
+    """``column`` names the prompt: ``question``, or ``turns[0]`` for the first of a list."""
+    return tuple(PromptRow(prompt=row.text(column)) for row in json_rows(path) if keep(row.values))
 
 
-def _csv_rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    with open_text(path) as file:
-        reader = csv.reader(file)
-        try:
-            header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
-            for column in columns:
-                if column not in header:
-                    raise bad_line(path, 1, column, None, f"column missing, the file has {', '.join(header) or 'none'}")
-                if header.count(column) > 1:
-                    raise bad_line(
-                        path, 1, "header", ",".join(header), f"the column {column!r} is given twice, keep one"
-                    )
-            picked = [header.index(column) for column in columns]
-            for cells in reader:
-                if not cells:
-                    continue
-                if len(cells) != len(header):
-                    raise bad_line(
-                        path,
-                        reader.line_num,
-                        header[min(len(cells), len(header) - 1)],
-                        ",".join(cells),
-                        f"the line has {len(cells)} cells, the header {len(header)}",
-                    )
-                yield reader.line_num, tuple(cells[index] for index in picked)
-        except (csv.Error, *UNREADABLE) as error:
-            raise UserError(
-                f"{path.name} line {reader.line_num + 1}: unreadable ({error}): get the file again"
-            ) from error
+def parse_lengths_csv(
+    path: Path, column: str, *, unit: Literal["tokens", "chars"] = "tokens", offset: int = 0
+) -> tuple[PromptRow, ...]:
+    """``offset`` tokens are added to every row that has any (a template around the text)."""
+    counts = (row.count(column) for row in csv_rows(path, column))
+    tokens = (count if unit == "tokens" else estimate_tokens(count) for count in counts)
+    return tuple(PromptRow(prompt_len=each + offset if each else 0) for each in tokens)
 
 
-def json_rows(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    line = 0
-    with open_text(path) as file:
-        try:
-            for line, text in enumerate(file, start=1):
-                if not text.strip():
-                    continue
-                try:
-                    record = json.loads(text, object_pairs_hook=unique)
-                except RepeatedKeyError as error:
-                    raise bad_line(path, line, "line", text.strip(), f"{error}, keep one") from None
-                except json.JSONDecodeError as error:
-                    raise bad_line(
-                        path, line, "line", text.strip(), f"not JSON ({error.msg}), one object a line"
-                    ) from error
-                except (ValueError, RecursionError) as error:
-                    raise bad_line(
-                        path, line, "line", text.strip(), "nested too deeply, or with a number too long, to be read"
-                    ) from error
-                if not isinstance(record, dict):
-                    raise bad_line(path, line, "line", record, "expected an object {...}, one a line")
-                yield line, record
-        except UNREADABLE as error:
-            raise UserError(f"{path.name} line {line + 1}: unreadable ({error}): get the file again") from error
+class _Recorded(NamedTuple):
+    """Columns of a trace that a service wrote."""
+
+    stamp: str
+    prompt: str
+    response: str
+    clock: Callable[[Row, str], float]
+    is_json: bool = False
 
 
-def _required(path: Path, line: int, record: Mapping[str, object], key: str) -> object:
-    if key not in record:
-        raise bad_line(path, line, key, None, "the key is missing")
-    return record[key]
+def _recorded(path: Path, columns: _Recorded) -> Iterator[PromptRow]:
+    rows: Iterable[Row] = json_rows(path) if columns.is_json else csv_rows(path, *columns[:3])
+    for row in rows:
+        yield PromptRow(
+            arrival_s=columns.clock(row, columns.stamp),
+            prompt_len=row.count(columns.prompt),
+            response_len=row.count(columns.response),
+        )
 
 
-def _count(path: Path, line: int, field: str, value: object, low: int = 0) -> int:
-    number = value
-    if isinstance(value, str):
-        number = int(value) if re.fullmatch(r"\s*\d{1,18}\s*", value, re.ASCII) else None
-    if isinstance(number, bool) or not isinstance(number, int) or number < low:
-        raise bad_line(path, line, field, value, f"expected a whole number, at least {low}")
-    if number > MOST_TOKENS:
-        raise bad_line(path, line, field, value, f"expected a whole number, at most {MOST_TOKENS}")
-    return number
+def _milliseconds(row: Row, field: str) -> float:
+    """Mooncake's conversation trace has them in batches, one every 3 s."""
+    return row.seconds(field) / 1000
 
 
-def _number(path: Path, line: int, field: str, value: object) -> float:
-    number: float | None = None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value) if value <= MOST_SECONDS else math.inf
-    elif isinstance(value, str):
-        try:
-            number = float(value)
-        except ValueError:
-            number = None
-    if number is None or not 0 <= number <= MOST_SECONDS:
-        raise bad_line(path, line, field, value, "expected a finite number, not negative")
-    return number
-
-
-def _text(path: Path, line: int, field: str, value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise bad_line(path, line, field, value, "expected a text that is not empty")
-    _require_whole(path, line, field, value)
-    return value
-
-
-def _require_whole(path: Path, line: int, field: str, value: str) -> None:
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        part = value[max(0, error.start - 10) : error.start + 10]
-        raise bad_line(path, line, field, part, "holds half a character (a lone surrogate), take it out") from None
-
-
-def _clock_time(path: Path, line: int, field: str, value: str) -> float:
+def _clock_time(row: Row, field: str) -> float:
+    value = row.values[field]
     match = re.fullmatch(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?", value.strip(), re.ASCII)
     try:
         if match is None:
@@ -304,5 +132,32 @@ def _clock_time(path: Path, line: int, field: str, value: str) -> float:
         # The trace has seven decimals; datetime keeps six. Differences of naive times need no time zone.
         whole = (datetime.fromisoformat(match[1]) - datetime(1970, 1, 1)).total_seconds()
     except ValueError as error:
-        raise bad_line(path, line, field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
+        raise row.bad(field, value, "expected a time like 2023-11-16 18:17:03.9799600") from error
     return whole + float(match[2] or 0)
+
+
+_RECORDED: Mapping[TraceFormat, _Recorded] = {
+    "burstgpt_csv": _Recorded("Timestamp", "Request tokens", "Response tokens", Row.seconds),
+    "azure_csv": _Recorded("TIMESTAMP", "ContextTokens", "GeneratedTokens", _clock_time),
+    "mooncake_jsonl": _Recorded("timestamp", "input_length", "output_length", _milliseconds, is_json=True),
+}
+
+
+def _own(row: Row) -> PromptRow:
+    """Our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
+    given = row.values
+    for key in given:
+        if key not in OWN_KEYS:
+            fix = f"call it {RENAMED[key]}" if key in RENAMED else f"use only {', '.join(OWN_KEYS)}"
+            raise row.bad(key, given[key], f"unknown key, {fix}")
+    if ("prompt" in given) == ("prompt_len" in given):
+        fix = "give either prompt (text) or prompt_len (tokens), not both or neither"
+        raise row.bad("prompt_len", given.get("prompt_len"), fix)
+    if given.get("prompt") == "":
+        raise row.bad("prompt", "", "expected a text that is not empty")
+    return PromptRow(
+        prompt=row.text("prompt") if "prompt" in given else None,
+        prompt_len=row.count("prompt_len", low=1) if "prompt_len" in given else None,
+        arrival_s=row.seconds("arrival_s") if "arrival_s" in given else None,
+        gen_length=row.count("gen_length", low=1) if "gen_length" in given else None,
+    )

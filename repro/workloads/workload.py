@@ -6,26 +6,27 @@ workload are the same requests.
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engines.bounds import check_fields
 from engines.dllm.config import GenerationConfig
 from engines.dllm.request import Request
-from engines.errors import UserError
+from engines.errors import UserError, require
+from engines.knobs import Range, Seed, check_fields
 from repro.workloads.arrivals import ArrivalConfig, arrival_times
 from repro.workloads.card import DatasetCard, load_card
-from repro.workloads.row import PromptRow
-from repro.workloads.seed import derive_seed
-from repro.workloads.source import HubLoader, PromptSource, SourceKind, UsedSource, check_source, open_source
+from repro.workloads.data_dir import Origin, Provenance, checksum
+from repro.workloads.lengths import Floats, Ints
+from repro.workloads.seed import derive_seed, shuffled
+from repro.workloads.source import HubLoader, PromptSource, SourceKind, check_source, open_source
 from repro.workloads.text import TextStyle, more_text, prompt_text
-from repro.workloads.trace import estimate_tokens, parse_trace
+from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace
 
 Encode = Callable[[str], list[int]]
 """Text to token ids, without adding special tokens: a text may be encoded in pieces."""
@@ -37,14 +38,14 @@ class WorkloadConfig:
     [``min_prompt_len``, ``max_prompt_len``]; ``fixed_prompt_len`` replaces the lengths altogether."""
 
     dataset: str
-    num_requests: int
-    seed: int
+    num_requests: Annotated[int, Range(1, 10**5)]
+    seed: Seed
     arrivals: ArrivalConfig
     max_prompt_len: int
     min_prompt_len: int = 8
     source: SourceKind = "auto"
     dataset_path: str | None = None
-    length_scale: float = 1.0
+    length_scale: Annotated[float, Range(above=0, most=1e3)] = 1.0
     fixed_prompt_len: int | None = None
     may_replace_arrivals: bool = True
     """Whether a file's own arrival times may give way to ``arrivals``; else such a file is refused."""
@@ -53,27 +54,16 @@ class WorkloadConfig:
         check_fields(self)
         object.__setattr__(self, "dataset", self.dataset.lower())  # LiveBench and livebench are the same cell
         check_source(self.source, self.dataset_path)
-        if self.num_requests < 1:
-            raise UserError(f"num_requests={self.num_requests} must be at least 1")
-        if self.seed < 0:
-            raise UserError(f"seed={self.seed} must not be negative")
-        if not 1 <= self.min_prompt_len <= self.max_prompt_len:
-            raise UserError(
-                f"min_prompt_len={self.min_prompt_len}, max_prompt_len={self.max_prompt_len}: need 1 <= min <= max"
-            )
-        if not 0 < self.length_scale < float("inf"):
-            raise UserError(f"length_scale={self.length_scale} must be a finite number above 0")
-        if self.fixed_prompt_len is not None:
-            if not self.min_prompt_len <= self.fixed_prompt_len <= self.max_prompt_len:
-                raise UserError(
-                    f"fixed_prompt_len={self.fixed_prompt_len} must be between"
-                    f" min_prompt_len={self.min_prompt_len} and max_prompt_len={self.max_prompt_len}"
-                )
-            if self.length_scale != 1.0:
-                raise UserError(
-                    f"length_scale={self.length_scale} has no effect with"
-                    f" fixed_prompt_len={self.fixed_prompt_len}: drop one of them"
-                )
+        low, high, fixed = self.min_prompt_len, self.max_prompt_len, self.fixed_prompt_len
+        require(1 <= low <= high, f"min_prompt_len={low}, max_prompt_len={high}: need 1 <= min <= max")
+        require(
+            fixed is None or low <= fixed <= high,
+            f"fixed_prompt_len={fixed} must be between min_prompt_len={low} and max_prompt_len={high}",
+        )
+        require(
+            fixed is None or self.length_scale == 1.0,
+            f"length_scale={self.length_scale} has no effect with fixed_prompt_len={fixed}: drop one of them",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,21 +76,20 @@ class LengthStats:
     p90: int
     max: int
 
+    @classmethod
+    def of(cls, lengths: Ints) -> LengthStats:
+        ordered, n = np.sort(lengths), len(lengths)
+        p50, p90, most = (int(ordered[place]) for place in (int(0.5 * n), int(0.9 * n), -1))
+        return cls(n=n, mean=float(ordered.mean()), p50=p50, p90=p90, max=most)
+
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadProvenance:
-    source: UsedSource
-    description: str
-    location: str
-    """File name, hub id or card."""
-    revision: str | None
-    checksum: str
-    """sha256 over the ids, arrivals, lengths, seeds and token ids of the requests."""
+class WorkloadProvenance(Provenance):
     lengths: LengthStats
-    num_clipped: int
-    num_repeated: int
+    num_clipped: int = 0
+    num_repeated: int = 0
     """Requests beyond the rows of the source, which then come round again."""
-    length_scale: float
+    length_scale: float = 1.0
     seed: int
 
 
@@ -131,46 +120,38 @@ def build_workload(
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(config.arrivals, source)
     source, trace_s = _with_trace_times(config.arrivals, source)
-    rows = _pick_rows(config, source)
-    texts: list[list[int] | None] = [encode(row.prompt) if encode and row.prompt else None for row in rows]
-    lengths, num_clipped = _final_lengths(config, _drawn_lengths(config, card, rows, texts))
-    arrivals = arrival_times(config.arrivals, config.num_requests, config.seed, trace_s=trace_s)
+    num = config.num_requests
+    rows = list(islice(_rows(config, source), num))
+    own_ids = [encode(row.prompt) if encode and row.prompt else None for row in rows]
+    drawn = _drawn_lengths(config, card, source, rows, own_ids)
+    scaled = drawn if config.length_scale == 1.0 else np.rint(drawn * config.length_scale).astype(np.int64)
+    lengths = np.clip(scaled, config.min_prompt_len, config.max_prompt_len)
+    arrivals = arrival_times(config.arrivals, num, config.seed, trace_s=trace_s)
 
     requests = []
-    for index, prompt_len in enumerate(lengths.tolist()):
-        row = rows[index] if rows else PromptRow()
-        ids = None
-        if encode is not None:
-            rng = random.Random(derive_seed(config.seed, "text", index))
-            ids = _prompt_ids(encode, card.embedded.text, rng, prompt_len, texts[index] if rows else None)
+    for index, (row, own, length) in enumerate(zip(rows, own_ids, lengths.tolist(), strict=True)):
+        rng = random.Random(derive_seed(config.seed, "text", index))
         requests.append(
             Request(
                 request_id=index,
-                prompt_len=prompt_len,
-                prompt_ids=ids,
+                prompt_len=length,
+                prompt_ids=None if encode is None else _prompt_ids(encode, card.embedded.text, rng, length, own),
                 arrival_s=float(arrivals[index]),
                 generation=_generation(generation, row.gen_length, derive_seed(config.seed, "generation", index)),
             )
         )
-    num_cut = sum(own is not None and len(own) > kept for own, kept in zip(texts, lengths, strict=bool(rows)))
-    num_repeated = max(0, config.num_requests - len(source.rows)) if source.rows is not None else 0
-    return Workload(
-        name=card.name,
-        requests=tuple(requests),
-        provenance=WorkloadProvenance(
-            source=source.used,
-            description=_describe(
-                config, card, source, num_clipped, num_repeated, num_cut, tokenized=encode is not None
-            ),
-            location=source.location,
-            revision=source.revision,
-            checksum=_checksum(requests),
-            lengths=_length_stats(lengths),
-            num_clipped=num_clipped,
-            num_repeated=num_repeated,
-            length_scale=config.length_scale,
-            seed=config.seed,
-        ),
+    num_clipped = int((lengths != scaled).sum())
+    num_cut = sum(own is not None and len(own) > kept for own, kept in zip(own_ids, lengths, strict=True))
+    described = _describe(config, card, source, num_clipped=num_clipped, num_cut=num_cut, tokenized=encode is not None)
+    return _workload(
+        card.name,
+        requests,
+        source.origin,
+        described,
+        num_clipped=num_clipped,
+        num_repeated=_num_repeated(config, source),
+        length_scale=config.length_scale,
+        seed=config.seed,
     )
 
 
@@ -181,9 +162,7 @@ def fixed_workload(
     *,
     arrivals: ArrivalConfig,
     seed: int,
-    source: UsedSource,
-    location: str,
-    revision: str | None,
+    origin: Origin,
     description: str,
 ) -> Workload:
     """Requests with exactly these prompts, in this order: nothing is drawn, scaled or cut."""
@@ -192,7 +171,7 @@ def fixed_workload(
             f"arrivals='trace' with dataset={name!r}, which has no timestamps: use poisson, gamma, constant or burst"
         )
     times = arrival_times(arrivals, len(prompts), seed)
-    requests = tuple(
+    requests = [
         Request(
             request_id=index,
             prompt_len=len(ids),
@@ -201,23 +180,29 @@ def fixed_workload(
             generation=replace(generation, seed=derive_seed(seed, "generation", index)),
         )
         for index, ids in enumerate(prompts)
+    ]
+    return _workload(name, requests, origin, description, seed=seed)
+
+
+def _workload(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
+    provenance = WorkloadProvenance(
+        source=origin.source,
+        location=origin.location,
+        revision=origin.revision,
+        description=description,
+        checksum=checksum(map(_line, requests)),
+        lengths=LengthStats.of(np.array([request.prompt_len for request in requests], dtype=np.int64)),
+        **facts,  # type: ignore[arg-type]
     )
-    return Workload(
-        name=name,
-        requests=requests,
-        provenance=WorkloadProvenance(
-            source=source,
-            description=description,
-            location=location,
-            revision=revision,
-            checksum=_checksum(requests),
-            lengths=_length_stats(np.array([len(ids) for ids in prompts], dtype=np.int64)),
-            num_clipped=0,
-            num_repeated=0,
-            length_scale=1.0,
-            seed=seed,
-        ),
-    )
+    return Workload(name=name, requests=tuple(requests), provenance=provenance)
+
+
+def _line(request: Request) -> str:
+    """What the checksum is made of."""
+    ids = "-" if request.prompt_ids is None else ",".join(map(str, request.prompt_ids))
+    generation = request.generation
+    length = f"{request.prompt_len}|{generation.gen_length}"
+    return f"{request.request_id}|{request.arrival_s:.6f}|{length}|{generation.seed}|{ids}"
 
 
 def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> None:
@@ -225,19 +210,19 @@ def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> 
     if num_stamped and arrivals.kind != "trace":
         how = "at once" if arrivals.kind == "burst" else f"{arrivals.kind} at {arrivals.rate:g} requests/s"
         raise UserError(
-            f"{source.location} has arrival times in {num_stamped} rows, and requests would arrive {how} instead: keep them "
-            f"with --arrivals trace, or say --arrivals {arrivals.kind}"
+            f"{source.origin.location} has arrival times in {num_stamped} rows, and requests would arrive {how} instead: "
+            f"keep them with --arrivals trace, or say --arrivals {arrivals.kind}"
         )
 
 
-def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, NDArray[np.float64] | None]:
+def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, Floats | None]:
     """The timestamps to replay, if any; a source replayed with its own ones comes back in their order."""
     if arrivals.kind != "trace":
         return source, None
     if arrivals.path is not None:
         rows, name = parse_trace(Path(arrivals.path)), Path(arrivals.path).name
     elif source.rows is not None:
-        rows, name = source.rows, source.location
+        rows, name = source.rows, source.origin.location
     else:
         raise UserError(
             "arrivals='trace' with embedded prompts, which have no timestamps: give the arrivals a path, or "
@@ -254,47 +239,42 @@ def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[Pr
     return source, np.array([stamp for stamp, _ in stamped], dtype=np.float64)
 
 
-def _pick_rows(config: WorkloadConfig, source: PromptSource) -> list[PromptRow]:
-    """One row per request; empty for the embedded generator.
+def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[PromptRow]:
+    """Without end; empty ones for the embedded generator.
 
     Rows come in the order of their own timestamps when those are replayed, else in seeded random
     order without replacement; then all over again (in another order) if there are too few.
     """
-    if source.rows is None:
-        return []
-    num_rows = len(source.rows)
-    order: list[int] = []
-    for lap in range(-(-config.num_requests // num_rows)):
-        if config.arrivals.kind == "trace" and config.arrivals.path is None:
-            order.extend(range(num_rows))
-        else:
-            rng = np.random.default_rng(derive_seed(config.seed, "rows", lap))
-            order.extend(rng.permutation(num_rows).tolist())
-    return [source.rows[index] for index in order[: config.num_requests]]
+    rows = source.rows
+    if rows is None:
+        return cycle([PromptRow()])
+    if config.arrivals.kind == "trace" and config.arrivals.path is None:
+        return cycle(rows)
+    return (rows[index] for index in shuffled(len(rows), config.seed, "rows"))
+
+
+def _num_repeated(config: WorkloadConfig, source: PromptSource) -> int:
+    return 0 if source.rows is None else max(0, config.num_requests - len(source.rows))
 
 
 def _drawn_lengths(
-    config: WorkloadConfig, card: DatasetCard, rows: Sequence[PromptRow], texts: Sequence[list[int] | None]
-) -> NDArray[np.int64]:
-    if not rows:
-        rng = np.random.default_rng(derive_seed(config.seed, "lengths"))
-        return card.embedded.lengths.draw(config.num_requests, rng)
-    drawn = []
-    for row, ids in zip(rows, texts, strict=True):
-        if row.prompt is None:
-            assert row.prompt_len is not None
-            drawn.append(row.prompt_len)
-        else:
-            drawn.append(len(ids) if ids is not None else estimate_tokens(len(row.prompt)))
-    return np.array(drawn, dtype=np.int64)
-
-
-def _final_lengths(config: WorkloadConfig, drawn: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    config: WorkloadConfig,
+    card: DatasetCard,
+    source: PromptSource,
+    rows: Sequence[PromptRow],
+    own_ids: Sequence[list[int] | None],
+) -> Ints:
+    """Before scaling and clipping."""
     if config.fixed_prompt_len is not None:
-        return np.full(len(drawn), config.fixed_prompt_len, dtype=np.int64), 0
-    scaled = np.rint(drawn * config.length_scale).astype(np.int64)
-    clipped = np.clip(scaled, config.min_prompt_len, config.max_prompt_len)
-    return clipped, int((clipped != scaled).sum())
+        return np.full(len(rows), config.fixed_prompt_len, dtype=np.int64)
+    if source.rows is None:
+        rng = np.random.default_rng(derive_seed(config.seed, "lengths"))
+        return card.embedded.lengths.draw(len(rows), rng)
+    drawn = [
+        row.prompt_len if row.prompt is None else estimate_tokens(len(row.prompt)) if own is None else len(own)
+        for row, own in zip(rows, own_ids, strict=True)
+    ]
+    return np.array(drawn, dtype=np.int64)
 
 
 def _prompt_ids(
@@ -332,65 +312,26 @@ def _generation(base: GenerationConfig, gen_length: int | None, seed: int) -> Ge
 
 
 def _describe(
-    config: WorkloadConfig,
-    card: DatasetCard,
-    source: PromptSource,
-    num_clipped: int,
-    num_repeated: int,
-    num_cut: int,
-    *,
-    tokenized: bool,
+    config: WorkloadConfig, card: DatasetCard, source: PromptSource, *, num_clipped: int, num_cut: int, tokenized: bool
 ) -> str:
-    embedded = card.embedded
-    if source.rows is None:
-        basis = "an ASSUMPTION" if embedded.basis == "assumed" else "fitted"
-        parts = [f"{card.title}: embedded generator, lengths {basis} ({embedded.summary})"]
-    else:
-        kind = "hub data set" if source.used == "hub" else "local file"
-        parts = [f"{card.title}: {kind} {source.location}, {len(source.rows)} rows"]
-        if source.num_dropped:
-            parts.append(f"{source.num_dropped} rows with an empty prompt left out")
-        if num_repeated:
-            parts.append(f"{num_repeated} of {config.num_requests} requests repeat a row")
-        if any(row.prompt is not None for row in source.rows) and not tokenized:
-            parts.append("token counts estimated as characters / 4")
-    if tokenized and (source.rows is None or any(row.prompt is None for row in source.rows)):
-        parts.append("prompt text from templates")
-    if config.fixed_prompt_len is not None:
-        parts.append(f"every prompt set to {config.fixed_prompt_len} tokens")
-    if config.length_scale != 1.0:
-        parts.append(f"lengths x {config.length_scale:g}")
-    if num_cut:
-        parts.append(f"{num_cut} of {config.num_requests} prompts cut to these lengths")
-    if config.dataset_path is not None and any(row.response_len is not None for row in source.rows or ()):
-        parts.append("outputs as long as asked for, not as the trace's")
-    if num_clipped:
-        parts.append(
-            f"{num_clipped} of {config.num_requests} lengths clipped to"
-            f" [{config.min_prompt_len}, {config.max_prompt_len}]"
-        )
-    return "; ".join(parts)
-
-
-def _length_stats(lengths: NDArray[np.int64]) -> LengthStats:
-    ordered = np.sort(lengths)
-    n = len(ordered)
-    return LengthStats(
-        n=n,
-        mean=float(ordered.mean()),
-        p50=int(ordered[int(0.5 * n)]),
-        p90=int(ordered[int(0.9 * n)]),
-        max=int(ordered[-1]),
-    )
-
-
-def _checksum(requests: Sequence[Request]) -> str:
-    digest = hashlib.sha256()
-    for request in requests:
-        ids = "-" if request.prompt_ids is None else ",".join(map(str, request.prompt_ids))
-        generation = request.generation
-        digest.update(
-            f"{request.request_id}|{request.arrival_s:.6f}|{request.prompt_len}|{generation.gen_length}|"
-            f"{generation.seed}|{ids}\n".encode()
-        )
-    return digest.hexdigest()
+    embedded, rows, num = card.embedded, source.rows or (), config.num_requests
+    basis = "an ASSUMPTION" if embedded.basis == "assumed" else "fitted"
+    kind = "hub data set" if source.origin.source == "hub" else "local file"
+    has_texts, is_embedded = any(row.prompt is not None for row in rows), source.rows is None
+    lacks_texts = is_embedded or any(row.prompt is None for row in rows)
+    is_trace = config.dataset_path is not None and any(row.response_len is not None for row in rows)
+    num_repeated = _num_repeated(config, source)
+    said = {
+        f"{card.title}: embedded generator, lengths {basis} ({embedded.summary})": is_embedded,
+        f"{card.title}: {kind} {source.origin.location}, {len(rows)} rows": not is_embedded,
+        f"{source.num_dropped} rows with an empty prompt left out": source.num_dropped,
+        f"{num_repeated} of {num} requests repeat a row": num_repeated,
+        "token counts estimated as characters / 4": has_texts and not tokenized,
+        "prompt text from templates": tokenized and lacks_texts,
+        f"every prompt set to {config.fixed_prompt_len} tokens": config.fixed_prompt_len is not None,
+        f"lengths x {config.length_scale:g}": config.length_scale != 1.0,
+        f"{num_cut} of {num} prompts cut to these lengths": num_cut,
+        "outputs as long as asked for, not as the trace's": is_trace,
+        f"{num_clipped} of {num} lengths clipped to [{config.min_prompt_len}, {config.max_prompt_len}]": num_clipped,
+    }
+    return "; ".join(text for text, holds in said.items() if holds)

@@ -27,7 +27,8 @@ from repro.api import load
 from repro.prompt import read_prompt_ids
 from repro.reports.paper import read_claims
 from repro.runs.cell import Cell
-from repro.workloads.card import parse_card
+from repro.workloads.card import DatasetCard
+from repro.workloads.schema import built
 from repro.workloads.trace import detect_format, parse_prompts_jsonl, parse_trace
 
 DEEP = "[" * 100_000
@@ -279,7 +280,7 @@ def test_values_of_a_card(data: st.DataObject) -> None:
         place = place[name]
         name = data.draw(st.sampled_from(sorted(place)))
     place[name] = data.draw(values)
-    named(lambda: parse_card(raw, where="mine.yaml"), "mine.yaml")
+    named(lambda: built(DatasetCard, raw, "mine.yaml"), "mine.yaml")
 
 
 @settings(max_examples=100)

@@ -14,13 +14,13 @@ from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
 from repro.systems.http.knobs import HttpKnobs
 from repro.workloads.conversations.chats import read_chats
+from repro.workloads.schema import Card, load
 from repro.workloads.sessions.traces import read_sessions
-from repro.workloads.sourced_card import load_card
-from repro.workloads.trace import parse_lengths_csv, parse_mooncake_jsonl, parse_prompts_jsonl, parse_trace
+from repro.workloads.trace import parse_lengths_csv, parse_prompts_jsonl, parse_trace
 
 READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a trace": (parse_trace, '{"prompt_len": 8, "prompt_len": 9}', "prompt_len"),
-    "a trace of Mooncake's": (parse_mooncake_jsonl, '{"timestamp": 1, "input_length": 1, "timestamp": 2}', "timestamp"),
+    "a trace of Mooncake's": (parse_trace, '{"timestamp": 1, "input_length": 1, "timestamp": 2}', "timestamp"),
     "prompts": (lambda path: parse_prompts_jsonl(path, "q"), '{"q": "a", "q": "a"}', "q"),
     "a line within": (lambda path: parse_prompts_jsonl(path, "q"), '{"q": "a", "b": [{"c": 1, "c": 2}]}', "c"),
     "sessions": (lambda path: read_sessions(path, "sessions_jsonl"), '{"rounds": [[1, 2]], "rounds": 3}', "rounds"),
@@ -33,7 +33,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "an array of chats": (lambda path: read_chats([path]), '[{"rounds": [[1, 2]], "rounds": [[3, 4]]}]', "rounds"),
     "a table": (lambda path: parse_lengths_csv(path, "n"), "n,m,n\n1,2,3", "n"),
     "ids": (read_prompt_ids, '{"prompt_ids": [1], "prompt_ids": [2]}', "prompt_ids"),
-    "a card": (lambda path: load_card("own", path.parent, dict, unknown="x"), "a: 1\nb: {c: 1, c: 2}", "c"),
+    "a card": (lambda path: load(Card, "own", path.parent, unknown="x"), "a: 1\nb: {c: 1, c: 2}", "c"),
     "a knob": (lambda path: HttpKnobs(url="http://x", extra=path.read_text()), '{"top_k": 1, "top_k": 2}', "top_k"),
     "settings": (lambda path: AdmissionConfig.parse(path.read_text(), policy="laps"), '{"a": 1, "a": 2}', "a"),
 }

@@ -92,10 +92,8 @@ def task_workload(cell: Cell, settings: Settings, task: Task, limit: int) -> Wor
         settings.generation,
         arrivals=ArrivalConfig(kind=kind, rate=cell.rate, burstiness=settings.asked.burstiness),  # type: ignore[arg-type]
         seed=cell.seed,
-        source=task.origin.used,
-        location=task.origin.location,
-        revision=task.origin.revision,
-        description=task.origin.description,
+        origin=task.origin,
+        description=task.description,
     )
 
 

@@ -6,13 +6,13 @@ import hashlib
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from engines.ar.session import Round, Session
+from engines.ar.session import ClosedLoop, Round, Session
 from engines.errors import require
 from engines.laps.turns import PrefillArrivals
 from repro.runs.kept import kept
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
-from repro.workloads.conversations.arrivals import closed_loop, open_turns
+from repro.workloads.conversations.arrivals import open_turns
 from repro.workloads.conversations.workload import ConversationProvenance
 from repro.workloads.sessions.workload import Source
 
@@ -56,7 +56,7 @@ class PrefillWorkload:
         if config.arrivals is not None:
             return tuple(open_turns(each, config.arrivals, config.seed) for each in self.streams)
         return tuple(
-            closed_loop(each, stream.clients or 1, config.think_s)
+            ClosedLoop(sessions=each.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
             for each, stream in zip(self.streams, config.streams, strict=True)
         )
 

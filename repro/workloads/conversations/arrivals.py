@@ -1,4 +1,4 @@
-"""When turns come: from clients who wait for their answers, or at their own times."""
+"""When turns come that wait for no answer: at times of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.ar.session import ClosedLoop
 from engines.laps.turns import OpenTurns, Turn
 from repro.workloads.arrivals import ArrivalConfig, arrival_times
 from repro.workloads.conversations.workload import Conversations
@@ -14,11 +13,6 @@ from repro.workloads.seed import derive_seed
 
 LANES = 256
 """Conversations that go on side by side in an open loop, where there are as many."""
-
-
-def closed_loop(conversations: Conversations, clients: int, think_s: float = 0.0) -> ClosedLoop:
-    """``clients`` who hold one conversation after the other; the next turn comes ``think_s`` after a first token."""
-    return ClosedLoop(sessions=conversations.sessions, num_clients=clients, think_s=think_s)
 
 
 def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
-from engines.errors import UserError, require
+from engines.errors import UserError
+from engines.knobs import Proportion, Range
 from repro.paths import DATASETS
 from repro.workloads.lengths import LogNormalParameters, fit_quantiles
-from repro.workloads.sourced_card import SourcedCard, known_cards, load_card, parse_card
+from repro.workloads.schema import Part, SourcedCard, known_cards, load
 
 CARDS_DIR = DATASETS / "conversations"
 SHORT, LONG = 256, 1000
@@ -17,27 +19,23 @@ SHORT, LONG = 256, 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turns:
+class Turns(Part):
     """Turns of a conversation, geometric."""
 
-    mean: float
-
-    def __post_init__(self) -> None:
-        require(1 <= self.mean <= 1000, f"turns mean={self.mean} must be between 1 and 1000")
+    mean: Annotated[float, Range(1, 1000)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PromptShares:
+class PromptShares(Part):
     """Shares of prompts below ``SHORT`` and above ``LONG`` tokens, which fix a log-normal."""
 
-    short_share: float
-    long_share: float
+    short_share: Proportion
+    long_share: Proportion
 
     def __post_init__(self) -> None:
-        if not 0 < self.short_share < 1 - self.long_share < 1:
-            raise UserError(
-                f"short_share={self.short_share}, long_share={self.long_share}: both must be above 0, and their sum below 1"
-            )
+        super().__post_init__()
+        if self.short_share + self.long_share >= 1:
+            raise UserError(f"short_share={self.short_share}, long_share={self.long_share}: their sum must be below 1")
 
     @property
     def log_normal(self) -> LogNormalParameters:
@@ -45,47 +43,30 @@ class PromptShares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class Answers(Part):
     """Tokens of an answer, log-normal."""
 
-    median: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        require(self.median >= 1, f"answers median={self.median} must be at least 1")
-        require(0 < self.sigma <= 5, f"answers sigma={self.sigma} must be above 0 and at most 5")
+    median: Annotated[float, Range(1, 10**6)]
+    sigma: Annotated[float, Range(above=0, most=5)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
+class Bounds(Part):
     """Least and most tokens of a prompt or an answer; what is drawn beyond is put there."""
 
-    low: int
-    high: int
-
-    def __post_init__(self) -> None:
-        require(1 <= self.low < SHORT, f"bounds low={self.low} must be between 1 and {SHORT - 1}")
-        require(LONG < self.high <= 10**6, f"bounds high={self.high} must be above {LONG} and at most 1,000,000")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatFile:
-    path: str
-    """Below the data directory; may be a pattern."""
-    note: str = ""
+    low: Annotated[int, Range(1, SHORT - 1)]
+    high: Annotated[int, Range(LONG + 1, 10**6)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConversationCard(SourcedCard):
+    """The path of a local file may be a pattern."""
+
     turns: Turns
     first: PromptShares
     later: PromptShares
     answers: Answers
     bounds: Bounds
-    local: tuple[ChatFile, ...]
-
-
-_SECTIONS = {"turns": Turns, "first": PromptShares, "later": PromptShares, "answers": Answers, "bounds": Bounds}
 
 
 def known_conversation_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
@@ -94,8 +75,4 @@ def known_conversation_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 
 @cache
 def load_conversation_card(name: str, cards_dir: Path = CARDS_DIR) -> ConversationCard:
-    return load_card(name, cards_dir, parse_conversation_card, unknown=f"dataset={name!r} is no set of conversations")
-
-
-def parse_conversation_card(raw: object, *, where: str) -> ConversationCard:
-    return parse_card(raw, ConversationCard, _SECTIONS, ChatFile, where=where)
+    return load(ConversationCard, name, cards_dir, unknown=f"dataset={name!r} is no set of conversations")

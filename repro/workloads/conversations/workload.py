@@ -7,29 +7,29 @@ answers, turns and order have random streams of their own.
 
 from __future__ import annotations
 
-import hashlib
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
-from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 from engines.ar.session import Round, Session
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Range, Seconds, Seed, check_fields
 from repro.workloads.conversations.card import SHORT, ConversationCard, load_conversation_card
 from repro.workloads.conversations.chats import Chat, read_chats
-from repro.workloads.data_dir import DATA_DIR_VARIABLE, file_digest, find_data_dir
-from repro.workloads.lengths import LogNormalParameters
-from repro.workloads.seed import derive_seed
+from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, local_origin, no_local_file
+from repro.workloads.lengths import NORMAL, SMALLEST_UNIFORM, Ints, LogNormalParameters
+from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.sessions.card import RoundCounts
 from repro.workloads.sessions.generator import draw_rounds
 from repro.workloads.sessions.traces import RecordedRound, repeats
 from repro.workloads.sessions.workload import Source
 
-Ints = npt.NDArray[np.int64]
-_NORMAL = NormalDist()
+Tokens = Annotated[int, Range(1, 10**6)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +38,12 @@ class ConversationConfig:
     conversations whole."""
 
     dataset: str
-    num_turns: int
+    num_turns: Tokens
     """At least; the last conversation is not cut."""
-    seed: int
-    think_s: float = 0.0
+    seed: Seed
+    think_s: Seconds = 0.0
     """Between the first token of an answer and the user's next turn: always the same."""
-    answer_tokens: int | None = None
+    answer_tokens: Tokens | None = None
     """Of every answer, in place of what is drawn or recorded."""
     low: int | None = None
     high: int | None = None
@@ -51,31 +51,23 @@ class ConversationConfig:
     path: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         object.__setattr__(self, "dataset", self.dataset.lower())
-        require(1 <= self.num_turns <= 10**6, f"num_turns={self.num_turns} must be between 1 and 1,000,000")
-        require(self.seed >= 0, f"seed={self.seed} must not be negative")
-        answer = self.answer_tokens
-        require(answer is None or 1 <= answer <= 10**6, f"answer_tokens={answer} must be between 1 and 1,000,000")
-        require(0 <= self.think_s < math.inf, f"think_s={self.think_s} must be 0 s or more")
-        if self.source not in ("embedded", "local"):
-            raise UserError(f"source={self.source!r} is unknown: use embedded or local")
         require(self.path is None or self.source == "local", f"path={self.path!r} has no effect with source='embedded'")
-        low, high = 1 if self.low is None else self.low, math.inf if self.high is None else self.high
+        low, high = self.band
         require(1 <= low <= high, f"low={self.low}, high={self.high}: prompts need 1 <= low <= high tokens")
 
     @property
     def is_banded(self) -> bool:
         return self.low is not None or self.high is not None
 
+    @property
+    def band(self) -> tuple[int, float]:
+        return 1 if self.low is None else self.low, math.inf if self.high is None else self.high
+
 
 @dataclass(frozen=True, kw_only=True)
-class ConversationProvenance:
-    source: Source
-    location: str
-    revision: str | None
-    """``sha256:...`` of the local files."""
-    description: str
-    checksum: str
+class ConversationProvenance(Provenance):
     shares: dict[str, float]
     """Prompts below 256 tokens, of first and of later turns, in this sample."""
 
@@ -97,13 +89,12 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
     card = load_conversation_card(config.dataset)
     description = _describe(card, config)
     if config.source == "local":
-        paths = _local_files(card, config, data_dir)
-        held = _asked(card, read_chats(paths), config)
-        chats, location = _sampled(card, held, config), ", ".join(path.name for path in paths)
+        held, origin = _held(card, config, data_dir)
+        chats = _sampled(card, held, config)
         description += repeats(sum(map(len, chats)), sum(map(len, held)), "turn")
-        revision = ", ".join(map(file_digest, paths))
     else:
-        chats, location, revision = _drawn(card, config), f"datasets/conversations/{card.name}.yaml", None
+        chats = _drawn(card, config)
+        origin = Origin(source="embedded", location=f"datasets/conversations/{card.name}.yaml", revision=None)
     sessions = tuple(
         Session(
             index,
@@ -116,21 +107,21 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         name=card.name,
         sessions=sessions,
         provenance=ConversationProvenance(
-            source=config.source,
-            location=location,
-            revision=revision,
+            source=origin.source,
+            location=origin.location,
+            revision=origin.revision,
             description=description,
-            checksum=_checksum(sessions),
-            shares=short_shares(sessions),
+            checksum=checksum(f"{each.session_id}|{each.rounds}" for each in sessions),
+            shares=_short_shares(sessions),
         ),
     )
 
 
-def short_shares(sessions: tuple[Session, ...], short: int = SHORT) -> dict[str, float]:
+def _short_shares(sessions: tuple[Session, ...]) -> dict[str, float]:
     first = [session.rounds[0].prefill_tokens for session in sessions]
     later = [turn.prefill_tokens for session in sessions for turn in session.rounds[1:]]
     return {
-        name: sum(tokens < short for tokens in prompts) / len(prompts)
+        name: sum(tokens < SHORT for tokens in prompts) / len(prompts)
         for name, prompts in (("first", first), ("later", later))
         if prompts
     }
@@ -140,26 +131,27 @@ def short_shares(sessions: tuple[Session, ...], short: int = SHORT) -> dict[str,
 
 
 def _drawn(card: ConversationCard, config: ConversationConfig) -> list[Chat]:
+    first_spread = card.first.log_normal
     if config.is_banded:
-        alone = _lengths(card, card.first.log_normal, config.num_turns, config, "first", band=True)
-        return [(RecordedRound(prompt, 1),) for prompt in alone.tolist()]
-    counts = RoundCounts(kind="negative_binomial", mean=card.turns.mean, shape=1.0)
+        alone = _lengths(card, first_spread, config.num_turns, config, "first", shares=_shares_of_band(card, config))
+        return [(RecordedRound(prompt, 1),) for prompt in alone]
     if card.turns.mean == 1:
-        turns = np.ones(config.num_turns, dtype=np.int64)
+        turns = [1] * config.num_turns
     else:
-        turns = draw_rounds(counts, math.ceil(config.num_turns / card.turns.mean), config.seed)
-    first = _lengths(card, card.first.log_normal, len(turns), config, "first").tolist()
-    later = _lengths(card, card.later.log_normal, int(turns.sum()) - len(turns), config, "later").tolist()
-    spread = LogNormalParameters(mu=math.log(card.answers.median), sigma=card.answers.sigma)
-    answers = _lengths(card, spread, int(turns.sum()), config, "answers").tolist()
-    chats: list[Chat] = []
-    done = 0
-    for index, count in enumerate(turns.tolist()):
-        after = done - index
-        prompts = [first[index], *later[after : after + count - 1]]
-        chats.append(tuple(RecordedRound(*pair) for pair in zip(prompts, answers[done : done + count], strict=True)))
-        done += count
-    return chats
+        counts = RoundCounts(kind="negative_binomial", mean=card.turns.mean, shape=1.0)
+        turns = draw_rounds(counts, math.ceil(config.num_turns / card.turns.mean), config.seed).tolist()
+    first = iter(_lengths(card, first_spread, len(turns), config, "first"))
+    later = iter(_lengths(card, card.later.log_normal, sum(turns) - len(turns), config, "later"))
+    answers = iter(_answers(card, sum(turns), config))
+    return [
+        tuple(map(RecordedRound, chain(islice(first, 1), islice(later, count - 1)), islice(answers, count)))
+        for count in turns
+    ]
+
+
+def _answers(card: ConversationCard, num: int, config: ConversationConfig) -> list[int]:
+    spread = LogNormalParameters(math.log(card.answers.median), card.answers.sigma)
+    return _lengths(card, spread, num, config, "answers")
 
 
 def _lengths(
@@ -169,67 +161,53 @@ def _lengths(
     config: ConversationConfig,
     stream: str,
     *,
-    band: bool = False,
-) -> Ints:
-    """One draw from each of ``num`` strata of equal probability, in random order; ``band``: of the distribution within
-    [low, high]."""
+    shares: tuple[float, float] = (0.0, 1.0),
+) -> list[int]:
+    """One draw from each of ``num`` strata of equal probability, in random order, between two ``shares`` of the distribution."""
     rng = np.random.default_rng(derive_seed(config.seed, "conversations", stream))
     strata = (rng.permutation(num) + rng.random(num)) / max(num, 1)
-    bottom, top = 0.0, 1.0
-    if band:
-        bottom = _share_below(spread, card.bounds.low if config.low is None else config.low)
-        top = _share_below(spread, 1 + (card.bounds.high if config.high is None else config.high))
-        require(top - bottom > 1e-6, f"low={config.low}, high={config.high}: {card.name} has no such prompts")
-    uniform = np.clip(bottom + (top - bottom) * strata, 2.0**-53, 1 - 2.0**-53)
-    normal = np.array([_NORMAL.inv_cdf(each) for each in uniform.tolist()], dtype=np.float64)
-    lengths = np.rint(np.exp(spread.mu + spread.sigma * normal))
-    return np.clip(lengths, card.bounds.low, card.bounds.high).astype(np.int64)
+    bottom, top = shares
+    uniform = np.clip(bottom + (top - bottom) * strata, SMALLEST_UNIFORM, 1 - SMALLEST_UNIFORM)
+    lengths: Ints = np.clip(np.rint(spread.at(uniform)), card.bounds.low, card.bounds.high).astype(np.int64)
+    return lengths.tolist()
 
 
-def _share_below(spread: LogNormalParameters, tokens: int) -> float:
-    """Of lengths that round to less than ``tokens``."""
-    return _NORMAL.cdf((math.log(tokens - 0.5) - spread.mu) / spread.sigma)
+def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple[float, float]:
+    """The shares of first prompts that are below the band, and not above it."""
+    spread = card.first.log_normal
+    low = card.bounds.low if config.low is None else config.low
+    high = card.bounds.high if config.high is None else config.high
+    # A length that rounds to less than n is below n - 0.5.
+    bottom, top = (NORMAL.cdf((math.log(n - 0.5) - spread.mu) / spread.sigma) for n in (low, 1 + high))
+    require(top - bottom > 1e-6, f"low={config.low}, high={config.high}: {card.name} has no such prompts")
+    return bottom, top
 
 
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def _local_files(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> list[Path]:
+def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> tuple[tuple[Chat, ...], Origin]:
+    """The conversations of a file, or its prompts within the band alone."""
     if config.path is not None:
-        return [Path(config.path)]
-    directory = find_data_dir(data_dir)
-    for entry in card.local:
-        if directory is not None and (found := sorted(directory.glob(entry.path))):
-            return found
-    accepted = ", ".join(entry.path for entry in card.local)
-    raise UserError(
-        f"source='local': no file for dataset {card.name!r} in {repr(str(directory)) if directory else 'any data directory'}: "
-        f"set {DATA_DIR_VARIABLE} to a folder with one of {accepted}"
-    )
+        paths: tuple[Path, ...] = (Path(config.path),)
+    else:
+        found = find_local(card.local, data_dir)
+        if found is None:
+            raise no_local_file(card, data_dir)
+        paths = found[1]
+    held = read_chats(paths)
+    if config.is_banded:
+        low, high = config.band
+        held = tuple((turn,) for chat in held for turn in chat if low <= turn.prefill_tokens <= high)
+        require(bool(held), f"low={config.low}, high={config.high}: the file of {card.name} has no such prompts")
+    return held, local_origin(paths, ", ".join(path.name for path in paths))
 
 
-def _asked(card: ConversationCard, recorded: tuple[Chat, ...], config: ConversationConfig) -> tuple[Chat, ...]:
-    if not config.is_banded:
-        return recorded
-    low, high = config.low or 1, math.inf if config.high is None else config.high
-    alone = tuple((turn,) for chat in recorded for turn in chat if low <= turn.prefill_tokens <= high)
-    require(bool(alone), f"low={config.low}, high={config.high}: the file of {card.name} has no such prompts")
-    return alone
-
-
-def _sampled(card: ConversationCard, recorded: tuple[Chat, ...], config: ConversationConfig) -> list[Chat]:
+def _sampled(card: ConversationCard, held: tuple[Chat, ...], config: ConversationConfig) -> list[Chat]:
     """In random order, again and again as needed; answers that nobody recorded are drawn."""
-    chats: list[Chat] = []
-    left = config.num_turns
-    while left > 0:
-        rng = np.random.default_rng(derive_seed(config.seed, "conversations", "sample", len(chats)))
-        for index in rng.permutation(len(recorded)).tolist():
-            chats.append(recorded[index])
-            left -= len(recorded[index])
-            if left <= 0:
-                break
-    spread = LogNormalParameters(mu=math.log(card.answers.median), sigma=card.answers.sigma)
-    drawn = iter(_lengths(card, spread, sum(map(len, chats)), config, "answers").tolist())
+    order = shuffled(len(held), config.seed, "conversations", "sample", step=len(held))
+    chats = list(_up_to((held[index] for index in order), config.num_turns))
+    drawn = iter(_answers(card, sum(map(len, chats)), config))
     return [
         tuple(
             turn if turn.decode_tokens else turn._replace(decode_tokens=answer)
@@ -239,6 +217,15 @@ def _sampled(card: ConversationCard, recorded: tuple[Chat, ...], config: Convers
     ]
 
 
+def _up_to(chats: Iterable[Chat], num_turns: int) -> Iterator[Chat]:
+    """As many as have so many turns."""
+    for chat in chats:
+        yield chat
+        num_turns -= len(chat)
+        if num_turns <= 0:
+            return
+
+
 def _describe(card: ConversationCard, config: ConversationConfig) -> str:
     band = (
         f", prompts of {config.low or 1} to {config.high or 'any number of'} tokens alone" if config.is_banded else ""
@@ -246,10 +233,3 @@ def _describe(card: ConversationCard, config: ConversationConfig) -> str:
     if config.source == "embedded":
         return f"{card.title}: embedded generator, shares of short and long prompts met by construction{band}"
     return f"{card.title}: recorded conversations, lengths of the file's texts at 4 characters a token{band}"
-
-
-def _checksum(sessions: tuple[Session, ...]) -> str:
-    digest = hashlib.sha256()
-    for session in sessions:
-        digest.update(f"{session.session_id}|{session.rounds}\n".encode())
-    return digest.hexdigest()

@@ -8,14 +8,11 @@ the first n sessions of a longer sample are not a shorter sample.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from engines.errors import require
+from repro.workloads.lengths import Floats, Ints
 from repro.workloads.seed import derive_seed
 from repro.workloads.sessions.card import LengthTotals, RoundCounts
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:

@@ -14,19 +14,17 @@ order to three retrievals, as AMPD's traces invoke three (App. B); the question 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engines.errors import UserError
-from engines.strict_json import unique
-from repro.workloads.row import UNREADABLE, bad_line, open_text
+from engines.errors import require
+from repro.workloads.rows import MOST_SECONDS, MOST_TOKENS, Row, array_rows, is_seconds, json_rows
 from repro.workloads.sessions.card import MOST_DELAY_S, SessionFormat
-from repro.workloads.trace import MOST_SECONDS, MOST_TOKENS, json_rows
 
 RETRIEVALS = 3
 _CJK = range(0x3400, 0xA000)
-_ROUND = f"[prefill, decode] or [prefill, decode, seconds], tokens 1 to {MOST_TOKENS}, seconds 0 to {MOST_DELAY_S}"
 
 
 class RecordedRound(NamedTuple):
@@ -41,15 +39,8 @@ class RecordedSession(NamedTuple):
 
 
 def read_sessions(path: Path, kind: SessionFormat) -> tuple[RecordedSession, ...]:
-    parsers: dict[SessionFormat, Callable[[Path], Iterator[RecordedSession]]] = {
-        "sessions_jsonl": _own,
-        "toolbench_dfsdt": _toolbench,
-        "hotpotqa_distractor": _hotpotqa,
-        "dureader_search": _dureader,
-    }
-    sessions = tuple(parsers[kind](path))
-    if not sessions:
-        raise UserError(f"{path.name} has no session: check that it is the whole file")
+    sessions = tuple(map(_own, json_rows(path)) if kind == "sessions_jsonl" else _published(path, _PUBLISHED[kind]))
+    require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
     return sessions
 
 
@@ -65,31 +56,51 @@ def text_tokens(text: str) -> int:
     return max(1, round(0.7 * cjk + (len(text) - cjk) / 4))
 
 
-def _own(path: Path) -> Iterator[RecordedSession]:
-    for line, record in json_rows(path):
-        if unknown := sorted(record.keys() - {"arrival_s", "rounds"}):
-            raise bad_line(path, line, unknown[0], record[unknown[0]], "unknown: use arrival_s and rounds")
-        arrival_s = record.get("arrival_s")
-        if arrival_s is not None and not _is_seconds(arrival_s, MOST_SECONDS):
-            raise bad_line(path, line, "arrival_s", arrival_s, f"expected seconds, 0 to {MOST_SECONDS:g}")
-        rounds = record.get("rounds")
-        if not isinstance(rounds, list) or not rounds:
-            raise bad_line(path, line, "rounds", rounds, "expected a list of [prefill, decode] or [prefill, decode, s]")
-        for entry in rounds:
-            is_round = isinstance(entry, list) and len(entry) in (2, 3) and all(map(_is_count, entry[:2]))
-            if not is_round or not all(_is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
-                raise bad_line(path, line, "rounds", entry, f"expected {_ROUND}")
-        yield RecordedSession(
-            tuple(RecordedRound(entry[0], entry[1], float(entry[2]) if len(entry) == 3 else None) for entry in rounds),
-            None if arrival_s is None else float(arrival_s),  # type: ignore[arg-type]
+def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
+    """The ``rounds`` of our own format: lists of tokens of a prompt and of its answer, and of seconds after it."""
+    rounds = row.values.get("rounds")
+    form = f"[prefill, decode], tokens 1 to {MOST_TOKENS}"
+    if with_delays:
+        form = (
+            f"[prefill, decode] or [prefill, decode, seconds], tokens 1 to {MOST_TOKENS}, seconds 0 to {MOST_DELAY_S}"
         )
+    if not isinstance(rounds, list) or not rounds:
+        raise row.bad("rounds", rounds, f"expected a list of {form}")
+    for entry in rounds:
+        is_round = isinstance(entry, list) and 2 <= len(entry) <= 2 + with_delays and all(map(_is_count, entry[:2]))
+        if not is_round or not all(is_seconds(item, MOST_DELAY_S) for item in entry[2:]):
+            raise row.bad("rounds", entry, f"expected {form}")
+    return tuple(RecordedRound(*entry[:2], *map(float, entry[2:])) for entry in rounds)
 
 
-def _toolbench(path: Path) -> Iterator[RecordedSession]:
-    return _read(path, json_rows(path), _toolbench_session, "an answer of ToolBench")
+def _own(row: Row) -> RecordedSession:
+    for key in sorted(row.values.keys() - {"arrival_s", "rounds"}):
+        raise row.bad(key, row.values[key], "unknown: use arrival_s and rounds")
+    arrival_s = row.values.get("arrival_s")
+    if arrival_s is not None and not is_seconds(arrival_s, MOST_SECONDS):
+        raise row.bad("arrival_s", arrival_s, f"expected seconds, 0 to {MOST_SECONDS:g}")
+    return RecordedSession(counted_rounds(row, with_delays=True), None if arrival_s is None else float(arrival_s))
 
 
-def _toolbench_session(record: Mapping[str, Any]) -> RecordedSession | None:
+class _Published(NamedTuple):
+    read: Callable[[Mapping[str, Any]], RecordedSession | None]
+    """None: to be left out."""
+    record: str
+    rows: Callable[[Path], Iterator[Row]] = json_rows
+
+
+def _published(path: Path, kind: _Published) -> Iterator[RecordedSession]:
+    """Records of another make are refused as a whole."""
+    for row in kind.rows(path):
+        try:
+            session = kind.read(row.values)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise row.bad("line", row.values, f"not {kind.record} ({type(error).__name__}: {error})") from error
+        if session is not None:
+            yield session
+
+
+def _toolbench(record: Mapping[str, Any]) -> RecordedSession | None:
     """The winning path of each query; tool descriptions come with the first prompt."""
     answer = _field(record, "answer_generation", dict)
     if not answer.get("valid_data"):
@@ -115,53 +126,24 @@ def _toolbench_session(record: Mapping[str, Any]) -> RecordedSession | None:
     return RecordedSession(tuple(rounds))
 
 
-def _hotpotqa(path: Path) -> Iterator[RecordedSession]:
-    return _read(path, enumerate(_json_array(path), start=1), _hotpotqa_session, "a question of HotpotQA")
-
-
-def _hotpotqa_session(record: Mapping[str, Any]) -> RecordedSession:
+def _hotpotqa(record: Mapping[str, Any]) -> RecordedSession:
     context = _field(record, "context", dict)
-    paragraphs = [
-        title + " " + "".join(sentences)
-        for title, sentences in zip(context["title"], context["sentences"], strict=True)
-    ]
-    return _retrieval(_field(record, "question", str), paragraphs)
+    titled = zip(context["title"], context["sentences"], strict=True)
+    return _retrieval(record, [title + " " + "".join(sentences) for title, sentences in titled])
 
 
-def _dureader(path: Path) -> Iterator[RecordedSession]:
-    return _read(path, json_rows(path), _dureader_session, "a question of DuReader")
-
-
-def _dureader_session(record: Mapping[str, Any]) -> RecordedSession | None:
+def _dureader(record: Mapping[str, Any]) -> RecordedSession | None:
     documents = _field(record, "documents", list)
     paragraphs = [paragraph for document in documents for paragraph in document.get("paragraphs", ())]
-    return _retrieval(_field(record, "question", str), paragraphs) if paragraphs else None
+    return _retrieval(record, paragraphs) if paragraphs else None
 
 
-def _retrieval(question: str, paragraphs: list[str]) -> RecordedSession:
-    parts = [
-        paragraphs[turn * len(paragraphs) // RETRIEVALS : (turn + 1) * len(paragraphs) // RETRIEVALS]
-        for turn in range(RETRIEVALS)
-    ]
-    texts = [" ".join(part) for part in parts]
+def _retrieval(record: Mapping[str, Any], paragraphs: list[str]) -> RecordedSession:
+    question = _field(record, "question", str)
+    ends = [turn * len(paragraphs) // RETRIEVALS for turn in range(RETRIEVALS + 1)]
+    texts = [" ".join(paragraphs[start:end]) for start, end in pairwise(ends)]
     texts[0] = f"{question} {texts[0]}"
     return RecordedSession(tuple(RecordedRound(text_tokens(text), None) for text in texts))
-
-
-def _read(
-    path: Path,
-    rows: Iterable[tuple[int, Any]],
-    session_of: Callable[[Mapping[str, Any]], RecordedSession | None],
-    kind: str,
-) -> Iterator[RecordedSession]:
-    """Sessions of a published file, whose records are refused as a whole where they are of another make."""
-    for line, record in rows:
-        try:
-            session = session_of(record)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise bad_line(path, line, "line", record, f"not {kind} ({type(error).__name__}: {error})") from error
-        if session is not None:
-            yield session
 
 
 def _field(record: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -171,22 +153,12 @@ def _field(record: Mapping[str, Any], name: str, kind: type) -> Any:
     return value
 
 
-def _json_array(path: Path) -> Iterable[Any]:
-    try:
-        with open_text(path) as file:
-            records = json.load(file, object_pairs_hook=unique)
-    except (ValueError, RecursionError, *UNREADABLE) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{path.name} cannot be read as JSON ({error}): check that it is the whole file") from error
-    if not isinstance(records, list):
-        raise UserError(f"{path.name} holds {type(records).__name__}: expected a list of questions")
-    return records
-
-
 def _is_count(value: object) -> bool:
     return type(value) is int and 1 <= value <= MOST_TOKENS
 
 
-def _is_seconds(value: object, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+_PUBLISHED: Mapping[SessionFormat, _Published] = {
+    "toolbench_dfsdt": _Published(_toolbench, "an answer of ToolBench"),
+    "hotpotqa_distractor": _Published(_hotpotqa, "a question of HotpotQA", array_rows),
+    "dureader_search": _Published(_dureader, "a question of DuReader"),
+}

@@ -105,7 +105,7 @@ def test_gsm8k_prompt_is_lm_evals(tmp_path: Path) -> None:
     task = gsm8k_task(2, num_fewshot=0, data_dir=tmp_path)
     assert task is not None
     assert task.prompts() == ["Question: One and one?\nAnswer:", "Question: A thousand and $2?\nAnswer:"]
-    assert task.origin.used == "local"
+    assert task.origin.source == "local"
     shots = [{"question": f"Q{i}?", "answer": f"#### {i}"} for i in range(9)]
     write_jsonl(path.with_name("gsm8k_train.jsonl"), *shots)
     task = gsm8k_task(1, num_fewshot=2, data_dir=tmp_path)
@@ -113,7 +113,7 @@ def test_gsm8k_prompt_is_lm_evals(tmp_path: Path) -> None:
     assert task.prompts() == [
         "Question: Q0?\nAnswer: #### 0\n\nQuestion: Q1?\nAnswer: #### 1\n\nQuestion: One and one?\nAnswer:"
     ]
-    assert task.origin.description.endswith("1 of 2 problems in order, 2 examples of gsm8k_train.jsonl")
+    assert task.description.endswith("1 of 2 problems in order, 2 examples of gsm8k_train.jsonl")
     with pytest.raises(UserError, match="num_fewshot=10 must be between 0 and 9"):
         gsm8k_task(1, num_fewshot=10, data_dir=tmp_path)
 
@@ -123,7 +123,7 @@ def test_gsm8k_has_examples_of_its_own(tmp_path: Path) -> None:
     task = gsm8k_task(1, source="local", dataset_path=str(path))
     assert task is not None
     assert task.prompts()[0].count("Question:") == 6
-    assert "examples written for this project" in task.origin.description
+    assert "examples written for this project" in task.description
     problems = [
         TaskProblem(problem_id=str(i), prompt="", user="", reference=row["answer"]) for i, row in enumerate(EXAMPLES)
     ]
@@ -143,8 +143,8 @@ def test_gsm8k_from_the_hub() -> None:
     task = gsm8k_task(1, num_fewshot=1, source="hub", hub_loader=load)
     assert task is not None
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
-    assert task.origin.used == "hub"
-    with pytest.raises(UserError, match="row 0: column 'answer' is 7, expected text"):
+    assert task.origin.source == "hub"
+    with pytest.raises(UserError, match="row 0: field 'answer' is 7: expected text"):
         gsm8k_task(
             1,
             source="hub",

@@ -23,8 +23,9 @@ from repro.workloads.conversations import (
     known_conversation_cards,
     load_conversation_card,
 )
-from repro.workloads.conversations.card import CARDS_DIR, parse_conversation_card
+from repro.workloads.conversations.card import CARDS_DIR, ConversationCard
 from repro.workloads.conversations.chats import read_chats
+from repro.workloads.schema import built
 
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 
@@ -156,7 +157,7 @@ def test_sharegpt_rows_of_one_array(tmp_path: Path, indent: int | None, suffix: 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 10**6])
 def test_an_array_is_read_in_pieces(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("repro.workloads.conversations.chats._CHUNK", size)
+    monkeypatch.setattr("repro.workloads.rows._CHUNK", size)
     path = tmp_path / "split.json"
     path.write_text(" \n" + json.dumps([*SHAREGPT_ROWS, *LMSYS_ROWS], indent=1) + "\n")
     assert lengths(path) == [SHAREGPT_TURNS, LMSYS_TURNS, [(2, None)]]
@@ -192,7 +193,7 @@ def test_answers_that_nobody_recorded_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.jsonl", "[1]", "line 1: field 'row' is 1: expected one JSON object"),
+        ("x.jsonl", "[1]", "row 1: field 'row' is 1: expected one JSON object"),
         ("x.jsonl", '{"text": "a"}', "expected conversation, conversations or rounds"),
         ("x.jsonl", '{"conversation": "a"}', "expected a list of messages"),
         ("x.jsonl", '{"conversation": ["a"]}', "expected messages with role and content"),
@@ -202,13 +203,16 @@ def test_answers_that_nobody_recorded_are_drawn(tmp_path: Path) -> None:
         ("x.jsonl", '{"rounds": [[0, 1]]}', "field 'rounds'"),
         ("x.jsonl", '{"rounds": [[1.5, 1]]}', "field 'rounds'"),
         ("x.jsonl", '{"rounds": []}', "field 'rounds'"),
-        ("x.jsonl", '{"conversation": ', "cannot be read as JSON"),
+        ("x.jsonl", '{"conversation": ', "line 1: field 'line'"),
         ("x.json", '[{"rounds": [[1, 1]]}, {"rou', "cannot be read as JSON"),
         ("x.json", '[{"rounds": [[1, 1]]}', "cannot be read as JSON"),
         ("x.jsonl", "", "has no conversation with a prompt"),
         ("x.json", "[]", "has no conversation with a prompt"),
         ("x.jsonl", '{"conversation": []}', "has no conversation with a prompt"),
-        ("x.json.gz", "not gzip", "cannot be read as JSON"),
+        ("x.json", '[{"rounds": [[1, 1]]} {"rounds": [[1, 1]]}]', "Expecting ',' delimiter"),
+        ("x.json", '[{"rounds": [[1, 1]]}] 5', "more behind the list"),
+        ("x.jsonl", '{"rounds": [[1, 2147483648]]}', "tokens 1 to 2147483647"),
+        ("x.json.gz", "not gzip", "unreadable"),
         ("x.parquet", "not parquet", "cannot be read as parquet"),
     ],
 )
@@ -259,21 +263,21 @@ def test_cards() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "value", "message"),
     [
-        ("turns", "mean", 0.5, "turns mean=0.5"),
+        ("turns", "mean", 0.5, "turns: mean=0.5"),
         ("first", "short_share", 1.2, "short_share=1.2"),
-        ("first", "long_share", 0.4, "their sum below 1"),
-        ("answers", "sigma", 0, "answers sigma=0"),
-        ("bounds", "low", 300, "bounds low=300"),
+        ("first", "long_share", 0.4, "their sum must be below 1"),
+        ("answers", "sigma", 0, "answers: sigma=0"),
+        ("bounds", "low", 300, "bounds: low=300"),
         ("roles", "turns.mean", "guessed", "use one of stated"),
         ("roles", "turns.median", "stated", "roles must name every number once"),
-        ("later", "middle", 1, "unknown keys"),
+        ("later", "middle", 1, "unknown key middle"),
     ],
 )
 def test_cards_are_read_strictly(section: str, key: str, value: object, message: str) -> None:
     raw = yaml.safe_load((CARDS_DIR / "sharegpt.yaml").read_text(encoding="utf-8"))
     raw[section][key] = value
     with pytest.raises(UserError, match=message):
-        parse_conversation_card(raw, where="sharegpt.yaml")
+        built(ConversationCard, raw, "sharegpt.yaml")
 
 
 @pytest.mark.parametrize(

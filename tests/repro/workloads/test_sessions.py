@@ -21,8 +21,9 @@ from engines.errors import UserError
 from engines.hardware.catalogue import H20
 from engines.models.shape import LLAMA_3_1_70B, MIXTRAL_8X7B, QWEN3_32B
 from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.schema import built
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards, load_session_card
-from repro.workloads.sessions.card import CARDS_DIR, LengthTotals, RoundCounts, SessionFormat, parse_session_card
+from repro.workloads.sessions.card import CARDS_DIR, LengthTotals, RoundCounts, SessionCard, SessionFormat
 from repro.workloads.sessions.generator import apportion_within, draw_lengths, draw_rounds
 from repro.workloads.sessions.traces import read_sessions, text_tokens
 
@@ -229,9 +230,9 @@ def test_malformed_lines_are_refused_by_name(tmp_path: Path, line: str, message:
         ),
         ("dureader_search", {"question": "q", "documents": [3]}, "line 1: .*DuReader"),
         ("dureader_search", {"question": "q", "documents": [{"paragraphs": [3]}]}, "line 1: .*DuReader"),
-        ("hotpotqa_distractor", [{"question": "q", "context": {}}], "line 1: .*HotpotQA"),
-        ("hotpotqa_distractor", [3], "line 1: .*HotpotQA"),
-        ("hotpotqa_distractor", {}, "holds dict: expected a list"),
+        ("hotpotqa_distractor", [{"question": "q", "context": {}}], "row 1: .*HotpotQA"),
+        ("hotpotqa_distractor", [3], "row 1: field 'row' is 3: expected one JSON object"),
+        ("hotpotqa_distractor", {}, "begins with '{': expected a list"),
     ],
 )
 def test_records_of_another_make_are_refused(tmp_path: Path, kind: SessionFormat, record: object, message: str) -> None:
@@ -272,7 +273,7 @@ def test_files_that_are_missing_empty_or_damaged_are_refused(tmp_path: Path, mon
     (tmp_path / "broken.json.gz").write_bytes(b"not gzip")
     with pytest.raises(UserError, match="cannot be read as JSON"):
         read_sessions(tmp_path / "broken.json.gz", "hotpotqa_distractor")
-    with pytest.raises(UserError, match="no file for trace 'toolbench' in any data directory"):
+    with pytest.raises(UserError, match="no file for dataset 'toolbench' in any data directory"):
         workload("toolbench", source="local")
 
 
@@ -347,9 +348,9 @@ def test_same_seed_same_sessions() -> None:
     [
         ({"num_sessions": 0}, "num_sessions=0"),
         ({"seed": -1}, "seed=-1"),
-        ({"delay_mean_s": -1.0}, "delay_mean_s=-1.0 must be between 0 and 1,000,000 s"),
-        ({"delay_mean_s": 1.1e6}, "delay_mean_s=1100000.0 must be between"),
-        ({"delay_mean_s": float("nan")}, "delay_mean_s=nan must be between"),
+        ({"delay_mean_s": -1.0}, "delay_mean_s=-1.0 must not be negative"),
+        ({"delay_mean_s": 1.1e6}, "delay_mean_s=1100000.0 is more than 1,000,000"),
+        ({"delay_mean_s": float("nan")}, "delay_mean_s=nan must be a finite number"),
         ({"source": "hub"}, "source='hub'"),
         ({"trace_path": "x.jsonl"}, "has no effect with source='embedded'"),
         ({"meets_totals": False}, "has no effect with source='embedded'"),
@@ -375,7 +376,7 @@ def raw_card() -> dict[str, object]:
         ("rounds", "mean", 0.5, "mean=0.5"),
         ("rounds", "shape", None, "goes with kind negative_binomial"),
         ("environment", "delay_mean_s", -1, "delay_mean_s=-1"),
-        ("environment", "delay_mean_s", 1e300, r"delay_mean_s=1e\+300 must be between"),
+        ("environment", "delay_mean_s", 1e300, r"delay_mean_s=1e\+300 is more than 1,000,000"),
         ("roles", "rounds.mean", "guessed", "use one of stated"),
         ("roles", "rounds.extra", "stated", "roles must name every number once"),
     ],
@@ -384,15 +385,15 @@ def test_broken_cards_are_refused(section: str, key: str, value: object, message
     raw = raw_card()
     raw[section][key] = value  # type: ignore[index]
     with pytest.raises(UserError, match=message):
-        parse_session_card(raw, where="gaia.yaml")
+        built(SessionCard, raw, "gaia.yaml")
 
 
 def test_card_with_unknown_or_missing_keys_is_refused() -> None:
     raw = raw_card()
     raw["colour"] = "red"
     with pytest.raises(UserError, match="colour"):
-        parse_session_card(raw, where="gaia.yaml")
+        built(SessionCard, raw, "gaia.yaml")
     raw = raw_card()
     del raw["licence"]
     with pytest.raises(UserError, match="licence"):
-        parse_session_card(raw, where="gaia.yaml")
+        built(SessionCard, raw, "gaia.yaml")

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 from engines.errors import UserError
-from repro.workloads.row import PromptRow
+from repro.workloads.rows import Row
 from repro.workloads.trace import (
+    PromptRow,
     detect_format,
     estimate_tokens,
     parse_lengths_csv,
     parse_prompts_jsonl,
     parse_trace,
-    parse_trace_jsonl,
-    prompt_at,
 )
 
 BURST_HEADER = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -88,7 +87,7 @@ def test_own_format(tmp_path: Path) -> None:
 def test_prompts_from_a_list_column_with_a_filter(tmp_path: Path) -> None:
     path = write(tmp_path / "q.jsonl", '{"turns": ["solve", "x"], "task": "a"}', '{"turns": [], "task": "b"}')
     assert parse_prompts_jsonl(path, "turns[0]", keep=lambda r: r["task"] == "a") == (PromptRow(prompt="solve"),)
-    with pytest.raises(UserError, match=r"q.jsonl line 2: field 'turns\[0\]' is None: expected the prompt's text"):
+    with pytest.raises(UserError, match=r"q.jsonl line 2: field 'turns\[0\]' is None: expected text"):
         parse_prompts_jsonl(path, "turns[0]")
 
 
@@ -102,13 +101,13 @@ def test_token_estimate_rounds_up() -> None:
 
 
 def test_prompt_at() -> None:
-    record = {"question": "q", "turns": ["a", "b"]}
-    assert prompt_at(record, "question") == "q"
-    assert prompt_at(record, "turns[1]") == "b"
-    assert prompt_at(record, "turns[2]") is None
-    assert prompt_at(record, "answer") is None
+    row = Row("mine.jsonl line 1", {"question": "q", "turns": ["a", "b"]})
+    assert row.at("question") == "q"
+    assert row.at("turns[1]") == "b"
+    assert row.at("turns[2]") is None
+    assert row.at("answer") is None
     with pytest.raises(UserError, match=r"'turns\[x\]' is not a name"):
-        prompt_at(record, "turns[x]")
+        row.at("turns[x]")
 
 
 @pytest.mark.parametrize(
@@ -128,11 +127,11 @@ def test_prompt_at() -> None:
         ),
         (
             [BURST_HEADER, "soon,G,3,18,490,C"],
-            "bad.csv line 2: field 'Timestamp' is 'soon': expected a finite number, not negative",
+            "bad.csv line 2: field 'Timestamp' is 'soon': expected a finite number, not negative, at most 1e+12",
         ),
         (
             [BURST_HEADER, "nan,G,3,18,490,C"],
-            "bad.csv line 2: field 'Timestamp' is 'nan': expected a finite number, not negative",
+            "bad.csv line 2: field 'Timestamp' is 'nan': expected a finite number, not negative, at most 1e+12",
         ),
         (
             [BURST_HEADER, "5,G,3,,490,C"],
@@ -167,7 +166,7 @@ def test_prompt_at() -> None:
         (['{"timestamp": 0, "input_length": 12}'], "bad.csv line 1: field 'output_length' is None: the key is missing"),
         (
             ['{"timestamp": -1, "input_length": 12, "output_length": 5}'],
-            "bad.csv line 1: field 'timestamp' is -1: expected a finite number, not negative",
+            "bad.csv line 1: field 'timestamp' is -1: expected a finite number, not negative, at most 1e+12",
         ),
         (
             ['{"prompt_len": 3}', '{"prompt_len": 3'],
@@ -194,7 +193,7 @@ def test_prompt_at() -> None:
         ),
         (
             ['{"prompt_len": 3, "arrival_s": NaN}'],
-            "bad.csv line 1: field 'arrival_s' is nan: expected a finite number, not negative",
+            "bad.csv line 1: field 'arrival_s' is nan: expected a finite number, not negative, at most 1e+12",
         ),
         (
             ['{"prompt_len": 3, "gen_length": 0}'],
@@ -211,7 +210,7 @@ def test_malformed_line_is_named(tmp_path: Path, lines: list[str], message: str)
 def test_long_values_are_shortened_in_the_message(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", json.dumps({"prompt_len": "x" * 500}))
     with pytest.raises(UserError) as caught:
-        parse_trace_jsonl(path)
+        parse_trace(path)
     assert len(str(caught.value)) < 160
 
 

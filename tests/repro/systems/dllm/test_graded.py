@@ -23,7 +23,8 @@ from repro.systems.dllm import graded
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import decode_answers, encode_prompts, grade_run, require_task
 from repro.tasks.registry import TASKS
-from repro.tasks.task import Origin, Task, TaskProblem
+from repro.tasks.task import Task, TaskProblem
+from repro.workloads.data_dir import Origin
 
 
 @pytest.fixture(autouse=True)
@@ -109,9 +110,11 @@ def test_a_conversation_is_encoded_with_its_opening(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         chat.ChatTemplate, "encode", lambda self, tokenizer, messages: tokenizer.encode(f"<{messages[0].content}>")
     )
-    origin = Origin(used="embedded", location="", revision=None, description="")
+    origin = Origin(source="embedded", location="", revision=None)
     problem = TaskProblem(problem_id="0", prompt="Mia has 3.", user="Tom has 2.", answer_start=" So", reference="")
-    task = Task(name="t", problems=(problem,), origin=origin, grader=lambda problems, texts: [], chat=True)
+    task = Task(
+        name="t", problems=(problem,), origin=origin, description="", grader=lambda problems, texts: [], chat=True
+    )
     tokenizer = load_tokenizer(TINY_DIR)
     assert tokenizer.decode(encode_prompts(task, "tiny", "llada")[0]) == "<Tom has 2.> So"
     assert tokenizer.decode(encode_prompts(replace(task, chat=False), "tiny", "llada")[0]) == "Mia has 3."

@@ -1,0 +1,266 @@
+"""Rows of data files and hub data sets, read one by one; what is wrong with one is said with its file, line and field.
+
+Files are CSV, JSON lines, one JSON array, or parquet; all but parquet may be gzipped. Blank lines are skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from engines.errors import UserError
+from engines.strict_json import DECODER, RepeatedKeyError
+
+UNREADABLE = (UnicodeDecodeError, EOFError, OSError, zlib.error)
+"""What reading a file that is not text, or a damaged .gz, raises."""
+
+MOST_TOKENS = 2**31 - 1
+MOST_SECONDS = 1e12
+
+_SHOWN = 60
+_ENCODING = "utf-8-sig"
+"""UTF-8, with or without the mark that some editors put in front."""
+_CHUNK = 1 << 20
+
+
+class Row(NamedTuple):
+    where: str
+    """File and line."""
+    values: Mapping[str, Any]
+
+    def bad(self, field: str, value: object, fix: str) -> UserError:
+        return bad_field(self.where, field, value, fix)
+
+    def required(self, field: str) -> Any:
+        if field not in self.values:
+            raise self.bad(field, None, "the key is missing")
+        return self.values[field]
+
+    def count(self, field: str, low: int = 0) -> int:
+        value = number = self.required(field)
+        if isinstance(value, str):
+            number = int(value) if re.fullmatch(r"\s*\d{1,18}\s*", value, re.ASCII) else None
+        if isinstance(number, bool) or not isinstance(number, int) or number < low:
+            raise self.bad(field, value, f"expected a whole number, at least {low}")
+        if number > MOST_TOKENS:
+            raise self.bad(field, value, f"expected a whole number, at most {MOST_TOKENS}")
+        return number
+
+    def seconds(self, field: str) -> float:
+        value = self.required(field)
+        number: float | None = None
+        if is_seconds(value, math.inf):
+            number = float(value) if value <= MOST_SECONDS else math.inf
+        elif isinstance(value, str):
+            try:
+                number = float(value)
+            except ValueError:
+                number = None
+        if number is None or not 0 <= number <= MOST_SECONDS:
+            raise self.bad(field, value, f"expected a finite number, not negative, at most {MOST_SECONDS:g}")
+        return number
+
+    def at(self, field: str) -> Any:
+        """The value at ``name``, or at ``name[i]`` of a list; None where there is none."""
+        match = re.fullmatch(r"([^\[\]]+)(?:\[(\d+)\])?", field)
+        if match is None:
+            raise UserError(f"prompt column {field!r} is not a name or name[index]")
+        value = self.values.get(match[1])
+        if match[2] is None:
+            return value
+        index = int(match[2])
+        return value[index] if isinstance(value, list) and index < len(value) else None
+
+    def text(self, field: str) -> str:
+        value = self.at(field)
+        if not isinstance(value, str):
+            raise self.bad(field, value, "expected text")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            part = value[max(0, error.start - 10) : error.start + 10]
+            raise self.bad(field, part, "holds half a character (a lone surrogate), take it out") from None
+        return value
+
+
+def is_seconds(value: object, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
+    # Python writes no number of thousands of digits, and none is worth reading.
+    is_long = isinstance(value, int) and not -(10**60) < value < 10**60
+    shown = "a number of more than 60 digits" if is_long else repr(value)
+    if len(shown) > _SHOWN:
+        shown = shown[: _SHOWN - 3] + "..."
+    return UserError(f"{where}: field {field!r} is {shown}: {fix}")
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file, unpacked if it ends in .gz. A file that is not there is the caller's mistake."""
+    if not path.is_file():
+        problem = "is a directory: give a file" if path.is_dir() else "does not exist: check the path"
+        raise UserError(f"file {str(path)!r} {problem}")
+    try:
+        if path.suffix == ".gz":
+            return io.TextIOWrapper(gzip.open(path, "rb"), encoding=_ENCODING, newline="")
+        return path.open(encoding=_ENCODING, newline="")
+    except OSError as error:
+        raise UserError(f"file {str(path)!r} cannot be read ({error.strerror}): change its permissions") from error
+
+
+def first_line(path: Path) -> str:
+    """The first that is not blank, without the blanks around it."""
+    with open_text(path) as file:
+        try:
+            return next((line.strip() for line in file if line.strip()), "")
+        except UNREADABLE as error:
+            raise UserError(f"{path.name} is not a text file (or a damaged .gz): {error}") from error
+
+
+def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
+    """These columns of every line; there may be more."""
+    with open_text(path) as file:
+        reader = csv.reader(file)
+        try:
+            header = [name.strip().lstrip("\ufeff") for name in next(reader, [])]
+            first = f"{path.name} line 1"
+            for column in columns:
+                if column not in header:
+                    has = ", ".join(header) or "none"
+                    raise bad_field(first, column, None, f"column missing, the file has {has}")
+                if header.count(column) > 1:
+                    fix = f"the column {column!r} is given twice, keep one"
+                    raise bad_field(first, "header", ",".join(header), fix)
+            picked = [(column, header.index(column)) for column in columns]
+            for cells in reader:
+                where = f"{path.name} line {reader.line_num}"
+                if len(cells) == len(header):
+                    yield Row(where, {column: cells[index] for column, index in picked})
+                elif cells:
+                    field = header[min(len(cells), len(header) - 1)]
+                    fix = f"the line has {len(cells)} cells, the header {len(header)}"
+                    raise bad_field(where, field, ",".join(cells), fix)
+        except (csv.Error, *UNREADABLE) as error:
+            raise UserError(
+                f"{path.name} line {reader.line_num + 1}: unreadable ({error}): get the file again"
+            ) from error
+
+
+def json_rows(path: Path) -> Iterator[Row]:
+    """JSON lines, one object each."""
+    line = 0
+    with open_text(path) as file:
+        try:
+            for line, text in enumerate(file, start=1):
+                if text.strip():
+                    yield _json_row(f"{path.name} line {line}", text)
+        except UNREADABLE as error:
+            raise UserError(f"{path.name} line {line + 1}: unreadable ({error}): get the file again") from error
+
+
+def _json_row(where: str, text: str) -> Row:
+    try:
+        record = DECODER.decode(text)
+    except RepeatedKeyError as error:
+        raise bad_field(where, "line", text.strip(), f"{error}, keep one") from None
+    except json.JSONDecodeError as error:
+        raise bad_field(where, "line", text.strip(), f"not JSON ({error.msg}), one object a line") from error
+    except (RecursionError, ValueError) as error:
+        fix = "nested too deeply, or with a number too long, to be read"
+        raise bad_field(where, "line", text.strip(), fix) from error
+    if not isinstance(record, dict):
+        raise bad_field(where, "line", record, "expected an object {...}, one a line")
+    return Row(where, record)
+
+
+def is_array(path: Path) -> bool:
+    """Whether a file begins a list; what cannot be read is the reader's to refuse."""
+    with open_text(path) as file:
+        try:
+            return _first(file) == "["
+        except UNREADABLE:
+            return False
+
+
+def _first(file: TextIO) -> str:
+    """The first character that is not blank."""
+    start = file.read(1)
+    while start.isspace():
+        start = file.read(1)
+    return start
+
+
+def array_rows(path: Path) -> Iterator[Row]:
+    """The objects of one JSON array, a piece of the file in memory at a time: ShareGPT's is 673 MB."""
+    with open_text(path) as file:
+        try:
+            if (start := _first(file)) != "[":
+                raise UserError(f"{path.name} begins with {start!r}: expected a list [...] of objects")
+            for number, value in enumerate(_values(file), start=1):
+                where = f"{path.name} row {number}"
+                if not isinstance(value, dict):
+                    raise bad_field(where, "row", value, "expected one JSON object")
+                yield Row(where, value)
+        except UserError:
+            raise
+        except (ValueError, RecursionError, *UNREADABLE) as error:
+            raise UserError(f"{path.name} cannot be read as JSON ({error}): check that it is the whole file") from error
+
+
+def _values(file: TextIO) -> Iterator[object]:
+    text, before, is_whole = "", "", False
+    while True:
+        text = text.lstrip()
+        if text.startswith("]"):
+            if (text[1:] + file.read()).strip():
+                raise json.JSONDecodeError("more behind the list", text, 1)
+            return
+        if text and not text.startswith(before):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, 0)
+        rest = text.removeprefix(before).lstrip()
+        try:
+            value, end = DECODER.raw_decode(rest)
+            # A number at the end of a piece may go on in the next.
+            if end == len(rest) and not is_whole:
+                raise json.JSONDecodeError("it may go on", rest, end)
+        except json.JSONDecodeError as error:
+            if is_whole or isinstance(error, RepeatedKeyError):
+                raise
+            # Growing pieces: a value of many of them is parsed a few times, not once for each.
+            piece = file.read(max(_CHUNK, len(text)))
+            is_whole = not piece
+            text += piece
+            continue
+        yield value
+        text, before = rest[end:], ","
+
+
+def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
+    """Those of the columns that the file has."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise UserError(f"{path.name}: reading parquet needs pyarrow: pip install pyarrow") from None
+    from pyarrow.lib import ArrowException
+
+    if not path.is_file():
+        raise UserError(f"file {str(path)!r} does not exist: check the path")
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = [name for name in columns if name in file.schema_arrow.names]
+            number = 0
+            for batch in file.iter_batches(batch_size=1000, columns=names):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield Row(f"{path.name} row {number}", values)
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path.name} cannot be read as parquet ({error}): check that it is the whole file") from error

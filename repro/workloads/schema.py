@@ -1,0 +1,137 @@
+"""Cards: YAML files read as the dataclasses that say what may be in them, by keys, kinds, choices and ranges (engines.knobs)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from engines.errors import UserError, require
+from engines.knobs import check_fields, check_value
+from repro.files import one_line, read_yaml, unreadable_yaml
+
+Role = Literal["stated", "inferred", "assumed", "by construction"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A card, or a section of one, which checks its fields."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalFile(Part):
+    path: str
+    """Below the data directory."""
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(Part):
+    name: str
+    title: str
+    summary: str
+    homepage: str
+    licence: str
+    local: tuple[LocalFile, ...]
+    """Accepted in the data directory; the first that is there is taken."""
+    defects: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourcedCard(Card):
+    """A card on which every number has a role: where it is from."""
+
+    roles: Mapping[str, Role]
+    """Of every number in the card's sections, by its field."""
+    sources: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sections = {field.name: getattr(self, field.name) for field in fields(self)}
+        numbers = {
+            f"{name}.{field.name}"
+            for name, part in sections.items()
+            if isinstance(part, Part)
+            for field in fields(part)
+            if getattr(part, field.name) is not None
+        }
+        odd = sorted(self.roles.keys() ^ numbers)
+        require(not odd, f"roles must name every number once; wrong or missing: {', '.join(odd)}")
+
+
+AnyCard = TypeVar("AnyCard", bound=Card)
+
+
+def known_cards(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+
+
+def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCard:
+    """The card in the file of this name; case does not matter. ``unknown`` says what is wrong where there is none."""
+    names = known_cards(folder)
+    require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
+    require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
+    path = folder / f"{name.lower()}.yaml"
+    try:
+        raw = read_yaml(path)
+    except unreadable_yaml() as error:
+        raise UserError(f"{path.name} is not YAML: {one_line(error)}: correct the file") from error
+    card = built(kind, raw, path.name)
+    require(card.name == path.stem, f"{path.name}: name={card.name!r} must be the file's own name, {path.stem!r}")
+    return card
+
+
+def built(kind: type[Any], raw: object, where: str) -> Any:
+    """A mapping as its dataclass: every field that has no default, and no other keys."""
+    known = {field.name: field for field in fields(kind)}
+    if not isinstance(raw, dict):
+        raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
+    unknown = [str(key) for key in raw if key not in known]
+    require(not unknown, f"{where}: unknown key {', '.join(unknown)}: use only {', '.join(known)}")
+    missing = [name for name, field in known.items() if name not in raw and field.default is MISSING]
+    require(not missing, f"{where}: missing key {', '.join(missing)}")
+    declared = get_type_hints(kind, include_extras=True)
+    values = {name: _value(declared[name], value, f"{where}: {name}") for name, value in raw.items()}
+    try:
+        return kind(**values)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _value(declared: Any, raw: object, where: str) -> Any:
+    """What is declared of a field, made of what YAML has for it: sections, lists, mappings; all else is checked and stays."""
+    inner = get_args(declared)
+    if get_origin(declared) in (Union, UnionType):
+        if raw is None and NoneType in inner:
+            return None
+        declared = _chosen([each for each in inner if each is not NoneType], raw, where)
+    if is_dataclass(declared):
+        return built(declared, raw, where)  # type: ignore[arg-type]
+    if get_origin(declared) is tuple:
+        if not isinstance(raw, list):
+            raise UserError(f"{where} must be a list")
+        return tuple(_value(inner[0], item, f"{where}[{index}]") for index, item in enumerate(raw))
+    if get_origin(declared) is Mapping:
+        if not isinstance(raw, dict):
+            raise UserError(f"{where} must be a mapping")
+        return {str(key): _value(inner[1], item, f"{where}: {key}") for key, item in raw.items()}
+    check_value(declared, where, raw)
+    if not isinstance(raw, str):
+        return raw
+    require(bool(raw.strip()), f"{where}={raw!r} must be a text that is not empty")
+    return raw.strip()
+
+
+def _chosen(kinds: list[Any], raw: object, where: str) -> Any:
+    """The one of several kinds of section that a mapping names by its ``distribution``."""
+    if len(kinds) == 1:
+        return kinds[0]
+    named = {kind.distribution: kind for kind in kinds}
+    name = str(raw.get("distribution")) if isinstance(raw, dict) else None
+    require(name in named, f"{where}: distribution must be one of {', '.join(named)}")
+    return named[name]
