@@ -6,7 +6,6 @@ The bounds are far above what anyone runs and far below what a machine cannot ho
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -147,11 +146,3 @@ def _checked(kind: type) -> tuple[_Field, ...]:
         if base in _KINDS:
             found.append(_Field(field.name, _KINDS[base], base != declared))
     return tuple(found)
-
-
-def machine_memory_bytes() -> int | None:
-    """None where the system does not say."""
-    names = getattr(os, "sysconf_names", {})
-    if "SC_PAGE_SIZE" not in names or "SC_PHYS_PAGES" not in names:
-        return None
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -19,6 +19,7 @@ import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
@@ -27,6 +28,8 @@ from engines.errors import UserError, require
 
 Settings = TypeVar("Settings")
 
+MANY = 40
+"""Names: up to here all are told in place of one that is unknown, else those that are spelled alike."""
 FEW = 1000
 """Up to here both ends of a range say something to a user; larger ones are what a machine holds."""
 
@@ -181,14 +184,13 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
 
 
 def check_given(given: Mapping[str, Any], *known: type, who: str) -> None:
-    """Raise UserError for a name that none of the settings has, and for a value that its field may not have; None is the default."""
+    """Raise UserError for a name that none of the settings has, and for a value that its field may not have."""
     knobs = {name: knob for kind in known for name, knob in knobs_of(kind).items()}
     for name, value in given.items():
-        if value is None:
-            continue
-        require(
-            name in knobs, f"{name}={value!r} has no effect with {who}: leave it out, or use one of {', '.join(knobs)}"
-        )
+        if name not in knobs:
+            meant = knobs if len(knobs) <= MANY else get_close_matches(name, knobs, cutoff=0.8)
+            others = f", or use one of {', '.join(meant)}" if meant else ""
+            raise UserError(f"{name}={value!r} has no effect with {who}: leave it out{others}")
         knobs[name].check(value)
 
 

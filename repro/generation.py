@@ -13,7 +13,7 @@ from engines.dllm.engine import Engine
 from engines.dllm.method import Method, Sampler, check_ties
 from engines.dllm.record import StepRecord
 from engines.dllm.request import Request, check_request
-from engines.errors import RunError, require
+from engines.errors import RunError
 from engines.models.checkpoint import checkpoint_dir, config_of
 
 
@@ -60,7 +60,6 @@ def prepare_generation(options: GenerateOptions) -> Prepared:
     family, chosen = config_of(options.model).family, method(options.system)
     sampler = chosen.sampler(family, options.knobs)
     generation = chosen.generation(family, options.knobs, options.generation)
-    require(0 <= generation.seed < 2**63, f"seed={generation.seed} must not be negative, and below 2^63")
     check_ties(generation, options.tie_policy)
     return Prepared(options=options, method=chosen, sampler=sampler, generation=generation)
 

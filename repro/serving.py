@@ -11,6 +11,7 @@ from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import GenerationConfig
+from engines.dllm.method import EVERYONES
 from engines.errors import UserError, require
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.server.codec import Codec, IdsAlone, TextCodec
@@ -19,7 +20,7 @@ from repro.runs.cell import Cell
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.named import dllm_system
-from repro.systems.dllm.settings import Settings, options_of
+from repro.systems.dllm.settings import Settings
 from repro.systems.dllm.system import DllmSystem
 
 _OF_A_REQUEST: Mapping[str, Kind] = MappingProxyType(
@@ -34,7 +35,6 @@ _OF_A_REQUEST: Mapping[str, Kind] = MappingProxyType(
     }
 )
 """Settings of a generation that a request may ask for, beside those of OpenAI's API."""
-_EVERY_METHODS = ("steps",)
 
 MOST_SETTINGS = 256
 """Distinct settings of requests that are kept checked."""
@@ -110,8 +110,8 @@ class DllmModel:
 
     @property
     def options(self) -> Mapping[str, Kind]:
-        own = self._system.method.options[self.settings.family]
-        return {name: kind for name, kind in _OF_A_REQUEST.items() if name in own or name in _EVERY_METHODS}
+        heeded = self._system.method.heeds[self.settings.family] | EVERYONES
+        return {name: kind for name, kind in _OF_A_REQUEST.items() if name in heeded}
 
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end
@@ -147,7 +147,7 @@ class DllmModel:
         """Refuse an option that would change more than the one request."""
         method, family = self._system.method, settings.family
         if method.sampler(family, settings.options) != method.sampler(family, self.settings.options):
-            name = next(iter(options_of(given)))
+            name = next(iter(method.options_in(given)))
             raise UserError(f"{name}={given[name]!r} is the whole server's to set: leave it out")
 
     def check_prompt(self, prompt_ids: Sequence[int], generation: GenerationConfig) -> None:

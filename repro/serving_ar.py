@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engines.bounds import check_most, machine_memory_bytes
+from engines.bounds import check_most
 from engines.errors import UserError, require
 from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.checkpoint import checkpoint_dir, read_json, weight_files
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
 from engines.named import load_named
+from engines.runtime.machine import machine_memory_bytes
 from engines.server.ar.engine import ArGeneration
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import Confidence, DecodeConfig, FirstStep
 from engines.dllm.method import Options, Sampler
 from engines.dllm.scheduling.phase import NoCache
 from engines.errors import require
+from engines.knobs import Only
 
-ALGORITHMS = ("origin", "maskgit_plus", "topk_margin", "entropy")
-RANKING = frozenset({"alg", "alg_temp"})
+Ranking = Literal["maskgit_plus", "topk_margin", "entropy"]
+RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
+Algorithm = Literal["origin", Ranking]
+DREAM_ALONE = Only(family="dream")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DreamOptions:
+    alg: Annotated[Algorithm, DREAM_ALONE] = "origin"
+    """Dream: which masks are committed, by chance (origin) or by a ranking: maskgit_plus, topk_margin or entropy."""
 
 
 class Dream(PublishedMethod):
     name = "dream"
     title = "Dream"
     summary = "the plain Dream sampler: no cache, no blocks"
-    options = {"dream": RANKING}
+    heeds = {"dream": frozenset({"alg_temp"})}
+    own = DreamOptions
     batches_upstream = False  # called with one prompt
 
-    def _sampler(self, family: str, options: Options) -> Sampler:
-        return Sampler(rule=NoCache(), decode=dream_decode("origin", options))
+    def _sampler(self, family: str, own: DreamOptions, options: Options) -> Sampler:
+        return Sampler(rule=NoCache(), decode=dream_decode(own.alg, options))
 
     def has_blocks(self, family: str, options: Options) -> bool:
         return False
 
 
-def dream_decode(default: str, options: Options) -> DecodeConfig:
-    alg = options.get("alg", default)
-    require(alg in ALGORITHMS, f"alg={alg!r} is unknown: use one of {', '.join(ALGORITHMS)}")
+def dream_decode(alg: Algorithm, options: Options) -> DecodeConfig:
     if alg == "origin":
         require(
             "alg_temp" not in options,
             f"alg_temp={options.get('alg_temp')!r} has no effect with alg='origin', which ranks nothing: use one of "
-            f"{', '.join(ALGORITHMS[1:])}",
+            f"{', '.join(RANKINGS)}",
         )
         return DecodeConfig(quota="origin", confidence_of="sampler")
     return timestep_decode(alg)
 
 
-def timestep_decode(alg: str, first_step: FirstStep = "ranked") -> DecodeConfig:
+def timestep_decode(alg: Ranking, first_step: FirstStep = "ranked") -> DecodeConfig:
     """Dream's schedule and ranking. Its confidences are read after temperature, top_p and top_k."""
     ranks: dict[str, Confidence] = {"entropy": "neg_entropy", "topk_margin": "margin"}
     return DecodeConfig(

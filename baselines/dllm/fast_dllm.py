@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
-from baselines.dllm.dream import ALGORITHMS, RANKING, dream_decode, timestep_decode
+from baselines.dllm.dream import DREAM_ALONE, RANKINGS, Algorithm, dream_decode, timestep_decode
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, GenerationConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
 from engines.errors import require
 
-CACHES = ("none", "prefix", "dual")
 THRESHOLD = 0.9
 """Its published threshold on Dream, where its algorithm is named without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastDllmOptions:
+    cache: Literal["none", "prefix", "dual"] = "dual"
+    """Fast-dLLM: none, prefix or dual."""
+    alg: Annotated[Literal[Algorithm, "confidence_threshold"], DREAM_ALONE] | None = None
+    """Dream: origin, maskgit_plus, topk_margin, entropy, or confidence_threshold, the default beside a threshold."""
 
 
 class FastDllm(PublishedMethod):
     name = "fast-dllm"
     title = "Fast-dLLM"
     summary = "prefix or dual cache, one Refresh per block, parallel decoding"
-    options = {"llada": BLOCKS | {"cache", "threshold", "factor"}, "dream": BLOCKS | RANKING | {"cache", "threshold"}}
+    heeds = {"llada": BLOCKS | {"threshold", "factor"}, "dream": BLOCKS | {"threshold", "alg_temp"}}
+    own = FastDllmOptions
     batches_upstream = True
 
-    def _sampler(self, family: str, options: Options) -> Sampler:
-        cache = options.get("cache", "dual")
-        require(cache in CACHES, f"cache={cache!r} is unknown: use one of {', '.join(CACHES)}")
+    def _sampler(self, family: str, own: FastDllmOptions, options: Options) -> Sampler:
+        cache = own.cache
         rule: RefreshRule = NoCache()
         if cache != "none":
             rule = DelayedCache(delay=0, window="suffix" if cache == "prefix" else "block")
@@ -33,8 +41,9 @@ class FastDllm(PublishedMethod):
             decode = DecodeConfig(confidence_dtype="float64")
             return Sampler(rule=rule, decode=decode, exact_steps=False, counts_empty_forward=cache != "none")
         if cache == "none":
-            return Sampler(rule=rule, decode=_uncached_dream(options))
-        return Sampler(rule=rule, decode=_cached_dream(cache, options), exact_steps=False)
+            return Sampler(rule=rule, decode=_uncached_dream(own.alg or "entropy", options))
+        alg = own.alg or ("confidence_threshold" if "threshold" in options else "entropy")
+        return Sampler(rule=rule, decode=_cached_dream(cache, alg, options), exact_steps=False)
 
     def has_blocks(self, family: str, options: Options) -> bool:
         """Without a cache it runs Dream's own loop."""
@@ -46,11 +55,7 @@ class FastDllm(PublishedMethod):
         return generation
 
 
-def _algorithm(options: Options) -> str:
-    return str(options.get("alg", "confidence_threshold" if "threshold" in options else "entropy"))
-
-
-def _uncached_dream(options: Options) -> DecodeConfig:
+def _uncached_dream(alg: str, options: Options) -> DecodeConfig:
     require(
         "threshold" not in options,
         f"threshold={options.get('threshold')!r} has no effect with cache='none' on a dream model: use prefix or dual",
@@ -60,11 +65,15 @@ def _uncached_dream(options: Options) -> DecodeConfig:
         f"block_length={options.get('block_length')!r} has no effect with cache='none' on a dream model, whose loop "
         f"has no blocks: leave it out",
     )
-    return dream_decode(_algorithm(options), options)
+    require(
+        alg != "confidence_threshold",
+        f"alg={alg!r} is unknown with cache='none': use one of origin, {', '.join(RANKINGS)}",
+    )
+    return dream_decode(alg, options)  # type: ignore[arg-type]
 
 
-def _cached_dream(cache: str, options: Options) -> DecodeConfig:
-    alg, allowed = _algorithm(options), (*ALGORITHMS[1:], "confidence_threshold")
+def _cached_dream(cache: str, alg: str, options: Options) -> DecodeConfig:
+    allowed = (*RANKINGS, "confidence_threshold")
     require(alg in allowed, f"alg={alg!r} is unknown with cache={cache!r}: use one of {', '.join(allowed)}")
     if alg == "confidence_threshold":
         return DecodeConfig(confidence_of="sampler", first_step="first_position")

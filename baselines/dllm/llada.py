@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.scheduling.phase import NoCache
@@ -11,10 +13,10 @@ class Llada(PublishedMethod):
     name = "llada"
     title = "LLaDA"
     summary = "the plain LLaDA sampler: no cache, every step a full forward"
-    options = {"llada": BLOCKS | {"remasking", "cfg_scale"}}
+    heeds = {"llada": BLOCKS | {"remasking", "cfg_scale"}}
     batches_upstream = False  # called with one prompt
 
-    def _sampler(self, family: str, options: Options) -> Sampler:
+    def _sampler(self, family: str, own: Any, options: Options) -> Sampler:
         return Sampler(rule=NoCache())
 
 

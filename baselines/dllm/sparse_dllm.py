@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from baselines.dllm.dream import ALGORITHMS, RANKING, timestep_decode
+from dataclasses import dataclass
+from typing import Annotated
+
+from baselines.dllm.dream import DREAM_ALONE, Ranking, timestep_decode
 from baselines.dllm.published import PublishedMethod
-from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
-from engines.dllm.method import SPARSE, Options, Sampler
+from engines.dllm.config import DecodeConfig, GenerationConfig, Retention, SparsityConfig
+from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.errors import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseOptions(Retention):
+    alg: Annotated[Ranking, DREAM_ALONE] = "entropy"
+    """Dream: how masks are ranked: maskgit_plus, topk_margin or entropy."""
 
 
 class SparseDllm(PublishedMethod):
     name = "sparse-dllm"
     title = "Sparse-dLLM"
     summary = "delayed sparse cache, one selection for all heads"
-    options = {"llada": SPARSE, "dream": SPARSE | RANKING}
+    heeds = {"llada": BLOCKS, "dream": BLOCKS | {"alg_temp"}}
+    own = SparseOptions
     batches_upstream = False  # its published code indexes the cache as a batch of one
 
-    def _sampler(self, family: str, options: Options) -> Sampler:
-        chosen = {name: options[name] for name in ("retention_ratio", "pool_kernel") if name in options}
-        sparsity = SparsityConfig(selection="uniform", min_kept=0, **chosen)
-        decode = DecodeConfig()
-        if family == "dream":
-            alg = options.get("alg", "entropy")
-            require(
-                alg in ALGORITHMS[1:],
-                f"alg={alg!r} is unknown with sparse-dllm: use one of {', '.join(ALGORITHMS[1:])}",
-            )
-            decode = timestep_decode(alg, first_step="first_position")
+    def _sampler(self, family: str, own: SparseOptions, options: Options) -> Sampler:
+        sparsity = SparsityConfig(
+            selection="uniform", min_kept=0, retention_ratio=own.retention_ratio, pool_kernel=own.pool_kernel
+        )
+        decode = timestep_decode(own.alg, first_step="first_position") if family == "dream" else DecodeConfig()
         return Sampler(rule=DelayedCache(delay=1), sparsity=sparsity, decode=decode)
 
     def _check_generation(self, family: str, generation: GenerationConfig) -> None:

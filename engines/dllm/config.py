@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from engines.errors import require
-from engines.knobs import Count, Fixed, Only, Proportion, Range, Tokens, check_fields
+from engines.knobs import Fixed, Only, Proportion, Range, Seed, Tokens, check_fields
 
 Selection = Literal["head", "uniform", "dense"]
 SCHEDULER_NAMES = ("phase", "request", "lookahead")
@@ -25,6 +25,10 @@ MOST_TOKENS = 2**17
 """Of one answer."""
 AnswerTokens = Annotated[int, Range(1, MOST_TOKENS)]
 Level = Annotated[float, Range(0, 1e6)]
+MEASURED = Only(executor="torch")
+"""What a simulation cannot know: which ids a model gives, on what device."""
+PACKED = Only(reading="policy")
+"""What a static batch does not heed: that of a baseline in any other reading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,23 +41,23 @@ class GenerationConfig:
     """Tokens per diffusion block."""
     steps: AnswerTokens = 256
     """Denoising steps, over all blocks."""
-    temperature: Level = 0.0
+    temperature: Annotated[Level, MEASURED] = 0.0
     """0 is greedy."""
-    top_p: Proportion = 1.0
+    top_p: Annotated[Proportion, MEASURED] = 1.0
     """Sample from the shortest prefix of the most probable tokens whose probabilities sum to more; 1 is all."""
-    top_k: Annotated[int, Range(1, 2**31 - 1)] | None = None
+    top_k: Annotated[int, Range(1, 2**31 - 1), MEASURED] | None = None
     """Sample from this many tokens at most, after top_p."""
-    alg_temp: Level = 0.0
+    alg_temp: Annotated[Level, MEASURED] = 0.0
     """Dream: draw the positions to commit from softmax(confidence / alg_temp); 0 takes the most confident."""
-    threshold: Proportion | None = None
+    threshold: Annotated[Proportion, MEASURED] | None = None
     """Parallel decoding: commit every masked token of a block that is at least this confident, and the best one always."""
-    factor: Annotated[float, Range(above=0, most=1e6)] | None = None
+    factor: Annotated[float, Range(above=0, most=1e6), MEASURED] | None = None
     """Fast-dLLM's other rule of parallel decoding: the j-th most confident token needs confidence 1 - factor / (j + 1)."""
-    remasking: Remasking = "low_confidence"
+    remasking: Annotated[Remasking, MEASURED] = "low_confidence"
     """LLaDA: which tokens are committed first."""
-    cfg_scale: Level = 0.0
+    cfg_scale: Annotated[Level, MEASURED] = 0.0
     """LLaDA's classifier-free guidance, 0 is none: logits = un + (cfg_scale + 1) (cond - un), un with the prompt masked."""
-    seed: Annotated[int, Fixed] = 0
+    seed: Annotated[Seed, Fixed] = 0
     stop_at_eos: bool = False
     """End at the first finished block that holds a stop token; what is left of gen_length becomes end-of-text."""
 
@@ -90,23 +94,29 @@ class GenerationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparsityConfig:
-    """Which context rows survive a Refresh (dLLM-Serve §4.5)."""
+class Retention:
+    """How many context rows survive a Refresh, and by what score."""
 
-    selection: Selection = "head"
-    """Of rows: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), dense every row."""
-    retention_ratio: Proportion = 0.5
+    retention_ratio: Annotated[Proportion, Only(selection=("head", "uniform"))] = 0.5
     """Proportion of context rows kept."""
-    pool_kernel: Annotated[int, Range(1, 2**16 - 1)] = 3
+    pool_kernel: Annotated[int, Range(1, 2**16 - 1), Only(selection=("head", "uniform"))] = 3
     """Width of the max-pool over scores; odd, 1 is none."""
-    refresh_delay: Annotated[int, Range(0, 1)] = 1
-    """1: the cache is built at a block's second step (as published); 0: at its first, with a single Refresh a block."""
-    min_kept: Annotated[int, Range(0, 1), Fixed] = 1
-    """Rows kept at the least; Sparse-dLLM's floor may reach 0."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.pool_kernel % 2 == 1, f"pool_kernel={self.pool_kernel} must be odd (1 means no pooling)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsityConfig(Retention):
+    """Which context rows survive a Refresh (dLLM-Serve §4.5)."""
+
+    selection: Selection = "head"
+    """Of rows: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), dense every row."""
+    refresh_delay: Annotated[int, Range(0, 1)] = 1
+    """1: the cache is built at a block's second step (as published); 0: at its first, with a single Refresh a block."""
+    min_kept: Annotated[int, Range(0, 1), Fixed] = 1
+    """Rows kept at the least; Sparse-dLLM's floor may reach 0."""
 
     def kept_rows(self, num_outside: int) -> int:
         """Rows retained of ``num_outside`` context rows: floor(r * N), at least ``min_kept`` of them."""
@@ -141,27 +151,27 @@ class DecodeConfig:
 class EngineConfig:
     """One serving engine. Token counts are query tokens of one packed step."""
 
-    max_num_batched_tokens: Tokens = 16384
+    max_num_batched_tokens: Annotated[Tokens, PACKED] = 16384
     """Query tokens per packed step."""
-    max_num_logits: Tokens = 2048
+    max_num_logits: Annotated[Tokens, PACKED] = 2048
     """Logit rows alive at once."""
-    logit_rows: LogitRows = "decomposed"
+    logit_rows: Annotated[LogitRows, PACKED] = "decomposed"
     """Logits of the wanted rows, in chunks of max_num_logits (decomposed, §4.3), or of every query row of a step at once, as a
     standard engine makes them (monolithic, §3.2)."""
-    max_num_seqs: Count = 512
-    """Requests running at once."""
+    max_num_seqs: Annotated[int, Range(1, 2**14)] = 512
+    """Requests running at once; each takes a slot, used or not."""
     max_model_len: Annotated[int, Range(1, 2**20), Fixed] = 4096
-    scheduler: str = "phase"
+    scheduler: Annotated[str, PACKED] = "phase"
     """phase, request, lookahead, or a class of one's own as module:NAME."""
     sparsity: Annotated[SparsityConfig, Fixed] = field(default_factory=SparsityConfig)
     decode: Annotated[DecodeConfig, Fixed] = field(default_factory=DecodeConfig)
-    tie_policy: TiePolicy = "stable"
+    tie_policy: Annotated[TiePolicy, MEASURED] = "stable"
     """Among equal confidences: stable, or parity (the library's order of ties)."""
-    attention_backend: Annotated[AttentionName, Only(executor="torch")] = "auto"
+    attention_backend: Annotated[AttentionName, MEASURED, PACKED] = "auto"
     """Attention of measured packed steps."""
-    cuda_graphs: Annotated[bool, Only(executor="torch")] = True
+    cuda_graphs: Annotated[bool, MEASURED, PACKED] = True
     """Replay the forwards of small Reuse steps, on CUDA, where the attention backend allows it."""
-    fused_kernels: Annotated[bool, Only(executor="torch")] = True
+    fused_kernels: Annotated[bool, MEASURED] = True
     """Triton kernels for 16-bit models, on CUDA, where Triton is installed."""
     suppress_mask_token: Annotated[bool, Fixed] = True
     """Never commit the mask id itself; confidences of other tokens are not affected."""

@@ -23,6 +23,7 @@ from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError, require
 from engines.hardware.roofline import Roofline
+from engines.knobs import given_to, knobs_of
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ Options = Mapping[str, Any]
 """Only what was asked for; the rest keeps the method's defaults."""
 
 DENSE = SparsityConfig(selection="dense")
+EVERYONES = frozenset({"gen_length", "steps", "temperature", "top_p", "top_k", "stop_at_eos"})
+"""Settings of a generation that every method heeds; the others are options of some."""
 BLOCKS = frozenset({"block_length"})
-SPARSE = BLOCKS | {"retention_ratio", "pool_kernel"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,35 +83,46 @@ class Sampler:
         return cache_rows(request, self.sparsity, self.rule.window)
 
 
-class Method(ABC):
-    """Length, steps, temperature, top_p, top_k and seed are every method's; other options have to be its own."""
+@dataclass(frozen=True, kw_only=True)
+class NoOptions:
+    """A method heeds settings of a generation alone."""
 
+
+class Method(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     summary: ClassVar[str]
-    options: ClassVar[Mapping[str, frozenset[str]]]
-    """Model family -> options with an effect there; any other is refused."""
+    heeds: ClassVar[Mapping[str, frozenset[str]]]
+    """Model family -> settings of a generation with an effect there, beside ``EVERYONES``; any other is refused."""
+    own: ClassVar[type] = NoOptions
+    """Settings whose fields are the method's own options; those of one family are ``Only(family=...)``."""
     torch_executors: ClassVar[Mapping[str, str]] = {"packed": "engines.dllm.executor.packed:packed_executor"}
     """By batching, as ``module:NAME``: a simulation never loads one, nor depends on its code."""
 
     def check_options(self, family: str, options: Options) -> None:
-        if family not in self.options:
+        if family not in self.heeds:
             raise UserError(
-                f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.options)} checkpoint"
+                f"system={self.name!r} has no method for a {family} model: use a {' or '.join(self.heeds)} checkpoint"
             )
         for name, value in options.items():
             require(
-                name in self.options[family],
+                name in self.heeds[family] or name in knobs_of(self.own),
                 f"{name}={value!r} has no effect with system={self.name!r} on a {family} model: leave it out",
             )
 
+    def options_in(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What of the given knobs only some methods heed."""
+        names = (knobs_of(GenerationConfig).keys() - EVERYONES) | knobs_of(self.own).keys()
+        return {name: value for name, value in given.items() if name in names}
+
     def sampler(self, family: str, options: Options) -> Sampler:
         self.check_options(family, options)
-        return self._sampler(family, options)
+        given = {name: value for name, value in options.items() if name in knobs_of(self.own)}
+        return self._sampler(family, given_to(self.own(), given, family=family), options)
 
     @abstractmethod
-    def _sampler(self, family: str, options: Options) -> Sampler:
-        """``options`` are the method's own."""
+    def _sampler(self, family: str, own: Any, options: Options) -> Sampler:
+        """``own`` are the method's settings with the ``options`` that were asked for."""
 
     def has_blocks(self, family: str, options: Options) -> bool:
         """Whether it denoises block by block, and not the whole answer at once."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from engines.errors import UserError
+from engines.dllm.config import GenerationConfig
+from engines.errors import UserError, require
 
 DATA = ("confidences", "ids")
 """Of the tokens of a step, and the tokens themselves, prompts included."""
@@ -31,6 +32,19 @@ def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> 
             f"{kind} {name} may change while it runs, and a simulation has no data that it could change by: make it a frozen "
             f"dataclass, or say what it needs (needs = frozenset(), or of {' and '.join(DATA)})"
         )
+
+
+def check_simulated_generation(generation: GenerationConfig) -> None:
+    """Raise UserError for a request of which only the model knows how many steps it takes, or what they cost."""
+    reasons = {
+        "stop_at_eos": "where a request ends depends on the model",
+        "threshold": "how many tokens pass it depends on the model",
+        "factor": "how many tokens pass it depends on the model",
+        "cfg_scale": "its second forward has no cost here",
+    }
+    for name, reason in reasons.items():
+        value = getattr(generation, name)
+        require(not value, f"{name}={value} cannot be simulated, {reason}: use --executor torch")
 
 
 def _is_constant(policy: object) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias, get_args
 
 import torch
+from torch import nn
 
-from engines.bounds import machine_memory_bytes
 from engines.errors import UserError
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, read_config
 from engines.models.dream import DreamModel
@@ -19,6 +19,7 @@ from engines.models.llada_config import LLaDAConfig
 from engines.models.protocol import DiffusionModel
 from engines.models.skeleton import shapes_only
 from engines.models.weights import Part, load_weights
+from engines.runtime.machine import machine_memory_bytes
 
 Weights = Literal["checkpoint", "random"]
 Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
@@ -83,7 +84,8 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
         return DreamModel(config) if isinstance(config, DreamConfig) else LLaDAModelLM(config)
 
 
-def _check_room(network: LLaDAModelLM | DreamModel, dtype: torch.dtype, device: str) -> None:
+def check_room(network: nn.Module, dtype: torch.dtype, device: str) -> None:
+    """Refuse a model that the device cannot hold."""
     needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
     if total is not None and needed > total:
@@ -98,7 +100,7 @@ def _random_model(
 ) -> LLaDAModelLM | DreamModel:
     network = build_model(config)
     parts = {} if divide is None else divide(network)
-    _check_room(network, dtype, device)
+    check_room(network, dtype, device)
     network = network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}

@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.bounds import machine_memory_bytes
 from engines.errors import UserError
 from engines.models.checkpoint import checkpoint_dir
 from engines.models.decoder import decoder_body
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables
-from engines.models.loader import Weights, check_device, check_weights
+from engines.models.loader import Weights, check_device, check_room, check_weights
 from engines.models.protocol import Attend, Rotary
 from engines.models.qwen2_config import (
     CAUSAL_SHAPES,
@@ -124,13 +123,7 @@ def load_causal(
 def random_causal(config: CausalConfig, dtype: torch.dtype, device: str, seed: int) -> CausalModel:
     """Small random weights; norms are one, biases are drawn like the rest."""
     network = _empty(config)
-    needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
-    total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-    if total is not None and needed > total:
-        raise UserError(
-            f"device={device!r} has {total / 1e9:.1f} GB and the model's weights take {needed / 1e9:.1f} GB: give a smaller "
-            f"model, a narrower dtype or a larger device"
-        )
+    check_room(network, dtype, device)
     network = network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}

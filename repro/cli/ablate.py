@@ -119,7 +119,7 @@ def ablate(
         check_plot(plot)
     if num_runs is None:
         num_runs = MEASURED_RUNS if where.executor != "roofline" else 1
-    view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)
+    view = View(platform=where, reading=default_reading(where) if reading is None else reading, num_runs=num_runs)  # type: ignore[arg-type]
     comparison = f"ablate-{component}"
     variants: Sequence[Variant] = LADDER if component == "ladder" else component_of(component).variants
     has_baseline = any(variant.system == BASE for variant in variants)

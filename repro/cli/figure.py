@@ -83,7 +83,7 @@ class FigureOptions:
         return [
             View(
                 platform=where,
-                reading=reading,
+                reading=reading,  # type: ignore[arg-type]
                 num_runs=figure.default_num_runs(where) if self.num_runs is None else self.num_runs,
                 knobs=knobs,
                 rates=rates,

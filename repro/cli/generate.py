@@ -42,16 +42,17 @@ def generate(
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step."""
     from engines.dllm.config import GenerationConfig
+    from engines.dllm.method import EVERYONES
+    from engines.knobs import given_to
     from repro.generation import GenerateOptions, prepare_generation, run_prepared
     from repro.prompt import TextPrompt, answer_of, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
-    from repro.systems.dllm.settings import GENERATION, options_of
 
     given = {"gen_length": 64, "steps": 64, **decoding.given()}
     options = GenerateOptions(
         system=system,
         model=model,
-        generation=GenerationConfig(seed=seed, **{name: given[name] for name in GENERATION if name in given}),
-        knobs=options_of(given),
+        generation=given_to(GenerationConfig(seed=seed), given),
+        knobs={name: value for name, value in given.items() if name not in {*EVERYONES, "tie_policy"}},
         **opt.given(tie_policy=decoding.tie_policy, dtype=dtype, device=device, weights=weights),
     )
     prepared = prepare_generation(options)

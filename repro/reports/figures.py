@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
-from engines.bounds import check_most
 from engines.errors import UserError, require
+from engines.knobs import Range, check_fields
 from engines.named import load_module, load_named
 from repro.paths import PAPER as CLAIMS
 from repro.reports.claims import Finding
@@ -17,6 +18,7 @@ from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
 from repro.systems.dllm import batching
+from repro.systems.dllm.batching import ReadingName
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 
@@ -28,8 +30,8 @@ class View:
     """What is asked of a figure: where, in which reading of the baselines, over how many repeats."""
 
     platform: Platform
-    reading: str
-    num_runs: int = 1
+    reading: ReadingName
+    num_runs: Annotated[int, Range(1, 1000)] = 1
     """Repeats with seeds 0, 1, ...: other arrivals, lengths and prompts."""
     knobs: Knobs = ()
     """Set in every cell that does not set them itself: the weights of a measured run, or fewer requests."""
@@ -40,10 +42,7 @@ class View:
     """Whether measured cells that are compared are made in one session; a suite on a machine of its own need not."""
 
     def __post_init__(self) -> None:
-        batching.reading(self.reading)  # refuses an unknown one
-        check_most("num_runs", self.num_runs)
-        if self.num_runs < 1:
-            raise UserError(f"num_runs={self.num_runs} must be at least 1")
+        check_fields(self)
 
     @property
     def seeds(self) -> range:
@@ -109,7 +108,7 @@ class View:
         return () if is_default else (("reading", self.reading),)
 
 
-def default_reading(platform: Platform) -> str:
+def default_reading(platform: Platform) -> ReadingName:
     return batching.default_reading(platform.executor)
 
 

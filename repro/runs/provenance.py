@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engines.bounds import machine_memory_bytes
+from engines.runtime.machine import machine_memory_bytes
 from repro.paths import REPO
 from repro.runs.record import Obtained
 from repro.runs.sitting import Load

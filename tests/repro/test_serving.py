@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from support.text_checkpoints import write_dream, write_llada
 
+from baselines.dllm.registry import method
 from engines.dllm.config import GenerationConfig
 from engines.errors import UserError
+from engines.knobs import given_to
 from engines.server.dllm.engine import ServedDllm
 from engines.server.protocol import Finished, Submission
 from repro.generation import GenerateOptions, generate
 from repro.serving import DllmModel
-from repro.systems.dllm.settings import GENERATION, options_of
 
 PROMPTS = ("hello", "what is it?", "a")
 SHORT = {"gen_length": 16, "block_length": 8, "steps": 16}
@@ -39,12 +40,11 @@ def serving(model: str, system: str = "dllm-serve", **knobs: Any) -> Iterator[tu
 def generated(
     model: str, system: str, ids: tuple[int, ...], knobs: Mapping[str, Any], seed: int = 0
 ) -> tuple[int, ...]:
-    own = {name: knobs[name] for name in GENERATION if name in knobs}
     options = GenerateOptions(
         system=system,
         model=model,
-        generation=GenerationConfig(seed=seed, **own),
-        knobs=options_of(knobs),
+        generation=given_to(GenerationConfig(seed=seed), knobs),
+        knobs=method(system).options_in(knobs),
         tie_policy="stable",
     )
     return generate(options, ids).token_ids
@@ -164,10 +164,8 @@ def test_what_cannot_be_served_is_refused_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("knobs", "sentence"),
     [
-        ({"dtype": "float8"}, "dtype='float8' is unknown: use one of float32, float16, bfloat16"),
         ({"device": "tpu"}, "device='tpu' is unknown: use cpu, cuda or cuda:N"),
         ({"device": "cuda:99"}, "device='cuda:99': "),
-        ({"weights": "lucky"}, "weights='lucky' is unknown"),
     ],
 )
 def test_what_the_machine_lacks_is_known_without_the_model(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from baselines.dllm.dllm_cache.memory import FeatureCaches, feature_cache_footprint, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, PackedFeatureCacheRooflineExecutor
-from baselines.dllm.dream import RANKING, dream_decode
+from baselines.dllm.dream import DreamOptions, dream_decode
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.memory import StaticFootprint
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from engines.dllm.executor.torch import TorchExecutor
     from engines.models.protocol import DiffusionModel
 
-_CACHE = frozenset({"prompt_interval", "gen_interval", "transfer_ratio"})
+
+@dataclass(frozen=True, kw_only=True)
+class DllmCacheOptions(DreamOptions):
+    features: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +45,21 @@ class DllmCache(PublishedMethod):
     name = "dllm-cache"
     title = "dLLM-Cache"
     summary = "feature caches of prompt and response, partial updates"
-    options = {"llada": _CACHE | BLOCKS | {"cfg_scale", "cfg_interval"}, "dream": _CACHE | RANKING}
+    heeds = {"llada": BLOCKS | {"cfg_scale"}, "dream": frozenset({"alg_temp"})}
+    own = DllmCacheOptions
     batches_upstream = True  # of one prompt length and one generation length, its process-wide cache allows
     mixes_lengths = False
     torch_executors = {"static": "baselines.dllm.dllm_cache.torch_executor:feature_cache_executor"}
 
-    def _sampler(self, family: str, options: Options) -> FeatureSampler:
-        names = (*_CACHE, "cfg_interval")
+    def _sampler(self, family: str, own: DllmCacheOptions, options: Options) -> FeatureSampler:
         require(
             "cfg_interval" not in options or options.get("cfg_scale", 0) > 0,
             f"cfg_interval={options.get('cfg_interval')!r} has no effect without guidance: add cfg_scale or leave it out",
         )
         return FeatureSampler(
             rule=NoCache(),
-            decode=DecodeConfig() if family == "llada" else dream_decode("origin", options),
-            features=FeatureCacheConfig(**{name: options[name] for name in names if name in options}),
+            decode=DecodeConfig() if family == "llada" else dream_decode(own.alg, options),
+            features=own.features,
         )
 
     def has_blocks(self, family: str, options: Options) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engines.dllm.config import EngineConfig
+from engines.dllm.needs import check_simulated_generation
 from engines.dllm.plan import StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import Phase
-from engines.errors import require
 from engines.hardware.roofline import Roofline, StepWork
 from engines.runtime.step_timer import StepTimes
 
@@ -27,21 +27,7 @@ class RooflineExecutor:
         self._seconds: dict[StepWork, tuple[float, float]] = {}
 
     def validate(self, request: Request) -> None:
-        require(
-            not request.generation.stop_at_eos,
-            "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch",
-        )
-        for name in ("threshold", "factor"):
-            level = getattr(request.generation, name)
-            require(
-                level is None,
-                f"{name}={level} cannot be simulated, how many tokens pass it depends on the model: use --executor torch",
-            )
-        guidance = request.generation.cfg_scale
-        require(
-            guidance == 0,
-            f"cfg_scale={guidance} cannot be simulated, its second forward has no cost here: use --executor torch",
-        )
+        check_simulated_generation(request.generation)
 
     def release(self, request_id: int) -> None:
         return None

@@ -5,26 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Literal
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method
-from engines.errors import UserError, require
+from engines.knobs import Only, Range, check_fields
 
-PACKED_KNOBS = frozenset(
-    {
-        "scheduler",
-        "max_num_batched_tokens",
-        "max_num_logits",
-        "logit_rows",
-        "attention_backend",
-        "cuda_graphs",
-        "tensor_parallel",
-    }
-)
-STATIC_KNOBS = frozenset({"batch_size", "batch_rule"})
-_PARTICULAR = PACKED_KNOBS | STATIC_KNOBS | {"reading"}
-"""Knobs that only some batchings heed."""
+ReadingName = Literal["published", "efficient", "policy"]
+BatchRule = Literal["one", "workload", "max_model_len"]
+STATIC = Only(reading=("published", "efficient"))
+"""What continuous batching does not heed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +24,10 @@ class Batching:
     is_upstream: bool = False
     """Whether batches are as published code can hold them, and simulated steps charged its copies of logits."""
 
-    @property
-    def knobs(self) -> frozenset[str]:
-        return PACKED_KNOBS if self.kind == "packed" else STATIC_KNOBS
-
 
 PACKED = Batching(kind="packed")
 
-BATCH_RULES: Mapping[str, str] = MappingProxyType(
+BATCH_RULES: Mapping[BatchRule, str] = MappingProxyType(
     {
         "one": "one request at a time",
         "workload": "largest that holds the workload's longest request",
@@ -51,12 +37,7 @@ BATCH_RULES: Mapping[str, str] = MappingProxyType(
 """How large a static batch is. The paper (§6.1) says "the maximum static batch size that fits in memory", found by
 "preliminary profiling", and not what was profiled."""
 
-DEFAULT_BATCH_RULE = "workload"
-
-
-def check_batch_rule(name: str) -> None:
-    if name not in BATCH_RULES:
-        raise UserError(f"batch_rule={name!r} is unknown: use one of {', '.join(BATCH_RULES)}")
+DEFAULT_BATCH_RULE: BatchRule = "workload"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +46,7 @@ class Reading:
     batching: Batching
 
 
-READINGS: Mapping[str, Reading] = MappingProxyType(
+READINGS: Mapping[ReadingName, Reading] = MappingProxyType(
     {
         "published": Reading(
             text="baselines as published: batches that published code's memory holds, and its copies of logits",
@@ -81,27 +62,27 @@ READINGS: Mapping[str, Reading] = MappingProxyType(
 nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""
 
 
-def default_reading(executor: str) -> str:
+@dataclass(frozen=True, kw_only=True)
+class BaselineKnobs:
+    """What a baseline stands for, and how large its batches are; dLLM-Serve heeds none of it."""
+
+    reading: ReadingName = "efficient"
+    """Of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
+    batch_size: Annotated[int, Range(1, 2**14), STATIC] | None = None
+    """Static batch of a baseline; what batch_rule says by default."""
+    batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
+    """Static batch of a baseline: one, or the largest that holds the workload's longest request or one of max_model_len: workload
+    or max_model_len."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def default_reading(executor: str) -> ReadingName:
     """A simulated card stands for the paper's runs; on other hardware nothing was published."""
     return "published" if executor == "roofline" else "efficient"
 
 
-def reading(name: str) -> Reading:
-    if name not in READINGS:
-        raise UserError(f"reading={name!r} is unknown: use one of {', '.join(READINGS)}")
-    return READINGS[name]
-
-
-def batching_of(method: Method, reading_name: str) -> Batching:
+def batching_of(method: Method, reading: ReadingName) -> Batching:
     """dLLM-Serve is packed, whatever the baselines stand for."""
-    return reading(reading_name).batching if isinstance(method, PublishedMethod) else PACKED
-
-
-def refuse_ignored(method: Method, given: Mapping[str, Any], executor: str) -> None:
-    """Refuse a knob that the method's batching does not heed."""
-    name = given.get("reading", default_reading(executor))
-    heeded, under = batching_of(method, name).knobs, ""
-    if isinstance(method, PublishedMethod):
-        heeded, under = heeded | {"reading"}, f" and reading={name!r}"
-    for knob in sorted((_PARTICULAR - heeded) & given.keys()):
-        require(False, f"{knob}={given[knob]!r} has no effect with system={method.name!r}{under}: leave it out")
+    return READINGS[reading].batching if isinstance(method, PublishedMethod) else PACKED

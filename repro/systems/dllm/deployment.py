@@ -67,7 +67,7 @@ class Deployment:
     def defaults(self) -> Mapping[str, Any]:
         """Knobs that the cell names whether they were given or not: what a simulated baseline stands for."""
         has_readings = isinstance(self.method, PublishedMethod) and self.settings.is_simulated
-        return {"reading": self.settings.reading} if has_readings else {}
+        return {"reading": self.settings.baseline.reading} if has_readings else {}
 
     @property
     def device(self) -> str:

@@ -18,7 +18,7 @@ from repro.runs.record import REQUESTS, RunRecord
 from repro.systems.dllm.settings import Settings
 from repro.tasks.registry import TASKS, TaskOptions, load_task
 from repro.tasks.task import Task
-from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.arrivals import arrivals_asked
 from repro.workloads.data_dir import DATA_DIR_VARIABLE
 from repro.workloads.workload import Workload, fixed_workload
 
@@ -85,12 +85,11 @@ def task_workload(cell: Cell, settings: Settings, task: Task, limit: int) -> Wor
             f"problem {task.problems[longest].problem_id} has {len(prompts[longest])} prompt tokens and there is room for "
             f"{limit}: lower num_fewshot or gen_length, or use a platform for longer requests"
         )
-    kind = settings.asked.arrivals if cell.rate is not None else "burst"
     return fixed_workload(
         task.name,
         prompts,
         settings.generation,
-        arrivals=ArrivalConfig(kind=kind, rate=cell.rate, burstiness=settings.asked.burstiness),  # type: ignore[arg-type]
+        arrivals=arrivals_asked(cell.rate, settings.asked),
         seed=cell.seed,
         origin=task.origin,
         description=task.description,
@@ -151,7 +150,7 @@ def _options(cell: Cell, settings: Settings) -> TaskOptions:
         seed=cell.seed,
         num_fewshot=settings.asked.num_fewshot,
         chat=settings.asked.chat,
-        source=settings.asked.dataset_source,  # type: ignore[arg-type]
+        source=settings.asked.dataset_source,
         dataset_path=settings.asked.dataset_path,
     )
 

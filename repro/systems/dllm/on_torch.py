@@ -16,7 +16,6 @@ from baselines.dllm.static.memory import base_bytes
 from baselines.dllm.static.profile import static_batch_bytes
 from baselines.dllm.static.search import FoundBatch, largest_batch
 from engines.attention import attention_backend
-from engines.bounds import machine_memory_bytes
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.engine import Engine
 from engines.dllm.executor.bounded import BoundedExecutor
@@ -37,6 +36,7 @@ from engines.models.protocol import DiffusionModel
 from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import local_ranks
 from engines.parallel.shard import load_shard
+from engines.runtime.machine import machine_memory_bytes
 from engines.runtime.memory_limit import check_memory, limit_memory
 from repro.systems.dllm import packed, static
 from repro.systems.dllm.deployment import Deployment
@@ -129,7 +129,7 @@ def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[i
             deployment.kv_rows,
             stop_ids=stops,
             block_length=settings.generation.block_length,
-            profile_every=settings.on.profile_every,
+            profile_every=settings.on.profile_every or 0,
         )
     assert isinstance(method, PublishedMethod)
     assert deployment.batch_size is not None
@@ -140,7 +140,7 @@ def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[i
         deployment.kv_rows,
         batch_size=deployment.batch_size,
         stop_ids=stops,
-        profile_every=settings.on.profile_every,
+        profile_every=settings.on.profile_every or 0,
     )
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["float32", "float16", "bfloat16"]
 
 PAPER_REQUESTS = {"livebench": 128, "burst": 2000, "osc": 2000}
 """Trace sizes that the paper's printed latencies imply (its text states none)."""
@@ -21,7 +24,7 @@ class DllmPart:
     memory_bytes: int
     device: str = "cuda"
     """What a measured run is on."""
-    dtype: str = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """Dtype of a measured run's weights."""
     gen_length: int = 256
     block_length: int = 32

@@ -11,7 +11,7 @@ from engines.models.checkpoint import TINY_DIR, checkpoint_dir
 from repro.runs.cell import Cell
 from repro.runs.kept import kept
 from repro.systems.dllm.settings import Settings
-from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.arrivals import arrivals_asked
 from repro.workloads.scale import MIN_PROMPT_LEN
 from repro.workloads.workload import Workload, WorkloadConfig, build_workload
 
@@ -36,36 +36,18 @@ def requests_of(cell: Cell, settings: Settings) -> Workload:
         asked.input_len is None or MIN_PROMPT_LEN <= asked.input_len <= limit,
         f"input_len={asked.input_len} must be between {MIN_PROMPT_LEN} and {limit} here: change it or gen_length",
     )
-    require(asked.num_prompts >= 1, f"num_prompts={asked.num_prompts} must be at least 1")
-    stated = cell.knob_values.get("arrivals")
-    require(
-        asked.burstiness == 1 or cell.rate is not None,
-        f"burstiness={asked.burstiness} has no effect without a rate: add --request-rate, or leave it out",
-    )
-    require(
-        stated not in ("poisson", "gamma", "constant") or cell.rate is not None,
-        f"arrivals={stated!r} need a rate: add --request-rate, or leave it out",
-    )
-    require(
-        stated != "burst" or cell.rate is None,
-        f"arrivals='burst' have no rate: leave --request-rate {cell.rate or 0:g} out, or the arrivals",
-    )
     config = WorkloadConfig(
         dataset=cell.dataset,
         num_requests=asked.num_prompts,
         seed=cell.seed,
-        arrivals=ArrivalConfig(
-            kind=asked.arrivals if cell.rate is not None or stated == "trace" else "burst",  # type: ignore[arg-type]
-            rate=cell.rate,
-            burstiness=asked.burstiness,
-        ),
-        source=asked.dataset_source,  # type: ignore[arg-type]
+        arrivals=arrivals_asked(cell.rate, asked),
+        source=asked.dataset_source,
         dataset_path=asked.dataset_path,
         length_scale=asked.length_scale,
         max_prompt_len=limit,
         min_prompt_len=MIN_PROMPT_LEN,
         fixed_prompt_len=asked.input_len,
-        may_replace_arrivals=asked.dataset_path is None or stated is not None,
+        may_replace_arrivals=asked.dataset_path is None or asked.arrivals is not None,
     )
     # Random full-size weights come without a tokenizer; the embedded one's ids are valid for any vocabulary.
     model = None if settings.is_simulated else "tiny" if settings.on.weights == "random" else settings.model

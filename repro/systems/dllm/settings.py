@@ -1,78 +1,52 @@
-"""A cell's knobs, resolved against its platform into the engine's own configuration objects."""
+"""A cell's knobs, resolved against its platform: the fields of the settings here and of the engine's own inside of them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from engines.bounds import check_fields, check_most
-from engines.dllm.config import EngineConfig, GenerationConfig
+from baselines.dllm.published import PublishedMethod
+from engines.dllm.config import MEASURED, PACKED, EngineConfig, GenerationConfig
+from engines.dllm.method import Method
 from engines.errors import UserError, require
+from engines.knobs import Fixed, Range, check_fields, check_given, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, weight_files
 from engines.parallel.division import check_division
-from repro.runs.cell import Cell, Scalar
+from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.batching import DEFAULT_BATCH_RULE, default_reading
-from repro.systems.dllm.part import DllmPart
+from repro.systems.dllm.batching import BaselineKnobs, default_reading
+from repro.systems.dllm.part import DllmPart, Dtype
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
+from repro.workloads.arrivals import ArrivalKnobs
 from repro.workloads.card import load_card
+from repro.workloads.source import SourceKind
 
-GENERATION = tuple(f.name for f in fields(GenerationConfig) if f.name != "seed")
-_EVERY_METHODS = ("gen_length", "steps", "temperature", "top_p", "top_k", "stop_at_eos")
-"""Settings that every method heeds; the others of GENERATION are options of some."""
-_ENGINE = (
-    "max_num_batched_tokens",
-    "max_num_logits",
-    "logit_rows",
-    "max_num_seqs",
-    "scheduler",
-    "tie_policy",
-    "attention_backend",
-    "cuda_graphs",
-    "fused_kernels",
-)
-_MOST_SEQS = 2**14
-"""Of a workload's engine: each takes a slot, used or not."""
-
-MEASURED_ALONE = (
-    "device",
-    "dtype",
-    "weights",
-    "threshold",
-    "factor",
-    "temperature",
-    "top_p",
-    "top_k",
-    "alg_temp",
-    "cfg_scale",
-    "remasking",
-    "tie_policy",
-    "stop_at_eos",
-    "profile_every",
-)
-WITHOUT_EFFECT_SIMULATED = ("attention_backend", "cuda_graphs", "fused_kernels", "tensor_parallel")
+Executor = Literal["torch", "roofline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Asked(ArrivalKnobs):
     """What the requests are: how many, of what lengths, from where, arriving how."""
 
-    num_prompts: int
-    length_scale: float
-    dataset_source: str = "auto"
+    num_prompts: Annotated[int, Range(1, 10**5)]
+    """Requests."""
+    length_scale: Annotated[float, Range(above=0, most=1e3)]
+    """Factor of the data set's prompt lengths."""
+    dataset_source: SourceKind = "auto"
+    """auto, hub, local or embedded."""
     dataset_path: str | None = None
-    input_len: int | None = None
-    arrivals: str = "poisson"
-    burstiness: float = 1.0
-    num_fewshot: int | None = None
-    """Examples before each question of a graded task; None is the task's own number."""
+    """Local file in a format of the dataset's card."""
+    input_len: Annotated[int, Range(1, 2**20)] | None = None
+    """Fix every prompt to this many tokens."""
+    num_fewshot: Annotated[int, Range(0, 64)] | None = None
+    """Examples before each question of a graded task; the task's own number by default."""
     chat: bool = False
-    """Whether a graded task is asked in a conversation."""
+    """Ask a graded task's questions in a conversation."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -82,34 +56,27 @@ class Asked:
 class Device:
     """Where a measured run is made, and with what."""
 
-    device: str = "cpu"
-    dtype: str = "float32"
-    weights: str = "checkpoint"
-    tensor_parallel: int = 1
+    device: Annotated[str, MEASURED] = "cpu"
+    """cpu, cuda or cuda:N."""
+    dtype: Annotated[Dtype, MEASURED] = "float32"
+    """float32, float16 or bfloat16."""
+    weights: Annotated[Literal["checkpoint", "random"], MEASURED] = "checkpoint"
+    """checkpoint, or random for a shape without a download."""
+    tensor_parallel: Annotated[int, Range(1, 64), MEASURED, PACKED] = 1
     """Devices of this machine that the model is divided among; the memory limit is of each."""
-    profile_every: int = 0
-    """Profile every n-th measured step (0: never); profiling slows it."""
+    profile_every: Annotated[int, Range(1, 10**9), MEASURED] | None = None
+    """Profile one measured step in this many, which slows it; none by default."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
-_ASKED = tuple(f.name for f in fields(Asked))
-_DEVICE = tuple(f.name for f in fields(Device))
-_RUN = ("model", "memory_limit", "reading", "batch_size", "batch_rule")
-_NOTES = ("basis",)
-"""Said about a cell, not asked of it: part of its key, without an effect on the run."""
-_EVERYONES = frozenset((*_EVERY_METHODS, *_ENGINE, *_RUN, *_ASKED, *_DEVICE, *_NOTES))
-"""Knobs that are no option of a method."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything a run needs besides its requests. ``batch_size`` None means what ``batch_rule`` says."""
+    """Everything a run needs besides its requests."""
 
-    platform: Platform
-    executor: str
-    """torch or roofline."""
+    platform: Annotated[Platform, Fixed]
+    executor: Annotated[Executor, Fixed]
     generation: GenerationConfig
     options: Mapping[str, Any]
     """Options of the system's method, only those asked for."""
@@ -117,12 +84,11 @@ class Settings:
     asked: Asked
     on: Device = field(default_factory=Device)
     model: str
-    memory_limit: int
+    """Checkpoint directory, hub id, 'tiny', or a shape (llada-8b, dream-7b) with random weights."""
+    memory_limit: Annotated[int, Range(1, 10**15)]
     """Bytes the plan may split."""
-    reading: str
-    """What a baseline stands for (repro.systems.dllm.batching)."""
-    batch_size: int | None = None
-    batch_rule: str = DEFAULT_BATCH_RULE
+    baseline: Annotated[BaselineKnobs, Fixed]
+    """What a baseline stands for; of no effect on dLLM-Serve."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -181,98 +147,65 @@ def default_profile_every(device: str) -> int:
     return 7 if device.startswith("cuda") else 1
 
 
-def resolve(cell: Cell) -> Settings:
-    """Platform defaults overridden by the cell's knobs; an unknown knob is refused by name."""
+def resolve(cell: Cell, method: Method) -> Settings:
+    """Platform defaults overridden by the cell's knobs; one that is unknown, or has no effect, is refused by name."""
     where = platform(cell.platform)
-    part, knobs = where.part(DllmPart), cell.knob_values
-    _check_executor(cell, where)
-    _check_knobs(knobs)
-
-    def pick(names: tuple[str, ...], **defaults: Any) -> dict[str, Any]:
-        return {**defaults, **{name: knobs[name] for name in names if name in knobs}}
-
+    given = {name: value for name, value in cell.knobs if name not in NOTES}
+    part, is_measured = where.part(DllmPart), cell.executor == "torch"
+    require(
+        cell.executor != "roofline" or where.gpu is not None,
+        f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
+        f"rtx4090",
+    )
+    own: tuple[type, ...] = (method.own, BaselineKnobs) if isinstance(method, PublishedMethod) else (method.own,)
+    check_given(given, Settings, *own, who=f"system={method.name!r}")
+    baseline, beside = _baseline(cell, method)
     sizes = {**{task.name: task.num_problems for task in TASKS.values()}, **part.num_requests}
-    if cell.dataset not in sizes and "num_prompts" not in knobs:
+    if cell.dataset not in sizes and "num_prompts" not in given:
         load_card(cell.dataset)  # refuses what is no data set at all, by name
         raise UserError(f"dataset={cell.dataset!r} has no default size on platform={where.name!r}: give --num-prompts")
-    on = Device()
-    if cell.executor == "torch":
-        on = Device(**pick(_DEVICE, device=part.device, dtype=part.dtype))
-    settings = Settings(
+    usual = Settings(
         platform=where,
-        executor=cell.executor,
+        executor=cell.executor,  # type: ignore[arg-type]
         generation=GenerationConfig(
-            **pick(GENERATION, gen_length=part.gen_length, block_length=part.block_length, steps=part.steps),
-            seed=cell.seed,
+            gen_length=part.gen_length, block_length=part.block_length, steps=part.steps, seed=cell.seed
         ),
-        options=options_of(knobs),
+        options=method.options_in(cell.asked),
         engine=EngineConfig(
-            **pick(
-                _ENGINE,
-                max_num_batched_tokens=part.max_num_batched_tokens,
-                max_num_logits=part.max_num_logits,
-                max_num_seqs=part.max_num_seqs,
-            ),
+            max_num_batched_tokens=part.max_num_batched_tokens,
+            max_num_logits=part.max_num_logits,
+            max_num_seqs=part.max_num_seqs,
             max_model_len=part.max_model_len,
         ),
-        asked=Asked(**pick(_ASKED, num_prompts=sizes.get(cell.dataset), length_scale=part.length_scale)),
-        on=on,
-        **pick(_RUN, model=part.model, memory_limit=part.memory_bytes, reading=default_reading(cell.executor)),
+        asked=Asked(num_prompts=sizes.get(cell.dataset, 1), length_scale=part.length_scale),
+        on=Device(device=part.device, dtype=part.dtype) if is_measured else Device(),
+        model=part.model,
+        memory_limit=part.memory_bytes,
+        baseline=baseline,
     )
-    if cell.executor == "torch":
-        _check_measured(settings, knobs)
+    settings = given_to(usual, given, **beside)
+    if is_measured:
+        _check_measured(settings, given)
     return settings
 
 
-def _check_executor(cell: Cell, where: Platform) -> None:
-    if cell.executor not in ("torch", "roofline"):
-        raise UserError(f"executor={cell.executor!r} is unknown: use torch or roofline")
-    if cell.executor == "torch":
-        return
-    if where.gpu is None:
-        raise UserError(
-            f"executor='roofline' needs a GPU model and platform={where.name!r} has none: use --executor torch or platform "
-            f"rtx4090"
-        )
-    knobs = cell.knob_values
-    for name in MEASURED_ALONE:
-        if knobs.get(name, False) is not False:
-            raise UserError(f"{name}={knobs[name]!r} cannot be simulated: leave it out, or use --executor torch")
-    for name in WITHOUT_EFFECT_SIMULATED:
-        if name in knobs:
-            raise UserError(
-                f"{name}={knobs[name]!r} has no effect on a simulation: leave it out, or use --executor torch"
-            )
+def _baseline(cell: Cell, method: Method) -> tuple[BaselineKnobs, Mapping[str, Any]]:
+    """What it stands for, and what the other knobs have to know of that: dLLM-Serve has no reading."""
+    usual = BaselineKnobs(reading=default_reading(cell.executor))
+    if not isinstance(method, PublishedMethod):
+        return usual, {}
+    baseline = given_to(usual, {name: value for name, value in cell.asked.items() if name in knobs_of(BaselineKnobs)})
+    return baseline, {"reading": baseline.reading}
 
 
-def options_of(knobs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a method has to know."""
-    return {name: value for name, value in knobs.items() if name not in _EVERYONES}
-
-
-def _check_knobs(knobs: Mapping[str, Scalar]) -> None:
-    for name, value in knobs.items():
-        check_most(name, value)
-    seqs = knobs.get("max_num_seqs", 1)
-    require(
-        not isinstance(seqs, int) or seqs <= _MOST_SEQS,
-        f"max_num_seqs={seqs} is more than {_MOST_SEQS}, the most that is taken: give a smaller number",
-    )
-    every = knobs.get("profile_every", 1)
-    require(
-        isinstance(every, int) and not isinstance(every, bool) and every >= 1,
-        f"profile_every={every!r} must be a whole number of steps, at least 1; leave it out to profile none",
-    )
-
-
-def _check_measured(settings: Settings, knobs: Mapping[str, Scalar]) -> None:
+def _check_measured(settings: Settings, given: Mapping[str, Any]) -> None:
     check_division(config_of(settings.model), settings.on.tensor_parallel)
-    backend = knobs.get("attention_backend")
+    backend = given.get("attention_backend")
     if backend in ("flash-attn", "torch-varlen") and settings.on.device == "cpu":
         raise UserError(f"attention_backend={backend!r} runs on CUDA devices: add --device cuda, or leave it out")
     for name in ("cuda_graphs", "fused_kernels"):
-        if name in knobs and settings.on.device == "cpu":
-            raise UserError(f"{name}={knobs[name]!r} has no effect on device='cpu': leave it out")
+        if name in given and settings.on.device == "cpu":
+            raise UserError(f"{name}={given[name]!r} has no effect on device='cpu': leave it out")
     if settings.model in PUBLISHED_CONFIGS and settings.on.weights != "random":
         raise UserError(
             f"model={settings.model!r} is a shape without weights: add --weights random, or give a checkpoint with --model"

@@ -21,7 +21,7 @@ from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.memory import StaticFootprint
 from baselines.dllm.static.search import FoundBatch, largest_batch
 from engines.errors import UserError, require
-from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE, check_batch_rule
+from repro.systems.dllm.batching import BATCH_RULES, DEFAULT_BATCH_RULE
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.shapes import model_shape
 
@@ -29,8 +29,7 @@ from repro.systems.dllm.shapes import model_shape
 def planned(deployment: Deployment, lengths: Sequence[int]) -> Deployment:
     """The deployment with its batch size, by the memory model; refuses what does not fit or cannot stay in step."""
     settings = deployment.settings
-    asked, limit = settings.batch_size, settings.engine.max_num_seqs
-    require(asked is None or asked >= 1, f"batch_size={asked} must be at least 1")
+    asked, limit = settings.baseline.batch_size, settings.engine.max_num_seqs
     require(
         asked is None or asked <= limit,
         f"batch_size={asked} is more than max_num_seqs={limit} allows: ask for fewer, or raise max_num_seqs",
@@ -64,11 +63,11 @@ def sized(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
 def most_members(deployment: Deployment) -> int:
     """No batch is larger, whatever the memory."""
     settings, method = deployment.settings, deployment.method
-    asked = settings.asked.num_prompts if settings.batch_size is None else settings.batch_size
+    asked = settings.asked.num_prompts if settings.baseline.batch_size is None else settings.baseline.batch_size
     most = min(asked, settings.asked.num_prompts, settings.engine.max_num_seqs)
-    if settings.batch_size is not None:
+    if settings.baseline.batch_size is not None:
         return most
-    if settings.batch_rule == "one":
+    if settings.baseline.batch_rule == "one":
         return 1
     if not deployment.batching.is_upstream:
         return most
@@ -79,17 +78,17 @@ def most_members(deployment: Deployment) -> int:
 def member_tokens(deployment: Deployment) -> int:
     """Tokens of the request that every member of a batch has to have room for."""
     settings = deployment.settings
-    return settings.engine.max_model_len if settings.batch_rule == "max_model_len" else deployment.longest
+    return settings.engine.max_model_len if settings.baseline.batch_rule == "max_model_len" else deployment.longest
 
 
 def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping[str, Any]:
     """Facts of a batch found by running batches of up to ``most``; one that was asked for has to be that large."""
     settings = deployment.settings
-    if settings.batch_size is None:
+    if settings.baseline.batch_size is None:
         return _facts(found, f"{_rule(deployment)}, by the measured peak{_within(deployment)}")
     if found.size < most:
         _refuse_batch(most, settings.memory_limit, found.size)
-    return _facts(found, _as_asked(settings.batch_size, most))
+    return _facts(found, _as_asked(settings.baseline.batch_size, most))
 
 
 def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
@@ -106,8 +105,8 @@ def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
 
 def _asked(deployment: Deployment, asked: int) -> Mapping[str, Any]:
     settings, is_upstream = deployment.settings, deployment.batching.is_upstream
-    assert settings.batch_size is not None
-    facts = {"batch_size": asked, "batch_obtained": _as_asked(settings.batch_size, asked)}
+    assert settings.baseline.batch_size is not None
+    facts = {"batch_size": asked, "batch_obtained": _as_asked(settings.baseline.batch_size, asked)}
     if not settings.is_simulated:
         return facts
     footprint = _footprint(deployment, deployment.longest, is_upstream=is_upstream)
@@ -139,22 +138,24 @@ def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = Fals
 
 def _check_rule(deployment: Deployment) -> None:
     settings, method, batching = deployment.settings, deployment.method, deployment.batching
-    check_batch_rule(settings.batch_rule)
-    if settings.batch_rule == DEFAULT_BATCH_RULE:
+    if settings.baseline.batch_rule == DEFAULT_BATCH_RULE:
         return
     assert isinstance(method, PublishedMethod)
-    given = f"batch_rule={settings.batch_rule!r} has no effect with"
-    require(settings.batch_size is None, f"{given} batch_size={settings.batch_size}: leave one of them out")
+    given = f"batch_rule={settings.baseline.batch_rule!r} has no effect with"
+    require(
+        settings.baseline.batch_size is None,
+        f"{given} batch_size={settings.baseline.batch_size}: leave one of them out",
+    )
     require(
         method.batches_upstream or not batching.is_upstream,
-        f"{given} system={method.name!r} and reading={settings.reading!r}, whose code serves one request at a time: leave "
+        f"{given} system={method.name!r} and reading={settings.baseline.reading!r}, whose code serves one request at a time: leave "
         f"it out",
     )
 
 
 def _rule(deployment: Deployment) -> str:
     """What the batch size is, for the facts."""
-    return BATCH_RULES[deployment.settings.batch_rule]
+    return BATCH_RULES[deployment.settings.baseline.batch_rule]
 
 
 def _within(deployment: Deployment) -> str:

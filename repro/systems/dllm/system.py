@@ -7,14 +7,14 @@ from importlib import import_module
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method, check_ties
-from engines.dllm.needs import check_simulated
+from engines.dllm.needs import check_simulated, check_simulated_generation
 from engines.dllm.scheduling.phase import check_rule
 from engines.dllm.scheduling.registry import scheduler_of
-from engines.errors import UserError, require
+from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.dllm import packed, static
-from repro.systems.dllm.batching import batching_of, refuse_ignored
+from repro.systems.dllm.batching import batching_of
 from repro.systems.dllm.deployment import BACKENDS, Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
@@ -71,22 +71,23 @@ class DllmSystem:
 
     def settings(self, cell: Cell) -> Settings:
         """The cell's, with what the method makes of a generation."""
-        refuse_ignored(self.method, cell.knob_values, cell.executor)
-        settings = resolve(cell)
+        settings = resolve(cell, self.method)
         sampler = self.method.sampler(settings.family, settings.options)
         generation = self.method.generation(settings.family, settings.options, settings.generation)
         check_ties(generation, settings.engine.tie_policy)
-        if settings.is_simulated and (generation.is_parallel or sampler.decode.quota == "origin"):
-            raise UserError(
+        if settings.is_simulated:
+            require(
+                not generation.is_parallel and sampler.decode.quota != "origin",
                 f"alg={settings.options.get('alg', 'origin')!r} cannot be simulated, how many tokens a step commits is not "
-                f"known beforehand: use --alg entropy or --executor torch"
+                f"known beforehand: use --alg entropy or --executor torch",
             )
+            check_simulated_generation(generation)
         return replace(settings, generation=generation)
 
     def deployment(self, settings: Settings, lengths: list[int]) -> Deployment:
         """Planned by arithmetic for requests of these total lengths."""
         sampler = self.method.sampler(settings.family, settings.options)
-        batching = batching_of(self.method, settings.reading)
+        batching = batching_of(self.method, settings.baseline.reading)
         require(lengths != [], "the workload has no requests: ask for at least one")
         check_rule(sampler.rule, settings.generation.steps)
         if settings.is_simulated:

@@ -454,7 +454,10 @@ def cell(system: str, executor: str, **knobs: str | int | float | bool | None) -
 @pytest.mark.parametrize(
     ("refused", "says"),
     [
-        (cell("dllm-serve", "roofline"), "stop_at_eos=True cannot be simulated: leave it out, or use --executor torch"),
+        (
+            cell("dllm-serve", "roofline"),
+            "stop_at_eos=True cannot be simulated, where a request ends depends on the model: use --executor torch",
+        ),
         (cell("llada", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
         (cell("dllm-cache", "torch"), "stop_at_eos=True ends requests of a static batch.*add --batch-size 1"),
         (

@@ -14,7 +14,7 @@ from engines.dllm.decode import timestep
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, Phase, RefreshRule
 from engines.dllm.sequence import Sequence, cache_rows, steps_per_block
-from engines.dllm.serve import serve_decode
+from engines.dllm.serve import DLLM_SERVE
 from engines.errors import UserError
 
 
@@ -235,7 +235,10 @@ def test_rows_held_for_life(generation: GenerationConfig, prompt_len: int, ratio
         (lambda: EngineConfig(tie_policy="any"), r"tie_policy='any' is unknown"),  # type: ignore[arg-type]
         (lambda: EngineConfig(max_num_logits=0), r"max_num_logits=0 must be at least 1"),
         (lambda: EngineConfig(max_num_batched_tokens=0), r"max_num_batched_tokens=0 must be at least 1"),
-        (lambda: serve_decode("llada", "old", 1), r"compat='old' is unknown: use one of paper, upstream"),
+        (
+            lambda: DLLM_SERVE.sampler("llada", {"compat": "old"}),
+            r"compat='old' is unknown: use one of paper, upstream",
+        ),
         (
             lambda: DecodeConfig(confidence="best"),
             r"confidence='best' is unknown: use one of max_prob, margin, neg_entropy",

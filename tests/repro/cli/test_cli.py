@@ -492,7 +492,7 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
             ["--platform", "nosuch"],
             "platform='nosuch' is unknown: use one of cpu-tiny, rtx4090, l40s, a100, h100, h200, b200",
         ),
-        (["--executor", "nosuch"], "executor='nosuch' is unknown: use torch or roofline"),
+        (["--executor", "nosuch"], "executor='nosuch' is unknown: use one of torch, roofline"),
         (["--platform", "cpu-tiny", "--executor", "roofline"], "executor='roofline' needs a GPU model"),
         (["--scheduler", "nosuch"], "scheduler='nosuch' is unknown: use one of phase, request, lookahead"),
         (["--logit-rows", "nosuch"], "logit_rows='nosuch' is unknown: use one of decomposed, monolithic"),
@@ -518,7 +518,7 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
         (["--system", "sparse-dllm", "--steps", "100"], "steps=100 is not a multiple of the 8 blocks"),
         (
             ["--system", "sparse-dllm", "--selection", "head"],
-            "selection='head' has no effect with system='sparse-dllm' on a llada model: leave it out",
+            "selection='head' has no effect with system='sparse-dllm': leave it out",
         ),
         (["--system", "llada", "--retention-ratio", "0.5"], "retention_ratio=0.5 has no effect with system='llada'"),
         (["--batch-size", "4"], "batch_size=4 has no effect with system='dllm-serve'"),
@@ -527,9 +527,9 @@ def test_a_profile_says_where_the_time_goes(repro: Repro, model: Path, tmp_path:
             ["--system", "sparse-dllm", "--reading", "nosuch"],
             "reading='nosuch' is unknown: use one of published, efficient",
         ),
-        (["--burstiness", "2"], "burstiness=2.0 has no effect"),
-        (["--temperature", "0.7"], "temperature=0.7 cannot be simulated: leave it out, or use --executor torch"),
-        (["--tie-policy", "parity"], "tie_policy='parity' cannot be simulated: leave it out"),
+        (["--burstiness", "2"], "arrivals='gamma' need a rate"),
+        (["--temperature", "0.7"], "temperature=0.7 has no effect with executor='roofline': leave it out"),
+        (["--tie-policy", "parity"], "tie_policy='parity' has no effect with executor='roofline': leave it out"),
         (
             ["--seed", "9223372036854775808"],
             "seed=9223372036854775808 must be an integer of at least 0, and below 2^63",
@@ -548,7 +548,8 @@ def test_bench_refuses_before_anything_runs(repro: Repro, tmp_path: Path, option
 
 def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: Path) -> None:
     refusal(
-        repro(*SIMULATED, "--threshold", "0.9", "--result-dir", tmp_path / "r"), "threshold=0.9 cannot be simulated"
+        repro(*SIMULATED, "--threshold", "0.9", "--result-dir", tmp_path / "r"),
+        "threshold=0.9 has no effect with executor='roofline'",
     )
     assert not (tmp_path / "r").exists()
 
@@ -561,18 +562,18 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         (["--weights", "foo"], "weights='foo' is unknown: use one of checkpoint, random"),
         (["--device", "cpu:"], "device='cpu:' is unknown: use cpu, cuda or cuda:N"),
         (["--num-prompts", "99999999999999999999999"], "num_prompts=99999999999999999999999 is more than 100000,"),
-        (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 1048576, the most that is taken"),
+        (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 16,384, the most that is taken"),
         (["--attention-backend", "nosuch"], "attention_backend='nosuch' is unknown: use one of auto, flash-attn"),
         (
             ["--tensor-parallel", "3"],
             "tensor_parallel=3 does not divide the model's n_kv_heads=8: use one of 1, 2, 4, 8",
         ),
-        (["--tensor-parallel", "0"], "tensor_parallel=0 must be at least 1"),
-        (["--tensor-parallel", "2", "--system", "llada"], "tensor_parallel=2 has no effect with system='llada'"),
-        (["--no-cuda-graphs", "--system", "dllm-cache"], "cuda_graphs=False has no effect with system='dllm-cache'"),
+        (["--tensor-parallel", "0"], "tensor_parallel=0 must be between 1 and 64"),
+        (["--tensor-parallel", "2", "--system", "llada"], "tensor_parallel=2 has no effect with reading='efficient'"),
+        (["--no-cuda-graphs", "--system", "dllm-cache"], "cuda_graphs=false has no effect with reading='efficient'"),
         (["--no-cuda-graphs"], "cuda_graphs=False has no effect on device='cpu': leave it out"),
         (["--fused-kernels", "--system", "llada"], "fused_kernels=True has no effect on device='cpu': leave it out"),
-        (["--platform", "l40s", "--tensor-parallel", "2"], "tensor_parallel=2 has no effect on a simulation"),
+        (["--platform", "l40s", "--tensor-parallel", "2"], "tensor_parallel=2 has no effect with executor='roofline'"),
         pytest.param(["--device", "cuda"], "this machine has no CUDA device", marks=NO_CUDA),
         pytest.param(
             ["--platform", "h200", "--executor", "torch", "--weights", "random"], "has no CUDA device", marks=NO_CUDA
@@ -602,9 +603,9 @@ def test_bench_divides_a_model(repro: Repro, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--device", "cuda"], "device='cuda' cannot be simulated: leave it out"),
-        (["--dtype", "float16"], "dtype='float16' cannot be simulated: leave it out"),
-        (["--weights", "random"], "weights='random' cannot be simulated: leave it out"),
+        (["--device", "cuda"], "device='cuda' has no effect with executor='roofline': leave it out"),
+        (["--dtype", "float16"], "dtype='float16' has no effect with executor='roofline': leave it out"),
+        (["--weights", "random"], "weights='random' has no effect with executor='roofline': leave it out"),
         (
             ["--selection", "dense", "--retention-ratio", "0.3"],
             "retention_ratio=0.3 has no effect with selection='dense'",

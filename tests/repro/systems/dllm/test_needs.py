@@ -92,8 +92,8 @@ def cell(executor: str = "roofline", **knobs: Any) -> Cell:
 
 def with_rule(rule: Any, **own: Any) -> DllmSystem:
     class Mine(DllmServe):
-        def _sampler(self, family: str, options: Options) -> Sampler:
-            return replace(super()._sampler(family, options), rule=rule)
+        def _sampler(self, family: str, own: Any, options: Options) -> Sampler:
+            return replace(super()._sampler(family, own, options), rule=rule)
 
     for name, value in own.items():
         setattr(Mine, name, value)

@@ -26,6 +26,7 @@ from engines.dllm.scheduling.phase import Phase
 from engines.errors import UserError
 from engines.hardware.catalogue import L40S, RTX4090
 from engines.hardware.roofline import Calibration, Roofline
+from engines.knobs import knobs_of
 from engines.models.loader import load_model
 from engines.models.shape import DREAM_7B, LLADA_8B
 from repro.reports.figures import View
@@ -34,11 +35,12 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import on_torch
-from repro.systems.dllm.batching import BATCH_RULES, READINGS
+from repro.systems.dllm.batching import BATCH_RULES, READINGS, BaselineKnobs
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.metrics import num_steps
 from repro.systems.dllm.platforms import CPU_TINY
+from repro.systems.dllm.settings import Settings
 from repro.systems.dllm.shapes import model_shape
 
 BASELINES = ("fast-dllm", "dllm-cache", "sparse-dllm", "llada")
@@ -93,21 +95,9 @@ def simulate(cell: Cell, **constants: float) -> RunRecord:
     [
         ("dllm-serve", {"reading": "policy"}, "reading='policy' has no effect with system='dllm-serve': leave it out"),
         ("sparse-dllm", {"reading": "fast"}, "reading='fast' is unknown: use one of published, efficient, policy"),
-        (
-            "sparse-dllm",
-            {"reading": "policy", "batch_size": 4},
-            "batch_size=4 has no effect with system='sparse-dllm' and reading='policy'",
-        ),
-        (
-            "sparse-dllm",
-            {"scheduler": "phase"},
-            "scheduler='phase' has no effect with system='sparse-dllm' and reading='published'",
-        ),
-        (
-            "llada",
-            {"max_num_logits": 99},
-            "max_num_logits=99 has no effect with system='llada' and reading='published'",
-        ),
+        ("sparse-dllm", {"reading": "policy", "batch_size": 4}, "batch_size=4 has no effect with reading='policy'"),
+        ("sparse-dllm", {"scheduler": "phase"}, "scheduler='phase' has no effect with reading='published'"),
+        ("llada", {"max_num_logits": 99}, "max_num_logits=99 has no effect with reading='published'"),
         (
             "fast-dllm",
             {"reading": "published", "max_num_batched_tokens": 4000},
@@ -124,7 +114,7 @@ def simulate(cell: Cell, **constants: float) -> RunRecord:
         (
             "fast-dllm",
             {"reading": "policy", "batch_rule": "one"},
-            "batch_rule='one' has no effect with system='fast-dllm' and reading='policy'",
+            "batch_rule='one' has no effect with reading='policy'",
         ),
         (
             "fast-dllm",
@@ -172,9 +162,13 @@ def test_a_reading_heeds_its_knobs(reading: str) -> None:
             "logit_rows": "monolithic",
         }
     default, asked = (planned(cell_of("sparse-dllm", reading=reading, **extra)) for extra in ({}, knobs))
-    measured = {"attention_backend", "cuda_graphs", "tensor_parallel"}  # of no effect on a simulated card
-    rule = set() if reading == "policy" else {"batch_rule"}  # decides what batch_size does
-    assert set(knobs) == READINGS[reading].batching.knobs - measured - rule
+    heeded = {
+        name
+        for kind in (Settings, BaselineKnobs)
+        for name, knob in knobs_of(kind).items()
+        if reading in knob.only.values.get("reading", ()) and "executor" not in knob.only.values
+    }
+    assert set(knobs) == heeded - {"batch_rule"}  # decides what batch_size does
     if reading == "policy":
         config = asked.config
         assert (config.scheduler, config.max_num_batched_tokens, config.max_num_logits) == ("request", 3000, 700)
@@ -202,7 +196,7 @@ def test_efficient_is_the_default_of_a_measurement(system: str) -> None:
         prepare(cell_of(system, "cpu-tiny", num_prompts=2, **extra)) for extra in ({}, {"reading": "efficient"})
     )
     assert isinstance(default.deployment, Deployment)
-    assert default.deployment.settings.reading == "efficient"
+    assert default.deployment.settings.baseline.reading == "efficient"
     assert default.cell.key == named.cell.key
 
 

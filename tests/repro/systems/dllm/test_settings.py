@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from engines.dllm.serve import DLLM_SERVE
 from engines.errors import UserError
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.systems.dllm.platforms import H200, L40S, RTX4090
-from repro.systems.dllm.settings import resolve
+from repro.systems.dllm.settings import Settings, resolve
 
 
 def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
@@ -27,16 +28,20 @@ def cell(platform: str, executor: str = "torch", **knobs: Scalar) -> Cell:
     )
 
 
+def resolved(asked: Cell) -> Settings:
+    return resolve(asked, DLLM_SERVE)
+
+
 @pytest.mark.parametrize("where", [H200, L40S, RTX4090], ids=lambda where: where.name)
 def test_a_card_is_measured_on_cuda_in_16_bits(where: Any) -> None:
-    settings = resolve(cell(where.name, weights="random"))
+    settings = resolved(cell(where.name, weights="random"))
     assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cuda", "bfloat16", "random")
-    asked = resolve(cell(where.name, weights="random", device="cpu", dtype="float32"))
+    asked = resolved(cell(where.name, weights="random", device="cpu", dtype="float32"))
     assert (asked.on.device, asked.on.dtype) == ("cpu", "float32")
 
 
 def test_the_embedded_model_stays_where_it_was() -> None:
-    settings = resolve(cell("cpu-tiny"))
+    settings = resolved(cell("cpu-tiny"))
     assert (settings.on.device, settings.on.dtype, settings.on.weights) == ("cpu", "float32", "checkpoint")
 
 
@@ -58,6 +63,6 @@ def test_a_shape_has_no_weights_of_its_own(platform: str) -> None:
         UserError,
         match="model='llada-8b' is a shape without weights: add --weights random, or give a checkpoint with --model",
     ):
-        resolve(cell(platform))
-    assert resolve(cell(platform, model="tiny")).model == "tiny"
-    assert resolve(cell(platform, executor="roofline")).executor == "roofline"
+        resolved(cell(platform))
+    assert resolved(cell(platform, model="tiny")).model == "tiny"
+    assert resolved(cell(platform, executor="roofline")).executor == "roofline"
