@@ -15,19 +15,8 @@ from engines.server.answer import Answer, Piece
 from engines.server.body import MOST_CHOICES, Asked, ChatBody, Prompt
 from engines.server.codec import Codec
 from engines.server.errors import engine_failed, queue_full, refused, unavailable
-from engines.server.protocol import (
-    Accepted,
-    Admitted,
-    EngineService,
-    Event,
-    Failed,
-    Finished,
-    Overloaded,
-    Refused,
-    ServedModel,
-    Tokens,
-    Unavailable,
-)
+from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, ServedModel, Tokens
+from engines.server.service import EngineProcess, Overloaded, Unavailable
 
 T = TypeVar("T")
 
@@ -42,7 +31,7 @@ class Served(NamedTuple):
 
     model: ServedModel
     codec: Codec
-    service: EngineService
+    service: EngineProcess
     work: Executor
     slow_work: Executor
     max_queue: int

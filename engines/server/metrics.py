@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engines.server.protocol import EngineService
+from engines.server.service import EngineProcess
 
 PREFIX = "repro_"
 RECENT_S, MOST_RECENT = 60.0, 2048
@@ -23,7 +23,7 @@ _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class Metrics:
     """Counts of requests by what became of them, and the engine's own figures as it last told them."""
 
-    def __init__(self, service: EngineService) -> None:
+    def __init__(self, service: EngineProcess) -> None:
         self._service = service
         registry = self._registry = CollectorRegistry()
         registry.register(_OfTheEngine(service))
@@ -110,7 +110,7 @@ def _value(counter: Counter) -> float:
 class _OfTheEngine(Collector):
     """Read when it is asked for."""
 
-    def __init__(self, service: EngineService) -> None:
+    def __init__(self, service: EngineProcess) -> None:
         self._service = service
 
     def collect(self) -> Iterator[Metric]:

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from engines.errors import RunError, UserError
-from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel
-from engines.server.wire import Able, Cancel, Channel, Ready, Report, Stop, Submit, Unable
+from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel, Submission
+from engines.server.wire import Able, Cancel, Channel, Command, Ready, Report, Stop, Unable
 
 STATUS_EVERY_S = 0.05
 """Between two reports of a status in which nothing happened to a request."""
@@ -33,7 +33,7 @@ class Inbox:
     """Commands in the order they came. The end of the stream ends the process, in whatever step it is."""
 
     def __init__(self, channel: Channel) -> None:
-        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._channel = channel
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
@@ -43,7 +43,7 @@ class Inbox:
         # An orderly end would wait for a device or for the step.
         os._exit(PARENT_GONE)
 
-    def take(self, *, wait: bool) -> list[Any]:
+    def take(self, *, wait: bool) -> list[Command]:
         """All there are; ``wait`` for one where there is none."""
         found = [self._commands.get()] if wait else []
         try:
@@ -53,7 +53,7 @@ class Inbox:
             return found
 
 
-def serve(engine: ServedEngine, take: Callable[..., list[Any]], send: Callable[[Any], None]) -> None:
+def serve(engine: ServedEngine, take: Callable[..., list[Command]], send: Callable[[Any], None]) -> None:
     """Until told to stop. A step that raises costs the requests it ran; ``MOST_FAILURES`` in a row raise RunError."""
     told_s = 0.0
     failures = 0
@@ -65,7 +65,6 @@ def serve(engine: ServedEngine, take: Callable[..., list[Any]], send: Callable[[
             if isinstance(command, Cancel):
                 engine.cancel(command.request_id)
             else:
-                assert isinstance(command, Submit)
                 events.append(_submit(engine, command))
         if events:
             # Before the step: a refusal need not wait for it.
@@ -87,10 +86,10 @@ def serve(engine: ServedEngine, take: Callable[..., list[Any]], send: Callable[[
             raise RunError(f"{failures} steps in a row failed")
 
 
-def _submit(engine: ServedEngine, command: Submit) -> Accepted | Refused | Failed:
-    request_id = command.submission.request_id
+def _submit(engine: ServedEngine, submission: Submission) -> Accepted | Refused | Failed:
+    request_id = submission.request_id
     try:
-        engine.submit(command.submission)
+        engine.submit(submission)
     except UserError as error:
         return Refused(request_id, str(error))
     except Exception as error:

@@ -1,12 +1,12 @@
 """What the server asks of an engine, whatever it generates with.
 
 A ``ServedModel`` is made where the server runs and pickled to the engine's process, which makes a ``ServedEngine`` of
-it. ``Submission`` goes there, ``Event`` comes back. The server talks to an ``EngineService`` and never to an engine.
+it. ``Submission`` goes there, ``Event`` comes back. The server talks to the process (``service.py``) and never to an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -151,54 +151,4 @@ class ServedModel(Protocol):
 
     def serving(self) -> AbstractContextManager[ServedEngine]:
         """Load the model; called in the engine's process."""
-        ...
-
-
-class Overloaded(Exception):
-    """The queue has no place for a request now."""
-
-
-class Unavailable(Exception):
-    """No engine can take a request; ``str`` says why in a sentence."""
-
-
-Sink = Callable[[Event], None]
-
-
-class EngineService(Protocol):
-    """The engine as the event loop sees it: nothing here waits but ``start`` and ``stop``."""
-
-    @property
-    def is_ready(self) -> bool: ...
-
-    @property
-    def num_open(self) -> int:
-        """Requests that were submitted and have not ended."""
-        ...
-
-    @property
-    def num_waiting(self) -> int:
-        """Of those, and of places reserved, the ones that work has not begun on."""
-        ...
-
-    @property
-    def num_restarts(self) -> int: ...
-
-    @property
-    def status(self) -> EngineStatus:
-        """As last told; its totals do not fall when an engine is started again."""
-        ...
-
-    def reserve(self, num: int) -> None:
-        """Take places in the queue, each to be used by ``submit`` or given back. Raise Overloaded or Unavailable."""
-        ...
-
-    def give_back(self, num: int) -> None: ...
-
-    def submit(self, prompt_ids: tuple[int, ...], generation: Any, sink: Sink, *, wants_tokens: bool) -> int:
-        """Use a reserved place; ``sink`` is called with every event of the request. Its id."""
-        ...
-
-    def cancel(self, request_id: int) -> None:
-        """``sink`` hears nothing more."""
         ...

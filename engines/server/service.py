@@ -1,4 +1,4 @@
-"""The engine's process as an ``EngineService``: starts it, starts it again where it ended, and passes its events on.
+"""The engine's process as the event loop sees it: starts it, starts it again where it ended, and passes its events on.
 
 Requests that it had not begun when it ended are given to the next one; those it had begun fail.
 """
@@ -12,27 +12,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 from engines.errors import RunError, UserError
-from engines.server.protocol import (
-    ENDS,
-    Admitted,
-    EngineStatus,
-    Event,
-    Failed,
-    Finished,
-    Overloaded,
-    ServedModel,
-    Sink,
-    Submission,
-    Unavailable,
-)
-from engines.server.wire import Able, Cancel, Ready, Report, Stop, Submit, Unable, frame, read_frame
+from engines.server.protocol import ENDS, Admitted, EngineStatus, Event, Failed, Finished, ServedModel, Submission
+from engines.server.wire import Able, Cancel, Ready, Report, Stop, Unable, frame, read_frame
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +32,17 @@ STOP_S = 10.0
 """For the process to end when asked."""
 
 _TOTALS = ("forward_passes", "committed_tokens", "busy_s")
+
+
+Sink = Callable[[Event], None]
+
+
+class Overloaded(Exception):
+    """The queue has no place for a request now."""
+
+
+class Unavailable(Exception):
+    """No engine can take a request; ``str`` says why in a sentence."""
 
 
 class _Open:
@@ -59,7 +58,7 @@ class _Open:
 
 
 class EngineProcess:
-    """An ``EngineService``. ``max_waiting`` bounds the queue, places reserved in it included."""
+    """Nothing here waits but ``start`` and ``stop``. ``max_waiting`` bounds the queue, places reserved in it included."""
 
     def __init__(self, model: ServedModel, *, max_waiting: int) -> None:
         self._model = model
@@ -190,17 +189,21 @@ class EngineProcess:
 
     @property
     def num_open(self) -> int:
+        """Requests that were submitted and have not ended."""
         return len(self._open)
 
     @property
     def num_waiting(self) -> int:
+        """Requests that work has not begun on, places reserved included."""
         return len(self._open) - self._num_begun + self._num_reserved
 
     @property
     def status(self) -> EngineStatus:
+        """As last told; its totals do not fall when an engine is started again."""
         return self._status
 
     def reserve(self, num: int) -> None:
+        """Take places in the queue, each to be used by ``submit`` or given back. Raise Overloaded or Unavailable."""
         if self.ended is not None and self.ended.done():
             raise Unavailable("the engine has ended")
         if not self._is_ready and self.num_restarts == 0:
@@ -213,6 +216,7 @@ class EngineProcess:
         self._num_reserved -= num
 
     def submit(self, prompt_ids: tuple[int, ...], generation: Any, sink: Sink, *, wants_tokens: bool) -> int:
+        """Use a reserved place; ``sink`` is called with every event of the request. Its id."""
         request_id = next(self._ids)
         open_ = self._open[request_id] = _Open(Submission(request_id, prompt_ids, generation, wants_tokens), sink)
         self._num_reserved -= 1
@@ -223,9 +227,10 @@ class EngineProcess:
     def _send(self, open_: _Open) -> None:
         assert self._writer is not None
         open_.tries += 1
-        self._writer.write(frame(Submit(open_.submission)))
+        self._writer.write(frame(open_.submission))
 
     def cancel(self, request_id: int) -> None:
+        """End the request, whose sink hears nothing more."""
         if self._forget(request_id) is not None and self._is_ready:
             assert self._writer is not None
             self._writer.write(frame(Cancel(request_id)))

@@ -14,16 +14,15 @@ from engines.server.protocol import EngineStatus, Event, Submission
 _LENGTH = struct.Struct(">I")
 
 
-class Submit(NamedTuple):
-    submission: Submission
-
-
 class Cancel(NamedTuple):
     request_id: int
 
 
 class Stop(NamedTuple):
     """Nothing that runs is waited for."""
+
+
+Command = Submission | Cancel | Stop
 
 
 class Able(NamedTuple):

@@ -17,12 +17,12 @@ from support.served_echo import RAISE, REFUSE, EchoEngine, EchoGeneration, EchoM
 from engines.errors import RunError
 from engines.server.process import MOST_FAILURES, serve
 from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, Submission, Tokens
-from engines.server.wire import Cancel, Report, Stop, Submit
+from engines.server.wire import Cancel, Report, Stop
 from repro.paths import REPO
 
 
-def submit(request_id: int, prompt_ids: tuple[int, ...], length: int = 8, *, wants_tokens: bool = False) -> Submit:
-    return Submit(Submission(request_id, prompt_ids, EchoGeneration(length, 0), wants_tokens))
+def submit(request_id: int, prompt_ids: tuple[int, ...], length: int = 8, *, wants_tokens: bool = False) -> Submission:
+    return Submission(request_id, prompt_ids, EchoGeneration(length, 0), wants_tokens)
 
 
 def told(batches: Sequence[Sequence[Any]], engine: Any = None) -> list[Event]:
