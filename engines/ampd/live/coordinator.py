@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engines.ampd.live.decisions import bind_line, route_line
-from engines.ampd.live.store import Member, Store, task_of, texts
+from engines.ampd.live.store import Member, Store, held, texts
 from engines.ar.window import WINDOW_S
 from engines.errors import UserError, require
 from engines.policies.binding import Binder
@@ -81,7 +81,7 @@ class Coordinator:
             return 0
         homeless, tasks = self.store.call("waiting")
         left = sum(not self._bound(int(session)) for session in homeless)
-        return left + sum(not self._routed(task_of(texts(fields))) for fields in tasks)
+        return left + sum(not self._routed(held(PrefillTask, texts(fields))) for fields in tasks)
 
     def _bound(self, session_id: int) -> bool:
         while True:

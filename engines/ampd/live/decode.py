@@ -18,7 +18,7 @@ import torch
 from engines.ampd.live.kv import gather, scatter
 from engines.ampd.live.resident import Resident, Residents
 from engines.ampd.live.wire import Buffer, Header, Listener
-from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of, settle_on_core
+from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of
 from engines.ar.torch.rows import StepWork
 
 STEPS_AT_ONCE = 64
@@ -55,7 +55,6 @@ class DecodeProcess:
     def run(self) -> None:
         worker = self.worker
         worker.stop_on_signal()
-        self._warm()
         self._join()
         worker.start_heartbeat()
         threading.Thread(target=self._listen, name="wake", daemon=True).start()
@@ -303,16 +302,3 @@ class DecodeProcess:
             time.sleep(seconds * (self.worker.spec.slowdown - 1))
         self._busy[what] += seconds * self.worker.spec.slowdown
         self.worker.said.update(self._busy, kv_peak=self.residents.kv_peak, kv_evicted=self.residents.evicted)
-
-    def _warm(self) -> None:
-        slot = self.executor.open()
-        self.executor.tables.grow(np.array([slot]), np.array([9]))
-        self.executor.write(slot, 0, np.zeros(8, dtype=np.int64))
-        self.executor.run(StepWork.of([(slot, 0, 8, True)]))
-        self.executor.close_slot(slot)
-
-
-def main(spec: WorkerSpec) -> None:
-    settle_on_core(spec.core)
-    torch.set_num_threads(1)
-    DecodeProcess(spec).run()

@@ -22,7 +22,7 @@ LOOK_S = 1.0
 """How often the store is asked who is alive."""
 SILENT_S = 30.0
 """After its last lease ran out, how long a role may be without a worker whose process is still there: it may come back."""
-_MODULES = {"prefill": "engines.ampd.live.prefill", "decode": "engines.ampd.live.decode"}
+_MODULES = ("engines.ampd.live.prefill", "engines.ampd.live.decode")
 _LATER = ("redis", "torch.fx.experimental.symbolic_shapes")
 """What every worker imports when it connects and makes its model: a second, unless the server it is forked from has."""
 
@@ -40,7 +40,7 @@ class Fleet:
         """Roles of which nobody is alive in the store, and since when."""
         self._processes: dict[int, BaseProcess] = {}
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*_MODULES.values(), *_LATER])
+        self._context.set_forkserver_preload([*_MODULES, *_LATER])
         start_server()
         try:
             for spec in specs:
@@ -151,8 +151,12 @@ def run_worker(spec: WorkerSpec) -> None:
     """In the worker's process."""
     threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-    if spec.role == "prefill":
-        from engines.ampd.live.prefill import main
-    else:
-        from engines.ampd.live.decode import main
-    main(spec)
+    import torch
+
+    from engines.ampd.live.decode import DecodeProcess
+    from engines.ampd.live.prefill import PrefillProcess
+
+    if spec.core is not None:
+        os.sched_setaffinity(0, {spec.core})
+    torch.set_num_threads(1)
+    (PrefillProcess if spec.role == "prefill" else DecodeProcess)(spec).run()

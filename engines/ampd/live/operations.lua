@@ -26,6 +26,7 @@ function ops.beat(worker, incarnation, lease_s)
   return 'ok'
 end
 
+-- Each worker that is alive, as names and values.
 function ops.snapshot()
   local found = {}
   for _, worker in ipairs(call('ZRANGE', key('alive'), 0, -1)) do
@@ -38,11 +39,12 @@ function ops.snapshot()
     local oldest = call('ZRANGE', key('ready', worker), 0, 0, 'WITHSCORES')
     if oldest[2] then wait = now - tonumber(oldest[2]) end
     found[#found + 1] = {
-      worker, get(w, 'role'), get(w, 'degree'), exact(number(w, 'queued_s') + number(w, 'staged_s')),
-      tostring(number(w, 'queued_tokens') + number(w, 'staged_tokens') + number(w, 'running_tokens')),
-      exact(running), exact(wait), exact(mean(worker, 'ttft')), exact(mean(worker, 'itl')), exact(age),
-      get(w, 'kv_tokens'), get(w, 'kv_capacity'), tostring(call('SCARD', key('bound', worker))),
-      get(w, 'incarnation'), get(w, 'suspended'),
+      'worker_id', worker, 'role', get(w, 'role'), 'degree', get(w, 'degree'), 'incarnation', get(w, 'incarnation'),
+      'suspended', get(w, 'suspended'), 'backlog_s', exact(number(w, 'queued_s') + number(w, 'staged_s')),
+      'backlog_tokens', tostring(number(w, 'queued_tokens') + number(w, 'staged_tokens') + number(w, 'running_tokens')),
+      'running_s', exact(running), 'wait_s', exact(wait), 'ttft_s', exact(mean(worker, 'ttft')),
+      'itl_s', exact(mean(worker, 'itl')), 'age_s', exact(age), 'kv_tokens', get(w, 'kv_tokens'),
+      'kv_capacity', get(w, 'kv_capacity'), 'num_sessions', tostring(call('SCARD', key('bound', worker))),
     }
   end
   return found

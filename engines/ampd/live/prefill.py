@@ -17,7 +17,7 @@ import torch
 
 from engines.ampd.live.kv import bytes_per_token, gather, scatter
 from engines.ampd.live.wire import Peers
-from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of, settle_on_core
+from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of
 from engines.ar.torch.rows import StepWork
 
 
@@ -50,7 +50,6 @@ class PrefillProcess:
     def run(self) -> None:
         worker = self.worker
         worker.stop_on_signal()
-        self._warm()
         worker.join(0)
         worker.start_heartbeat()
         for loop in (self._stage, self._send):
@@ -102,15 +101,6 @@ class PrefillProcess:
             return int(ran.tokens[0]), gather(executor, slot, have, end)
         finally:
             executor.close_slot(slot)
-
-    def _warm(self) -> None:
-        """A first step takes longer than any other."""
-        ids = np.zeros(8, dtype=np.int64)
-        slot = self.executor.open()
-        self.executor.tables.grow(np.array([slot]), np.array([9]))
-        self.executor.write(slot, 0, ids)
-        self.executor.run(StepWork.of([(slot, 0, 8, True)]))
-        self.executor.close_slot(slot)
 
     def _stage(self) -> None:
         """Choose the next task as soon as the one before computes, and read its history meanwhile."""
@@ -181,9 +171,3 @@ class PrefillProcess:
         tokens = num_bytes // self._kv_bytes
         row = [claimed.task.task_id, content, source, target, tokens, num_bytes, start_s, store.clock.now()]
         store.answered(lambda: store.client.rpush(store.key("transfers"), json.dumps(row)))
-
-
-def main(spec: WorkerSpec) -> None:
-    settle_on_core(spec.core)
-    torch.set_num_threads(1)
-    PrefillProcess(spec).run()

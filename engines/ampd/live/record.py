@@ -23,6 +23,7 @@ from engines.ar.cluster.record import (
 from engines.ar.session import Session
 
 LINK = "tcp"
+_TIMES = ("ready_s", "started_s", "finished_s", "landed_s")
 BUSY = ("busy_prefill_s", "busy_decode_s")
 
 
@@ -120,35 +121,24 @@ def answers(store: Store, session: Session) -> list[list[int]]:
 
 
 def _tasks(store: Store, began: float, first: int) -> list[dict[str, Any]]:
-    found = []
-    for number in range(first, int(store.fields("run").get("next_task", 0))):
-        fields = store.fields("task", number)
+    last = int(store.fields("run").get("next_task", 0))
+    return [_task(store.fields("task", number), number - first, began) for number in range(first, last)]
 
-        def time_of(name: str, fields: Mapping[str, str] = fields) -> float | None:
-            return float(fields[name]) - began if name in fields else None
 
-        found.append(
-            {
-                "task_id": number - first,
-                "session_id": int(fields["session_id"]),
-                "round": int(fields["round"]),
-                "kind": fields["kind"],
-                "worker_id": int(fields["worker"] or -1),
-                "is_local": fields.get("is_local") == "1",
-                "reason": fields.get("reason", ""),
-                "history": int(fields["history"]),
-                "tokens": int(fields["tokens"]),
-                "computed_tokens": int(fields["computed_tokens"]) if "computed_tokens" in fields else None,
-                "estimate_s": float(fields.get("estimate_s") or 0.0),
-                "ready_s": time_of("ready_s"),
-                "started_s": time_of("started_s"),
-                "finished_s": time_of("finished_s"),
-                "landed_s": time_of("landed_s"),
-                "postponed": int(fields["postponed"]),
-                "requeued": int(fields["requeued"]),
-            }
-        )
-    return found
+def _task(fields: Mapping[str, str], number: int, began: float) -> dict[str, Any]:
+    computed = fields.get("computed_tokens")
+    return {
+        "task_id": number,
+        "round": int(fields["round_index"]),
+        "kind": fields["kind"],
+        "worker_id": int(fields["worker"] or -1),
+        "is_local": fields["is_local"] == "1",
+        "reason": fields["reason"],
+        "estimate_s": float(fields["estimate_s"]),
+        "computed_tokens": None if computed is None else int(computed),
+        **{name: int(fields[name]) for name in ("session_id", "history", "tokens", "postponed")},
+        **{name: float(fields[name]) - began if name in fields else None for name in _TIMES},
+    }
 
 
 def _transfers(store: Store, began: float, first: int) -> list[list[Any]]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from engines.ampd.live.store import load_redis
+from engines.ampd.live.store import client_of, load_redis
 from engines.errors import RunError, UserError
 
 START_S = 10.0
@@ -69,16 +69,13 @@ class RedisServer:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError), self._process.stdin as told:
             told.write(self._settings)
-        redis = load_redis()
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
+        away = load_redis().exceptions
         until = time.monotonic() + START_S
         while True:
-            client = redis.Redis.from_url(self.url, retry=Retry(NoBackoff(), 0))
+            client = client_of(self.url, START_S)
             try:
                 client.ping()
-            except (redis.exceptions.ConnectionError, redis.exceptions.BusyLoadingError) as error:
+            except (away.ConnectionError, away.BusyLoadingError) as error:
                 if self._process.poll() is not None or time.monotonic() > until:
                     self.stop()
                     raise RunError(f"redis-server does not answer on port {self.port}") from error

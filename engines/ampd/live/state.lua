@@ -110,8 +110,8 @@ local function make_task(session, kind, history, tokens, ready)
   local s = key('session', session)
   local task = call('HINCRBY', key('run'), 'next_task', 1) - 1
   call('HSET', key('task', task), 'task_id', task, 'session_id', session, 'order', get(s, 'order'),
-       'round', get(s, 'round'), 'kind', kind, 'history', history, 'tokens', tokens, 'ready_s', ready,
-       'postponed', 0, 'fence', 0, 'requeued', 0, 'state', 'unrouted', 'worker', '')
+       'round_index', get(s, 'round'), 'kind', kind, 'history', history, 'tokens', tokens, 'ready_s', ready,
+       'enqueued_s', ready, 'estimate_s', '0', 'is_local', '0', 'reason', '', 'postponed', 0, 'fence', 0, 'requeued', 0, 'state', 'unrouted', 'worker', '')
   call('HSET', s, 'state', 'prefill', 'task', task)
   call('RPUSH', key('unrouted'), task)
   return task

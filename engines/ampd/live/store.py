@@ -8,17 +8,18 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from engines.errors import RunError, UserError
-from engines.policies.task import PrefillTask, TaskKind
 from engines.policies.views import WorkerSnapshot
 
 T = TypeVar("T")
+
+_KINDS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float}
 
 RETRY_S = 0.05
 ANSWER_S = 5.0
@@ -79,15 +80,7 @@ class Store:
 
     @staticmethod
     def connect(url: str, prefix: str, *, outage_s: float = 20.0) -> Store:
-        redis = load_redis()
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        try:
-            client = redis.Redis.from_url(url, socket_timeout=ANSWER_S, retry=Retry(NoBackoff(), 0))
-        except ValueError as error:
-            raise UserError(f"redis={shown(url)!r} is no address ({error}): write redis://HOST:PORT") from error
-        return Store(client, prefix, outage_s=outage_s)
+        return Store(client_of(url, ANSWER_S), prefix, outage_s=outage_s)
 
     def key(self, *parts: object) -> str:
         return ":".join((self.prefix, *map(str, parts)))
@@ -204,6 +197,19 @@ def load_redis() -> Any:
     return redis
 
 
+def client_of(url: str, answer_s: float) -> Any:
+    """A client that asks once, and waits so long for an answer."""
+    redis = load_redis()
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    timeouts = {"socket_timeout": answer_s, "socket_connect_timeout": answer_s}
+    try:
+        return redis.Redis.from_url(url, **timeouts, retry=Retry(NoBackoff(), 0))
+    except ValueError as error:
+        raise UserError(f"redis={shown(url)!r} is no address ({error}): write redis://HOST:PORT") from None
+
+
 def shown(url: str) -> str:
     """The address as it may be said: without its password."""
     return re.sub(r"(?<=://).*@", "***@", re.sub(r"(?<=password=)[^&]*", "***", url))
@@ -221,57 +227,18 @@ def texts(flat: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[str, str]:
     return {flat[place].decode(): flat[place + 1].decode() for place in range(0, len(flat), 2)}
 
 
-def task_of(fields: Mapping[str, str]) -> PrefillTask:
-    """The task as policies see it."""
-    kind: TaskKind = fields["kind"]  # type: ignore[assignment]
-    return PrefillTask(
-        task_id=int(fields["task_id"]),
-        session_id=int(fields["session_id"]),
-        order=int(fields["order"]),
-        round_index=int(fields["round"]),
-        kind=kind,
-        history=int(fields["history"]),
-        tokens=int(fields["tokens"]),
-        ready_s=float(fields["ready_s"]),
-        enqueued_s=float(fields.get("enqueued_s") or fields["ready_s"]),
-        estimate_s=float(fields.get("estimate_s") or 0.0),
-        postponed=int(fields["postponed"]),
-    )
+def held(kind: type[T], words: Mapping[str, str]) -> T:
+    """A dataclass out of a hash: its fields by name, each as it is declared. What the hash lacks has its default."""
+    made = {each.name: _KINDS.get(str(each.type), str) for each in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: read(words[name]) for name, read in made.items() if name in words})
 
 
 def _member(row: Sequence[bytes]) -> Member:
-    (
-        worker,
-        role,
-        degree,
-        backlog_s,
-        backlog,
-        running,
-        wait,
-        ttft,
-        itl,
-        age,
-        kv,
-        capacity,
-        sessions,
-        incarnation,
-        late,
-    ) = (part.decode() for part in row)
-    view = WorkerSnapshot(
-        worker_id=int(worker),
-        degree=int(degree),
-        backlog_s=float(backlog_s),
-        backlog_tokens=int(backlog),
-        running_s=float(running),
-        wait_s=float(wait),
-        ttft_s=float(ttft),
-        itl_s=float(itl),
-        age_s=float(age),
-        kv_tokens=int(kv),
-        kv_capacity=int(capacity),
-        num_sessions=int(sessions),
+    words = texts(row)
+    role, incarnation = words["role"], words["incarnation"]
+    return Member(
+        view=held(WorkerSnapshot, words), role=role, incarnation=incarnation, is_suspended=words["suspended"] == "1"
     )
-    return Member(view=view, role=role, incarnation=incarnation, is_suspended=late == "1")
 
 
 def _sent(value: Any) -> Any:

@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from engines.ampd.live.decisions import choose, order_line
-from engines.ampd.live.store import Store, task_of, texts
+from engines.ampd.live.store import Store, held, texts
 from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import TorchExecutor
+from engines.ar.torch.rows import StepWork
 from engines.models.loader import parse_dtype
 from engines.models.qwen2 import load_causal
 from engines.models.qwen2_config import CausalConfig
@@ -117,7 +118,7 @@ class Worker:
             if not rows:
                 return None
             fields = {int(each["task_id"]): each for each in map(texts, rows)}
-            tasks = [task_of(each) for each in fields.values()]
+            tasks = [held(PrefillTask, each) for each in fields.values()]
             before = [asdict(task) for task in tasks]
             start_s = max(now, float(until))
             choice = choose(spec.make_queue(), tasks, start_s)
@@ -134,7 +135,7 @@ class Worker:
             task, session, address, ids = texts(said[0]), texts(said[1]), said[2].decode(), said[3]
             found = np.frombuffer(ids, dtype=np.int32).astype(np.int64)
             home = int(session["home"] or -1)
-            return Claimed(task_of(task), task["fence"], session["epoch"], home, address, found)
+            return Claimed(held(PrefillTask, task), task["fence"], session["epoch"], home, address, found)
 
     def start_heartbeat(self) -> None:
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
@@ -167,7 +168,18 @@ def executor_of(spec: WorkerSpec) -> TorchExecutor:
         weights="checkpoint" if is_named else "random",
         seed=spec.seed,
     )
-    return TorchExecutor(model, num_slots=spec.num_slots, max_len=spec.max_len, num_tokens=spec.num_tokens)
+    executor = TorchExecutor(model, num_slots=spec.num_slots, max_len=spec.max_len, num_tokens=spec.num_tokens)
+    _warm(executor)
+    return executor
+
+
+def _warm(executor: TorchExecutor) -> None:
+    """A first step takes longer than any other."""
+    slot = executor.open()
+    executor.tables.grow(np.array([slot]), np.array([9]))
+    executor.write(slot, 0, np.zeros(8, dtype=np.int64))
+    executor.run(StepWork.of([(slot, 0, 8, True)]))
+    executor.close_slot(slot)
 
 
 def end_with_parent() -> None:
@@ -175,8 +187,3 @@ def end_with_parent() -> None:
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(0)
-
-
-def settle_on_core(core: int | None) -> None:
-    if core is not None:
-        os.sched_setaffinity(0, {core})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ampd.live.intake import Deciding
-from engines.ampd.live.store import Store, load_redis, shown
+from engines.ampd.live.store import Store, client_of, load_redis, shown
 from engines.errors import UserError, require
 from engines.policies.binding import LeastKvMemory
 from engines.policies.queue import PrefillQueue
@@ -232,19 +232,11 @@ class LiveDeployment:
 
 def _check_redis(url: str) -> None:
     """Refuse an address that is none, or where no server is."""
-    redis = load_redis()
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    named = shown(url)
     try:
-        timeouts = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S}
-        with redis.Redis.from_url(url, **timeouts, retry=Retry(NoBackoff(), 0)) as client:
+        with client_of(url, ANSWER_S) as client:
             client.ping()
-    except ValueError as error:
-        raise UserError(f"redis={named!r} is no address ({error}): write redis://HOST:PORT") from None
-    except (redis.RedisError, OSError) as error:
-        raise UserError(f"redis={named!r} does not answer ({error}): start it, or correct the address") from None
+    except (load_redis().RedisError, OSError) as error:
+        raise UserError(f"redis={shown(url)!r} does not answer ({error}): start it, or correct the address") from None
 
 
 def _profile_facts(profile: LiveProfile) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from support.live import client_of_any, needs_store
 
 from engines.ampd.live.coordinator import Coordinator
 from engines.ampd.live.decisions import Choice, Replay, choose, order_line, replay
-from engines.ampd.live.store import Store, task_of, texts
+from engines.ampd.live.store import Store, held, texts
 from engines.ampd.profiler import profile_hardware
 from engines.ampd.reordering import ReorderingQueue
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig
@@ -68,7 +68,7 @@ class LiveQueue(ReorderingQueue):
     def take(self, now: float) -> PrefillTask:
         store, worker_id = self.mirror.store, self.worker.worker_id
         version, _, found = store.call("queue", worker_id, "a")
-        tasks = [task_of(texts(fields)) for fields in found]
+        tasks = [held(PrefillTask, texts(fields)) for fields in found]
         before = [{**_plain(task)} for task in tasks]
         choice = choose(ReorderingQueue(ttft_s=self.ttft_s, w=self.w), tasks, now)
         rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
