@@ -22,6 +22,7 @@ from engines.policies.queue import PrefillQueue
 from engines.policies.routing import Router
 from repro.runs.record import REQUESTS, Obtained, RunRecord
 from repro.systems.ar.log import tables_of
+from repro.systems.ar.settings import DEFAULT_READING
 from repro.systems.live.front import Front
 from repro.systems.live.settings import MAX_WORKERS, Settings
 from repro.workloads.sessions import SessionWorkload
@@ -65,11 +66,11 @@ class LiveDeployment:
 
         load_redis()
         require(
-            self.settings.redis is not None or shutil.which("redis-server") is not None,
+            self.settings.knobs.redis is not None or shutil.which("redis-server") is not None,
             "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT",
         )
-        if self.settings.redis is not None:
-            _check_redis(self.settings.redis)
+        if self.settings.knobs.redis is not None:
+            _check_redis(self.settings.knobs.redis)
         self.front.check_machine()
 
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -89,7 +90,7 @@ class LiveDeployment:
                 router=self._router(profile),
                 estimator=profile.performance,
                 window_s=settings.policies.window_s,
-                lease_s=settings.lease_s,
+                lease_s=settings.knobs.lease_s,
             )
             served = self.front.serve(deciding, sessions, prompts, store, fleet)
             losses, ended = store.losses(), fleet.ended
@@ -108,8 +109,6 @@ class LiveDeployment:
             if served.client is not None:
                 run, seen = served.client.saw(run, store)
             store.clear()
-        tables = tables_of(run)
-        tables[REQUESTS] = {**tables[REQUESTS], "submit_lag_s": served.lags_s}
         facts = {
             **self._facts(run, end_s),
             "decisions": {**found.decisions, "not_made_again": len(found.mismatches)},
@@ -122,18 +121,20 @@ class LiveDeployment:
         }
         if seen is not None:
             facts["frontend"] = {**served.facts, **seen}
-        return RunRecord(
-            tables=tables,
-            manifest={
-                "obtained": self.obtained,
-                "calibration": None,
-                "dataset": asdict(workload.provenance),
-                "platform": "this CPU",
-                "model": settings.model,
-                "system": self.title,
-                "facts": facts,
-            },
-        )
+        tables = tables_of(run)
+        tables[REQUESTS] = {**tables[REQUESTS], "submit_lag_s": served.lags_s}
+        return RunRecord(tables=tables, manifest=self._manifest(workload, facts))
+
+    def _manifest(self, workload: SessionWorkload, facts: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "obtained": self.obtained,
+            "calibration": None,
+            "dataset": asdict(workload.provenance),
+            "platform": "this CPU",
+            "model": self.settings.knobs.model,
+            "system": self.title,
+            "facts": facts,
+        }
 
     @contextmanager
     def _fleet(self) -> Iterator[tuple[Store, Fleet, str]]:
@@ -146,8 +147,8 @@ class LiveDeployment:
 
         @contextmanager
         def redis_url() -> Iterator[str]:
-            if settings.redis is not None:
-                yield settings.redis
+            if settings.knobs.redis is not None:
+                yield settings.knobs.redis
                 return
             with tempfile.TemporaryDirectory(prefix="ampd-redis-") as folder, RedisServer(Path(folder)) as server:
                 yield server.url
@@ -164,11 +165,11 @@ class LiveDeployment:
                     prefix=prefix,
                     model=settings.config,
                     make_queue=self._make_queue,
-                    num_tokens=settings.kv_tokens,
+                    num_tokens=settings.knobs.kv_tokens,
                     max_len=MAX_LEN,
                     num_slots=NUM_SLOTS,
-                    lease_s=settings.lease_s,
-                    core=cores[worker % len(cores)] if settings.is_pinned else None,
+                    lease_s=settings.knobs.lease_s,
+                    core=cores[worker % len(cores)] if settings.knobs.pin else None,
                 )
                 for worker, role in settings.roles.items()
             ]
@@ -201,7 +202,7 @@ class LiveDeployment:
             router=self._router(profile),
             estimator=profile.performance,
             make_queue=self._make_queue,
-            kv_capacity=settings.kv_tokens,
+            kv_capacity=settings.knobs.kv_tokens,
             window_s=settings.policies.window_s,
         )
 
@@ -221,8 +222,8 @@ class LiveDeployment:
             "deployment": str(settings.deployment),
             "roles": {str(worker): role for worker, role in settings.roles.items()},
             "slo": {"ttft_s": settings.slo.ttft_s, "itl_s": settings.slo.itl_s},
-            "attainment_reading": str(settings.reading),
-            "is_transient": settings.is_transient,
+            "attainment_reading": str(DEFAULT_READING),
+            "is_transient": settings.knobs.transient,
             "end_s": end_s,
             "stop_reason": None,
             "prefill_load": load,

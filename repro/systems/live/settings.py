@@ -10,13 +10,12 @@ from typing import Annotated, Literal
 
 from engines.ampd.system import AmpdConfig
 from engines.ar.deployment import Deployment
-from engines.ar.slo import Reading
 from engines.errors import require
 from engines.knobs import Range, check_fields, check_given, given_to
 from engines.models.qwen2_config import CausalConfig, read_causal_config, tiny_causal
 from engines.policies.slo import Slo
 from repro.runs.cell import Cell
-from repro.systems.ar.knobs import SessionKnobs
+from repro.systems.ar.knobs import Objective, SessionKnobs
 from repro.systems.ar.plans import parse_deployment
 from repro.systems.ar.settings import DEFAULT_READING, sessions_asked
 from repro.systems.platforms import platform
@@ -45,6 +44,10 @@ class LiveKnobs(SessionKnobs):
     """Seconds after which the work of a silent worker is given to another."""
     pin: bool = False
     """Each worker on a core of its own."""
+    slo_ttft_s: Objective = 0.5
+    """Objective of the time to the first token, in seconds."""
+    slo_itl_s: Objective = 0.05
+    """Objective of the time between tokens, in seconds."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,18 +55,14 @@ class LiveKnobs(SessionKnobs):
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    model: str
+    knobs: LiveKnobs
     deployment: Deployment
-    slo: Slo
-    reading: Reading
     policies: AmpdConfig
     workload: SessionWorkloadConfig
-    frontend: str | None
-    redis: str | None
-    kv_tokens: int
-    lease_s: float
-    is_pinned: bool
-    is_transient: bool
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(ttft_s=self.knobs.slo_ttft_s, itl_s=self.knobs.slo_itl_s)
 
     @property
     def num_homes(self) -> int:
@@ -81,7 +80,7 @@ class Settings:
 
     @property
     def config(self) -> str | CausalConfig:
-        return TINY_CONFIG if self.model == TINY else self.model
+        return TINY_CONFIG if self.knobs.model == TINY else self.knobs.model
 
     @property
     def vocab_size(self) -> int:
@@ -92,7 +91,7 @@ class Settings:
     def basis(self) -> str:
         """Digest of what is behind the numbers besides Python and the workload: model, objectives, Redis's scripts."""
         scripts = [(files("engines.ampd.live") / name).read_text() for name in ("state.lua", "operations.lua")]
-        text = repr((self.config, self.slo, self.reading, scripts))
+        text = repr((self.config, self.slo, DEFAULT_READING, scripts))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -117,17 +116,5 @@ def resolve(cell: Cell, system: str) -> Settings:
         knobs.frontend is None or knobs.model == TINY or (Path(knobs.model) / "tokenizer.json").is_file(),
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
-    return Settings(
-        model=knobs.model,
-        deployment=deployment,
-        slo=Slo(ttft_s=knobs.slo_ttft_s or 0.5, itl_s=knobs.slo_itl_s or 0.05),
-        reading=DEFAULT_READING,
-        policies=policies,
-        workload=sessions_asked(cell, knobs, num_sessions=NUM_SESSIONS),
-        frontend=knobs.frontend,
-        redis=knobs.redis,
-        kv_tokens=knobs.kv_tokens,
-        lease_s=knobs.lease_s,
-        is_pinned=knobs.pin,
-        is_transient=knobs.transient,
-    )
+    workload = sessions_asked(cell, knobs, num_sessions=NUM_SESSIONS)
+    return Settings(knobs=knobs, deployment=deployment, policies=policies, workload=workload)

@@ -37,7 +37,7 @@ class LiveSystem:
         settings = resolve(cell, self.name)
         workload = build_sessions(settings.workload)
         longest = max(session.context_tokens for session in workload.sessions)
-        most = min(MAX_LEN, settings.kv_tokens)
+        most = min(MAX_LEN, settings.knobs.kv_tokens)
         require(
             longest < most,
             f"dataset={workload.name!r} has a session of {longest} tokens and a live worker holds {most}: shorten it",
@@ -55,13 +55,13 @@ class LiveSystem:
 
 
 def _front(settings: Settings) -> Front:
-    if settings.frontend is None:
+    if settings.knobs.frontend is None:
         return Direct()
     from repro.systems.live.over_dynamo import OverDynamo
 
     return OverDynamo(
-        limits=Limits(vocab_size=settings.vocab_size, max_len=min(MAX_LEN, settings.kv_tokens)),
-        tokenizer=None if settings.model == TINY else Path(settings.model),
+        limits=Limits(vocab_size=settings.vocab_size, max_len=min(MAX_LEN, settings.knobs.kv_tokens)),
+        tokenizer=None if settings.knobs.model == TINY else Path(settings.knobs.model),
     )
 
 
