@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.bounds import check_fields
-from engines.errors import UserError, require
+from engines.errors import UserError
+from engines.knobs import Fixed, Range, Tokens, check_fields, check_given
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, PrefillSystem, laps, reserve
@@ -23,54 +23,46 @@ from engines.policies.step import Situation, StepPlan
 from engines.policies.task import PrefillTask
 from engines.strict_json import RepeatedKeyError, unique
 
-POLICIES = ("laps", "reserve")
-
 
 @dataclass(frozen=True, kw_only=True)
 class AdmissionConfig:
     """The speed is what the policies believe of a step: T = base + request B + token N + alpha sum L^2."""
 
-    policy: str = "laps"
-    boundary: int = 256
+    policy: Annotated[Literal["laps", "reserve"], Fixed] = "laps"
+    boundary: Tokens = 256
     """L_m of LAPS."""
-    chunk_tokens: int = 512
+    chunk_tokens: Tokens = 512
     """C_l of LAPS."""
-    short_tokens: int = 2048
+    short_tokens: Tokens = 2048
     """M of LAPS."""
     window_ms: float = 5.0
     """Longest wait for company of LAPS."""
     slo_ms: float = 400.0
     min_step_ms: float = 50.0
+    """Reserve's steps take between this and ``max_step_ms``."""
     max_step_ms: float = 150.0
-    """Of Reserve."""
-    base_ms: float = 2.0
-    request_us: float = 50.0
-    token_us: float = 10.0
-    alpha_ns: float = 0.0
+    base_ms: Annotated[float, Range(0)] = 2.0
+    request_us: Annotated[float, Range(0)] = 50.0
+    token_us: Annotated[float, Range(above=0)] = 10.0
+    alpha_ns: Annotated[float, Range(0)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.policy in POLICIES, f"policy={self.policy!r} is unknown: use one of {', '.join(POLICIES)}")
-        for name in ("base_ms", "request_us", "alpha_ns"):
-            require(getattr(self, name) >= 0, f"{name}={getattr(self, name):g} must not be negative")
-        require(self.token_us > 0, f"token_us={self.token_us:g} must be above 0")
         _ = Admission(self)
 
     @staticmethod
     def parse(text: str, *, policy: str) -> AdmissionConfig:
-        """Of a JSON object of settings."""
+        """The settings that a JSON object holds."""
         try:
             given = json.loads(text, object_pairs_hook=unique)
         except RepeatedKeyError as error:
             raise UserError(f"policy_settings={text!r}: {error}: keep one") from None
         except (ValueError, RecursionError):
             given = None
-        known = [field.name for field in fields(AdmissionConfig) if field.name != "policy"]
         if not isinstance(given, dict):
             raise UserError(f"policy_settings={text!r} is no JSON object: write it like '{{\"boundary\": 256}}'")
-        for name in given:
-            require(name in known, f"policy_settings has {name!r}, which is unknown: use one of {', '.join(known)}")
-        return AdmissionConfig(policy=policy, **given)
+        check_given(given, AdmissionConfig, who="policy_settings")
+        return AdmissionConfig(policy=policy, **given)  # type: ignore[arg-type]
 
     @property
     def system(self) -> PrefillSystem:

@@ -10,19 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
+from engines.knobs import Count, Range, Tokens
 
 VERSION = "1.6.1"
 VLLM_VERSION = "0.31.0"
 """Which that version's own extra names."""
 WORKER = Path(__file__).with_name("dynamo_worker.py")
-WORKERS = ("mocker", "python", "vllm")
-ROUTERS = ("round-robin", "random", "power-of-two", "kv", "least-loaded")
 
 _PACKAGES: tuple[tuple[str, ...], ...] = (
     # Its own list names a package whose release elsewhere is a placeholder, and which none of this needs.
@@ -87,30 +86,23 @@ def frontend(environment: ServerEnvironment, place: Place, *, router: str) -> Co
 class Dynamo(Launch):
     name: ClassVar[str] = "dynamo"
     packages: ClassVar[tuple[str, ...]] = ("ai-dynamo", "ai-dynamo-runtime", "vllm")
-    workers: str = "mocker"
+    workers: Literal["mocker", "python", "vllm"] = "mocker"
     """mocker: Dynamo's simulated engine; python: every prompt and token takes a time that is known; vllm: a GPU's."""
-    num_workers: int = 1
-    router: str = "round-robin"
-    block_size: int = 16
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
+    num_workers: Annotated[int, Range(1, 64)] = 1
+    router: Literal["round-robin", "random", "power-of-two", "kv", "least-loaded"] = "round-robin"
+    block_size: Annotated[int, Range(1)] = 16
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Tokens | None = None
     prefix_caching: bool = False
-    speedup_ratio: float = 1.0
-    """Of the mocker: its times divided by this."""
-    prefill_us: float = 50.0
-    """Of python workers: a token of a prompt; one prompt after the other."""
-    decode_ms: float = 10.0
-    """Of python workers: between two tokens of an answer, whoever else is served."""
+    speedup_ratio: Annotated[float, Range(above=0)] = 1.0
+    """The mocker's times are divided by this."""
+    prefill_us: Annotated[float, Range(0)] = 50.0
+    """python workers take this long for a token of a prompt, one prompt after the other."""
+    decode_ms: Annotated[float, Range(0)] = 10.0
+    """python workers take this long between two tokens of an answer, whoever else is served."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.workers in WORKERS, f"workers={self.workers!r} is unknown: use one of {', '.join(WORKERS)}")
-        require(self.router in ROUTERS, f"router={self.router!r} is unknown: use one of {', '.join(ROUTERS)}")
-        require(1 <= self.num_workers <= 64, f"num_workers={self.num_workers} must be between 1 and 64")
-        require(self.block_size >= 1, f"block_size={self.block_size} must be at least 1")
-        require(self.speedup_ratio > 0, f"speedup_ratio={self.speedup_ratio:g} must be above 0")
-        require(self.prefill_us >= 0, f"prefill_us={self.prefill_us:g} must not be negative")
-        require(self.decode_ms >= 0, f"decode_ms={self.decode_ms:g} must not be negative")
         is_gpu = self.device == "cuda"
         require(
             (self.workers == "vllm") == is_gpu,
@@ -123,7 +115,7 @@ class Dynamo(Launch):
 
     @property
     def environment(self) -> ServerEnvironment:
-        return ENVIRONMENTS[self.device]  # type: ignore[index]
+        return ENVIRONMENTS[self.device]
 
     @property
     def listed_workers(self) -> int:

@@ -9,18 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from baselines.servers.checkpoint import MAX_MODEL_LEN, TINY, write_tiny
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.process import Address, Command, free_port, running
-from engines.bounds import check_fields
-from engines.errors import UserError, require
+from engines.errors import UserError
+from engines.knobs import Range, Tokens, check_fields
 
 SERVED_NAME = "served"
 """What requests call the model."""
 OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-DEVICES: tuple[Device, ...] = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +44,12 @@ class Launch(ABC):
     name: ClassVar[str]
     model: str = TINY
     """'tiny' is a Qwen2 of random weights, made on the spot; else a checkpoint's folder or hub id."""
-    device: str = "cpu"
-    max_model_len: int | None = None
-    start_timeout_s: float = 900.0
+    device: Device = "cpu"
+    max_model_len: Tokens | None = None
+    start_timeout_s: Annotated[float, Range(above=0)] = 900.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(self.device in DEVICES, f"device={self.device!r} is unknown: use one of {', '.join(DEVICES)}")
-        require(
-            self.max_model_len is None or self.max_model_len >= 1,
-            f"max_model_len={self.max_model_len} must be at least 1",
-        )
-        require(self.start_timeout_s > 0, f"start_timeout_s={self.start_timeout_s:g} must be above 0 seconds")
         if self.model != TINY and (folder := Path(self.model)).exists() and not (folder / "config.json").is_file():
             raise UserError(f"model={self.model!r} has no config.json: give a checkpoint's folder, a hub id, or 'tiny'")
 

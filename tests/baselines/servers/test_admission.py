@@ -111,7 +111,7 @@ def test_k_v_that_is_not_there_is_not_planned_for() -> None:
     [
         ("{}", "fcfs", "policy='fcfs' is unknown: use one of laps, reserve"),
         ("[]", "laps", "policy_settings='[]' is no JSON object"),
-        ('{"bound": 3}', "laps", "policy_settings has 'bound', which is unknown"),
+        ('{"bound": 3}', "laps", "bound=3 has no effect with policy_settings: leave it out, or use one of boundary"),
         ('{"boundary": 0}', "laps", "boundary=0 must be at least 1"),
         ('{"slo_ms": 0}', "reserve", "slo_s=0"),
         ('{"token_us": 0}', "reserve", "token_us=0 must be above 0"),
