@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from engines.errors import UserError
+
 _LONGEST_KEY = 60
 
 
@@ -28,3 +30,17 @@ def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=unique)
+
+
+def json_object(name: str, text: str, *, example: str) -> dict[str, Any]:
+    """The object that a setting's text is; refused by the setting's name where it is none."""
+    try:
+        found = json.loads(text, object_pairs_hook=unique)
+        json.dumps(found, allow_nan=False)
+    except RepeatedKeyError as error:
+        raise UserError(f"{name}={text!r}: {error}: keep one") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{name}={text!r} is no JSON object: write it like '{example}'")
+    return found

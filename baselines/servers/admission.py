@@ -6,12 +6,10 @@ requests the next step is for. The policy objects are those of the simulated and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
-from engines.errors import UserError
 from engines.knobs import Fixed, Range, Tokens, check_fields, check_given
 from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
@@ -21,7 +19,7 @@ from engines.laps.waiting import WaitConfig
 from engines.policies.queue import OpenQueue
 from engines.policies.step import Situation, StepPlan
 from engines.policies.task import PrefillTask
-from engines.strict_json import RepeatedKeyError, unique
+from engines.strict_json import json_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +51,7 @@ class AdmissionConfig:
     @staticmethod
     def parse(text: str, *, policy: str) -> AdmissionConfig:
         """The settings that a JSON object holds."""
-        try:
-            given = json.loads(text, object_pairs_hook=unique)
-        except RepeatedKeyError as error:
-            raise UserError(f"policy_settings={text!r}: {error}: keep one") from None
-        except (ValueError, RecursionError):
-            given = None
-        if not isinstance(given, dict):
-            raise UserError(f"policy_settings={text!r} is no JSON object: write it like '{{\"boundary\": 256}}'")
+        given = json_object("policy_settings", text, example='{"boundary": 256}')
         check_given(given, AdmissionConfig, who="policy_settings")
         return AdmissionConfig(policy=policy, **given)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from baselines.servers.admission import AdmissionConfig
 from engines.errors import UserError
 from repro.files import read_yaml, unreadable_yaml
 from repro.prompt import read_prompt_ids
-from repro.systems.http.knobs import HttpKnobs
+from repro.systems.http.knobs import resolve
 from repro.workloads.conversations.chats import read_chats
 from repro.workloads.schema import Card, load
 from repro.workloads.sessions.traces import read_sessions
@@ -34,7 +34,11 @@ READERS: dict[str, tuple[Callable[[Path], Any], str, str]] = {
     "a table": (lambda path: parse_lengths_csv(path, "n"), "n,m,n\n1,2,3", "n"),
     "ids": (read_prompt_ids, '{"prompt_ids": [1], "prompt_ids": [2]}', "prompt_ids"),
     "a card": (lambda path: load(Card, "own", path.parent, unknown="x"), "a: 1\nb: {c: 1, c: 2}", "c"),
-    "a knob": (lambda path: HttpKnobs(url="http://x", extra=path.read_text()), '{"top_k": 1, "top_k": 2}', "top_k"),
+    "a knob": (
+        lambda path: resolve("openai-http", {"url": "http://x", "extra": path.read_text()}),
+        '{"top_k": 1, "top_k": 2}',
+        "top_k",
+    ),
     "settings": (lambda path: AdmissionConfig.parse(path.read_text(), policy="laps"), '{"a": 1, "a": 2}', "a"),
 }
 

@@ -16,7 +16,7 @@ from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.system import SYSTEMS
 from repro.systems.dllm.part import DllmPart
-from repro.systems.http.knobs import HttpKnobs
+from repro.systems.http.knobs import resolve
 from repro.systems.http.workload import workload_of
 from repro.systems.platforms import PLATFORMS, platform
 from repro.workloads.scale import length_scale_for
@@ -24,7 +24,7 @@ from repro.workloads.scale import length_scale_for
 
 def at_a_server(dataset: str, context: int | None, **knobs: Any) -> list[tuple[int, ...]]:
     cell = Cell(system="openai-http", dataset=dataset, platform="endpoint", executor="http", rate=None, seed=3)
-    asked = HttpKnobs(url="http://127.0.0.1:1", num_prompts=12, **knobs)
+    asked = resolve("openai-http", {"url": "http://127.0.0.1:1", "num_prompts": 12, **knobs})
     return [each.turns[0].new_ids for each in workload_of(cell, asked, "m", context).conversations]
 
 

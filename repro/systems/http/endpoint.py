@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from baselines.servers.asking import NoPage, ask, redirect, unread
 from engines.errors import UserError, require
+from engines.knobs import Range, check_fields
 from engines.strict_json import DECODER
 from repro.runs.drivers.http import Clock, Reply, Send
 
@@ -46,13 +47,15 @@ def require_client() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """``url`` is the base, with or without ``/v1`` at its end."""
-
     url: str
+    """Base URL of an OpenAI-compatible server, with or without /v1 at its end."""
     api: Api = "completions"
-    timeout_s: float = 600.0
+    """completions sends token ids, which makes lengths exact; chat sends text."""
+    timeout_s: Annotated[float, Range(above=0, most=1e6)] = 600.0
+    """Seconds for a whole answer."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         try:
             parts = urlsplit(self.url)
             host = parts.hostname, parts.port
@@ -69,8 +72,6 @@ class Endpoint:
             f"url={self.url!r} holds what an address cannot: write it in ASCII, other characters as %XX or xn--",
         )
         require(not parts.query and not parts.fragment, f"url={self.url!r} has more than a path: leave the rest out")
-        require(self.api in _PATHS, f"api={self.api!r} is unknown: use one of {', '.join(_PATHS)}")
-        require(0 < self.timeout_s < 1e6, f"timeout_s={self.timeout_s:g} must be above 0 seconds")
 
     @property
     def base(self) -> str:

@@ -19,7 +19,7 @@ from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.http.endpoint import require_client
 from repro.systems.http.family import HTTP
-from repro.systems.http.knobs import HttpKnobs, knobs_of
+from repro.systems.http.knobs import HttpKnobs, resolve
 from repro.systems.http.log import tables_of
 from repro.systems.http.server_metrics import Page, change, fetch
 from repro.systems.http.validity import unseen_tokens
@@ -48,7 +48,7 @@ class HttpDeployment:
     def facts(self) -> Mapping[str, Any]:
         knobs = self.knobs
         return {
-            "endpoint": {"url": knobs.endpoint.base, "api": knobs.api, **self.card},
+            "endpoint": {"url": knobs.endpoint.base, "api": knobs.endpoint.api, **self.card},
             "requested_rate": self.rate,
             "length_scale": self.knobs.length_scale,
             "ignore_eos": knobs.ignore_eos,
@@ -116,7 +116,7 @@ def _seldom(on_progress: OnProgress | None) -> OnProgress | None:
 
 def attached(cell: Cell) -> tuple[HttpDeployment, HttpWorkload]:
     """To the server at the cell's url, which is asked what it serves."""
-    knobs = knobs_of(cell)
+    knobs = resolve(cell.system, cell.asked)
     card = knobs.endpoint.card(knobs.model)
     context = card.get("max_model_len")
     workload = workload_of(cell, knobs, str(card["id"]), context if type(context) is int and context > 0 else None)

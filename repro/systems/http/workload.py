@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from engines.ar.session import Session
@@ -19,7 +19,7 @@ from repro.runs.drivers.http import Reply
 from repro.runs.kept import kept
 from repro.systems.http.knobs import LONGEST_PROMPT, HttpKnobs
 from repro.tasks.registry import TASKS
-from repro.workloads.arrivals import ArrivalConfig
+from repro.workloads.arrivals import ArrivalConfig, arrivals_asked
 from repro.workloads.scale import EMBEDDED_CONTEXT, MIN_PROMPT_LEN, length_scale_for
 from repro.workloads.seed import derive_seed
 from repro.workloads.sessions import SessionWorkloadConfig, build_sessions, known_session_cards
@@ -126,6 +126,10 @@ class HttpWorkload:
         return sorted({i for each in self.conversations for i in each.turns[0].new_ids})
 
 
+Make = Callable[..., HttpConversation]
+"""Of what one conversation has of its own."""
+
+
 def prompt_bounds(ask: AnyAsk) -> tuple[int, int]:
     """The fewest and the most tokens that an endpoint can truly have counted: of ids their number, of text as many as a
     tokenizer and a template make of it."""
@@ -153,9 +157,16 @@ def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -
     fields |= {"temperature": knobs.temperature, **knobs.extra_fields}
     if knobs.ignore_eos:
         fields["ignore_eos"] = True
+    make = partial(
+        HttpConversation,
+        is_chat=knobs.endpoint.api == "chat",
+        fields=fields,
+        decode=tokenizer.decode,
+        encode=tokenizer.encode,
+    )
     if cell.dataset.lower() in known_session_cards():
-        return _sessions(cell, knobs, tokenizer, fields)
-    return _requests(cell, _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset), tokenizer, fields)
+        return _sessions(cell, knobs, tokenizer, make)
+    return _requests(cell, _within(knobs, context or EMBEDDED_CONTEXT, cell.dataset), tokenizer, make)
 
 
 def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
@@ -176,11 +187,13 @@ def _within(knobs: HttpKnobs, context: int, dataset: str) -> HttpKnobs:
 
 
 def _arrivals(cell: Cell, knobs: HttpKnobs) -> ArrivalConfig:
-    kind = knobs.arrivals or ("burst" if cell.rate is None else "poisson" if knobs.burstiness == 1 else "gamma")
-    return ArrivalConfig(kind=kind, rate=cell.rate, burstiness=knobs.burstiness)  # type: ignore[arg-type]
+    """Gamma where nothing but its shape is given."""
+    if cell.rate is not None and knobs.burstiness not in (None, 1):
+        knobs = replace(knobs, arrivals=knobs.arrivals or "gamma")
+    return arrivals_asked(cell.rate, knobs)
 
 
-def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Mapping[str, Any]) -> HttpWorkload:
+def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
     require(
         knobs.delay_mean_s is None,
         f"delay_mean_s={knobs.delay_mean_s} has no effect on requests of one turn: leave it out",
@@ -194,7 +207,7 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Ma
             arrivals=_arrivals(cell, knobs),
             max_prompt_len=knobs.longest_prompt,
             min_prompt_len=min(MIN_PROMPT_LEN, knobs.input_len or knobs.longest_prompt),
-            source=knobs.dataset_source,  # type: ignore[arg-type]
+            source=knobs.dataset_source,
             dataset_path=knobs.dataset_path,
             length_scale=1.0 if knobs.length_scale is None else knobs.length_scale,
             fixed_prompt_len=knobs.input_len,
@@ -207,41 +220,40 @@ def _requests(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Ma
         assert request.prompt_ids is not None
         turn = Turn(new_ids=request.prompt_ids, asked_tokens=request.generation.gen_length)
         conversations.append(
-            _conversation(
-                knobs,
-                tokenizer,
-                fields,
-                request.request_id,
-                request.arrival_s,
-                (turn,),
-                (0.0,),
-                request.generation.seed,
+            make(
+                session_id=request.request_id,
+                arrival_s=request.arrival_s,
+                turns=(turn,),
+                delays_s=(0.0,),
+                seed=request.generation.seed,
             )
         )
     return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
 
 
-def _sessions(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, fields: Mapping[str, Any]) -> HttpWorkload:
+def _sessions(cell: Cell, knobs: HttpKnobs, tokenizer: TextTokenizer, make: Make) -> HttpWorkload:
     require(knobs.input_len is None, f"input_len={knobs.input_len} has no effect on sessions: use length_scale instead")
-    source = "embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local"
     workload = build_sessions(
         SessionWorkloadConfig(
             trace=cell.dataset,
             num_sessions=knobs.num_prompts,
             seed=cell.seed,
             arrivals=_arrivals(cell, knobs),
-            source=source,  # type: ignore[arg-type]
+            source="embedded" if knobs.dataset_source == "auto" and knobs.dataset_path is None else "local",
             trace_path=knobs.dataset_path,
             delay_mean_s=knobs.delay_mean_s,
         )
     )
     conversations = []
     for session in workload.sessions:
-        turns = _turns(session, knobs, tokenizer, derive_seed(cell.seed, "text", session.session_id))
-        seed = derive_seed(cell.seed, "generation", session.session_id)
-        delays = tuple(entry.delay_s for entry in session.rounds)
         conversations.append(
-            _conversation(knobs, tokenizer, fields, session.session_id, session.arrival_s, turns, delays, seed)
+            make(
+                session_id=session.session_id,
+                arrival_s=session.arrival_s,
+                turns=_turns(session, knobs, tokenizer, derive_seed(cell.seed, "text", session.session_id)),
+                delays_s=tuple(entry.delay_s for entry in session.rounds),
+                seed=derive_seed(cell.seed, "generation", session.session_id),
+            )
         )
     return HttpWorkload(conversations=tuple(conversations), provenance=workload.provenance)
 
@@ -268,26 +280,3 @@ def _ids(tokenizer: TextTokenizer, rng: random.Random, num: int) -> Ids:
     while len(ids) < num:
         ids += tokenizer.encode(f" {more_text('chat', rng, num - len(ids))}")
     return tuple(ids[:num])
-
-
-def _conversation(
-    knobs: HttpKnobs,
-    tokenizer: TextTokenizer,
-    fields: Mapping[str, Any],
-    session_id: int,
-    arrival_s: float,
-    turns: tuple[Turn, ...],
-    delays_s: tuple[float, ...],
-    seed: int,
-) -> HttpConversation:
-    return HttpConversation(
-        session_id=session_id,
-        arrival_s=arrival_s,
-        turns=turns,
-        delays_s=delays_s,
-        is_chat=knobs.api == "chat",
-        seed=seed,
-        fields=fields,
-        decode=tokenizer.decode,
-        encode=tokenizer.encode,
-    )

@@ -7,20 +7,20 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from baselines.servers.environment import machine_device
 from baselines.servers.launch import SERVED_NAME, Launch
-from engines.bounds import MOST
 from engines.errors import UserError, require
+from engines.knobs import check_given, knobs_of
 from repro.runs.cell import Cell
 from repro.runs.drivers.steps import OnProgress
 from repro.runs.family import Family
 from repro.runs.record import Obtained, RunRecord
 from repro.systems.http.family import HTTP
-from repro.systems.http.knobs import NOTES, HttpKnobs, knobs_of
+from repro.systems.http.knobs import HttpKnobs, resolve
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached
 from repro.systems.http.workload import HttpWorkload, workload_of
 from repro.systems.platforms import platform
@@ -31,7 +31,7 @@ MEASURED = "torch"
 """The executor that measures, of any system."""
 UNKNOWN_URL = "http://127.0.0.1:1"
 """Until the server has started."""
-LONGEST_CONTEXT = int(MOST["max_model_len"])
+LONGEST_CONTEXT = 2**20
 """Of a model that is launched by its name: only it knows, and data sets keep their own lengths."""
 TEMPLATE_TOKENS = 64
 """That a chat template may add to a turn."""
@@ -80,7 +80,8 @@ class ServerDeployment:
             logger.info("starting %s, which says what it does in %s", self.launch.name, folder)
             with self.launch.started(folder) as (url, startup_s):
                 logger.info("%s answers after %.1f s", self.launch.name, startup_s)
-                knobs = replace(self.driven.knobs, url=url)
+                knobs = self.driven.knobs
+                knobs = replace(knobs, endpoint=replace(knobs.endpoint, url=url))
                 record = replace(self.driven, knobs=knobs).run(workload, on_progress)
         facts = {**record.facts, "server": {**self.launch.facts, "startup_s": round(startup_s, 1)}}
         return replace(record, manifest={**record.manifest, "facts": facts})
@@ -114,17 +115,10 @@ class ServerSystem:
         return HTTP
 
     def prepare(self, cell: Cell) -> tuple[ServerDeployment | HttpDeployment, HttpWorkload]:
-        own = {field.name for field in fields(self.launch)}
-        of_client = {field.name for field in fields(HttpKnobs)}
-        given = {name: value for name, value in cell.knob_values.items() if value is not None}
-        for name, value in given.items():
-            require(
-                name in own | of_client or name in NOTES,
-                f"{name}={value!r} has no effect with system={cell.system!r}: leave it out, or use one of "
-                f"{', '.join(sorted(own | of_client))}",
-            )
+        own, of_client, given = knobs_of(self.launch), knobs_of(HttpKnobs), cell.asked
+        check_given(given, HttpKnobs, self.launch, who=f"system={cell.system!r}")
         if "url" in given:
-            for name in sorted(given.keys() & (own - of_client)):
+            for name in sorted(given.keys() & (own.keys() - of_client.keys())):
                 raise UserError(
                     f"{name}={given[name]!r} has no effect on a server that runs already: leave it out, or leave out url"
                 )
@@ -134,10 +128,10 @@ class ServerSystem:
             f"executor={cell.executor!r}: {self.name} is a real server: use --executor {MEASURED}, or simulate its policy "
             f"('repro list')",
         )
-        settings: dict[str, Any] = {"device": _device(cell), **{name: given[name] for name in given.keys() & own}}
-        launch = self.launch(**settings)
-        rest = {name: value for name, value in given.items() if name in of_client - own or name in NOTES}
-        knobs = knobs_of(replace(cell, knobs=(*rest.items(), ("url", UNKNOWN_URL))))
+        settings: dict[str, Any] = {name: value for name, value in given.items() if name in own}
+        launch = self.launch(**{"device": _device(cell), **settings})
+        rest = {name: value for name, value in given.items() if name not in own}
+        knobs = resolve(cell.system, {**rest, "url": UNKNOWN_URL})
         workload = workload_of(cell, knobs, SERVED_NAME, launch.longest_request or LONGEST_CONTEXT)
         _check_lengths(workload, launch)
         driven = HttpDeployment(knobs=knobs, card={"id": SERVED_NAME, "root": launch.model}, rate=cell.rate)

@@ -26,7 +26,7 @@ from repro.runs.record import RunRecord
 from repro.systems.http.columns import CHUNKS
 from repro.systems.http.endpoint import Endpoint
 from repro.systems.http.family import HTTP
-from repro.systems.http.knobs import HttpKnobs
+from repro.systems.http.knobs import resolve
 from repro.systems.http.log import tables_of
 from repro.systems.http.server_metrics import Page, fetch
 from repro.systems.http.workload import Ask, HttpWorkload, tokenizer_of
@@ -423,9 +423,9 @@ def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyP
         ({"goodput": f"ttft:{'9' * 400}"}, "each is above 0 ms and at most 1e+09"),
         ({"extra": '{"a": NaN}'}, "is no JSON object"),
         ({"extra": "[" * 100_000}, "is no JSON object"),
-        ({"num_warmups": 10**9}, "num_warmups=1000000000 is more than 1000"),
-        ({"max_prompt_len": 10**12}, "max_prompt_len=1000000000000 is more than 1048576"),
-        ({"temperature": -1.0}, "temperature=-1 must not be negative"),
+        ({"num_warmups": 10**9}, "num_warmups=1000000000 must be between 0 and 1,000"),
+        ({"max_prompt_len": 10**12}, "max_prompt_len=1000000000000 is more than 1,048,576"),
+        ({"temperature": -1.0}, "temperature=-1.0 must not be negative"),
         ({"extra": "[1]"}, "is no JSON object"),
         ({"max_concurrency": 0}, "max_concurrency=0 must be at least 1"),
         ({"input_len": 5000}, "input_len=5000 must be between 1 and max_prompt_len=4096"),
@@ -434,7 +434,7 @@ def test_a_page_that_never_ends_is_none(server: Any, monkeypatch: pytest.MonkeyP
 )
 def test_knobs_are_refused_in_a_sentence(knobs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
-        HttpKnobs(**{"url": "http://127.0.0.1:1", **knobs})
+        resolve("openai-http", {"url": "http://127.0.0.1:1", **knobs})
 
 
 @pytest.mark.parametrize("key", ["a\nb", "é", "a b"])
