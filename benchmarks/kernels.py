@@ -26,7 +26,6 @@ import torch
 from common import Rows, add_counts, add_device, captured, device_of, facts_of, parser_of, run, shown, table
 from torch import Tensor
 
-from engines.dllm.cache.sparsity import top_rows
 from engines.hardware.peaks import measured_peaks, seconds_of
 from engines.kernels import available
 from engines.kernels.building import Building
@@ -35,7 +34,6 @@ from engines.kernels.pack import pack
 from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
 from engines.kernels.rotary import rotate, rotate_reference
 from engines.kernels.scores import scores, scores_reference
-from engines.kernels.select import select
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
 
@@ -163,18 +161,6 @@ def scoring(at: Setting, selection: str) -> Work:
     )
 
 
-def selecting(at: Setting) -> Work:
-    """``select`` lists by index, the sort by importance."""
-    building = at.building()
-    score = torch.randn(at.requests, at.heads, at.context, device=at.device)
-    return Work(
-        shape=f"{at.requests} x {at.heads} x {at.context} scores, {at.kept} kept",
-        num_bytes=size_of(score) + 8 * at.requests * at.heads * at.kept,
-        kernel=lambda: select(score, building.kept, at.kept),
-        reference=lambda: top_rows(score, at.kept),
-    )
-
-
 def reduction(at: Setting) -> Work:
     logits = at.random(at.logits, at.vocabulary)
     suppress_id = at.vocabulary - 1
@@ -224,7 +210,6 @@ CASES: dict[str, Callable[[Setting], Work]] = {
     "pack-dense": lambda at: packing(at, 0),
     "scores-head": lambda at: scoring(at, "head"),
     "scores-uniform": lambda at: scoring(at, "uniform"),
-    "select": selecting,
     "confidence": reduction,
     "rmsnorm": norm,
     "rotary": rotation,

@@ -1,6 +1,6 @@
 """Half-split rotary embedding of q and k, in place and in one launch.
 
-Shapes: N packed rows, H / Hkv heads of width D, P positions of a table. cos and sin are those of
+Shapes: N packed rows, H / Hkv heads of width D. cos and sin are those of
 ``engines.models.layers.rotary_tables``: the halves of cos are equal, those of sin opposite; one of each is read.
 """
 
@@ -17,16 +17,13 @@ HEADS = 16
 """Heads a program rotates."""
 
 
-def rotate(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, full_precision: bool
-) -> None:
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
     """q [N, H, D] and k [N, Hkv, D], rows of any stride, by cos and sin [N, 1, D].
 
-    With ``positions`` [N] int64, cos and sin are tables [P, 1, D] of which row positions[i] belongs to row i.
     ``full_precision`` rotates in float32 and rounds once (LLaDA); else cos, sin and every operation are rounded to
     q's dtype (Dream).
     """
-    _check(q, k, cos, sin, positions)
+    _check(q, k, cos, sin)
     from engines.kernels.jit.rotary import rotate_rows
 
     rows, heads, width = q.shape
@@ -40,7 +37,6 @@ def rotate(
             k,
             cos,
             sin,
-            positions,
             q.stride(0),
             q.stride(1),
             k.stride(0),
@@ -50,7 +46,6 @@ def rotate(
             Q_HEADS=heads,
             KV_HEADS=kv_heads,
             HALF=width // 2,
-            GATHERS=positions is not None,
             FULL=full_precision,
             HEADS=HEADS,
             WIDTH=power_of_two(width // 2),
@@ -59,20 +54,16 @@ def rotate(
         )
 
 
-def rotate_reference(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *, full_precision: bool
-) -> None:
+def rotate_reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, full_precision: bool) -> None:
     """As ``rotate``."""
-    _check(q, k, cos, sin, positions)
-    if positions is not None:
-        cos, sin = cos[positions], sin[positions]
+    _check(q, k, cos, sin)
     dtype = torch.float32 if full_precision else q.dtype
     cos, sin = cos.to(dtype), sin.to(dtype)
     for x in (q, k):
         x.copy_(rotate_halves(x.to(dtype), cos, sin))
 
 
-def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> None:
+def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
     rows, _, width = q.shape
     expect(
         k.dim() == 3 and k.shape[0] == rows and k.shape[2] == width and width % 2 == 0,
@@ -84,20 +75,10 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | N
     )
     expect(
         cos.shape == sin.shape
-        and cos.shape[1:] == (1, width)
+        and cos.shape == (rows, 1, width)
         and cos.dtype == sin.dtype
         and cos.dtype in DTYPES
         and cos.device == sin.device == q.device
         and cos.stride(2) == sin.stride(2) == 1,
-        "cos and sin [N or P, 1, D] on the device of q, with contiguous D",
+        "cos and sin [N, 1, D] on the device of q, with contiguous D",
     )
-    if positions is None:
-        expect(cos.shape[0] == rows, "a row of cos and sin for every row of q, or positions")
-    else:
-        expect(
-            positions.shape == (rows,)
-            and positions.dtype == torch.int64
-            and positions.is_contiguous()
-            and positions.device == q.device,
-            "contiguous positions [N] int64 on the device of q",
-        )

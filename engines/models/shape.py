@@ -65,8 +65,6 @@ class ModelShape:
             dtype_bytes=dtype_bytes,
         )
 
-    from_llada = from_config
-
     # ---- weights -------------------------------------------------------------------------------
 
     @property
@@ -139,12 +137,9 @@ class ModelShape:
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """Scores and weighted sum of one (query row, key row) pair over all layers and heads."""
+        """Scores and weighted sum of one (query row, key row) pair over all layers and heads; bidirectional attention
+        has all pairs."""
         return 4 * self.q_width * self.n_layers
-
-    def attention_flops(self, q_rows: int, k_rows: int) -> int:
-        """Every query row attends to every key row (bidirectional: no causal half)."""
-        return self.attention_flops_per_pair * q_rows * k_rows
 
     @property
     def logits_flops_per_row(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -102,8 +101,8 @@ def rank_device(device: str, rank: int, size: int) -> str:
     return device
 
 
-def join(rank: int, size: int, device: str, store: dist.Store | None = None) -> TensorParallel:
-    """Meet the other ranks, who make the same call; without a store, where torchrun's environment says.
+def join(rank: int, size: int, device: str, store: dist.Store) -> TensorParallel:
+    """Meet the other ranks, who make the same call.
 
     torch.distributed's default group becomes this one, so a process is in one group at a time.
     """
@@ -130,13 +129,6 @@ def join(rank: int, size: int, device: str, store: dist.Store | None = None) -> 
     )
     group.all_reduce(torch.zeros(1, device=device))
     return group
-
-
-def from_environment(device: str) -> TensorParallel:
-    """The group of the processes torchrun started, which are to ``leave`` it; alone where none did."""
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank, local_size = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    return join(rank, size, rank_device(device, local_rank, local_size))
 
 
 def leave(group: TensorParallel, *, abort: bool = False) -> None:

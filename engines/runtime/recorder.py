@@ -1,4 +1,4 @@
-"""What captures a forward once and does it again: CUDA graphs, or the forward itself."""
+"""What captures a forward once and does it again."""
 
 from __future__ import annotations
 
@@ -64,18 +64,3 @@ class CudaRecording:
     def release(self) -> None:
         self._graph.reset()
         del self._out
-
-
-class EagerRecorder:
-    """Runs the forward as it is; what replaying does to metadata, on any device."""
-
-    def record(self, forward: Callable[[], Tensor]) -> Recording:
-        return EagerRecording(forward)
-
-
-class EagerRecording:
-    def __init__(self, forward: Callable[[], Tensor]) -> None:
-        self.replay = forward
-
-    def release(self) -> None:
-        del self.replay

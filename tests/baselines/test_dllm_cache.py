@@ -372,7 +372,7 @@ def test_nothing_is_recomputed_past_the_first_layer_without_a_transfer_ratio():
     work = step_work(frozen.step(2, 100, 156), 1, LLADA_8B)
     assert (work.query_rows, work.attention_pairs, work.kv_read_rows, work.kv_written_rows) == (0, 0, 0, 0)
     assert work.extra_linear_flops * 32 == LLADA_8B.linear_flops_per_token * 256
-    assert work.extra_attention_flops * 32 == LLADA_8B.attention_flops(256, 256)
+    assert work.extra_attention_flops * 32 == LLADA_8B.attention_flops_per_pair * 256 * 256
     assert work.extra_weight_bytes == LLADA_8B.streamed_weight_bytes_layers() // 32
     # A share that rounds down to no row still projects values.
     few = step_work(replace(DEMO, transfer_ratio=0.001).step(2, 100, 156), 1, LLADA_8B)
@@ -423,7 +423,7 @@ def test_extra_work_is_charged_to_its_part():
 def test_simulation_counts_the_rows_that_are_computed():
     generation = GenerationConfig(gen_length=16, block_length=8, steps=16)
     prompts = [prompt_of(MHA, n, p) for n, p in enumerate((3, 41, 17, 5, 6))]
-    shape = ModelShape.from_llada(MHA.config, name="tiny", dtype_bytes=4)
+    shape = ModelShape.from_config(MHA.config, name="tiny", dtype_bytes=4)
     for cache in (DEMO, FeatureCacheConfig(prompt_interval=3, gen_interval=2, transfer_ratio=0.5)):
         config = engine_config(3)
         real = run(
@@ -462,7 +462,7 @@ def test_the_caches_take_what_the_plan_says():
         engine.submit(Request(request_id=i, prompt_len=p, prompt_ids=prompt_of(GQA, i, p), generation=generation))
     engine.step()
     tensors = [t for c in executor.forward.batch.caches for t in (c.k, c.v, c.attention, c.mlp)]
-    shape = ModelShape.from_llada(GQA.config, name="tiny", dtype_bytes=4)
+    shape = ModelShape.from_config(GQA.config, name="tiny", dtype_bytes=4)
     assert sum(t.nbytes for t in tensors) == 2 * 25 * memory_bytes_per_token(shape)
     engine.run()
     assert executor.forward.batch is None

@@ -26,7 +26,6 @@ from support.kernel_cases import DTYPES, Drawn, Sizes
 from support.kernel_compiler import compile_everything, set_variables
 
 import engines.kernels
-from engines.dllm.cache.sparsity import top_rows
 from engines.dllm.decode import fused as reduction
 from engines.dllm.decode.denoise import Reduction
 from engines.kernels import available
@@ -36,7 +35,6 @@ from engines.kernels.pack import pack, pack_reference
 from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
 from engines.kernels.rotary import rotate, rotate_reference
 from engines.kernels.scores import scores, scores_reference
-from engines.kernels.select import select, select_reference
 from engines.kernels.store import store
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
@@ -145,12 +143,6 @@ def test_scores_across_tiles(interpret: Interpret, selection: str, kernel: int) 
     interpret(cases.check_scores, 4, RAGGED, 6, 2, 16, "fp32", selection, kernel)
 
 
-@settings(max_examples=12)
-@given(seed=seeds, requests=requests, heads=st.integers(1, 2), levels=st.sampled_from((1, 3, 9, 1000)))
-def test_select(interpret: Interpret, seed: int, requests: list[Sizes], heads: int, levels: int) -> None:
-    interpret(cases.check_select, seed, requests, heads, levels)
-
-
 @settings(max_examples=8)
 @given(
     seed=seeds,
@@ -185,20 +177,11 @@ def test_rms_norm(interpret: Interpret, seed: int, rows: int, width: int, dtype:
     width=st.sampled_from((2, 16, 24)),
     dtype=dtypes,
     full=st.booleans(),
-    table=st.booleans(),
 )
 def test_rotary(
-    interpret: Interpret,
-    seed: int,
-    rows: int,
-    kv_heads: int,
-    group: int,
-    width: int,
-    dtype: str,
-    full: bool,
-    table: bool,
+    interpret: Interpret, seed: int, rows: int, kv_heads: int, group: int, width: int, dtype: str, full: bool
 ) -> None:
-    interpret(cases.check_rotary, seed, rows, kv_heads * group, kv_heads, width, dtype, full, table)
+    interpret(cases.check_rotary, seed, rows, kv_heads * group, kv_heads, width, dtype, full)
 
 
 @settings(max_examples=7)
@@ -228,7 +211,7 @@ def test_kernels_compile_for_gpus(compiler: ProcessPoolExecutor, capability: int
         "gate_rows",
         "store_rows",
     }
-    assert set(compiled) == movers | {"merge_parts", "select_rows"}
+    assert set(compiled) == movers | {"merge_parts"}
     for name in movers:
         assert "ld.global.v4.b32" in compiled[name], f"{name} reads 16 bytes at a time"
     for name in ("pack_rows", "normalize_rows", "rotate_rows", "gate_rows", "store_rows"):
@@ -273,15 +256,6 @@ def test_scores_by_hand(selection: Any) -> None:
         pooled = torch.stack((padded[:, :-2], padded[:, 1:-1], padded[:, 2:])).amax(dim=0)
         torch.testing.assert_close(found[i, :, : size.context], pooled, rtol=1e-4, atol=1e-5)
         assert (found[i, :, size.context :] == -torch.inf).all()
-
-
-@given(seed=seeds, requests=requests, levels=st.sampled_from((2, 5, 1000)))
-def test_selected_rows_are_those_of_a_stable_sort(seed: int, requests: list[Sizes], levels: int) -> None:
-    score = torch.randint(levels, (len(requests), 2, 81), generator=torch.Generator().manual_seed(seed)).float()
-    kept = torch.tensor([size.kept for size in requests])
-    found, best = select_reference(score, kept, 80), top_rows(score, 80)
-    for i, size in enumerate(requests):
-        assert torch.equal(found[i, :, : size.kept], best[i, :, : size.kept].sort(dim=-1).values)
 
 
 @given(seed=seeds, suppressed=st.booleans(), shards=st.integers(1, 4))
@@ -358,8 +332,6 @@ def test_wrong_shapes_are_refused_before_triton_is_asked_for() -> None:
         lambda: pack(pool, pool, k, k, building._replace(kept=building.kept.int()), None, 5),
         lambda: scores(k[:, :1], k, building, "head", 3, 8, 95),
         lambda: scores(k, k, building, "head", 2, 8, 95),
-        lambda: select(torch.zeros(4, 2, 9).double(), building.kept, 5),
-        lambda: select(torch.zeros(3, 2, 9), building.kept, 5),
         lambda: confidence(torch.zeros(4, 8).T),
         lambda: confidence(torch.zeros(4, 8).double()),
         lambda: rms_norm(torch.zeros(4, 8), torch.zeros(7), 1e-5),

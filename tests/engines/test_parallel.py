@@ -46,7 +46,7 @@ from engines.models.shape import ModelShape
 from engines.models.tokenizer import load_tokenizer
 from engines.parallel import launch
 from engines.parallel.division import check_division, rank_shape, span
-from engines.parallel.group import TensorParallel, from_environment, rank_device
+from engines.parallel.group import TensorParallel, rank_device
 from engines.parallel.launch import RankFailed, local_ranks
 from engines.parallel.shard import PartialLinear, load_shard, shard_model
 
@@ -574,12 +574,6 @@ def test_devices_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(UserError, match=sentence):
             rank_device(device, 0, size)
-
-
-def test_without_torchrun_a_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    assert from_environment("cpu").size == 1
 
 
 @pytest.mark.parametrize("length", [1, 7, 8, 126464])

@@ -15,7 +15,6 @@ from engines.kernels.pack import pack
 from engines.kernels.rmsnorm import rms_norm
 from engines.kernels.rotary import rotate
 from engines.kernels.scores import Selection, scores
-from engines.kernels.select import select
 from engines.kernels.swiglu import swiglu
 from engines.models.layers import inverse_frequencies, rotary_tables
 
@@ -58,11 +57,6 @@ def test_scores(dtype: str, heads: int, kv_heads: int, selection: Selection, ker
     cases.check_scores("cuda", 3, RAGGED, heads, kv_heads, 128, dtype, selection, kernel)
 
 
-@pytest.mark.parametrize("levels", [1, 3, 9, 100, 100000])
-def test_select(levels: int) -> None:
-    cases.check_select("cuda", 4, RAGGED, 8, levels)
-
-
 @by_dtype
 @pytest.mark.parametrize("suppressed", [False, True])
 @pytest.mark.parametrize(("rows", "vocabulary"), [(1, 126464), (8, 126464), (65, 152064), (5, 4097)])
@@ -84,9 +78,8 @@ def test_rms_norm(dtype: str, adds: bool, width: int) -> None:
 @by_dtype
 @by_heads
 @pytest.mark.parametrize("full", [False, True], ids=["narrow", "full"])
-@pytest.mark.parametrize("table", [False, True], ids=["gathered", "table"])
-def test_rotary(dtype: str, heads: int, kv_heads: int, full: bool, table: bool) -> None:
-    cases.check_rotary("cuda", 7, 300, heads, kv_heads, 128, dtype, full, table)
+def test_rotary(dtype: str, heads: int, kv_heads: int, full: bool) -> None:
+    cases.check_rotary("cuda", 7, 300, heads, kv_heads, 128, dtype, full)
 
 
 @by_dtype
@@ -100,20 +93,18 @@ def test_everything_can_be_captured_and_replayed_on_new_values() -> None:
     building, rows, pool_rows = draw.building(RAGGED)
     q, k = draw.normal(rows, 32, 128, dtype="bf16"), draw.normal(rows, 32, 128, dtype="bf16")
     pools = [torch.zeros(pool_rows, 32, 128, dtype=torch.bfloat16, device="cuda") for _ in "kv"]
-    cos, sin = (t.cuda() for t in rotary_tables(torch.outer(torch.arange(2048.0), inverse_frequencies(128, 5e5))))
-    positions = torch.arange(rows, device="cuda") % 2048
+    angles = torch.outer(torch.arange(2048.0), inverse_frequencies(128, 5e5))
+    cos, sin = (table.cuda()[torch.arange(rows, device="cuda") % 2048] for table in rotary_tables(angles))
     x, delta, weight = (draw.normal(*s, dtype="bf16") for s in ((rows, 4096), (rows, 4096), (4096,)))
     logits = draw.normal(40, 126464, dtype="bf16")
 
     def step() -> list[torch.Tensor]:
         a, b, y = q.clone(), k.clone(), x.clone()
-        rotate(a, b, cos, sin, positions, full_precision=True)
+        rotate(a, b, cos, sin, full_precision=True)
         score = scores(a, b, building, "head", 3, 32, 1510)
         pack(*pools, b, b, building, score.sort(dim=-1, descending=True, stable=True).indices[..., :1503], 1503)
-        chosen = select(score, building.kept, 1503)
-        places = torch.arange(1503, device="cuda") < building.kept[:, None, None]
         normed = rms_norm(y, weight, 1e-5, delta)
-        return [*pools, torch.where(places, chosen, 0), a, b, y, normed, swiglu(normed, y), *confidence(logits, 126336)]
+        return [*pools, score, a, b, y, normed, swiglu(normed, y), *confidence(logits, 126336)]
 
     check_replay(step, lambda: (building.kept.sub_(1).clamp_(min=0), q.mul_(1.5), x.neg_(), logits.neg_()))
 

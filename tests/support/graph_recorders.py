@@ -1,4 +1,4 @@
-"""Recorders of forwards that count, on any device."""
+"""Recorders of forwards that run on any device, one of which counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from engines.runtime.recorder import EagerRecorder, Recording
+from engines.runtime.recorder import Recording
+
+
+class EagerRecorder:
+    """Runs the forward as it is; what replaying does to metadata, on any device."""
+
+    def record(self, forward: Callable[[], Tensor]) -> Recording:
+        return EagerRecording(forward)
+
+
+class EagerRecording:
+    def __init__(self, forward: Callable[[], Tensor]) -> None:
+        self.replay = forward
+
+    def release(self) -> None:
+        del self.replay
 
 
 class CountingRecorder:

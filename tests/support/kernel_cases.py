@@ -23,7 +23,6 @@ from engines.kernels.pack import pack, pack_reference
 from engines.kernels.rmsnorm import rms_norm, rms_norm_reference
 from engines.kernels.rotary import rotate, rotate_reference
 from engines.kernels.scores import Selection, scores, scores_reference
-from engines.kernels.select import select, select_reference
 from engines.kernels.store import store, store_reference
 from engines.kernels.swiglu import swiglu, swiglu_reference
 from engines.models.layers import inverse_frequencies, rotary_tables
@@ -159,25 +158,6 @@ def check_scores(
         assert torch.equal(scores(q, k, alone, selection, kernel, *longest)[0], found[i]), "company changes nothing"
 
 
-def check_select(device: str, seed: int, requests: Sequence[Sizes], heads: int, levels: int) -> None:
-    """Scores of few ``levels``, both zeros, infinities and NaN among them, so that many tie."""
-    draw = Drawn(seed, device)
-    context = max(size.context for size in requests) + 3
-    ranks = torch.randint(levels, (len(requests), heads, context), generator=draw.generator)
-    values = torch.randn(levels, generator=draw.generator)
-    values[: min(4, levels)] = torch.tensor([0.0, -0.0, -torch.inf, torch.inf])[:levels]
-    if levels > 6:
-        values[5] = torch.nan
-    score = values[ranks].to(device)
-    for i, size in enumerate(requests):
-        score[i, :, size.context :] = -torch.inf
-    kept = torch.tensor([size.kept for size in requests], device=device)
-    max_kept = max(size.kept for size in requests) + 1
-    found, wanted = select(score, kept, max_kept), select_reference(score, kept, max_kept)
-    for i, size in enumerate(requests):
-        assert torch.equal(found[i, :, : size.kept], wanted[i, :, : size.kept])
-
-
 def awkward_logits(draw: Drawn, rows: int, vocabulary: int, dtype: str, suppress_id: int) -> Tensor:
     """Row 0 ties everywhere, row 1 is best at ``suppress_id``, row 2 has infinities, row 3 is huge."""
     logits = draw.in_wider_rows(rows, vocabulary, dtype=dtype)
@@ -257,15 +237,7 @@ def check_rms_norm(device: str, seed: int, rows: int, width: int, dtype: str, ad
 
 
 def check_rotary(
-    device: str,
-    seed: int,
-    rows: int,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    dtype: str,
-    full_precision: bool,
-    table: bool,
+    device: str, seed: int, rows: int, heads: int, kv_heads: int, width: int, dtype: str, full_precision: bool
 ) -> None:
     draw = Drawn(seed, device)
     q = draw.in_wider_rows(rows, heads, width, dtype=dtype)
@@ -281,10 +253,7 @@ def check_rotary(
     assert buffer is not None
     between = buffer[:, ::2].clone()
     rotate_reference(*wanted, *gathered, full_precision=full_precision)
-    if table:
-        rotate(q, k, cos, sin, positions, full_precision=full_precision)
-    else:
-        rotate(q, k, *gathered, full_precision=full_precision)
+    rotate(q, k, *gathered, full_precision=full_precision)
     same(q, wanted[0])
     same(k, wanted[1])
     assert torch.equal(buffer[:, ::2], between)

@@ -16,7 +16,6 @@ from engines.kernels.pack import pack
 from engines.kernels.rmsnorm import rms_norm
 from engines.kernels.rotary import rotate
 from engines.kernels.scores import scores
-from engines.kernels.select import select
 from engines.kernels.store import store
 from engines.kernels.swiglu import swiglu
 
@@ -90,13 +89,12 @@ def compile_everything(capability: int, dtype: str) -> dict[str, str]:
         pack(pool_k, pool_v, k, k, building, None, 150)
         pack(pool_k, pool_v, k, k, building, torch.zeros(2, 8, 150, dtype=torch.int64), 150)
         for selection in ("head", "uniform"):
-            score = scores(q, k, building, selection, 3, 32, 300)  # type: ignore[arg-type]
-        select(score, building.kept, 150)
+            scores(q, k, building, selection, 3, 32, 300)  # type: ignore[arg-type]
         confidence(logits, 126336)
         partial(logits, 126336, 126464)
         rms_norm(x, weight, 1e-5)
         rms_norm(x, weight, 1e-5, x)
-        rotate(q, k, cos, sin, building.kv_start.new_zeros(rows), full_precision=False)
+        rotate(q, k, cos, sin, full_precision=False)
         rotate(q, k, cos, sin, full_precision=True)
         swiglu(hidden, hidden)
         store(pool_k, pool_v, building.kv_start, k[:2], k[:2])

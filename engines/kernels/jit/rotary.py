@@ -40,13 +40,12 @@ def _rotate_heads(
     tl.store(upper, rotated_b.to(dtype), mask=mask)
 
 
-@triton.jit(do_not_specialize=["positions"])
+@triton.jit
 def rotate_rows(
     q: tl.tensor,
     k: tl.tensor,
     cos: tl.tensor,
     sin: tl.tensor,
-    positions: tl.tensor,
     q_row: tl.tensor,
     q_head: tl.tensor,
     k_row: tl.tensor,
@@ -56,7 +55,6 @@ def rotate_rows(
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
-    GATHERS: tl.constexpr,
     FULL: tl.constexpr,
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -64,9 +62,8 @@ def rotate_rows(
     """Program (row, tile) rotates HEADS heads of one row; tiles of k follow those of q."""
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    place = tl.load(positions + row) if GATHERS else row
-    cos += place * cos_row
-    sin += place * sin_row
+    cos += row * cos_row
+    sin += row * sin_row
     Q_TILES: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
     if tile < Q_TILES:
         _rotate_heads(q + row * q_row, cos, sin, tile * HEADS, q_head, Q_HEADS, HALF, FULL, HEADS, WIDTH)

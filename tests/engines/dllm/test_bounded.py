@@ -49,7 +49,7 @@ CALIBRATION = Calibration(
 
 
 def roofline(model: TinyModel = GQA, calibration: Calibration | None = None) -> Roofline:
-    return Roofline(ModelShape.from_llada(model.config, name=model.name, dtype_bytes=4), L40S, calibration)
+    return Roofline(ModelShape.from_config(model.config, name=model.name, dtype_bytes=4), L40S, calibration)
 
 
 def requests(model: TinyModel = GQA, lengths: tuple[int, ...] = (5, 12, 3)) -> list[Request]:

@@ -281,7 +281,7 @@ CALIBRATION = Calibration(
     fitted_on=("test",),
     note="made up",
 )
-ROOFLINE = Roofline(ModelShape.from_llada(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
+ROOFLINE = Roofline(ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
 
 
 def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[int, tuple[int, ...] | None]]:

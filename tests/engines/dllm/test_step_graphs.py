@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.graph_recorders import EagerRecorder
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from engines.dllm.cache.kv_pool import KvPool
@@ -23,7 +24,6 @@ from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.dllm.sequence import cache_rows
-from engines.runtime.recorder import EagerRecorder
 
 CONFIG = EngineConfig(
     max_num_batched_tokens=400, max_num_logits=64, max_num_seqs=6, max_model_len=100, attention_backend="sdpa-padded"

@@ -69,8 +69,7 @@ def test_llada_8b_arithmetic():
     s = LLADA_8B
     assert s.weight_bytes == 16_031_162_368
     assert s.linear_flops_per_token == 13_958_643_712
-    assert s.attention_flops(1, 1) == s.attention_flops_per_pair == 524_288
-    assert s.attention_flops(32, 272) == 524_288 * 32 * 272
+    assert s.attention_flops_per_pair == 524_288
     assert s.logits_flops_per_row == 1_035_993_088
     assert s.streamed_weight_bytes_layers() == 13_959_176_192
     assert s.streamed_weight_bytes_head == 1_035_993_088
@@ -125,7 +124,7 @@ def test_num_params_is_the_modules_own(config):
 
     with torch.device("meta"):
         counted = sum(p.numel() for p in LLaDAModelLM(config).parameters())
-    assert ModelShape.from_llada(config, name="small").num_params == counted
+    assert ModelShape.from_config(config, name="small").num_params == counted
 
 
 def test_num_params_of_the_full_model_is_the_modules_own():
@@ -154,10 +153,12 @@ def test_flops_are_those_torch_counts(config):
         return (torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)).transpose(0, 1)
 
     model = LLaDAModelLM(config)
-    shape = ModelShape.from_llada(config, name="small", dtype_bytes=4)
+    shape = ModelShape.from_config(config, name="small", dtype_bytes=4)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         hidden = model(torch.zeros(rows, dtype=torch.long), torch.arange(rows), attend)
-    assert counter.get_total_flops() == rows * shape.linear_flops_per_token + shape.attention_flops(rows, rows + cached)
+    assert counter.get_total_flops() == rows * shape.linear_flops_per_token + shape.attention_flops_per_pair * rows * (
+        rows + cached
+    )
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         logits = model.logits(hidden[:logit_rows])
     assert counter.get_total_flops() == logit_rows * shape.logits_flops_per_row

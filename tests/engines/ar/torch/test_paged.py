@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from support.causal import executor, generate, pooled, prompt, run, small_model, start
+from support.graph_recorders import EagerRecorder
 from torch import Tensor
 
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, PagedSpans, ReferenceKernel, Served, fault, probe
 from engines.policies.step import Bucket, Rung
-from engines.runtime.recorder import EagerRecorder
 from engines.runtime.staging import Staging
 from engines.runtime.store import store_by_index
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from support.graph_recorders import EagerRecorder
 from support.step_cases import Resident, Step, step_of
 from support.tiny_models import GQA, network
 
@@ -18,7 +19,6 @@ from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.step import Forwarded, GraphRows
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import Phase
-from engines.runtime.recorder import EagerRecorder
 from engines.runtime.step_timer import HostTimer
 from engines.runtime.store import store_by_index
 

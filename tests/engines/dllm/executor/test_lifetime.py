@@ -118,7 +118,7 @@ def test_what_is_around_it_does_not_keep_it(wrapper: str) -> None:
     if wrapper == "leading":
         around = LeadingExecutor(executor, TensorParallel())
     else:
-        shape = ModelShape.from_llada(GQA.config, name="gqa", dtype_bytes=4)
+        shape = ModelShape.from_config(GQA.config, name="gqa", dtype_bytes=4)
         around = BoundedExecutor(executor, RooflineExecutor(Roofline(shape, L40S), CONFIG))
     engine = Engine(scheduler, around)
     submit(engine)
