@@ -15,7 +15,7 @@ from engines.errors import RunError, UserError, require
 from engines.laps.reserve import ReserveConfig, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve
-from engines.models.qwen2 import CausalModel
+from engines.models.decoder import CausalModel
 from engines.named import load_named
 from engines.policies.batching import Chunked, PrefillFirst
 from engines.policies.queue import OpenQueue, PrefillQueue

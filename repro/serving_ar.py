@@ -22,7 +22,7 @@ from engines.server.protocol import Kind, ServedEngine
 
 if TYPE_CHECKING:
     from engines.ar.torch.executor import TorchExecutor
-    from engines.models.qwen2 import CausalModel
+    from engines.models.decoder import CausalModel
 
 SYSTEM = "ar"
 SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve")
@@ -247,8 +247,7 @@ class ArModel:
 
     @contextmanager
     def serving(self) -> Iterator[ServedEngine]:
-        from engines.models.loader import parse_dtype
-        from engines.models.qwen2 import load_causal
+        from engines.models.loader import load_causal, parse_dtype
         from engines.server.ar.engine import ServedAr
         from repro.ar_schedulers import scheduled
         from repro.prefill.allocator import keep_freed_memory

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from engines.errors import UserError, require
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
-from engines.models.checkpoint import read_json, read_text
-from engines.models.tokenizer import longest_token, token_content
+from engines.models.checkpoint import read_json
+from engines.models.tokenizer import longest_token, read_tokenizer, require_text, token_content
 
 _ANY_FAMILY = "dream"
 """``load_chat_template`` knows formats of checkpoints without a template, which are not used here."""
@@ -33,7 +33,7 @@ class CausalText:
         return longest_token(self.backend)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        _check(text)
+        require_text(text)
         return tuple(self.backend.encode(text).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class CausalText:
         if self.template is None:
             raise UserError("messages: the checkpoint has no chat template: give a prompt to /v1/completions")
         text = self.template.render(parse_messages(messages))
-        _check(text)
+        require_text(text)
         return tuple(self.backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -53,23 +53,13 @@ def load_causal_text(directory: Path) -> CausalText | None:
     path = directory / "tokenizer.json"
     if not path.is_file():
         return None
-    backend = _backend(path)
+    backend = read_tokenizer(path)
     template = load_chat_template(directory, _ANY_FAMILY)
     return CausalText(
         backend=backend,
         template=None if template.source is None else template,
         end_ids=frozenset(_end_ids(directory, backend)),
     )
-
-
-def _backend(path: Path) -> Tokenizer:
-    text = read_text(path)
-    try:
-        return Tokenizer.from_str(text)
-    except BaseException as error:  # a bare Exception for bad files, and what its Rust code panics with
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
 
 
 def _end_ids(directory: Path, backend: Tokenizer) -> Iterator[int]:
@@ -89,13 +79,3 @@ def _end_ids(directory: Path, backend: Tokenizer) -> Iterator[int]:
     end = None if content is None else backend.token_to_id(content)
     if end is not None:
         yield end
-
-
-def _check(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        at = error.start
-        raise UserError(
-            f"text {text[max(0, at - 10) : at + 10]!r} holds half a character (a lone surrogate, at {at}): take it out"
-        ) from None

@@ -9,6 +9,34 @@ from typing import Any
 from engines.bounds import check_most
 from engines.errors import UserError
 
+DECODER_SIZES = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "mlp_hidden_size": "intermediate_size",
+    "vocab_size": "vocab_size",
+    "max_sequence_length": "max_position_embeddings",
+}
+"""Our names of a decoder's sizes -> those that Qwen2, Llama and Dream publish."""
+IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
+    "use_mrope": (False, None),
+    "quantization_config": (None,),
+}
+
+
+def decoder_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """What Qwen2, Llama and Dream publish alike, by our names."""
+    layer_types = set(raw.get("layer_types") or ()) - {"full_attention"}
+    if layer_types:
+        raise UserError(f"config.json has layer_types={sorted(layer_types)}; only 'full_attention' is implemented")
+    return {
+        **{ours: positive_int(raw, published) for ours, published in DECODER_SIZES.items()},
+        "rms_norm_eps": positive_float(raw, "rms_norm_eps"),
+        "weight_tying": flag(raw, "tie_word_embeddings"),
+    }
+
 
 def require_fields(raw: Mapping[str, Any], names: Iterable[str]) -> None:
     missing = [name for name in names if raw.get(name) is None]

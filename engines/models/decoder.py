@@ -1,79 +1,44 @@
-"""The decoder layers of Qwen2, Llama and Dream over packed (varlen) rows.
+"""The decoder of Qwen2, Llama and Dream over packed (varlen) rows.
 
-Dream is a Qwen2 without a causal mask, and what masks is ``attend``. Shapes: N packed rows, d model width, H / Hkv
-query and key-value heads, D head width. State-dict names are those of the published checkpoints.
+Dream is a Qwen2 without a causal mask, and what masks is ``attend``. Shapes as in ``engines.models.packed``. State-dict
+names are those of the published checkpoints.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+import math
+from typing import TypeVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.layers import FusedOps, Products, RMSNorm, rotate_halves
-from engines.models.protocol import Attend
+from engines.models.dream_config import DreamConfig
+from engines.models.layers import GatedMLP, Products, RMSNorm, RotaryAttention, inverse_frequencies, rotary_tables
+from engines.models.packed import PackedModel
+from engines.models.protocol import Attend, Rotary
+from engines.models.qwen2_config import CausalConfig
+from engines.models.rope import Llama3Scaling, Rope
+
+Config = TypeVar("Config", bound=DreamConfig | CausalConfig)
 
 
-class DecoderConfig(Protocol):
-    """What the layers read of a model's configuration."""
-
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def n_heads(self) -> int: ...
-    @property
-    def n_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def mlp_hidden_size(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def qkv_bias(self) -> bool: ...
-    @property
-    def o_bias(self) -> bool: ...
-    @property
-    def mlp_bias(self) -> bool: ...
-
-
-class DecoderAttention(nn.Module):
-    fused = FusedOps()
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        d, width = config.d_model, config.head_dim
-        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, width
-        self.q_proj = nn.Linear(d, config.n_heads * width, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(d, config.n_kv_heads * width, bias=config.qkv_bias)
-        self.v_proj = nn.Linear(d, config.n_kv_heads * width, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(config.n_heads * width, d, bias=config.o_bias)
+class DecoderAttention(RotaryAttention):
+    def __init__(self, config: DreamConfig | CausalConfig) -> None:
+        super().__init__(config.n_heads, config.n_kv_heads, config.head_dim)
+        d, width, kv_width = config.d_model, config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(d, width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(d, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(d, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(width, d, bias=config.o_bias)
         self.qkv = Products(self.q_proj, self.k_proj, self.v_proj)
 
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        n = h.shape[0]
-        products = self.qkv(h)
-        q = next(products).view(n, self.heads, self.head_dim)
-        k = next(products).view(n, self.kv_heads, self.head_dim)
-        if self.fused.rotate is None:
-            q, k = rotate_halves(q, cos, sin), rotate_halves(k, cos, sin)
-        else:
-            self.fused.rotate(q, k, cos, sin, full_precision=False)
-        v = next(products).view(n, self.kv_heads, self.head_dim)
-        return self.o_proj(attend(layer, q, k, v).reshape(n, -1))
+        return self.o_proj(self.attended(h, cos, sin, layer, attend))
 
     __call__ = forward  # looking for hooks takes as long as a small product
 
 
-class GatedMLP(nn.Module):
-    fused = FusedOps()
-
-    def __init__(self, config: DecoderConfig) -> None:
+class DecoderMLP(GatedMLP):
+    def __init__(self, config: DreamConfig | CausalConfig) -> None:
         super().__init__()
         d, hidden = config.d_model, config.mlp_hidden_size
         self.gate_proj = nn.Linear(d, hidden, bias=config.mlp_bias)
@@ -82,21 +47,18 @@ class GatedMLP(nn.Module):
         self.gate_and_up = Products(self.gate_proj, self.up_proj)
 
     def forward(self, h: Tensor) -> Tensor:
-        products = self.gate_and_up(h)
-        if self.fused.swiglu is None:
-            return self.down_proj(F.silu(next(products)) * next(products))
-        return self.down_proj(self.fused.swiglu(*products))
+        return self.down_proj(self.gated(h))
 
     __call__ = forward
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DreamConfig | CausalConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
         self.self_attn = DecoderAttention(config)
         self.post_attention_layernorm = RMSNorm(config.d_model, config.rms_norm_eps)
-        self.mlp = GatedMLP(config)
+        self.mlp = DecoderMLP(config)
 
     def forward(
         self, x: Tensor, delta: Tensor | None, cos: Tensor, sin: Tensor, layer: int, attend: Attend
@@ -110,12 +72,66 @@ class DecoderLayer(nn.Module):
     __call__ = forward
 
 
-def decoder_body(config: DecoderConfig) -> nn.ModuleDict:
-    """Embedding, layers and final norm."""
-    return nn.ModuleDict(
-        {
-            "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
-            "layers": nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)),
-            "norm": RMSNorm(config.d_model, config.rms_norm_eps),
-        }
-    )
+class DecoderModel(PackedModel[Config]):
+    EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(config.vocab_size, config.d_model),
+                "layers": nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layers)),
+                "norm": RMSNorm(config.d_model, config.rms_norm_eps),
+            }
+        )
+        if not config.weight_tying:
+            self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self._frequencies: Tensor | None = None
+
+    @property
+    def embedding(self) -> nn.Module:
+        return self.model["embed_tokens"]
+
+    @property
+    def blocks(self) -> nn.ModuleList:
+        return self.model["layers"]  # type: ignore[return-value]
+
+    @property
+    def final_norm(self) -> RMSNorm:
+        return self.model["norm"]  # type: ignore[return-value]
+
+    @property
+    def head(self) -> nn.Module:
+        return self.lm_head
+
+    def rotary(self, positions: Tensor) -> Rotary:
+        # For the rows at hand: a table of all 131,072 positions would be 64 MiB.
+        if self._frequencies is None or self._frequencies.device != positions.device:
+            self._frequencies = rope_frequencies(self.config.head_dim, self.config.rope).to(positions.device)
+        return rotary_tables(positions.float().unsqueeze(1) * self._frequencies)
+
+
+class DreamModel(DecoderModel[DreamConfig]):
+    """The mask predictor: a Qwen2.5 body and its autoregressive head (``DreamConfig.shifts_logits``).
+
+    Unlike LLaDA: q, k and v have biases, and rotation happens in the activation dtype.
+    """
+
+
+class CausalModel(DecoderModel[CausalConfig]):
+    """Qwen2ForCausalLM and LlamaForCausalLM in one: they differ in which products have a bias."""
+
+
+def rope_frequencies(head_dim: int, rope: Rope) -> Tensor:
+    """Radians per position [D / 2], float32 on the CPU."""
+    frequencies = inverse_frequencies(head_dim, rope.theta)
+    scaling = rope.scaling
+    if scaling is None:
+        return frequencies
+    if not isinstance(scaling, Llama3Scaling):
+        return frequencies / scaling.factor
+    # Turns of each frequency within the original context say how far between "stretched" and "kept" it is.
+    turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0.0, 1.0)
+    return (1 - kept) * frequencies / scaling.factor + kept * frequencies

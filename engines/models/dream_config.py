@@ -9,36 +9,26 @@ from typing import Any, ClassVar
 from engines.errors import UserError
 from engines.models.config import ModelConfig
 from engines.models.config_fields import (
+    DECODER_SIZES,
+    IMPLEMENTED_OF_DECODERS,
     check_heads,
-    flag,
+    decoder_fields,
     positive_float,
     positive_int,
     refuse_unsupported,
     require_fields,
     token_id,
 )
+from engines.models.rope import Rope
 
 # The upstream config class has defaults of a different model (4096 wide, 32 layers, theta 10000).
-_REQUIRED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "rope_theta",
-    "rms_norm_eps",
-)
+_REQUIRED = (*DECODER_SIZES.values(), "num_key_value_heads", "rope_theta", "rms_norm_eps")
 
-_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
+_IMPLEMENTED = {
+    **IMPLEMENTED_OF_DECODERS,
     "rope_scaling": (None,),
-    "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
-    "use_mrope": (False, None),
     "attention_bias": (True, None),  # q, k and v have one, whatever an absent field suggests
     "mlp_bias": (False, None),
-    "quantization_config": (None,),
 }
 
 
@@ -63,11 +53,8 @@ class DreamConfig(ModelConfig):
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'Dream': give a Dream checkpoint")
         require_fields(raw, _REQUIRED)
         refuse_unsupported(raw, _IMPLEMENTED)
-        layer_types = set(raw.get("layer_types") or ()) - {"full_attention"}
-        if layer_types:
-            raise UserError(f"config.json has layer_types={sorted(layer_types)}; only 'full_attention' is implemented")
-        d_model, n_heads = positive_int(raw, "hidden_size"), positive_int(raw, "num_attention_heads")
-        n_kv_heads = positive_int(raw, "num_key_value_heads")
+        fields, n_kv_heads = decoder_fields(raw), positive_int(raw, "num_key_value_heads")
+        d_model, n_heads = fields["d_model"], fields["n_heads"]
         check_heads(n_heads, n_kv_heads, d_model)
         if raw.get("head_dim") not in (None, d_model // n_heads):
             raise UserError(
@@ -84,34 +71,25 @@ class DreamConfig(ModelConfig):
             raise UserError(
                 f"config.json and generation_config.json lack {', '.join(missing)}: add them to config.json"
             )
-        vocab_size = positive_int(raw, "vocab_size")
         return DreamConfig(
-            d_model=d_model,
-            n_layers=positive_int(raw, "num_hidden_layers"),
-            n_heads=n_heads,
+            **fields,
             n_kv_heads=n_kv_heads,
-            mlp_hidden_size=positive_int(raw, "intermediate_size"),
-            vocab_size=vocab_size,
-            max_sequence_length=positive_int(raw, "max_position_embeddings"),
             rope_theta=positive_float(raw, "rope_theta"),
-            rms_norm_eps=positive_float(raw, "rms_norm_eps"),
-            mask_token_id=token_id(special, "mask_token_id", vocab_size),
-            eos_token_id=token_id(special, "eos_token_id", vocab_size),
-            pad_token_id=token_id(special, "pad_token_id", vocab_size),
-            weight_tying=flag(raw, "tie_word_embeddings"),
+            mask_token_id=token_id(special, "mask_token_id", fields["vocab_size"]),
+            eos_token_id=token_id(special, "eos_token_id", fields["vocab_size"]),
+            pad_token_id=token_id(special, "pad_token_id", fields["vocab_size"]),
         )
+
+    @property
+    def rope(self) -> Rope:
+        return Rope(theta=self.rope_theta)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "architectures": ["DreamModel"],
             "model_type": "Dream",
-            "hidden_size": self.d_model,
-            "intermediate_size": self.mlp_hidden_size,
-            "num_hidden_layers": self.n_layers,
-            "num_attention_heads": self.n_heads,
+            **{published: getattr(self, ours) for ours, published in DECODER_SIZES.items()},
             "num_key_value_heads": self.n_kv_heads,
-            "vocab_size": self.vocab_size,
-            "max_position_embeddings": self.max_sequence_length,
             "max_window_layers": self.n_layers,
             "rope_theta": self.rope_theta,
             "rope_scaling": None,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from engines.models.protocol import Attend
 
 
 class FusedOps(NamedTuple):
@@ -140,3 +142,48 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     ``rotary_tables``."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((b, a), dim=-1).mul_(sin).add_(x * cos)
+
+
+def rotate_in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``rotate_halves`` rounded once (rope_full_precision); cos and sin are float32."""
+    return rotate_halves(x.float(), cos, sin).to(x.dtype)
+
+
+class RotaryAttention(nn.Module):
+    """Subclasses name the projections, and give q, k and v as ``qkv``."""
+
+    fused = FusedOps()
+    rotates_in_float32: ClassVar[bool] = False
+    qkv: Products
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+
+    def attended(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
+        """[N, H * D] what the output projection is made of; h [N, d]."""
+        n = h.shape[0]
+        products = self.qkv(h)
+        q = next(products).view(n, self.heads, self.head_dim)
+        k = next(products).view(n, self.kv_heads, self.head_dim)
+        if self.fused.rotate is None:
+            rotate = rotate_in_float32 if self.rotates_in_float32 else rotate_halves
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        else:
+            self.fused.rotate(q, k, cos, sin, full_precision=self.rotates_in_float32)
+        v = next(products).view(n, self.kv_heads, self.head_dim)
+        return attend(layer, q, k, v).reshape(n, -1)
+
+
+class GatedMLP(nn.Module):
+    """Subclasses name the projections, and give the first two as ``gate_and_up``."""
+
+    fused = FusedOps()
+    gate_and_up: Products
+
+    def gated(self, h: Tensor) -> Tensor:
+        """[N, hidden] what the last projection is made of."""
+        products = self.gate_and_up(h)
+        if self.fused.swiglu is None:
+            return F.silu(next(products)) * next(products)
+        return self.fused.swiglu(*products)

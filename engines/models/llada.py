@@ -1,37 +1,31 @@
-"""The LLaDA mask predictor over packed (varlen) rows.
-
-Shapes: N packed rows (all requests of a step, no padding), d model width, H / Hkv query and
-key-value heads, D head width, V vocabulary rows. Rows of different requests meet only inside
-``attend``; everything else is row-wise, which is what makes continuous batching a concatenation.
-
-LLaDA has no time-step embedding: the number of masks is the only time information.
-"""
+"""The LLaDA mask predictor over packed (varlen) rows; shapes as in ``engines.models.packed``."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.layers import FusedOps, Linear, Products, RMSNorm, inverse_frequencies, rotary_tables, rotate_halves
+from engines.models.layers import (
+    GatedMLP,
+    Linear,
+    Products,
+    RMSNorm,
+    RotaryAttention,
+    inverse_frequencies,
+    rotary_tables,
+)
 from engines.models.llada_config import LLaDAConfig
-from engines.models.mask_predictor import MaskPredictor
+from engines.models.packed import PackedModel
 from engines.models.protocol import Attend, Rotary
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in float32 (rope_full_precision); x [N, heads, D], cos and sin [N, 1, D]."""
-    return rotate_halves(x.float(), cos, sin).to(x.dtype)
-
-
-class LLaDABlock(nn.Module):
-    fused = FusedOps()
+class LLaDABlock(RotaryAttention, GatedMLP):
+    rotates_in_float32 = True
 
     def __init__(self, config: LLaDAConfig) -> None:
-        super().__init__()
+        super().__init__(config.n_heads, config.n_kv_heads, config.head_dim)
         d, hidden = config.d_model, config.mlp_hidden_size
         kv = config.n_kv_heads * config.head_dim
-        self.heads, self.kv_heads, self.head_dim = config.n_heads, config.n_kv_heads, config.head_dim
         self.attn_norm = RMSNorm(d, config.rms_norm_eps)
         self.q_proj = Linear(d, d)
         self.k_proj = Linear(d, kv)
@@ -50,30 +44,16 @@ class LLaDABlock(nn.Module):
         """The residual stream [N, d] and what is to be added to it, as it takes them."""
         # Two calls, so that q, k and v are freed before the MLP's activations exist.
         x, h = self.attn_norm.of_sum(x, delta)
-        x, h = self.ff_norm.of_sum(x, self.attention(h, cos, sin, layer, attend))
+        x, h = self.ff_norm.of_sum(x, self.attn_out(self.attended(h, cos, sin, layer, attend)))
         return x, self.mlp(h)
 
-    def attention(self, h: Tensor, cos: Tensor, sin: Tensor, layer: int, attend: Attend) -> Tensor:
-        n = h.shape[0]
-        products = self.qkv(h)
-        q = next(products).view(n, self.heads, self.head_dim)
-        k = next(products).view(n, self.kv_heads, self.head_dim)
-        if self.fused.rotate is None:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        else:
-            self.fused.rotate(q, k, cos, sin, full_precision=True)
-        v = next(products).view(n, self.kv_heads, self.head_dim)
-        return self.attn_out(attend(layer, q, k, v).reshape(n, -1))
-
     def mlp(self, h: Tensor) -> Tensor:
-        products = self.gate_and_up(h)
-        if self.fused.swiglu is None:
-            return self.ff_out(F.silu(next(products)) * next(products))
-        return self.ff_out(self.fused.swiglu(*products))
+        return self.ff_out(self.gated(h))
 
 
-class LLaDAModelLM(MaskPredictor[LLaDAConfig]):
-    """State-dict names are those of the published checkpoints (``model.transformer.*``)."""
+class LLaDAModelLM(PackedModel[LLaDAConfig]):
+    EMBEDDING, HEAD = "model.transformer.wte.weight", "model.transformer.ff_out.weight"
+    rotates_in_float32 = True
 
     def __init__(self, config: LLaDAConfig) -> None:
         super().__init__(config)
@@ -94,14 +74,20 @@ class LLaDAModelLM(MaskPredictor[LLaDAConfig]):
         return self.model["transformer"]  # type: ignore[return-value]
 
     @property
+    def embedding(self) -> nn.Module:
+        return self.transformer["wte"]
+
+    @property
     def blocks(self) -> nn.ModuleList:
         return self.transformer["blocks"]  # type: ignore[return-value]
 
     @property
-    def tied_weights(self) -> dict[str, str]:
-        """Names a checkpoint may repeat -> the tensor they share."""
-        root = "model.transformer"
-        return {f"{root}.ff_out.weight": f"{root}.wte.weight"} if self.config.weight_tying else {}
+    def final_norm(self) -> RMSNorm:
+        return self.transformer["ln_f"]  # type: ignore[return-value]
+
+    @property
+    def head(self) -> nn.Module:
+        return self.transformer["ff_out"]
 
     def rotary(self, positions: Tensor) -> Rotary:
         if self._rotary is None or self._rotary[0].device != positions.device:
@@ -113,16 +99,3 @@ class LLaDAModelLM(MaskPredictor[LLaDAConfig]):
             self._rotary = cos.to(positions.device), sin.to(positions.device)
         cos, sin = self._rotary
         return cos[positions], sin[positions]
-
-    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        x = self.transformer["wte"](ids)
-        cos, sin = rotary
-        delta = None
-        for layer, block in enumerate(self.blocks):
-            x, delta = block(x, delta, cos, sin, layer, attend)
-        return self.transformer["ln_f"].of_sum(x, delta)[1]  # type: ignore[operator]
-
-    def local_logits(self, hidden: Tensor) -> Tensor:
-        if self.config.weight_tying:
-            return F.linear(hidden, self.transformer.get_parameter("wte.weight"))
-        return self.transformer["ff_out"](hidden)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from engines.errors import UserError
@@ -56,6 +56,29 @@ _IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
 }
 
+_CONSTANT = {
+    "architectures": ["LLaDAModelLM"],
+    "model_type": "llada",
+    "mlp_ratio": 4,
+    "rope": True,
+    "rope_full_precision": True,
+    "alibi": False,
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "attention_layer_norm": False,
+    "bias_for_layer_norm": False,
+    "block_type": "llama",
+    "block_group_size": 1,
+    "activation_type": "silu",
+    "include_bias": False,
+    "include_qkv_bias": False,
+    "scale_logits": False,
+    "input_emb_norm": False,
+    "attention_dropout": 0.0,
+    "embedding_dropout": 0.0,
+    "residual_dropout": 0.0,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LLaDAConfig(ModelConfig):
@@ -99,42 +122,7 @@ class LLaDAConfig(ModelConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """Complete enough for the upstream class to read."""
-        return {
-            "architectures": ["LLaDAModelLM"],
-            "model_type": "llada",
-            "d_model": self.d_model,
-            "n_layers": self.n_layers,
-            "n_heads": self.n_heads,
-            "n_kv_heads": self.n_kv_heads,
-            "mlp_hidden_size": self.mlp_hidden_size,
-            "mlp_ratio": 4,
-            "vocab_size": self.vocab_size,
-            "embedding_size": self.vocab_size,
-            "max_sequence_length": self.max_sequence_length,
-            "rope": True,
-            "rope_theta": self.rope_theta,
-            "rope_full_precision": True,
-            "alibi": False,
-            "layer_norm_type": "rms",
-            "rms_norm_eps": self.rms_norm_eps,
-            "layer_norm_with_affine": True,
-            "attention_layer_norm": False,
-            "bias_for_layer_norm": False,
-            "block_type": "llama",
-            "block_group_size": 1,
-            "activation_type": "silu",
-            "include_bias": False,
-            "include_qkv_bias": False,
-            "weight_tying": self.weight_tying,
-            "scale_logits": False,
-            "input_emb_norm": False,
-            "attention_dropout": 0.0,
-            "embedding_dropout": 0.0,
-            "residual_dropout": 0.0,
-            "mask_token_id": self.mask_token_id,
-            "eos_token_id": self.eos_token_id,
-            "pad_token_id": self.pad_token_id,
-        }
+        return {**_CONSTANT, **asdict(self), "embedding_size": self.vocab_size}
 
 
 LLADA_8B = LLaDAConfig(

@@ -1,22 +1,24 @@
-"""Load a diffusion language model from a directory or a hub id, without executing remote code."""
+"""Load a model, diffusion or causal, from a directory or a hub id, without executing remote code."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias, get_args
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 import torch
-from torch import nn
 
 from engines.errors import UserError
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, read_config
-from engines.models.dream import DreamModel
+from engines.models.decoder import CausalModel, DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.layers import RMSNorm
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig
+from engines.models.packed import PackedModel
 from engines.models.protocol import DiffusionModel
+from engines.models.qwen2_config import CAUSAL_SHAPES, CausalConfig, causal_config, read_causal_config
 from engines.models.skeleton import shapes_only
 from engines.models.weights import Part, load_weights
 from engines.runtime.machine import machine_memory_bytes
@@ -24,6 +26,7 @@ from engines.runtime.machine import machine_memory_bytes
 Weights = Literal["checkpoint", "random"]
 Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
 """Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
+Network = TypeVar("Network", bound=PackedModel[Any])
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -59,7 +62,7 @@ def load_model(
     seed: int = 0,
     divide: Divide | None = None,
 ) -> DiffusionModel:
-    """A ready model in eval mode, in ``dtype`` whatever the checkpoint is stored in (``torch_dtype``).
+    """A ready diffusion model in eval mode, in ``dtype`` whatever the checkpoint is stored in (``torch_dtype``).
 
     ``weights="random"`` builds a shape (a name in PUBLISHED_CONFIGS, or the config of a checkpoint) with small
     random weights: throughput does not depend on their values. With ``divide`` only this process's part is
@@ -68,14 +71,32 @@ def load_model(
     check_weights(weights)
     check_device(device)
     if weights == "random":
-        return _random_model(config_of(model), dtype, device, seed, divide)
-    if model in PUBLISHED_CONFIGS:
-        raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
+        network = build_model(config_of(model))
+        return _drawn(network, dtype, device, seed, {} if divide is None else divide(network))
+    _check_stored(model, is_shape=model in PUBLISHED_CONFIGS)
     directory = checkpoint_dir(model)
     network = build_model(read_config(directory))
-    parts = None if divide is None else divide(network)
-    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device, parts=parts)
-    return network.requires_grad_(False).eval()
+    return _stored(network, directory, dtype, device, {} if divide is None else divide(network))
+
+
+def load_causal(
+    model: str | CausalConfig,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    weights: Weights = "checkpoint",
+    seed: int = 0,
+) -> CausalModel:
+    """As ``load_model``, a causal one; with random weights ``model`` may be a name of CAUSAL_SHAPES, or a config."""
+    check_weights(weights)
+    check_device(device)
+    if weights == "random":
+        config = model if isinstance(model, CausalConfig) else causal_config(model)
+        return _drawn(_build_causal(config), dtype, device, seed, {})
+    _check_stored(model, is_shape=isinstance(model, CausalConfig) or model.lower() in CAUSAL_SHAPES)
+    assert isinstance(model, str)
+    directory = checkpoint_dir(model)
+    return _stored(_build_causal(read_causal_config(directory)), directory, dtype, device, {})
 
 
 def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
@@ -84,8 +105,22 @@ def build_model(config: LLaDAConfig | DreamConfig) -> LLaDAModelLM | DreamModel:
         return DreamModel(config) if isinstance(config, DreamConfig) else LLaDAModelLM(config)
 
 
-def check_room(network: nn.Module, dtype: torch.dtype, device: str) -> None:
-    """Refuse a model that the device cannot hold."""
+def _build_causal(config: CausalConfig) -> CausalModel:
+    with shapes_only():
+        return CausalModel(config)
+
+
+def _check_stored(model: object, *, is_shape: bool) -> None:
+    if is_shape:
+        raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
+
+
+def _stored(network: Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Part]) -> Network:
+    load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device, parts=parts)
+    return network.requires_grad_(False).eval()
+
+
+def _check_room(network: PackedModel[Any], dtype: torch.dtype, device: str) -> None:
     needed = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
     total = machine_memory_bytes() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
     if total is not None and needed > total:
@@ -95,12 +130,9 @@ def check_room(network: nn.Module, dtype: torch.dtype, device: str) -> None:
         )
 
 
-def _random_model(
-    config: LLaDAConfig | DreamConfig, dtype: torch.dtype, device: str, seed: int, divide: Divide | None
-) -> LLaDAModelLM | DreamModel:
-    network = build_model(config)
-    parts = {} if divide is None else divide(network)
-    check_room(network, dtype, device)
+def _drawn(network: Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> Network:
+    """Weights from N(0, 0.02), biases too; norms are one."""
+    _check_room(network, dtype, device)
     network = network.to(dtype).to_empty(device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
     norms = {id(module.weight) for module in network.modules() if isinstance(module, RMSNorm)}

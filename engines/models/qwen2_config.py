@@ -9,7 +9,16 @@ from typing import Any, Literal, TypeAlias
 
 from engines.errors import UserError, require
 from engines.models.checkpoint import checkpoint_dir, read_json
-from engines.models.config_fields import flag, positive_float, positive_int, refuse_unsupported, require_fields
+from engines.models.config_fields import (
+    DECODER_SIZES,
+    IMPLEMENTED_OF_DECODERS,
+    decoder_fields,
+    flag,
+    positive_int,
+    refuse_unsupported,
+    require_fields,
+)
+from engines.models.rope import Rope, read_rope
 from engines.models.shape import QWEN2_5_7B, QWEN2_5_14B, QWEN2_5_32B, ModelShape
 
 Family: TypeAlias = Literal["qwen2", "llama"]
@@ -17,56 +26,9 @@ Family: TypeAlias = Literal["qwen2", "llama"]
 CAUSAL_TYPES: tuple[Family, ...] = ("qwen2", "llama")
 """Values of ``model_type`` that ``read_causal_config`` accepts."""
 
-_REQUIRED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-    "rms_norm_eps",
-)
+_REQUIRED = (*DECODER_SIZES.values(), "rms_norm_eps")
 
-_IMPLEMENTED: dict[str, tuple[Any, ...]] = {
-    "hidden_act": ("silu",),
-    "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
-    "use_mrope": (False, None),
-    "partial_rotary_factor": (1.0, None),
-    "pretraining_tp": (1, None),
-    "quantization_config": (None,),
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rope:
-    """Rotary positions. ``scaling`` is what a checkpoint says of them beyond theta, None where it says nothing."""
-
-    theta: float
-    scaling: LinearScaling | Llama3Scaling | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearScaling:
-    """Every frequency divided by ``factor`` (position interpolation, arXiv 2306.15595)."""
-
-    factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
-    """Llama 3.1's: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def __post_init__(self) -> None:
-        require(
-            self.low_freq_factor < self.high_freq_factor,
-            f"config.json has low_freq_factor={self.low_freq_factor} and high_freq_factor={self.high_freq_factor}: the "
-            "second must be larger",
-        )
+_IMPLEMENTED = {**IMPLEMENTED_OF_DECODERS, "partial_rotary_factor": (1.0, None), "pretraining_tp": (1, None)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,35 +71,24 @@ class CausalConfig:
             )
         require_fields(raw, _REQUIRED)
         refuse_unsupported(raw, _IMPLEMENTED)
-        layer_types = set(raw.get("layer_types") or ()) - {"full_attention"}
-        if layer_types:
-            raise UserError(f"config.json has layer_types={sorted(layer_types)}; only 'full_attention' is implemented")
-        d_model, n_heads = positive_int(raw, "hidden_size"), positive_int(raw, "num_attention_heads")
+        fields = decoder_fields(raw)
+        d_model, n_heads = fields["d_model"], fields["n_heads"]
         if raw.get("head_dim") is None and d_model % n_heads:
             raise UserError(
                 f"config.json: num_attention_heads={n_heads} must divide hidden_size={d_model}, or give head_dim"
             )
         has_bias = flag(raw, "attention_bias")
         return CausalConfig(
+            **fields,
             family=family,
-            d_model=d_model,
-            n_layers=positive_int(raw, "num_hidden_layers"),
-            n_heads=n_heads,
             # Checkpoints from before grouped heads lack the field.
-            n_kv_heads=positive_int(raw, "num_key_value_heads")
-            if raw.get("num_key_value_heads") is not None
-            else n_heads,
-            head_dim=positive_int(raw, "head_dim") if raw.get("head_dim") is not None else d_model // n_heads,
-            mlp_hidden_size=positive_int(raw, "intermediate_size"),
-            vocab_size=positive_int(raw, "vocab_size"),
-            max_sequence_length=positive_int(raw, "max_position_embeddings"),
-            rope=_rope(raw),
-            rms_norm_eps=positive_float(raw, "rms_norm_eps"),
+            n_kv_heads=n_heads if raw.get("num_key_value_heads") is None else positive_int(raw, "num_key_value_heads"),
+            head_dim=d_model // n_heads if raw.get("head_dim") is None else positive_int(raw, "head_dim"),
+            rope=read_rope(raw),
             # Qwen2 has biases on q, k and v whatever its config says; Llama has four or none.
             qkv_bias=family == "qwen2" or has_bias,
             o_bias=family == "llama" and has_bias,
             mlp_bias=family == "llama" and flag(raw, "mlp_bias"),
-            weight_tying=flag(raw, "tie_word_embeddings"),
         )
 
     @staticmethod
@@ -161,22 +112,6 @@ class CausalConfig:
             rms_norm_eps=1e-6,
             qkv_bias=shape.qkv_bias,
             weight_tying=shape.tied,
-        )
-
-    def shape(self, name: str, *, dtype_bytes: int = 2) -> ModelShape:
-        """What cost models read."""
-        return ModelShape(
-            name=name,
-            d_model=self.d_model,
-            n_layers=self.n_layers,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            head_dim=self.head_dim,
-            mlp_hidden=self.mlp_hidden_size,
-            vocab_rows=self.vocab_size,
-            tied=self.weight_tying,
-            qkv_bias=self.qkv_bias,
-            dtype_bytes=dtype_bytes,
         )
 
 
@@ -217,36 +152,3 @@ def causal_config(model: str) -> CausalConfig:
     """The config of a shape's name (``CAUSAL_SHAPES``), a directory or a hub id."""
     found = CAUSAL_SHAPES.get(model.lower())
     return read_causal_config(checkpoint_dir(model, weights=False)) if found is None else found
-
-
-def _rope(raw: Mapping[str, Any]) -> Rope:
-    """From ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, which replaced the two in transformers 5."""
-    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise UserError(f"config.json has rope_scaling={scaling!r}: give an object, or null")
-    theta = scaling if scaling.get("rope_theta") is not None else raw
-    if theta.get("rope_theta") is None:
-        raise UserError("config.json lacks rope_theta: add the architecture's fields")
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if scaling.get("partial_rotary_factor") not in (None, 1, 1.0):
-        raise UserError(
-            f"config.json has partial_rotary_factor={scaling['partial_rotary_factor']!r}; only 1.0 is implemented"
-        )
-    return Rope(theta=positive_float(theta, "rope_theta"), scaling=_scaling(kind, scaling))
-
-
-def _scaling(kind: object, raw: Mapping[str, Any]) -> LinearScaling | Llama3Scaling | None:
-    if kind == "default":
-        return None
-    if kind == "linear":
-        require_fields(raw, ("factor",))
-        return LinearScaling(factor=positive_float(raw, "factor"))
-    if kind == "llama3":
-        require_fields(raw, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
-        return Llama3Scaling(
-            factor=positive_float(raw, "factor"),
-            low_freq_factor=positive_float(raw, "low_freq_factor"),
-            high_freq_factor=positive_float(raw, "high_freq_factor"),
-            original_max_position_embeddings=positive_int(raw, "original_max_position_embeddings"),
-        )
-    raise UserError(f"config.json has rope_type={kind!r}; only 'default', 'linear' and 'llama3' are implemented")

@@ -34,12 +34,12 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """No special token is added at either end."""
-        _require_text(text)
+        require_text(text)
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         for text in texts:
-            _require_text(text)
+            require_text(text)
         return [encoding.ids for encoding in self.backend.encode_batch(list(texts), add_special_tokens=False)]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -51,7 +51,8 @@ class TextTokenizer:
         return self.backend.decode([i for i in ids if i != self.mask_token_id], skip_special_tokens=True)
 
 
-def _require_text(text: str) -> None:
+def require_text(text: str) -> None:
+    """Refuse what has no UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -105,16 +106,21 @@ def token_content(token: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def read_tokenizer(path: Path) -> Tokenizer:
+    """A ``tokenizer.json``."""
+    text = read_text(path)
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # a bare Exception for bad files, and what its Rust code panics with
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
+
+
 def _backend(directory: Path, config: Mapping[str, Any]) -> Tokenizer:
     path = directory / "tokenizer.json"
     if path.is_file():
-        text = read_text(path)
-        try:
-            return Tokenizer.from_str(text)
-        except BaseException as error:  # a bare Exception for bad files, and what its Rust code panics with
-            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-                raise
-            raise UserError(f"{path} is no tokenizer ({error}): restore the file") from None
+        return read_tokenizer(path)
     vocab, merges = directory / "vocab.json", directory / "merges.txt"
     kind = config.get("tokenizer_class")
     if not (vocab.is_file() and merges.is_file()) or kind not in _QWEN2_CLASSES:

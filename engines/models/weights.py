@@ -112,14 +112,13 @@ def load_weights(
     repeated: dict[str, str],
     dtype: torch.dtype,
     device: str,
-    parts: Mapping[str, Part] | None = None,
+    parts: Mapping[str, Part],
 ) -> None:
     """Fill ``network``, built on the meta device, with the tensors of ``directory``.
 
     ``repeated`` maps a name the checkpoint may hold in vain to the tensor it must equal (tied weights).
     ``parts`` says which tensors ``network`` holds a part of; the rest of those is not read.
     """
-    parts = parts or {}
     stored = stored_tensors(directory)
     _check(network, stored, repeated, parts, directory)
     in_vain: dict[str, Tensor] = {}

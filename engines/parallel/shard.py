@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engines.models.decoder import DecoderAttention
-from engines.models.dream import DreamModel
-from engines.models.llada import LLaDABlock, LLaDAModelLM
+from engines.models.decoder import DreamModel
+from engines.models.layers import RotaryAttention
+from engines.models.llada import LLaDAModelLM
 from engines.models.loader import Weights, load_model
 from engines.models.protocol import DiffusionModel
 from engines.models.weights import Part
@@ -72,7 +72,7 @@ def shard_model(model: LLaDAModelLM | DreamModel, group: TensorParallel) -> dict
     for path, module in list(model.named_modules()):
         if isinstance(module, (nn.Linear, nn.Embedding)):
             parts |= _cut(model, path, module, group)
-        elif isinstance(module, (LLaDABlock, DecoderAttention)):
+        elif isinstance(module, RotaryAttention):
             module.heads //= group.size
             module.kv_heads //= group.size
     model.kv_heads_here = model.config.n_kv_heads // group.size

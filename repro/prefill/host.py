@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from engines.ar.torch.measured import MeasuredSteps
+from engines.models.decoder import CausalModel
 from engines.models.protocol import Attend, Rotary
-from engines.models.qwen2 import CausalModel
 
 STEPS = {
     "decode 1": [(100, 1)],
@@ -51,7 +51,7 @@ def _median(steps: MeasuredSteps, parts: list[tuple[int, int]], repeats: int) ->
 @contextmanager
 def layers_of(model: CausalModel, *, count: int) -> Iterator[None]:
     """The model with its first ``count`` layers only."""
-    layers, hidden = model.layers, model.hidden
+    layers, hidden = model.blocks, model.hidden
 
     def shallow(ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         model.model["layers"] = torch.nn.ModuleList(layers[:count])

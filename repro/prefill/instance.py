@@ -13,8 +13,7 @@ from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.measured import MeasuredSteps
 from engines.errors import require
 from engines.laps.step_model import StepModel
-from engines.models.loader import parse_dtype
-from engines.models.qwen2 import load_causal
+from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig, causal_config, tiny_causal
 from engines.policies.step import Bucket, Chunk, Rung
 from repro.prefill.allocator import keep_freed_memory

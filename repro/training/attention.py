@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.models.llada import Attend
+from engines.models.protocol import Attend
 
 
 def batched_attention(lengths: Tensor, columns: int) -> Attend:

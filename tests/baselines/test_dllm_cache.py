@@ -36,7 +36,7 @@ from engines.dllm.scheduling.phase import NoCache
 from engines.errors import UserError
 from engines.hardware.catalogue import L40S, RTX4090
 from engines.hardware.roofline import Calibration, Roofline, StepWork
-from engines.models.dream import DreamModel
+from engines.models.decoder import DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.loader import load_model
 from engines.models.shape import DREAM_7B, LLADA_8B, MIXTRAL_8X7B, ModelShape

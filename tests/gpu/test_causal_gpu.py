@@ -10,7 +10,8 @@ from support.causal import VOCAB, pooled, prompt, run, start
 from engines.ar.torch.executor import TorchExecutor, grid
 from engines.ar.torch.paged import PagedAttention, Served, probe
 from engines.ar.torch.rows import StepWork
-from engines.models.qwen2 import CausalModel, random_causal
+from engines.models.decoder import CausalModel
+from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.step import Bucket, Rung
 
@@ -24,11 +25,11 @@ ROUNDING = 6e-2
 @pytest.fixture(scope="module")
 def model() -> CausalModel:
     config = tiny_causal(d_model=256, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=VOCAB)
-    return random_causal(config, torch.bfloat16, "cuda", 0)
+    return load_causal(config, weights="random", dtype=torch.bfloat16, device="cuda")
 
 
 def on_cpu(model: CausalModel) -> CausalModel:
-    twin = random_causal(model.config, torch.float32, "cpu", 0)
+    twin = load_causal(model.config, weights="random")
     twin.load_state_dict({name: tensor.float().cpu() for name, tensor in model.state_dict().items()})
     return twin.requires_grad_(False).eval()
 

@@ -28,7 +28,7 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.errors import UserError
 from engines.models.causal_text import load_causal_text
-from engines.models.qwen2 import load_causal
+from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
 from engines.server.ar.engine import ServedAr
 from engines.server.codec import IdsAlone

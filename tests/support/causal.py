@@ -7,7 +7,8 @@ import torch
 
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
-from engines.models.qwen2 import CausalModel, random_causal
+from engines.models.decoder import CausalModel
+from engines.models.loader import load_causal
 from engines.models.qwen2_config import CausalConfig, tiny_causal
 
 VOCAB = 97
@@ -19,7 +20,7 @@ def small_config(n_layers: int = 2, vocab_size: int = VOCAB) -> CausalConfig:
 
 def small_model(seed: int = 0, scale: float = 8.0, *, vocab_size: int = VOCAB) -> CausalModel:
     """Random weights, large enough that the likeliest token is not always the same."""
-    model = random_causal(small_config(vocab_size=vocab_size), torch.float32, "cpu", seed)
+    model = load_causal(small_config(vocab_size=vocab_size), weights="random", seed=seed)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engines.models.dream import DreamModel
+from engines.models.decoder import DreamModel
 from engines.models.dream_config import DreamConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLaDAConfig

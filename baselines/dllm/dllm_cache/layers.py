@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from engines.models.dream import DreamModel
-from engines.models.layers import rotate_halves
-from engines.models.llada import LLaDAModelLM, rotate
+from engines.models.decoder import DreamModel
+from engines.models.layers import rotate_halves, rotate_in_float32
+from engines.models.llada import LLaDAModelLM
 from engines.models.protocol import DiffusionModel
 
 
@@ -74,7 +74,7 @@ class LLaDALayers:
         self.rotary = model.rotary
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate(x, cos, sin)
+        return rotate_in_float32(x, cos, sin)
 
 
 class DreamLayer:
@@ -95,7 +95,7 @@ class DreamLayers:
     """Rotates in the activations' dtype."""
 
     def __init__(self, model: DreamModel) -> None:
-        self.layers: list[Layer] = [DreamLayer(block) for block in model.layers]
+        self.layers: list[Layer] = [DreamLayer(block) for block in model.blocks]
         self.embed, self.final_norm = model.model["embed_tokens"], model.model["norm"]
         self._model = model
 

@@ -22,8 +22,8 @@ from engines.ar.torch.pool import PagedPool
 from engines.ar.torch.rows import MIN_ROWS, StepRows, StepWork, packed_rows, padded_rows
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
 from engines.errors import require
+from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
-from engines.models.qwen2 import CausalModel
 from engines.policies.step import Bucket, Rung
 from engines.runtime.device import on
 from engines.runtime.recorder import CudaRecorder, Recorder

@@ -20,7 +20,7 @@ from engines.ar.torch.blocks import BlockTables, Ints
 from engines.ar.torch.paged import PagedAttention, padded_span_arrays, span_arrays, spans_of
 from engines.ar.torch.pool import PagedPool
 from engines.ar.torch.rows import StepRows, StepWork, packed_rows, padded_rows
-from engines.models.qwen2 import CausalModel
+from engines.models.decoder import CausalModel
 from engines.policies.step import Bucket, Rung
 from engines.runtime.recorder import Recorder, Recording
 from engines.runtime.staging import Staging

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engines.errors import require
-from engines.models.qwen2 import CausalModel
+from engines.models.decoder import CausalModel
 
 
 class PagedPool:

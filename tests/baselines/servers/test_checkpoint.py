@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from baselines.servers.checkpoint import MAX_MODEL_LEN, tiny_config, write_tiny
-from engines.models.qwen2 import load_causal
+from engines.models.loader import load_causal
 from engines.models.qwen2_config import read_causal_config
 
 

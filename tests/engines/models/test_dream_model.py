@@ -14,7 +14,7 @@ from support.checkpoints import DREAM, dream_weights
 from torch import Tensor
 
 from engines.attention import varlen_attention
-from engines.models.dream import DreamModel
+from engines.models.decoder import DreamModel
 from engines.models.dream_config import DREAM_7B, DreamConfig
 from engines.models.layers import rotate_halves
 from engines.models.loader import build_model, load_model
@@ -168,7 +168,7 @@ def test_rotation_is_done_in_the_activation_dtype_from_float32_angles():
     np.testing.assert_allclose(cos[:, 0].numpy(), np.cos(np.tile(angles, 2)), atol=1e-5)
     np.testing.assert_allclose(sin[:, 0].numpy(), np.sin(np.hstack((-angles, angles))), atol=1e-5)
 
-    block = model.layers[0]
+    block = model.blocks[0]
     q = block.self_attn.q_proj(block.input_layernorm(model.model["embed_tokens"](ids))).view(40, 4, 8)
     # The upstream formula, each product and the sum rounded to bfloat16.
     table = [torch.cat((t, t), dim=-1).to(torch.bfloat16) for t in (cos[..., 4:], sin[..., 4:])]

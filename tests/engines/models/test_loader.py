@@ -303,7 +303,7 @@ import sys
 from engines.models.checkpoint import TINY_DIR
 from engines.models.dream_config import DREAM_7B
 from engines.models.loader import build_model, load_model
-from engines.models.qwen2 import load_causal
+from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 load_model(str(TINY_DIR))
 load_model(sys.argv[1], weights="random")

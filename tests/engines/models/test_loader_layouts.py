@@ -18,7 +18,7 @@ from torch import Tensor
 import engines.models.weights
 from engines.errors import UserError
 from engines.models.checkpoint import read_config
-from engines.models.dream import DreamModel
+from engines.models.decoder import DreamModel
 from engines.models.dream_config import DREAM_7B, DreamConfig
 from engines.models.llada import LLaDAModelLM
 from engines.models.llada_config import LLADA_8B, LLaDAConfig

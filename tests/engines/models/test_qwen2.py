@@ -12,8 +12,10 @@ import torch
 from support.causal import executor, generate, run, start
 
 from engines.errors import UserError
-from engines.models.qwen2 import CausalModel, load_causal, rope_frequencies
-from engines.models.qwen2_config import CausalConfig, LinearScaling, Llama3Scaling, Rope, tiny_causal
+from engines.models.decoder import CausalModel, rope_frequencies
+from engines.models.loader import load_causal
+from engines.models.qwen2_config import CausalConfig, tiny_causal
+from engines.models.rope import LinearScaling, Llama3Scaling, Rope
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: no model to compare with")
 

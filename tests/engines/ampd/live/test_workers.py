@@ -115,7 +115,7 @@ def engine_answers(sessions: list[Session]) -> dict[int, list[list[int]]]:
     """Of one worker that does everything, in this process."""
     from engines.ar.torch.engine import Engine
     from engines.ar.torch.executor import TorchExecutor
-    from engines.models.qwen2 import load_causal
+    from engines.models.loader import load_causal
 
     model = load_causal(CONFIG, weights="random", seed=0)
     executor = TorchExecutor(model, num_slots=64, max_len=2048, num_tokens=16000)

@@ -16,7 +16,7 @@ from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import random_prompts
 from engines.ar.torch.sampling import SamplingParams
 from engines.errors import UserError
-from engines.models.qwen2 import CausalModel
+from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.step import IDLE, Batching, Situation, StepPlan
 

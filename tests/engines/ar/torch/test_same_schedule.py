@@ -27,7 +27,7 @@ from engines.laps.reserve import ReserveConfig
 from engines.laps.step_model import StepModel
 from engines.laps.system import LapsConfig, laps, reserve
 from engines.laps.waiting import WaitConfig
-from engines.models.qwen2 import load_causal
+from engines.models.loader import load_causal
 from engines.models.qwen2_config import tiny_causal
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.queue import PrefillQueue

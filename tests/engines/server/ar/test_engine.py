@@ -15,7 +15,7 @@ from baselines.ar.sglang import TokenBudget
 from engines.ar.session import ClosedLoop, Round, Session
 from engines.ar.torch.engine import Engine
 from engines.errors import RunError, UserError
-from engines.models.qwen2 import CausalModel
+from engines.models.decoder import CausalModel
 from engines.policies.batching import Chunked, OneByOne, PrefillFirst
 from engines.policies.queue import OpenQueue
 from engines.policies.step import IDLE, Batching, Situation, StepPlan

@@ -300,7 +300,7 @@ def test_behind_dynamo_s_frontend_answers_are_those_of_the_same_sessions_without
 def engine_answers(prompts: Callable[[Session, int], Any]) -> list[list[list[int]]]:
     from engines.ar.torch.engine import Engine
     from engines.ar.torch.executor import TorchExecutor
-    from engines.models.qwen2 import load_causal
+    from engines.models.loader import load_causal
 
     executor = TorchExecutor(load_causal(CONFIG, weights="random", seed=0), num_slots=8, max_len=2048, num_tokens=4096)
     run = Engine(executor=executor, batching=ONE_BY_ONE, prompts=prompts).run(OpenLoop(sessions=SESSIONS))

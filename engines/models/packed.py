@@ -1,0 +1,106 @@
+"""What all architectures share: embedding, layers, final norm and output head over packed (varlen) rows.
+
+Shapes: N packed rows (all requests of a step, no padding), d model width, V vocabulary rows. Rows of different requests
+meet only inside ``attend``, which is also what makes a model causal; everything else is row-wise, and so continuous
+batching is a concatenation.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, Generic, TypeVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engines.models.config import ModelConfig
+from engines.models.layers import RMSNorm
+from engines.models.protocol import Attend, Ranks, Rotary
+from engines.models.qwen2_config import CausalConfig
+
+Config = TypeVar("Config", bound=ModelConfig | CausalConfig)
+
+
+class PackedModel(nn.Module, Generic[Config]):
+    """A ``DiffusionModel``, or a causal one; subclasses name their tensors as published checkpoints do.
+
+    None has a time-step embedding: the number of masks is the only time information of a diffusion model.
+    """
+
+    EMBEDDING: ClassVar[str]
+    """Name of its weight in the state dict; likewise ``HEAD``."""
+    HEAD: ClassVar[str]
+    rotates_in_float32: ClassVar[bool] = False
+    """Else in the dtype of the activations."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.kv_heads_here = config.n_kv_heads
+        self.tensor_parallel: Ranks | None = None
+
+    @property
+    @abstractmethod
+    def embedding(self) -> nn.Module: ...
+
+    @property
+    @abstractmethod
+    def blocks(self) -> nn.ModuleList: ...
+
+    @property
+    @abstractmethod
+    def final_norm(self) -> RMSNorm: ...
+
+    @property
+    @abstractmethod
+    def head(self) -> nn.Module:
+        """The output head of a model whose weights are not tied."""
+
+    @abstractmethod
+    def rotary(self, positions: Tensor) -> Rotary:
+        """float32 cos, sin [N, 1, D] for absolute positions [N]."""
+
+    @property
+    def tied_weights(self) -> dict[str, str]:
+        """Names a checkpoint may repeat -> the tensor they share."""
+        return {self.HEAD: self.EMBEDDING} if self.config.weight_tying else {}
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding_weight.dtype
+
+    @property
+    def _embedding_weight(self) -> Tensor:
+        return cast(Tensor, self.embedding.weight)
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Final-norm hidden states [N, d] of packed ids [N] at absolute positions [N]."""
+        return self.hidden(ids, self.rotary(positions), attend)
+
+    def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """As ``forward``, with the positions' rotations made beforehand."""
+        x = self.embedding(ids)
+        cos, sin = rotary if self.rotates_in_float32 else (table.to(x.dtype) for table in rotary)
+        delta = None
+        for layer, block in enumerate(self.blocks):
+            x, delta = block(x, delta, cos, sin, layer, attend)
+        return self.final_norm.of_sum(x, delta)[1]
+
+    def local_logits(self, hidden: Tensor) -> Tensor:
+        """[M, own] the columns of ``logits`` that this process computes; all where the model is whole."""
+        if self.config.weight_tying:
+            return F.linear(hidden, self._embedding_weight)
+        return self.head(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, V] raw logits; row i predicts the token at its own position, or at the next of a causal model and where
+        the configuration ``shifts_logits``."""
+        logits = self.local_logits(hidden)
+        if self.tensor_parallel is None:
+            return logits
+        return self.tensor_parallel.gather_columns(logits, self.config.vocab_size)
