@@ -10,6 +10,7 @@ from pathlib import Path
 from engines.errors import UserError
 from repro.tasks.task import Grade, Task, TaskProblem
 from repro.workloads.card import load_card
+from repro.workloads.data_dir import Local
 from repro.workloads.source import HubLoader, Record, Records, SourceKind, hub_records, open_records, read_records
 
 NAME = "gsm8k"
@@ -108,5 +109,5 @@ def _examples(records: Records, hub_loader: HubLoader | None) -> tuple[tuple[Rec
     assert records.path is not None
     train = records.path.with_name(TRAIN_FILE)
     if train.is_file():
-        return read_records(train, train.name, COLUMNS).rows, f"of {TRAIN_FILE}"
+        return read_records(Local(paths=(train,), entry=None, location=train.name), COLUMNS).rows, f"of {TRAIN_FILE}"
     return EXAMPLES, "written for this project"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from engines.errors import UserError
 from repro.workloads.schema import Card, LocalFile
@@ -45,14 +45,31 @@ def find_data_dir(data_dir: Path | None) -> Path | None:
     return Path(named)
 
 
-def find_local(files: Iterable[File], data_dir: Path | None) -> tuple[File, tuple[Path, ...]] | None:
-    """The first of a card's files that the data directory has, and where: a pattern may have several places."""
+@dataclass(frozen=True, kw_only=True)
+class Local(Generic[File]):
+    """Files of a user's own, in one format."""
+
+    paths: tuple[Path, ...]
+    entry: File | None
+    """What the card says of them; None where it does not know the name."""
+    location: str
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(source="local", location=self.location, revision=", ".join(map(file_digest, self.paths)))
+
+
+def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File] | None:
+    """The file that is named; else the first of a card's files that the data directory has, or all that fit its pattern."""
+    if named is not None:
+        path = Path(named)
+        known = next((entry for entry in files if Path(entry.path).name == path.name), None)
+        return Local(paths=(path,), entry=known, location=path.name)
     directory = find_data_dir(data_dir)
-    if directory is None:
-        return None
-    for entry in files:
-        if places := tuple(sorted(each for each in directory.glob(entry.path) if each.is_file())):
-            return entry, places
+    for entry in files if directory is not None else ():
+        assert directory is not None
+        if paths := tuple(sorted(each for each in directory.glob(entry.path) if each.is_file())):
+            return Local(paths=paths, entry=entry, location=entry.path)
     return None
 
 
@@ -64,10 +81,6 @@ def no_local_file(card: Card, data_dir: Path | None) -> UserError:
         f"{repr(str(directory)) if directory else 'any data directory'}: set {DATA_DIR_VARIABLE} to a folder "
         f"with one of {accepted}, or name a file (--dataset-path, dataset_path)"
     )
-
-
-def local_origin(paths: Iterable[Path], location: str) -> Origin:
-    return Origin(source="local", location=location, revision=", ".join(map(file_digest, paths)))
 
 
 def file_digest(path: Path) -> str:

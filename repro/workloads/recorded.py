@@ -8,6 +8,7 @@ from engines.errors import require
 from repro.workloads.card import known_datasets, load_card
 from repro.workloads.conversations.card import known_conversation_cards
 from repro.workloads.conversations.chats import read_chats
+from repro.workloads.data_dir import find_local
 from repro.workloads.sessions.card import known_session_cards, load_session_card
 from repro.workloads.sessions.traces import read_sessions
 from repro.workloads.source import open_source
@@ -17,7 +18,9 @@ def read_alone(path: Path, dataset: str) -> None:
     """Fails where the file cannot be read as the data set's card says; nothing is read where there is no card here."""
     name = dataset.lower()
     if name in known_session_cards():
-        for number, session in enumerate(read_sessions(path, load_session_card(name).format_of(path)), start=1):
+        found = find_local(load_session_card(name).local, str(path), None)
+        kind = None if found is None or found.entry is None else found.entry.format
+        for number, session in enumerate(read_sessions(path, kind), start=1):
             require(bool(session.rounds), f"{path.name}: session {number} has no round: take it out")
     elif name in known_conversation_cards():
         read_chats([path])

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar, get_args
 from engines.errors import UserError, require
 from engines.strict_json import DECODER
 from repro.workloads.card import DatasetCard, HubReference, PromptFile
-from repro.workloads.data_dir import Origin, find_local, local_origin, no_local_file
+from repro.workloads.data_dir import Local, Origin, find_local, no_local_file
 from repro.workloads.rows import Row, first_line, json_rows
 from repro.workloads.trace import (
     OWN_KEYS,
@@ -77,8 +77,8 @@ def open_source(
     keep = card.filter.keeps if card.filter is not None else lambda record: True
     file = _local_file(card, kind, dataset_path, data_dir)
     if file is not None:
-        path, shown, entry = file
-        origin, rows = local_origin([path], shown), _prompts_of(card, path, entry, keep)
+        found, entry = file
+        origin, rows = found.origin, _prompts_of(card, found.paths[0], entry, keep)
     elif kind == "hub":
         names = card.columns
         wanted = [(names.prompt or names.prompt_tokens or "").partition("[")[0], names.timestamp_s]
@@ -111,9 +111,9 @@ def open_records(
     file = _local_file(card, kind, dataset_path, data_dir)
     if kind == "hub":
         return hub_records(card, columns, hub_loader=hub_loader)
-    if file is None or file[2].format != "prompts_jsonl":
+    if file is None or file[1].format != "prompts_jsonl":
         return None
-    return read_records(*file[:2], columns)
+    return read_records(file[0], columns)
 
 
 def hub_records(
@@ -126,11 +126,12 @@ def hub_records(
     return Records(origin=_hub_origin(card), rows=rows)
 
 
-def read_records(path: Path, shown: str, columns: Sequence[str]) -> Records:
+def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
     """A JSON-lines file, packed or not."""
+    (path,) = found.paths
     rows = tuple(_record(row, columns) for row in json_rows(path))
-    require(bool(rows), f"{shown} has no rows: check that it is the whole file")
-    return Records(origin=local_origin([path], shown), rows=rows, path=path)
+    require(bool(rows), f"{found.location} has no rows: check that it is the whole file")
+    return Records(origin=found.origin, rows=rows, path=path)
 
 
 def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
@@ -160,27 +161,21 @@ def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str
 
 def _local_file(
     card: DatasetCard, kind: SourceKind, dataset_path: str | None, data_dir: Path | None
-) -> tuple[Path, str, PromptFile] | None:
-    """The file to read, its name to show and how to read it; None where another source is asked for, or there is none."""
+) -> tuple[Local[PromptFile], PromptFile] | None:
+    """The file to read, and how; None where another source is asked for, or there is none."""
     check_source(kind, dataset_path)
     if kind in ("hub", "embedded"):
         return None
-    if dataset_path is not None:
-        path = Path(dataset_path)
-        return path, path.name, _entry_for(card, path)
-    found = find_local(card.local, data_dir)
-    if found is not None:
-        return found[1][0], found[0].path, found[0]
-    if kind == "local":
-        raise no_local_file(card, data_dir)
-    return None
+    found = find_local(card.local, dataset_path, data_dir)
+    if found is None:
+        if kind == "local":
+            raise no_local_file(card, data_dir)
+        return None
+    return found, found.entry or _entry_for(card, found.paths[0])
 
 
 def _entry_for(card: DatasetCard, path: Path) -> PromptFile:
-    """How to read a file given by path: as the card says of its name, else by its content."""
-    for entry in card.local:
-        if Path(entry.path).name == path.name:
-            return entry
+    """How to read a file whose name the card does not know: by its content."""
     if card.columns.prompt is not None and _begins_with_prompt(path, card.columns.prompt):
         return PromptFile(path=path.name, format="prompts_jsonl")
     return PromptFile(path=path.name, format=detect_format(path))

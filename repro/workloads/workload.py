@@ -186,9 +186,7 @@ def fixed_workload(
 
 def _workload(name: str, requests: Sequence[Request], origin: Origin, description: str, **facts: float) -> Workload:
     provenance = WorkloadProvenance(
-        source=origin.source,
-        location=origin.location,
-        revision=origin.revision,
+        **vars(origin),
         description=description,
         checksum=checksum(map(_line, requests)),
         lengths=LengthStats.of(np.array([request.prompt_len for request in requests], dtype=np.int64)),

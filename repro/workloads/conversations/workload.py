@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,7 @@ from engines.errors import require
 from engines.knobs import Range, Seconds, Seed, check_fields
 from repro.workloads.conversations.card import SHORT, ConversationCard, load_conversation_card
 from repro.workloads.conversations.chats import Chat, read_chats
-from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, local_origin, no_local_file
+from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
 from repro.workloads.lengths import NORMAL, SMALLEST_UNIFORM, Ints, LogNormalParameters
 from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.sessions.card import RoundCounts
@@ -107,9 +107,7 @@ def draw_conversations(config: ConversationConfig, *, data_dir: Path | None = No
         name=card.name,
         sessions=sessions,
         provenance=ConversationProvenance(
-            source=origin.source,
-            location=origin.location,
-            revision=origin.revision,
+            **vars(origin),
             description=description,
             checksum=checksum(f"{each.session_id}|{each.rounds}" for each in sessions),
             shares=_short_shares(sessions),
@@ -188,19 +186,15 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> tuple[tuple[Chat, ...], Origin]:
     """The conversations of a file, or its prompts within the band alone."""
-    if config.path is not None:
-        paths: tuple[Path, ...] = (Path(config.path),)
-    else:
-        found = find_local(card.local, data_dir)
-        if found is None:
-            raise no_local_file(card, data_dir)
-        paths = found[1]
-    held = read_chats(paths)
+    found = find_local(card.local, config.path, data_dir)
+    if found is None:
+        raise no_local_file(card, data_dir)
+    held = read_chats(found.paths)
     if config.is_banded:
         low, high = config.band
         held = tuple((turn,) for chat in held for turn in chat if low <= turn.prefill_tokens <= high)
         require(bool(held), f"low={config.low}, high={config.high}: the file of {card.name} has no such prompts")
-    return held, local_origin(paths, ", ".join(path.name for path in paths))
+    return held, replace(found.origin, location=", ".join(path.name for path in found.paths))
 
 
 def _sampled(card: ConversationCard, held: tuple[Chat, ...], config: ConversationConfig) -> list[Chat]:

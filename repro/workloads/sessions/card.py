@@ -78,10 +78,6 @@ class SessionCard(SourcedCard):
     """Of the paper's run."""
     paper_sessions: Annotated[int, Range(1, 10**6)]
 
-    def format_of(self, path: Path) -> SessionFormat:
-        """A file of the name of a published one is that, any other our own."""
-        return next((each.format for each in self.local if Path(each.path).name == path.name), "sessions_jsonl")
-
 
 def known_session_cards(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
     return known_cards(cards_dir)

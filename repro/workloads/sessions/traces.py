@@ -38,8 +38,10 @@ class RecordedSession(NamedTuple):
     arrival_s: float | None = None
 
 
-def read_sessions(path: Path, kind: SessionFormat) -> tuple[RecordedSession, ...]:
-    sessions = tuple(map(_own, json_rows(path)) if kind == "sessions_jsonl" else _published(path, _PUBLISHED[kind]))
+def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[RecordedSession, ...]:
+    """In our own format where none is said."""
+    published = None if kind is None else _PUBLISHED.get(kind)
+    sessions = tuple(map(_own, json_rows(path)) if published is None else _published(path, published))
     require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
     return sessions
 

@@ -19,7 +19,7 @@ from engines.ar.session import OpenLoop, Round, Session
 from engines.errors import UserError, require
 from engines.knobs import Range, Seed, check_fields
 from repro.workloads.arrivals import ArrivalConfig, arrival_times
-from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, local_origin, no_local_file
+from repro.workloads.data_dir import Origin, Provenance, checksum, find_local, no_local_file
 from repro.workloads.lengths import Floats, Ints
 from repro.workloads.seed import derive_seed, shuffled
 from repro.workloads.sessions.card import Delay, Lengths, LengthTotals, SessionCard, load_session_card
@@ -102,9 +102,7 @@ def build_sessions(config: SessionWorkloadConfig, *, data_dir: Path | None = Non
         name=card.name,
         sessions=tuple(sessions),
         provenance=SessionProvenance(
-            source=origin.source,
-            location=origin.location,
-            revision=origin.revision,
+            **vars(origin),
             description=description,
             checksum=checksum(f"{each.session_id}|{each.arrival_s:.6f}|{each.rounds}" for each in sessions),
             means={
@@ -119,16 +117,10 @@ def build_sessions(config: SessionWorkloadConfig, *, data_dir: Path | None = Non
 def _held(
     card: SessionCard, config: SessionWorkloadConfig, data_dir: Path | None
 ) -> tuple[tuple[RecordedSession, ...], Origin]:
-    if config.trace_path is not None:
-        path = Path(config.trace_path)
-        kind, location = card.format_of(path), path.name
-    else:
-        found = find_local(card.local, data_dir)
-        if found is None:
-            raise no_local_file(card, data_dir)
-        entry, (path,) = found
-        kind, location = entry.format, entry.path
-    return read_sessions(path, kind), local_origin([path], location)
+    found = find_local(card.local, config.trace_path, data_dir)
+    if found is None:
+        raise no_local_file(card, data_dir)
+    return read_sessions(found.paths[0], None if found.entry is None else found.entry.format), found.origin
 
 
 def _sampled(
