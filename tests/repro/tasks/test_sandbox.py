@@ -17,7 +17,7 @@ import pytest
 
 from engines.errors import UserError
 from repro.tasks.sandbox import landlock, seccomp
-from repro.tasks.sandbox.client import ACCEPT_VARIABLE, Sandbox, SandboxResult, run_many, run_python, sandbox_support
+from repro.tasks.sandbox.client import ACCEPT_VARIABLE, NO_CHECK, Sandbox, SandboxResult, run_many, sandbox_support
 from repro.tasks.sandbox.layers import LANDLOCK, LAYERS, NAMESPACES, PRIVATE_ROOT, SECCOMP
 
 REPO = Path(__file__).resolve().parents[3]
@@ -410,7 +410,10 @@ def test_a_nested_user_namespace_gives_no_write_access(sandbox: Sandbox) -> None
 @needs_isolation
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_killed_harness_takes_the_program_along(tmp_path: Path) -> None:
-    code = "from repro.tasks.sandbox.client import run_python; run_python('while True: pass', timeout_s=3000)"
+    code = (
+        "from repro.tasks.sandbox.client import Sandbox\n"
+        "with Sandbox() as opened: opened.run('while True: pass', timeout_s=3000, memory_bytes=1 << 28)"
+    )
     environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(tmp_path)}
     harness = subprocess.Popen([sys.executable, "-c", code], env=environment)
     word = str(tmp_path / "repro-sandbox-").encode()
@@ -546,7 +549,7 @@ def test_threads_work_where_seccomp_tells_them_from_processes(usual: Sandbox) ->
 @needs_isolation
 def test_the_order_of_sets_is_the_same_in_every_run() -> None:
     program = "raise Exception(list({'a', 'b', 'c', 'd', 'e', 'f'}))"
-    assert len({run_python(program).reason for _ in range(3)}) == 1
+    assert len({result.reason for _ in range(3) for result in run_many([program], [NO_CHECK])}) == 1
 
 
 @needs_isolation
@@ -565,10 +568,9 @@ def test_programs_do_not_meet(sandbox: Sandbox) -> None:
 @needs_isolation
 def test_many_keep_their_order() -> None:
     programs = [f"assert {number} % 3" for number in range(30)]
-    for num_workers in (None, 1, 3):
-        results = run_many(programs, num_workers=num_workers)
-        assert [result.passed for result in results] == [number % 3 != 0 for number in range(30)]
-    assert run_many([]) == ()
+    results = run_many(programs, [NO_CHECK] * 30)
+    assert [result.passed for result in results] == [number % 3 != 0 for number in range(30)]
+    assert run_many([], []) == ()
 
 
 # -- refusals ----------------------------------------------------------------------------------------------
@@ -587,7 +589,7 @@ def test_without_isolation_nothing_is_run_unless_accepted(monkeypatch: pytest.Mo
         assert run(weak, f"open({str(tmp_path / 'a')!r}, 'w').write('x')").passed
     monkeypatch.setenv(ACCEPT_VARIABLE, "yes")
     with pytest.raises(UserError, match="'yes' is unknown"):
-        run_python("x = 1")
+        run_many(["x = 1"], [NO_CHECK])
 
 
 @pytest.mark.parametrize(
@@ -608,22 +610,7 @@ def test_a_system_that_cannot_fork_is_refused_whatever_is_accepted(monkeypatch: 
     monkeypatch.setenv(ACCEPT_VARIABLE, "1")
     monkeypatch.delattr(os, "fork")
     with pytest.raises(UserError, match="use Linux, WSL 2 or a container"):
-        run_python("x = 1")
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"timeout_s": 0}, "timeout_s"),
-        ({"timeout_s": float("nan")}, "timeout_s"),
-        ({"timeout_s": float("inf")}, "timeout_s"),
-        ({"memory_bytes": 1}, "memory_bytes"),
-        ({"num_workers": 0}, "num_workers"),
-    ],
-)
-def test_bad_limits_are_refused(change: dict, field: str) -> None:
-    with pytest.raises(UserError, match=field):
-        run_many(["x = 1"], **change)
+        run_many(["x = 1"], [NO_CHECK])
 
 
 def test_a_broken_server_is_an_error_and_not_a_verdict() -> None:
@@ -639,7 +626,10 @@ def test_a_broken_server_is_an_error_and_not_a_verdict() -> None:
 def test_lower_limits_of_the_session_stay() -> None:
     program = "import resource; raise Exception(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_AS)[1])"
     lowered = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); resource.setrlimit(resource.RLIMIT_AS, (1 << 28,) * 2)"
-    code = f"{lowered}\nfrom repro.tasks.sandbox.client import run_python; print(run_python({program!r}).reason)"
+    code = (
+        f"{lowered}\nfrom repro.tasks.sandbox.client import NO_CHECK, run_many\n"
+        f"print(run_many([{program!r}], [NO_CHECK])[0].reason)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": str(REPO)},
