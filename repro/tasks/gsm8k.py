@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engines.errors import UserError
-from repro.tasks.task import Grade, Task, TaskProblem
+from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.card import load_card
 from repro.workloads.data_dir import Local
-from repro.workloads.source import HubLoader, Record, Records, SourceKind, hub_records, open_records, read_records
+from repro.workloads.source import HubLoader, Record, Records, hub_records, open_records, read_records
 
 NAME = "gsm8k"
-NUM_PROBLEMS = 1319
 NUM_FEWSHOT = 5
 UNTIL = ("Question:", "</s>", "<|im_end|>")
 COLUMNS = ("question", "answer")
@@ -33,14 +32,7 @@ _NONE = "[invalid]"
 
 
 def gsm8k_task(
-    num_problems: int,
-    *,
-    num_fewshot: int = NUM_FEWSHOT,
-    chat: bool = False,
-    source: SourceKind = "auto",
-    dataset_path: str | None = None,
-    data_dir: Path | None = None,
-    hub_loader: HubLoader | None = None,
+    options: TaskOptions, *, data_dir: Path | None = None, hub_loader: HubLoader | None = None
 ) -> Task | None:
     """The first problems of the test split; None where only the embedded lengths are there.
 
@@ -48,11 +40,17 @@ def gsm8k_task(
     where it is not at hand.
     """
     records = open_records(
-        load_card(NAME), source, COLUMNS, dataset_path=dataset_path, data_dir=data_dir, hub_loader=hub_loader
+        load_card(NAME),
+        options.source,
+        COLUMNS,
+        dataset_path=options.dataset_path,
+        data_dir=data_dir,
+        hub_loader=hub_loader,
     )
     if records is None:
         return None
     examples, whose = _examples(records, hub_loader)
+    num_fewshot = NUM_FEWSHOT if options.num_fewshot is None else options.num_fewshot
     if not 0 <= num_fewshot <= len(examples):
         raise UserError(f"num_fewshot={num_fewshot} must be between 0 and {len(examples)}, the examples there are")
     head = "".join(f"{_question(row)} {row['answer']}\n\n" for row in examples[:num_fewshot])
@@ -63,7 +61,7 @@ def gsm8k_task(
             user=head + _question(row),
             reference=f" {row['answer']}",
         )
-        for index, row in enumerate(records.rows[:num_problems])
+        for index, row in enumerate(records.rows[: options.num_problems])
     )
     shots = f"{num_fewshot} examples {whose}" if num_fewshot else "no examples"
     return Task(
@@ -73,7 +71,7 @@ def gsm8k_task(
         description=f"GSM8K test split, {len(problems)} of {len(records.rows)} problems in order, {shots}",
         grader=_grade,
         until=UNTIL,
-        chat=chat,
+        chat=options.chat,
     )
 
 
@@ -111,3 +109,15 @@ def _examples(records: Records, hub_loader: HubLoader | None) -> tuple[tuple[Rec
     if train.is_file():
         return read_records(Local(paths=(train,), entry=None, location=train.name), COLUMNS).rows, f"of {TRAIN_FILE}"
     return EXAMPLES, "written for this project"
+
+
+ENTRY = TaskEntry(
+    name=NAME,
+    title="GSM8K",
+    num_problems=1319,
+    is_generated=False,
+    num_fewshot=NUM_FEWSHOT,
+    criterion="flexible extract",
+    strict="strict match",
+    load=gsm8k_task,
+)

@@ -6,42 +6,40 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from repro.tasks.programs import passes
-from repro.tasks.task import Grade, Task, TaskProblem
+from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.card import load_card
-from repro.workloads.source import HubLoader, Record, SourceKind, open_records
+from repro.workloads.source import HubLoader, Record, open_records
 
 NAME = "humaneval"
-NUM_PROBLEMS = 164
 UNTIL = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 CHAT_UNTIL = (*UNTIL, "```")
 COLUMNS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 
 def humaneval_task(
-    num_problems: int,
-    *,
-    chat: bool = False,
-    source: SourceKind = "auto",
-    dataset_path: str | None = None,
-    data_dir: Path | None = None,
-    hub_loader: HubLoader | None = None,
+    options: TaskOptions, *, data_dir: Path | None = None, hub_loader: HubLoader | None = None
 ) -> Task | None:
     """The first problems; None where only the embedded lengths are there."""
     records = open_records(
-        load_card(NAME), source, COLUMNS, dataset_path=dataset_path, data_dir=data_dir, hub_loader=hub_loader
+        load_card(NAME),
+        options.source,
+        COLUMNS,
+        dataset_path=options.dataset_path,
+        data_dir=data_dir,
+        hub_loader=hub_loader,
     )
     if records is None:
         return None
-    problems = tuple(_problem(row) for row in records.rows[:num_problems])
+    problems = tuple(_problem(row) for row in records.rows[: options.num_problems])
     return Task(
         name=NAME,
         problems=problems,
         origin=records.origin,
         description=f"HumanEval, {len(problems)} of {len(records.rows)} problems in order",
         grader=_grade,
-        until=CHAT_UNTIL if chat else UNTIL,
+        until=CHAT_UNTIL if options.chat else UNTIL,
         runs_code=True,
-        chat=chat,
+        chat=options.chat,
     )
 
 
@@ -62,3 +60,15 @@ def _problem(row: Record) -> TaskProblem:
 
 def _grade(problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
     return [Grade(correct=passed) for passed in passes(problems, texts)]
+
+
+ENTRY = TaskEntry(
+    name=NAME,
+    title="HumanEval",
+    num_problems=164,
+    is_generated=False,
+    criterion="pass@1",
+    strict=None,
+    runs_code=True,
+    load=humaneval_task,
+)

@@ -2,46 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from repro.tasks import mini_code, mini_gsm
 from repro.tasks.grading import grade
 from repro.tasks.problem import Problem
 from repro.tasks.programs import passes
-from repro.tasks.task import Grade, Grader, Task, TaskProblem
+from repro.tasks.task import Grade, Grader, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.data_dir import Origin
+
+NUM_PROBLEMS = 500
 
 INPUTS = (-3, 0, 1, 2, 7)
 """What mini-code's functions are called with. Theirs are affine in x, so two points would tell them apart."""
 
 
-def mini_gsm_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
+def mini_gsm_task(options: TaskOptions) -> Task:
     """``correct`` is the last number of the answer, ``strict`` the number behind ``####``."""
-    problems = mini_gsm.generate(seed, num_problems, "heldout")
+    problems = _problems(mini_gsm.generate, options)
     by_prompt = {problem.prompt: problem for problem in problems}
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         grades = [grade(by_prompt[p.prompt], text) for p, text in zip(asked, texts, strict=True)]
         return [Grade(correct=each.flexible, strict=each.strict) for each in grades]
 
-    return _task(mini_gsm.TASK, problems, seed, grader, chat=chat)
+    return _task(mini_gsm.TASK, problems, options, grader)
 
 
-def mini_code_task(num_problems: int, seed: int, *, chat: bool = False) -> Task:
+def mini_code_task(options: TaskOptions) -> Task:
     """``correct`` is pass@1, found by running the function; ``strict`` is the reference's very text."""
 
     def grader(asked: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         exact = [text.rstrip() == p.reference for p, text in zip(asked, texts, strict=True)]
         return [Grade(correct=a, strict=b) for a, b in zip(passes(asked, texts), exact, strict=True)]
 
-    return _task(mini_code.TASK, mini_code.generate(seed, num_problems, "heldout"), seed, grader, chat=chat)
+    return _task(mini_code.TASK, _problems(mini_code.generate, options), options, grader)
 
 
-def _task(name: str, problems: Sequence[Problem], seed: int, grader: Grader, *, chat: bool) -> Task:
+def _problems(generate: Callable[..., list[Problem]], options: TaskOptions) -> list[Problem]:
+    num = NUM_PROBLEMS if options.num_problems is None else options.num_problems
+    return generate(options.seed, num, "heldout")
+
+
+def _task(name: str, problems: Sequence[Problem], options: TaskOptions, grader: Grader) -> Task:
     runs_code = name == mini_code.TASK
     asked = [
         TaskProblem(
-            problem_id=f"{name}/{seed}/{index}",
+            problem_id=f"{name}/{options.seed}/{index}",
             prompt=problem.prompt,
             user=problem.prompt,
             reference=problem.answer,
@@ -58,10 +65,31 @@ def _task(name: str, problems: Sequence[Problem], seed: int, grader: Grader, *, 
         description=f"{name}: generated problems of the held-out split",
         grader=grader,
         runs_code=runs_code,
-        chat=chat,
+        chat=options.chat,
     )
 
 
 def _check(problem: Problem) -> str:
     expected = [mini_code.apply(problem, x) for x in INPUTS]
     return f"assert [f(x) for x in {list(INPUTS)}] == {expected}"
+
+
+GSM = TaskEntry(
+    name=mini_gsm.TASK,
+    title="mini-gsm",
+    num_problems=NUM_PROBLEMS,
+    is_generated=True,
+    criterion="last number",
+    strict="number behind ####",
+    load=mini_gsm_task,
+)
+CODE = TaskEntry(
+    name=mini_code.TASK,
+    title="mini-code",
+    num_problems=NUM_PROBLEMS,
+    is_generated=True,
+    criterion="pass@1",
+    strict="the reference's text",
+    runs_code=True,
+    load=mini_code_task,
+)

@@ -6,8 +6,11 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+from engines.knobs import Count, Range, Seed, check_fields
 from repro.workloads.data_dir import Origin
+from repro.workloads.source import SourceKind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +72,39 @@ class Task:
     def grade_all(self, problems: Sequence[TaskProblem], texts: Sequence[str]) -> list[Grade]:
         """``texts`` as generated, up to the end of text; much faster for many answers where they are programs."""
         return self.grader(problems, [cut_at(text, self.until) for text in texts])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions:
+    """``seed`` picks the problems of a generated task and does nothing else; None is a task's own default."""
+
+    num_problems: Count | None = None
+    seed: Seed = 0
+    num_fewshot: Annotated[int, Range(0, 64)] | None = None
+    chat: bool = False
+    source: SourceKind = "auto"
+    dataset_path: str | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEntry:
+    name: str
+    title: str
+    num_problems: int
+    """All there are of a published task; how many are asked of a generated one by default."""
+    is_generated: bool
+    num_fewshot: int | None = None
+    """Examples before each question by default; None for a task without."""
+    criterion: str
+    strict: str | None
+    """What ``correct`` and ``strict`` mean."""
+    runs_code: bool = False
+    """Whether grading runs what a model wrote."""
+    load: Callable[[TaskOptions], Task | None]
+    """None where a published task has no real problems here (``source`` auto without a file, or embedded)."""
 
 
 def cut_at(text: str, until: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ def write_jsonl(path: Path, *rows: Mapping[str, object]) -> Path:
 
 @pytest.mark.parametrize("make", [mini_gsm_task, mini_code_task])
 def test_references_are_right_and_numbers_apart_are_not(make: Any) -> None:
-    task = make(20, 5)
+    task = make(TaskOptions(num_problems=20, seed=5))
     references = [problem.reference for problem in task.problems]
     assert task.grade_all(task.problems, references) == [RIGHT] * 20
     off = [re.sub(r"\d(?=\D*$)", lambda found: str((int(found[0]) + 1) % 10), text) for text in references]
@@ -65,7 +65,7 @@ def test_references_are_right_and_numbers_apart_are_not(make: Any) -> None:
 
 
 def test_mini_code_is_judged_by_what_it_computes() -> None:
-    task = mini_code_task(1, 5)
+    task = mini_code_task(TaskOptions(num_problems=1, seed=5))
     (problem,) = task.problems
     same = problem.reference.replace("return x", "y = x\n    return y")
     assert task.grade(problem, same) == Grade(correct=True, strict=False)
@@ -83,17 +83,17 @@ def test_the_expected_value_is_the_references(seed: int, x: int) -> None:
 
 
 def test_mini_gsm_without_its_mark_counts_by_the_last_number() -> None:
-    task = mini_gsm_task(1, 5)
+    task = mini_gsm_task(TaskOptions(num_problems=1, seed=5))
     (problem,) = task.problems
     final = problem.reference.rsplit("#### ", 1)[1]
     assert task.grade(problem, f" It is {final}.") == Grade(correct=True, strict=False)
 
 
 def test_generated_problems_are_heldout_and_share_their_beginning() -> None:
-    few, many = mini_gsm_task(3, 5), mini_gsm_task(6, 5)
+    few, many = (mini_gsm_task(TaskOptions(num_problems=num, seed=5)) for num in (3, 6))
     assert many.prompts() == [problem.prompt for problem in mini_gsm.generate(5, 6, "heldout")]
     assert few.problems == many.problems[:3]
-    assert few.problems != mini_gsm_task(3, 6).problems
+    assert few.problems != mini_gsm_task(TaskOptions(num_problems=3, seed=6)).problems
     assert few.digest != many.digest
 
 
@@ -102,25 +102,25 @@ def test_generated_problems_are_heldout_and_share_their_beginning() -> None:
 
 def test_gsm8k_prompt_is_lm_evals(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", *QUESTIONS)
-    task = gsm8k_task(2, num_fewshot=0, data_dir=tmp_path)
+    task = gsm8k_task(TaskOptions(num_problems=2, num_fewshot=0), data_dir=tmp_path)
     assert task is not None
     assert task.prompts() == ["Question: One and one?\nAnswer:", "Question: A thousand and $2?\nAnswer:"]
     assert task.origin.source == "local"
     shots = [{"question": f"Q{i}?", "answer": f"#### {i}"} for i in range(9)]
     write_jsonl(path.with_name("gsm8k_train.jsonl"), *shots)
-    task = gsm8k_task(1, num_fewshot=2, data_dir=tmp_path)
+    task = gsm8k_task(TaskOptions(num_problems=1, num_fewshot=2), data_dir=tmp_path)
     assert task is not None
     assert task.prompts() == [
         "Question: Q0?\nAnswer: #### 0\n\nQuestion: Q1?\nAnswer: #### 1\n\nQuestion: One and one?\nAnswer:"
     ]
     assert task.description.endswith("1 of 2 problems in order, 2 examples of gsm8k_train.jsonl")
     with pytest.raises(UserError, match="num_fewshot=10 must be between 0 and 9"):
-        gsm8k_task(1, num_fewshot=10, data_dir=tmp_path)
+        gsm8k_task(TaskOptions(num_problems=1, num_fewshot=10), data_dir=tmp_path)
 
 
 def test_gsm8k_has_examples_of_its_own(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "some.jsonl", *QUESTIONS)
-    task = gsm8k_task(1, source="local", dataset_path=str(path))
+    task = gsm8k_task(TaskOptions(num_problems=1, source="local", dataset_path=str(path)))
     assert task is not None
     assert task.prompts()[0].count("Question:") == 6
     assert "examples written for this project" in task.description
@@ -140,14 +140,13 @@ def test_gsm8k_from_the_hub() -> None:
         asked.append((hub.id, hub.config, hub.split))
         return {name: [row[name] for row in QUESTIONS] for name in columns}
 
-    task = gsm8k_task(1, num_fewshot=1, source="hub", hub_loader=load)
+    task = gsm8k_task(TaskOptions(num_problems=1, num_fewshot=1, source="hub"), hub_loader=load)
     assert task is not None
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
     assert task.origin.source == "hub"
     with pytest.raises(UserError, match="row 0: field 'answer' is 7: expected text"):
         gsm8k_task(
-            1,
-            source="hub",
+            TaskOptions(num_problems=1, source="hub"),
             hub_loader=lambda hub, columns: {name: [7 if name == "answer" else "x"] for name in columns},
         )
 
@@ -171,7 +170,7 @@ def test_find_number(text: str, strict: str, flexible: str) -> None:
 
 def test_gsm8k_grades_normalized_numbers(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "gsm8k" / "gsm8k_test.jsonl", *QUESTIONS)
-    task = gsm8k_task(2, num_fewshot=0, data_dir=tmp_path)
+    task = gsm8k_task(TaskOptions(num_problems=2, num_fewshot=0), data_dir=tmp_path)
     assert task is not None
     second = task.problems[1]
     assert task.grade(second, " It is\n#### 1002") == RIGHT
@@ -204,7 +203,7 @@ def test_numbers_are_found_as_lm_eval_finds_them(text: str) -> None:
 
 def test_humaneval_runs_the_tests(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
-    task = humaneval_task(164, data_dir=tmp_path)
+    task = humaneval_task(TaskOptions(num_problems=164), data_dir=tmp_path)
     assert task is not None
     (problem,) = task.problems
     assert task.prompts() == [FUNCTION["prompt"]]
@@ -215,7 +214,7 @@ def test_humaneval_runs_the_tests(tmp_path: Path) -> None:
 
 def test_humaneval_in_a_conversation(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "humaneval" / "HumanEval.jsonl", FUNCTION)
-    task = humaneval_task(1, chat=True, data_dir=tmp_path)
+    task = humaneval_task(TaskOptions(num_problems=1, chat=True), data_dir=tmp_path)
     assert task is not None
     (problem,) = task.problems
     assert problem.user.startswith(
@@ -228,8 +227,8 @@ def test_humaneval_in_a_conversation(tmp_path: Path) -> None:
 @needs_data
 def test_published_answers_are_right() -> None:
     assert REAL_DATA is not None
-    gsm = gsm8k_task(1319, data_dir=Path(REAL_DATA))
-    code = humaneval_task(164, data_dir=Path(REAL_DATA))
+    gsm = gsm8k_task(TaskOptions(num_problems=1319), data_dir=Path(REAL_DATA))
+    code = humaneval_task(TaskOptions(num_problems=164), data_dir=Path(REAL_DATA))
     for task, verdict in ((gsm, RIGHT), (code, Grade(correct=True))):
         assert task is not None
         assert len(task.problems) == TASKS[task.name].num_problems
@@ -252,17 +251,17 @@ def test_cut_at_ends_before_the_first_stop(text: str, until: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("arc", TaskOptions(), "task='arc' is unknown: use one of mini-gsm, mini-code, gsm8k, humaneval"),
-        ("mini-gsm", TaskOptions(num_problems=0), "num_problems=0 must be at least 1"),
-        ("gsm8k", TaskOptions(num_problems=1320), "num_problems=1320: GSM8K has 1319 problems: ask for fewer"),
-        ("humaneval", TaskOptions(num_fewshot=3), "num_fewshot=3 has no effect with dataset='humaneval'"),
-        ("mini-code", TaskOptions(source="hub"), "source='hub' has no effect with dataset='mini-code'"),
-        ("gsm8k", TaskOptions(source="local"), "source='local': no file for dataset 'gsm8k'"),
+        ("arc", {}, "task='arc' is unknown: use one of mini-gsm, mini-code, gsm8k, humaneval"),
+        ("mini-gsm", {"num_problems": 0}, "num_problems=0 must be at least 1"),
+        ("gsm8k", {"num_problems": 1320}, "num_problems=1320: GSM8K has 1319 problems: ask for fewer"),
+        ("humaneval", {"num_fewshot": 3}, "num_fewshot=3 has no effect with dataset='humaneval'"),
+        ("mini-code", {"source": "hub"}, "source='hub' has no effect with dataset='mini-code'"),
+        ("gsm8k", {"source": "local"}, "source='local': no file for dataset 'gsm8k'"),
     ],
 )
-def test_options_are_refused(name: str, options: TaskOptions, message: str) -> None:
+def test_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        load_task(name, options)
+        load_task(name, TaskOptions(**options))
 
 
 def test_no_real_problems_no_task() -> None:
