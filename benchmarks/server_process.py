@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -23,10 +21,12 @@ class Server:
     url: str
     engine_pid: int
 
-    def status(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.url}/status", timeout=60) as response:
-            found: dict[str, Any] = json.loads(response.read())
-        return found
+    def metrics(self) -> dict[str, float]:
+        """By name and labels, as they are written, without their common beginning."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as response:
+            lines = [line for line in response.read().decode().splitlines() if line[0] != "#"]
+        found = (line.rpartition(" ") for line in lines)
+        return {name.removeprefix("repro_"): float(value) for name, _, value in found}
 
 
 @contextmanager

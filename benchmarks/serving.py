@@ -147,13 +147,13 @@ def over_http(num: int, system: str, num_clients: int) -> Cost:
                 return time.perf_counter() - started
 
         asyncio.run(load(asked(8)))
-        before, cpu = server.status(), cpu_s(server.engine_pid)
+        before, cpu = server.metrics(), cpu_s(server.engine_pid)
         seconds = asyncio.run(load(asked(num)))
         cpu = cpu_s(server.engine_pid) - cpu
-        after = server.status()
+        after = server.metrics()
     os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
-    passes, busy = (after[name] - before[name] for name in ("forward_passes", "busy_s"))
-    return Cost("over HTTP", LENGTH * num / seconds, cpu, passes, seconds, 1 - busy / seconds)
+    passes, busy = (after[name] - before[name] for name in ("forward_passes_total", "engine_busy_seconds_total"))
+    return Cost("over HTTP", LENGTH * num / seconds, cpu, int(passes), seconds, 1 - busy / seconds)
 
 
 # -- attack -----------------------------------------------------------------------------------------------------
@@ -299,8 +299,9 @@ async def attack(server: Server, num: int, num_clients: int, *, is_ended: bool, 
         exit_code = server.process.wait(120)
     else:
         for _ in range(200):
-            status = server.status()
-            rows_left, open_left = status["pool"]["used"], status["open"] + status["waiting"]
+            status = server.metrics()
+            rows_left = int(status["pool_rows_used"])
+            open_left = int(status["requests_open"] + status["requests_waiting"])
             if not rows_left and not open_left:
                 break
             await asyncio.sleep(0.05)

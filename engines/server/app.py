@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -37,9 +37,14 @@ class Server:
 
     def __init__(self, served: Served, settings: ServerSettings) -> None:
         self._served, self._settings = served, settings
-        self.metrics = Metrics(served.service)
-        self._started = int(time.time())
+        self._started = time.time()
         self._intake = Intake(settings)
+        own: Mapping[str, tuple[str, Callable[[], float]]] = {
+            "uptime_seconds": ("Since the server began.", lambda: time.time() - self._started),
+            "draining": ("1 when no request is taken any more.", lambda: self.is_draining),
+            "requests_receiving": ("Requests whose bodies have not come whole.", lambda: self.num_reading),
+        }
+        self.metrics = Metrics(served.service, served.model.name, own)
         self.num_answering = 0
         """Requests under /v1 that came whole and are being answered."""
         page = files(__package__).joinpath("status.html").read_text(encoding="utf-8")
@@ -56,7 +61,6 @@ class Server:
                 Route("/health", self._health),
                 Route("/ready", self._ready),
                 Route("/metrics", self._metrics),
-                Route("/status", self._status),
                 Route("/", self._status_page),
             ],
             middleware=[Middleware(_Addressed, check=Addressed(settings.host).check, say=self._say)],
@@ -104,11 +108,6 @@ class Server:
     async def _metrics(self, _request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _status(self, _request: Request) -> Response:
-        about = {"model": self._served.model.name, "uptime_s": time.time() - self._started}
-        own = {"draining": self.is_draining, "receiving": self.num_reading}
-        return JSONResponse({**about, **own, **self.metrics.page()})
-
     async def _status_page(self, _request: Request) -> Response:
         return self._page
 
@@ -152,7 +151,13 @@ class Server:
     def _card(self) -> dict[str, Any]:
         model = self._served.model
         own = {"max_model_len": model.max_model_len, **model.facts}
-        return {"id": model.name, "object": "model", "created": self._started, "owned_by": "dllm-serve-repro", **own}
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": int(self._started),
+            "owned_by": "dllm-serve-repro",
+            **own,
+        }
 
     # -- refusals ------------------------------------------------------------------------------------------
 

@@ -1,13 +1,12 @@
-"""What ``/metrics`` says, in Prometheus' text format, and the status page in JSON."""
+"""What ``/metrics`` says, in Prometheus' text format; the status page reads it too."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,7 +14,7 @@ from engines.server.service import EngineProcess
 
 PREFIX = "repro_"
 RECENT_S, MOST_RECENT = 60.0, 2048
-"""How long the status page speaks of a request, and of how many at most."""
+"""How long a time counts as recent, and how many do at most."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
@@ -23,10 +22,13 @@ _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 
 class Metrics:
     """Counts of requests by what became of them, and the engine's own figures as it last told them."""
 
-    def __init__(self, service: EngineProcess) -> None:
-        self._service = service
+    def __init__(self, service: EngineProcess, model: str, own: Mapping[str, tuple[str, Callable[[], float]]]) -> None:
+        """``own`` is what the server says of itself, by name: in words, and now."""
         registry = self._registry = CollectorRegistry()
         registry.register(_OfTheEngine(service))
+        Info(f"{PREFIX}model", "What is served.", registry=registry).info({"name": model})
+        for name, (what, read) in own.items():
+            Gauge(f"{PREFIX}{name}", what, registry=registry).set_function(read)
         self.answered = Counter(f"{PREFIX}requests", "Requests answered to their end.", registry=registry)
         self.rejections = Counter(
             f"{PREFIX}rejections", "Requests refused, by HTTP status.", ["status"], registry=registry
@@ -41,7 +43,10 @@ class Metrics:
         self.tpot_s = self._histogram(
             "time_per_output_token_seconds", "From a stream's first piece to its end, by token after the first.", _SHORT
         )
-        self._recent_ttft_s, self._recent_tpot_s = _Recent(), _Recent()
+        self._recent_ttft_s = _Recent("recent_time_to_first_block_seconds", "Of the streams of the last minute.")
+        self._recent_tpot_s = _Recent("recent_time_per_output_token_seconds", "Of the streams of the last minute.")
+        registry.register(self._recent_ttft_s)
+        registry.register(self._recent_tpot_s)
         self.e2el_s = self._histogram("request_seconds", "From arrival to the end of the answer.")
         for kind in ("prompt", "completion"):
             self.tokens.labels(kind)
@@ -60,51 +65,24 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self._registry)
 
-    def page(self) -> dict[str, Any]:
-        """What the status page draws."""
-        service, status = self._service, self._service.status
-        return {
-            "ready": service.is_ready,
-            "restarts": service.num_restarts,
-            "open": service.num_open,
-            "waiting": service.num_waiting,
-            "running": status.running,
-            "phases": dict(status.phases),
-            "budget": {"used": status.budget_used, "total": status.budget},
-            "pool": {"used": status.pool_used, "idle": status.pool_idle, "total": status.pool},
-            "forward_passes": status.forward_passes,
-            "committed_tokens": status.committed_tokens,
-            "busy_s": status.busy_s,
-            "ttft_s": self._recent_ttft_s.percentiles(),
-            "tpot_s": self._recent_tpot_s.percentiles(),
-            "answered": _value(self.answered),
-            "disconnects": _value(self.disconnects),
-            "rejections": {
-                sample.labels["status"]: sample.value
-                for metric in self.rejections.collect()
-                for sample in metric.samples
-                if sample.name.endswith("_total")
-            },
-        }
 
+class _Recent(Collector):
+    """Quantiles of the last minute's values; none where there was no value."""
 
-class _Recent:
-    """Values of the last minute."""
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, what: str) -> None:
+        self._name, self._what = name, what
         self._values: deque[tuple[float, float]] = deque(maxlen=MOST_RECENT)
 
     def add(self, value: float) -> None:
         self._values.append((time.monotonic(), value))
 
-    def percentiles(self) -> dict[str, float | None]:
+    def collect(self) -> Iterator[Metric]:
         since = time.monotonic() - RECENT_S
         found = sorted(value for at, value in self._values if at >= since)
-        return {name: found[int(part * len(found))] if found else None for name, part in (("p50", 0.5), ("p90", 0.9))}
-
-
-def _value(counter: Counter) -> float:
-    return next(s.value for metric in counter.collect() for s in metric.samples if s.name.endswith("_total"))
+        family = GaugeMetricFamily(f"{PREFIX}{self._name}", self._what, labels=["quantile"])
+        for part in (0.5, 0.9) if found else ():
+            family.add_metric([str(part)], found[int(part * len(found))])
+        yield family
 
 
 class _OfTheEngine(Collector):

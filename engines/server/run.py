@@ -129,6 +129,7 @@ def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
         access_log=False,
         lifespan="off",
         server_header=False,
+        proxy_headers=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=FLUSH_S,

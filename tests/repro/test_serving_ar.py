@@ -21,7 +21,7 @@ pytest.importorskip("jinja2", reason="needs the extra hub: jinja2 is not install
 
 from support.causal import executor
 from support.causal_checkpoints import END, POISON, TURN_END, VOCAB, Breakable, write_causal
-from support.http_client import ask, leave, streaming
+from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
 
 from engines.ar.session import OpenLoop, Round, Session
@@ -265,15 +265,11 @@ def test_a_failed_step_costs_its_batch_alone(server: Running) -> None:
 
 
 def test_a_next_turn_reuses_the_last_and_metrics_say_so(server: Running) -> None:
-    def values() -> dict[str, float]:
-        lines = ask(server.port, "/metrics").body.splitlines()
-        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line[0] != "#"}
-
     turn = ask(server.port, COMPLETIONS, body(list(range(20, 60)), ignore_eos=True, return_token_ids=True))
     ids = [*range(20, 60), *turn.body["choices"][0]["token_ids"], 40, 41]
-    before = values()
+    before = metrics(server.port)
     ask(server.port, COMPLETIONS, body(ids, max_tokens=2, ignore_eos=True))
-    after = values()
+    after = metrics(server.port)
     assert after["repro_reused_tokens_total"] - before["repro_reused_tokens_total"] == 40 + LENGTH - 1
     assert after["repro_prefilled_tokens_total"] - before["repro_prefilled_tokens_total"] == 3
     assert after["repro_pool_rows"] == 1024

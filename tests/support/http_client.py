@@ -30,6 +30,12 @@ def ask(
         return Said(response.status, json.loads(content) if is_json else content.decode(), dict(response.headers))
 
 
+def metrics(port: int) -> dict[str, float]:
+    """By name and labels, as they are written."""
+    lines = [line.rpartition(" ") for line in ask(port, "/metrics").body.splitlines() if line[0] != "#"]
+    return {name: float(value) for name, _, value in lines}
+
+
 @contextmanager
 def streaming(port: int, path: str, body: Any, headers: Mapping[str, str] | None = None) -> Iterator[Iterator[Any]]:
     """The events of a stream, parsed; leaving before its end closes the connection."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ pytest.importorskip("starlette", reason="needs the extra server: starlette is no
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 
-from support.http_client import ask, leave, streaming
+from support.http_client import ask, leave, metrics, streaming
 from support.http_server import Running, running_server
 from support.served_echo import DIE, DIE_AT_ONCE, RAISE, REFUSE, ByteCodec, EchoModel, answer_of
 
@@ -220,12 +219,13 @@ def test_models_health_page_and_metrics(server: Running) -> None:
     assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
     assert ask(server.port, "/v1/models/echo").body["max_model_len"] == 512
     assert ask(server.port, "/health").status == ask(server.port, "/ready").status == 200
-    assert "canvas" in ask(server.port, "/").body
-    text = ask(server.port, "/metrics").body
-    values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
-    status = ask(server.port, "/status").body
-    assert values["repro_requests_total"] == status["answered"] > 0
-    assert values["repro_forward_passes_total"] == status["forward_passes"] > 0
+    values = metrics(server.port)
+    read = {*re.findall(r"\b(?:s|status)\.([a-z_]+)", ask(server.port, "/").body)} - {"t", "rate", "busy"}
+    assert {"requests_total", "pool_rows", "uptime_seconds"} < read
+    assert {f"repro_{name}" for name in read} <= values.keys(), "what the page draws is told"
+    assert values['repro_model_info{name="echo"}'] == 1
+    assert values["repro_requests_total"] > 0
+    assert values["repro_forward_passes_total"] > 0
     assert values["repro_pool_rows"] == 40
     assert values["repro_budget_tokens"] == 16
     assert {'repro_step_requests{phase="refresh"}', 'repro_step_requests{phase="reuse"}'} <= values.keys()
@@ -236,18 +236,16 @@ def test_models_health_page_and_metrics(server: Running) -> None:
 def test_streams_are_timed_to_their_first_token_and_between_the_others() -> None:
     """Two blocks, the second of one token."""
     with running_server(EchoModel(step_s=0.1), ByteCodec()) as server:
-        before = ask(server.port, "/status").body
-        assert before["ttft_s"] == before["tpot_s"] == {"p50": None, "p90": None}
+        assert not any("quantile" in name for name in metrics(server.port))
         with streaming(server.port, COMPLETIONS, body(stream=True, max_tokens=5)) as events:
             assert [*events][-1] == "[DONE]"
         server.wait_until_idle()
-        text = ask(server.port, "/metrics").body
-        values = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line[0] != "#"}
+        values = metrics(server.port)
         names = ("time_to_first_block", "time_per_output_token", "request")
         ttft_s, tpot_s, e2el_s = (values[f"repro_{name}_seconds_sum"] for name in names)
         assert 4 * tpot_s == pytest.approx(e2el_s - ttft_s, rel=0.1)
-        after = ask(server.port, "/status").body
-        assert (after["ttft_s"]["p50"], after["tpot_s"]["p90"]) == (ttft_s, tpot_s)
+        assert values['repro_recent_time_to_first_block_seconds{quantile="0.5"}'] == ttft_s
+        assert values['repro_recent_time_per_output_token_seconds{quantile="0.9"}'] == tpot_s
 
 
 def test_a_step_that_raises_costs_its_batch_alone(server: Running) -> None:
@@ -270,7 +268,7 @@ def test_a_client_that_leaves_frees_its_rows() -> None:
             end.close()
         server.wait_until_idle()
         assert server.call(lambda: server.service.status.pool_used) == 0
-        assert ask(server.port, "/status").body["disconnects"] == 3
+        assert metrics(server.port)["repro_disconnects_total"] == 3
         assert ask(server.port, COMPLETIONS, body()).status == 200
 
 
@@ -288,7 +286,7 @@ def test_a_full_queue_refuses_and_keeps_its_word_to_the_others() -> None:
             assert ask(server.port, COMPLETIONS, body(n=3)).status == 400, "never fits"
             ends[0].close()
             assert [other.result().status for other in others] == [200, 200]
-        assert 'repro_rejections_total{status="429"} 1.0' in ask(server.port, "/metrics").body
+        assert metrics(server.port)['repro_rejections_total{status="429"}'] == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -352,7 +350,7 @@ def test_a_key_is_asked_for_under_v1_alone() -> None:
         assert ask(server.port, "/v1/models").status == 401
         assert ask(server.port, COMPLETIONS, body(), headers={"Authorization": "Bearer sesame"}).status == 200
         assert ask(server.port, "/health").status == ask(server.port, "/metrics").status == 200
-        assert "sesame" not in json.dumps(ask(server.port, "/status").body)
+        assert "sesame" not in ask(server.port, "/metrics").body
 
 
 def test_before_the_model_is_loaded_requests_are_asked_to_come_again() -> None:

@@ -21,7 +21,7 @@ pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not in
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 
 import uvicorn
-from support.http_client import ask
+from support.http_client import ask, metrics
 from support.http_server import Running, running_server
 from support.served_echo import ByteCodec, EchoModel
 from uvicorn.server import ServerState
@@ -172,7 +172,7 @@ def test_what_does_not_come_as_it_should_ends_in_a_sentence(
         ({"host": "127.0.0.1.evil.com"}, 421, "is not this server"),
         ({"host": "0.0.0.0:8000"}, 421, "is not this server"),
         ({"host": "user@localhost"}, 421, "is not this server"),
-        ({"host": "evil.com", "path": "/status", "method": "GET"}, 421, "is not this server"),
+        ({"host": "evil.com", "path": "/metrics", "method": "GET"}, 421, "is not this server"),
     ],
 )
 def test_a_page_of_another_origin_is_refused(
@@ -269,7 +269,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body_is_counted_and_no_fault(
             client.sendall(head() + CONTENT[:8])
             server.wait_until(lambda: server.server.num_reading == 1)
         server.wait_until(lambda: server.server.num_reading == 0)
-        assert ask(server.port, "/status").body["disconnects"] == 1
+        assert metrics(server.port)["repro_disconnects_total"] == 1
     assert caplog.records == []
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("starlette", reason="needs the extra server: starlette is no
 pytest.importorskip("uvicorn", reason="needs the extra server: uvicorn is not installed")
 pytest.importorskip("prometheus_client", reason="needs the extra server: prometheus_client is not installed")
 
-from support.http_client import ask, streaming
+from support.http_client import ask, metrics, streaming
 from support.served_echo import ByteCodec, EchoModel, answer_of
 
 from engines.errors import RunError, UserError
@@ -75,7 +75,7 @@ def test_sigterm_ends_what_was_taken_and_then_the_server() -> None:
         with streaming(port, "/v1/completions", {**LONG, "stream": True}) as events:
             first = next(events)
             other.start()
-            while ask(port, "/status").body["open"] < 2:
+            while metrics(port)["repro_requests_open"] < 2:
                 pass
             send(signal.SIGTERM)
             *rest, done = events
@@ -98,7 +98,7 @@ def test_bodies_that_have_not_come_are_not_waited_for() -> None:
             end = socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)
             end.sendall(head.encode())
             ends.append(end)
-        while ask(port, "/status").body["receiving"] < 20:
+        while metrics(port)["repro_requests_receiving"] < 20:
             pass
         send(signal.SIGTERM)
         assert all(end.recv(12) == b"HTTP/1.1 503" for end in ends)
