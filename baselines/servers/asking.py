@@ -15,7 +15,7 @@ ASK_S = 5.0
 MOST_BYTES = 1 << 24
 _LONGEST_SHOWN = 100
 _MOST_DIGITS = 18
-"""Of a length; more are not read, and the end of the body is not known."""
+"""A length of more is not read, and so the end of the body is not known."""
 
 
 class NoPage(OSError):

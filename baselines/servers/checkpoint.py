@@ -16,9 +16,9 @@ from engines.models.qwen2_config import CausalConfig, tiny_causal
 
 TINY = "tiny"
 MAX_MODEL_LEN = 32768
-END_OF_TEXT = 0
+_END_OF_TEXT = 0
 """Id in the embedded tokenizer."""
-CHAT_TEMPLATE = (
+_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
@@ -51,15 +51,15 @@ def write_tiny(folder: Path, *, seed: int = 0) -> Path:
         "tie_word_embeddings": config.weight_tying,
         "use_sliding_window": False,
         "torch_dtype": "bfloat16",
-        "bos_token_id": END_OF_TEXT,
-        "eos_token_id": END_OF_TEXT,
-        "pad_token_id": END_OF_TEXT,
+        "bos_token_id": _END_OF_TEXT,
+        "eos_token_id": _END_OF_TEXT,
+        "pad_token_id": _END_OF_TEXT,
     }
     _write(folder / "config.json", described)
-    _write(folder / "generation_config.json", {"eos_token_id": END_OF_TEXT, "pad_token_id": END_OF_TEXT})
+    _write(folder / "generation_config.json", {"eos_token_id": _END_OF_TEXT, "pad_token_id": _END_OF_TEXT})
     shutil.copyfile(TINY_DIR / "tokenizer.json", folder / "tokenizer.json")
     tokens = json.loads((TINY_DIR / "tokenizer_config.json").read_text())
-    tokens |= {"model_max_length": MAX_MODEL_LEN, "chat_template": CHAT_TEMPLATE}
+    tokens |= {"model_max_length": MAX_MODEL_LEN, "chat_template": _CHAT_TEMPLATE}
     del tokens["mask_token"]
     _write(folder / "tokenizer_config.json", tokens)
     save_file(_weights(config, seed), folder / "model.safetensors", metadata={"format": "pt"})

@@ -19,9 +19,9 @@ from engines.errors import require
 from engines.knobs import Count, Range, Tokens
 
 VERSION = "1.6.1"
-VLLM_VERSION = "0.31.0"
+_VLLM_VERSION = "0.31.0"
 """Which that version's own extra names."""
-WORKER = Path(__file__).with_name("dynamo_worker.py")
+_WORKER = Path(__file__).with_name("dynamo_worker.py")
 
 _PACKAGES: tuple[tuple[str, ...], ...] = (
     # Its own list names a package whose release elsewhere is a placeholder, and which none of this needs.
@@ -50,7 +50,7 @@ ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
         "cuda": ServerEnvironment(
             name="dynamo",
             device="cuda",
-            steps=(*_PACKAGES, ("install", f"vllm=={VLLM_VERSION}")),
+            steps=(*_PACKAGES, ("install", f"vllm=={_VLLM_VERSION}")),
             check=f"{_CHECK}; import vllm",
             disk_gb=12,
             minutes="5-20",
@@ -150,7 +150,7 @@ class Dynamo(Launch):
             if self.workers == "python":
                 yield (
                     # Not with the folder of this module on its path, which would be taken for Dynamo's package.
-                    *("-P", str(WORKER)),
+                    *("-P", str(_WORKER)),
                     *options(
                         model_path=place.model,
                         model_name=SERVED_NAME,

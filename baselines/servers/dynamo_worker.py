@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FIRST_ID = 32
-"""Of the ids that answers consist of: ordinary ones of any vocabulary."""
-NUM_IDS = 64
+"""The first of the ids that answers consist of: ordinary ones of any vocabulary."""
+_NUM_IDS = 64
 
 
 @dataclass(kw_only=True)
@@ -23,7 +23,7 @@ class KnownTimes:
     """A token."""
     decode_s: float
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Of the prompt that is prefilled; the others wait in the order they came in."""
+    """Held by the prompt that is prefilled; the others wait in the order they came in."""
     _free_s: float = field(default=0.0, init=False)
     """When the last prompt that had its turn was prefilled, or given up."""
 
@@ -49,7 +49,7 @@ class KnownTimes:
                 # Due times, not pauses: what is late once is not late for ever.
                 if not await is_there_at(first_s + k * self.decode_s):
                     return
-                token = FIRST_ID + (len(prompt) + k) % NUM_IDS
+                token = FIRST_ID + (len(prompt) + k) % _NUM_IDS
                 yield {"token_ids": [token], "finish_reason": "length" if k == num_tokens - 1 else None}
         finally:
             left.cancel()

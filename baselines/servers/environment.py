@@ -21,9 +21,9 @@ FOLDER_VARIABLE = "REPRO_SERVERS_DIR"
 """Where environments are; the working directory without it."""
 MARK = "repro-environment.json"
 """Written last: what the environment was made by, and what is in it."""
-LIST = "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
+_LIST = "import importlib.metadata as m, json; print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}))"
 
-PLACE = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+_PLACE = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
 
 Run = Callable[[Sequence[str]], int]
 """Runs a command and lets its output be seen; its exit code."""
@@ -105,7 +105,7 @@ class ServerEnvironment:
                     f"installing {self.name} failed in step {number} of {len(commands)} (exit code {code}, its output is "
                     f"above): mend it, and the same command goes on"
                 )
-        packages = json.loads(self._ask(LIST))
+        packages = json.loads(self._ask(_LIST))
         mark = self.folder / MARK
         temporary = mark.with_suffix(".partial")
         temporary.write_text(json.dumps({"recipe": self.recipe, "packages": packages}, indent=1, sort_keys=True) + "\n")
@@ -123,7 +123,7 @@ class ServerEnvironment:
 
     def _write_files(self) -> None:
         for name, content in self.files.items():
-            path = Path(self._ask(PLACE).strip()) / name
+            path = Path(self._ask(_PLACE).strip()) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(content)
 

@@ -19,7 +19,7 @@ from engines.knobs import Range, Tokens, check_fields
 
 SERVED_NAME = "served"
 """What requests call the model."""
-OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+_OFFLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Place:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return {"DO_NOT_TRACK": "1", **(OFFLINE if self.is_local else {})}
+        return {"DO_NOT_TRACK": "1", **(_OFFLINE if self.is_local else {})}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,12 +19,12 @@ from engines.errors import RunError
 WARDEN = Path(__file__).with_name("warden.py")
 GRACE_S = 20.0
 """Between asking a server to end and killing it."""
-POLL_S = 0.1
-BREAK_S = 5.0
+_POLL_S = 0.1
+_BREAK_S = 5.0
 """From when a process's connections break to its end, at most."""
-TOLD_LINES = 3
-OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "OMP_NUM_THREADS")
-"""Of this process's environment, what would change a server's."""
+_TOLD_LINES = 3
+_OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "VIRTUAL_ENV", "OMP_NUM_THREADS")
+"""Variables of this process that would change what a server does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Address:
 class _Process:
     def __init__(self, command: Command, folder: Path) -> None:
         self.name, self.log = command.name, folder / f"{command.name}.log"
-        inherited = {name: value for name, value in os.environ.items() if name not in OURS}
+        inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
         with self.log.open("wb") as log:
             self.warden = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(WARDEN), str(GRACE_S), "--", *command.arguments],
@@ -90,7 +90,7 @@ class _Process:
         """The last lines of its log that speak of an error, else the last there are."""
         lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
         wrong = [line for line in lines if "Error" in line or "error" in line]
-        return " | ".join((wrong or lines)[-TOLD_LINES:]) or "nothing"
+        return " | ".join((wrong or lines)[-_TOLD_LINES:]) or "nothing"
 
 
 @contextmanager
@@ -119,14 +119,14 @@ def running(
                     f"{name} is not ready after start_timeout_s={within_s:g}, {missing}: {processes[-1].last_words()}; "
                     f"all it said: {folder}"
                 )
-            time.sleep(POLL_S)
+            time.sleep(_POLL_S)
         yield time.monotonic() - started
         if (missing := address.missing()) is not None:
             # Connections break before the process that held them is gone.
-            until = time.monotonic() + BREAK_S
+            until = time.monotonic() + _BREAK_S
             while time.monotonic() < until:
                 check("during the run")
-                time.sleep(POLL_S)
+                time.sleep(_POLL_S)
             raise RunError(f"{name} did not last, {missing}: {processes[0].last_words()}; all it said: {folder}")
         check("during the run")
     finally:

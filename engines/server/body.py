@@ -18,7 +18,7 @@ from engines.strict_json import RepeatedKeyError, unique
 
 MOST_CHOICES = 128
 """Answers to one request: ``n`` for each prompt."""
-MOST_FIELDS = 100
+_MOST_FIELDS = 100
 """Fields of one object: an error is kept for each that is unknown."""
 
 _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
@@ -68,9 +68,9 @@ class _Object(pydantic.BaseModel):
     def _given(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        if len(fields) > MOST_FIELDS:
+        if len(fields) > _MOST_FIELDS:
             raise refused(
-                f"an object has {len(fields)} fields, more than {MOST_FIELDS}, the most that is taken: send fewer"
+                f"an object has {len(fields)} fields, more than {_MOST_FIELDS}, the most that is taken: send fewer"
             )
         return {name: value for name, value in fields.items() if value is not None}
 

@@ -20,7 +20,7 @@ from engines.server.service import EngineProcess, Overloaded, Unavailable
 
 T = TypeVar("T")
 
-MOST_SEED = 2**63
+_MOST_SEED = 2**63
 LARGE_TEXT = 1 << 15
 """Bytes from which texts are tokenized behind the others."""
 
@@ -62,7 +62,7 @@ class Completion:
         self._prompt_tokens = 0
         self._early: list[tuple[int, Event]] = []
         self.has_begun_at: float | None = None
-        """Of the first of its answers, on the loop's clock."""
+        """When work on the first of its answers began, on the loop's clock."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -147,8 +147,8 @@ class Completion:
         """Settings of the ``n`` answers to a prompt, which differ in their seed."""
         given, seed = self._asked.generation, self._asked.seed
         # Drawn anew for every request, as OpenAI's is, where none was asked for.
-        first = secrets.randbelow(MOST_SEED // 2) if seed is None else seed
-        if not 0 <= first < MOST_SEED - self._asked.n:
+        first = secrets.randbelow(_MOST_SEED // 2) if seed is None else seed
+        if not 0 <= first < _MOST_SEED - self._asked.n:
             raise refused(f"seed={first} must not be negative, and below 2^63", "seed")
         return _users(
             lambda: [self._served.model.generation({**given, "seed": first + i}) for i in range(self._asked.n)]

@@ -14,11 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from engines.server.errors import ApiError, unavailable
 from engines.server.settings import ServerSettings
 
-MOST_HEAD, MOST_HEADERS = 1 << 14, 128
+_MOST_HEAD, _MOST_HEADERS = 1 << 14, 128
 """Bytes, where it does not come at once, and lines."""
 MOST_PIECES = 1 << 13
 """Pieces of a body: each is worked on apart, however little it holds."""
-LINGER_S = 2.0
+_LINGER_S = 2.0
 """For a client to send what it is sending, and to read why it was refused."""
 
 
@@ -40,7 +40,7 @@ class Connection(H11Protocol):
         **named: Any,
     ) -> None:
         super().__init__(*given, **named)
-        self.conn = _Messages(h11.SERVER, MOST_HEAD)
+        self.conn = _Messages(h11.SERVER, _MOST_HEAD)
         self._settings, self._most, self._idle, self._on_refusal = settings, most, idle, on_refusal
         self._awaited: Literal["head", "rest"] | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -183,8 +183,8 @@ class _Messages(h11.Connection):
                 raise h11.RemoteProtocolError(f"a body in more than {MOST_PIECES} pieces", error_status_hint=413)
         elif type(event) is h11.Request:
             self._num_pieces = 0
-            if len(event.headers) > MOST_HEADERS:
-                raise h11.RemoteProtocolError(f"more than {MOST_HEADERS} headers", error_status_hint=431)
+            if len(event.headers) > _MOST_HEADERS:
+                raise h11.RemoteProtocolError(f"more than {_MOST_HEADERS} headers", error_status_hint=431)
         return event
 
 
@@ -211,4 +211,4 @@ class _Lingering:
                 self._transport.close()
                 return
         self._transport.resume_reading()
-        asyncio.get_running_loop().call_later(LINGER_S, self._transport.close)
+        asyncio.get_running_loop().call_later(_LINGER_S, self._transport.close)

@@ -24,7 +24,7 @@ class Intake:
         self._settings = settings
         self._held = 0
         self._limits: set[asyncio.Timeout] = set()
-        """Of the bodies that are being read."""
+        """One for each body that is being read."""
         self.is_closed = False
 
     @property

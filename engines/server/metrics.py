@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from engines.server.service import EngineProcess
 
 PREFIX = "repro_"
-RECENT_S, MOST_RECENT = 60.0, 2048
+_RECENT_S, _MOST_RECENT = 60.0, 2048
 """How long a time counts as recent, and how many do at most."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -71,13 +71,13 @@ class _Recent(Collector):
 
     def __init__(self, name: str, what: str) -> None:
         self._name, self._what = name, what
-        self._values: deque[tuple[float, float]] = deque(maxlen=MOST_RECENT)
+        self._values: deque[tuple[float, float]] = deque(maxlen=_MOST_RECENT)
 
     def add(self, value: float) -> None:
         self._values.append((time.monotonic(), value))
 
     def collect(self) -> Iterator[Metric]:
-        since = time.monotonic() - RECENT_S
+        since = time.monotonic() - _RECENT_S
         found = sorted(value for at, value in self._values if at >= since)
         family = GaugeMetricFamily(f"{PREFIX}{self._name}", self._what, labels=["quantile"])
         for part in (0.5, 0.9) if found else ():

@@ -20,12 +20,12 @@ from engines.errors import RunError, UserError
 from engines.server.protocol import Accepted, Event, Failed, Refused, ServedEngine, ServedModel, Submission
 from engines.server.wire import Able, Cancel, Channel, Command, Ready, Report, Stop, Unable
 
-STATUS_EVERY_S = 0.05
+_STATUS_EVERY_S = 0.05
 """Between two reports of a status in which nothing happened to a request."""
 MOST_FAILURES = 3
 """Steps in a row that may raise; the process then ends, to be started afresh."""
 
-GAVE_UP, PARENT_GONE = 3, 4
+_GAVE_UP, _PARENT_GONE = 3, 4
 """Exit codes."""
 
 
@@ -41,7 +41,7 @@ class Inbox:
         while (command := self._channel.receive()) is not None:
             self._commands.put(command)
         # An orderly end would wait for a device or for the step.
-        os._exit(PARENT_GONE)
+        os._exit(_PARENT_GONE)
 
     def take(self, *, wait: bool) -> list[Command]:
         """All there are; ``wait`` for one where there is none."""
@@ -79,7 +79,7 @@ def serve(engine: ServedEngine, take: Callable[..., list[Command]], send: Callab
                 failures += 1
                 events += engine.give_up(f"the engine failed in a step of this request ({type(error).__name__})")
         now = time.monotonic()
-        if events or now - told_s >= STATUS_EVERY_S or not engine.has_work:
+        if events or now - told_s >= _STATUS_EVERY_S or not engine.has_work:
             send(Report(events, engine.status()))
             told_s = now
         if failures >= MOST_FAILURES:
@@ -106,7 +106,7 @@ def main(descriptor: int) -> int:
     channel = Channel(socket.socket(fileno=descriptor))
     model: ServedModel | None = channel.receive()
     if model is None:
-        return PARENT_GONE
+        return _PARENT_GONE
     inbox = Inbox(channel)
     try:
         model.check_machine()
@@ -116,7 +116,7 @@ def main(descriptor: int) -> int:
             serve(engine, inbox.take, channel.send)
     except (UserError, RunError) as error:
         channel.send(Unable(str(error), isinstance(error, UserError)))
-        return GAVE_UP
+        return _GAVE_UP
     return 0
 
 

@@ -23,10 +23,10 @@ from engines.server.protocol import ServedModel
 from engines.server.service import EngineProcess
 from engines.server.settings import ServerSettings
 
-POLL_S = 0.02
-KEEP_ALIVE_S = 75
-BACKLOG = 2048
-FLUSH_S = 5
+_POLL_S = 0.02
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+_FLUSH_S = 5
 """For a client to read the end of what was written to it."""
 
 
@@ -60,7 +60,7 @@ async def _serve(
             await _until_able(service, signals)
             if not signals.count:
                 with _named(settings):
-                    listener.listen(BACKLOG)
+                    listener.listen(_BACKLOG)
                 serving = asyncio.create_task(http.serve(sockets=[listener]))
                 say(f"listening on {address}, loading {model.name}")
             lost = await _until_over(service, server, signals, settings, say, address)
@@ -77,12 +77,12 @@ async def _serve(
 
 
 async def _until_able(service: EngineProcess, signals: _Signals) -> None:
-    """Or until a signal. Raises what this machine lacks."""
+    """Wait until the engine's process has checked this machine, or for a signal. Raises what the machine lacks."""
     assert service.ended is not None
     while not service.is_able and not signals.count:
         if service.ended.done():
             raise service.ended.result()
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _until_over(
@@ -93,7 +93,7 @@ async def _until_over(
     say: Callable[[str], None],
     address: str,
 ) -> int:
-    """Requests that were given up. Raises what ended the engine for good."""
+    """Serve until a signal, then drain; how many requests were given up. Raises what ended the engine for good."""
     assert service.ended is not None
     is_said = False
     while not signals.count:
@@ -102,13 +102,13 @@ async def _until_over(
         if service.is_ready and not is_said:
             say(f"ready: {address}/v1, status page at {address}/")
             is_said = True
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(_POLL_S)
     say(f"ending: {server.num_answering} requests to finish")
     server.drain()
     loop = asyncio.get_running_loop()
     until = loop.time() + settings.drain_timeout_s
     while server.num_answering and not service.ended.done() and signals.count == 1 and loop.time() < until:
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(_POLL_S)
     return service.fail_open("the server has ended before this request: send it again")
 
 
@@ -130,9 +130,9 @@ def http_config(server: Server, settings: ServerSettings) -> uvicorn.Config:
         lifespan="off",
         server_header=False,
         proxy_headers=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=FLUSH_S,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_FLUSH_S,
     )
 
 

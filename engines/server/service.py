@@ -24,11 +24,11 @@ from engines.server.wire import Able, Cancel, Ready, Report, Stop, Unable, frame
 
 logger = logging.getLogger(__name__)
 
-MOST_RESTARTS = 3
+_MOST_RESTARTS = 3
 """In a row, without a request finished in between."""
-MOST_TRIES = 2
+_MOST_TRIES = 2
 """Processes that a request is given to: what ends each of them must not go round for ever."""
-STOP_S = 10.0
+_STOP_S = 10.0
 """For the process to end when asked."""
 
 _TOTALS = ("forward_passes", "committed_tokens", "busy_s")
@@ -121,7 +121,7 @@ class EngineProcess:
                 self._give_up(error)
                 return
             in_a_row = 1 if self._num_finished > finished_before else in_a_row + 1
-            if in_a_row > MOST_RESTARTS:
+            if in_a_row > _MOST_RESTARTS:
                 self._give_up(RunError(f"the engine's process ended {in_a_row} times in a row: see its messages above"))
                 return
             self.num_restarts += 1
@@ -166,7 +166,7 @@ class EngineProcess:
         self._base = self._status
         self._status = replace(self._base, waiting=0, running=0, phases={}, budget_used=0, pool_used=0, pool_idle=0)
         reason = said.sentence if said is not None else f"its process ended: {_how(code)}"
-        lost = [i for i, open_ in self._open.items() if open_.has_begun or open_.tries >= MOST_TRIES]
+        lost = [i for i, open_ in self._open.items() if open_.has_begun or open_.tries >= _MOST_TRIES]
         logger.warning(
             "engine %d was lost (%s): %d requests fail, %d wait on", pid, reason, len(lost), self.num_open - len(lost)
         )
@@ -285,7 +285,7 @@ def _paths(paths: Sequence[str]) -> list[str]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     try:
-        process.wait(STOP_S)
+        process.wait(_STOP_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -21,11 +21,11 @@ from engines.ampd.live.wire import Buffer, Header, Listener
 from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerSpec, executor_of
 from engines.ar.torch.rows import StepWork
 
-STEPS_AT_ONCE = 64
-"""Of the log of decode steps."""
+_STEPS_AT_ONCE = 64
+"""How many decode steps are logged together."""
 
 
-class Landed(NamedTuple):
+class _Landed(NamedTuple):
     """A prefill of a session is done; ``payload`` is K/V from elsewhere, None where it was computed here."""
 
     resident: Resident
@@ -42,7 +42,7 @@ class DecodeProcess:
         self.residents = Residents(self.executor)
         self._listener = Listener(self._answer)
         self.worker = Worker(spec, self._listener.address)
-        self._inbox: queue.SimpleQueue[Landed | str] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Landed | str] = queue.SimpleQueue()
         """What landed, and what this worker was woken with."""
         self._batch: list[Resident] = []
         self._pending: Claimed | None = None
@@ -97,7 +97,7 @@ class DecodeProcess:
             if word is not None:
                 self._inbox.put(word)
 
-    def _waited(self) -> list[Landed | str]:
+    def _waited(self) -> list[_Landed | str]:
         try:
             return [self._inbox.get(timeout=IDLE_S)]
         except queue.Empty:
@@ -107,9 +107,9 @@ class DecodeProcess:
         while not self._inbox.empty():
             self._take([self._inbox.get()])
 
-    def _take(self, items: list[Landed | str]) -> None:
+    def _take(self, items: list[_Landed | str]) -> None:
         for item in items:
-            if isinstance(item, Landed):
+            if isinstance(item, _Landed):
                 self._admit(item)
                 continue
             self._may_claim = True
@@ -147,7 +147,7 @@ class DecodeProcess:
             return {"said": "stale"}, b""
         resident = self.residents.known(session, epoch, int(header["order"]))
         if self._is_landed(resident, said, fence, task):
-            self._inbox.put(Landed(resident, int(header["start"]), payload, token, said[1].decode(), at_s))
+            self._inbox.put(_Landed(resident, int(header["start"]), payload, token, said[1].decode(), at_s))
         return {"said": said[0].decode()}, b""
 
     def _land(self, session: int, epoch: str, task: str, fence: str, token: int, at_s: float) -> list[bytes]:
@@ -164,7 +164,7 @@ class DecodeProcess:
         resident.landed = landed
         return True
 
-    def _admit(self, landed: Landed) -> None:
+    def _admit(self, landed: _Landed) -> None:
         """Its K/V gets its place, and it decodes, waits for its next round, or is over."""
         resident = landed.resident
         if not self.residents.is_known(resident):
@@ -218,7 +218,7 @@ class DecodeProcess:
         at_s = self.worker.store.clock.now()
         said = self._land(task.session_id, claimed.epoch, str(task.task_id), claimed.fence, token, at_s)
         if self._is_landed(resident, said, claimed.fence, task.task_id):
-            self._admit(Landed(resident, have, None, token, said[1].decode(), at_s))
+            self._admit(_Landed(resident, have, None, token, said[1].decode(), at_s))
         elif said[0] == b"stale":
             self._drop_strangers()
         return True
@@ -254,7 +254,7 @@ class DecodeProcess:
 
     def _log_step(self, batch: int, context: int, seconds: float) -> None:
         self._steps.append((batch, context, seconds))
-        if len(self._steps) >= STEPS_AT_ONCE or not self._batch:
+        if len(self._steps) >= _STEPS_AT_ONCE or not self._batch:
             store, line = self.worker.store, json.dumps(self._steps)
             store.answered(lambda: store.client.rpush(store.key("steps", self.worker.spec.worker_id), line))
             self._steps.clear()

@@ -17,8 +17,8 @@ from engines.ampd.live.intake import Intake, RouterSpec
 from engines.errors import UserError
 
 ENDPOINT = "ampd.router.generate"
-BLOCK_SIZE = 16
-"""Of the K/V cache, as the frontend is told; no router of its own looks at it here."""
+_BLOCK_SIZE = 16
+"""Tokens of a block of K/V, as the frontend is told; no router of its own looks at it here."""
 
 
 def main(spec: RouterSpec) -> None:
@@ -47,7 +47,7 @@ def main(spec: RouterSpec) -> None:
             spec.model,
             model_name=spec.served_name,
             worker_type=WorkerType.Aggregated,
-            kv_cache_block_size=BLOCK_SIZE,
+            kv_cache_block_size=_BLOCK_SIZE,
             ignore_weights=True,
         )
         serving = asyncio.ensure_future(endpoint.serve_endpoint(generate))

@@ -24,7 +24,7 @@ from engines.errors import require
 from engines.policies.binding import Binder
 from engines.policies.routing import Estimator, Router
 
-NUM_NUMBERS = 10**9
+_NUM_NUMBERS = 10**9
 """Names below it that are numbers are sessions' ids; a profile's sessions come behind them."""
 FIRST_NAMED = 2 * 10**9
 """Sessions of other names, or of none, have ids from here on."""
@@ -37,7 +37,7 @@ class Deciding:
     """Everything a coordinator is made of; pickles."""
 
     url: str
-    """Of Redis."""
+    """Where Redis is."""
     prefix: str
     binder: Binder
     router: Router
@@ -59,7 +59,7 @@ class Deciding:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Of what the workers can be asked."""
+    """What the workers can be asked for."""
 
     vocab_size: int
     max_len: int
@@ -89,7 +89,7 @@ class RouterSpec:
 
 
 class Context(Protocol):
-    """Of a request."""
+    """What Dynamo tells of a request."""
 
     def is_stopped(self) -> bool:
         """Whether its client has left."""
@@ -188,7 +188,7 @@ class Intake:
 
     def _id_of(self, session: str | None) -> int:
         """A number is itself; other names are in the store, for whoever goes on after this intake."""
-        if session is not None and session.isascii() and session.isdigit() and int(session) < NUM_NUMBERS:
+        if session is not None and session.isascii() and session.isdigit() and int(session) < _NUM_NUMBERS:
             return int(session)
         store = self._store
         known = None if session is None else store.fields("names").get(session)

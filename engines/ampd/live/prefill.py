@@ -21,14 +21,14 @@ from engines.ampd.live.worker import IDLE_S, Claimed, LostError, Worker, WorkerS
 from engines.ar.torch.rows import StepWork
 
 
-class Staged(NamedTuple):
+class _Staged(NamedTuple):
     claimed: Claimed
     history: bytearray
     """K/V of its first tokens, as many as the home still had."""
     have: int
 
 
-class Sent(NamedTuple):
+class _Sent(NamedTuple):
     claimed: Claimed
     token: int
     have: int
@@ -41,9 +41,9 @@ class PrefillProcess:
         self.worker, self.executor = Worker(spec), executor_of(spec)
         self._kv_bytes = bytes_per_token(self.executor)
         self._place = threading.Semaphore(1)
-        """Of the one task that may be staged."""
-        self._staged: queue.SimpleQueue[Staged] = queue.SimpleQueue()
-        self._outgoing: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+        """Held by the one task that may be staged."""
+        self._staged: queue.SimpleQueue[_Staged] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_Sent] = queue.SimpleQueue()
         self._is_busy = False
         self._busy_s = 0.0
 
@@ -72,7 +72,7 @@ class PrefillProcess:
                 self._is_busy = False
         worker.report()
 
-    def _compute(self, staged: Staged) -> None:
+    def _compute(self, staged: _Staged) -> None:
         worker, claimed, have = self.worker, staged.claimed, staged.have
         task, end = claimed.task, claimed.task.history + claimed.task.tokens
         if worker.call("start", task.task_id, claimed.fence) == b"stale":
@@ -87,9 +87,9 @@ class PrefillProcess:
         self._busy_s += took * worker.spec.slowdown
         worker.said["busy_prefill_s"] = self._busy_s
         if worker.call("computed", task.task_id, claimed.fence, end - have) == b"ok":
-            self._outgoing.put(Sent(claimed, token, have, payload, worker.store.clock.now()))
+            self._outgoing.put(_Sent(claimed, token, have, payload, worker.store.clock.now()))
 
-    def _prefilled(self, staged: Staged, end: int) -> tuple[int, memoryview]:
+    def _prefilled(self, staged: _Staged, end: int) -> tuple[int, memoryview]:
         """The first token and the K/V that was computed."""
         executor, have = self.executor, staged.have
         slot = executor.open()
@@ -121,11 +121,11 @@ class PrefillProcess:
             if staged is not None:
                 self._staged.put(staged)
 
-    def _read(self, peers: Peers, claimed: Claimed) -> Staged | None:
+    def _read(self, peers: Peers, claimed: Claimed) -> _Staged | None:
         """None where the home is gone: the session gets another, and the task comes back."""
         task, store = claimed.task, self.worker.store
         if task.history == 0:
-            return Staged(claimed, bytearray(), 0)
+            return _Staged(claimed, bytearray(), 0)
         if not claimed.address:
             return None
         began = store.clock.now()
@@ -136,7 +136,7 @@ class PrefillProcess:
             return None
         if payload:
             self._transferred(claimed, "history", claimed.home, self.worker.spec.worker_id, len(payload), began)
-        return Staged(claimed, payload, int(header["have"]))
+        return _Staged(claimed, payload, int(header["have"]))
 
     def _send(self) -> None:
         torch.set_num_threads(1)

@@ -34,7 +34,7 @@ class ProfileGrid:
     """l_hist, near enough: the answer's one token comes on top."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     contexts: tuple[int, ...] = (64, 768)
-    """Of decoding sequences."""
+    """Tokens of the sequences that decode together."""
     steps: int = 24
     """Decode steps of each batch."""
     repeats: int = 3
@@ -64,7 +64,7 @@ class LiveProfile:
     dispatch_s: float
     """From a round's begin to the start of its prefill on an idle worker, its history's transfer left out: median."""
     decode_context: int
-    """Of the sequences that T_dec(b) is for, as policies know it."""
+    """Tokens of the sequences that T_dec(b) is for, as policies know it."""
 
     @property
     def performance(self) -> PerformanceModel:
@@ -141,7 +141,7 @@ def _fitted(
 
 
 def _prefill(run: ClusterRun) -> Piecewise:
-    """Of the median of the repeats; ``computed_tokens`` holds the newest token of the round before."""
+    """The fit to the medians of the repeats; ``computed_tokens`` holds the newest token of the round before."""
     tasks = run.tasks
     points = np.stack([np.array(tasks["history"]), np.array(tasks["tokens"])], axis=1).astype(np.float64)
     took = np.array(tasks["finished_s"], dtype=np.float64) - np.array(tasks["started_s"], dtype=np.float64)

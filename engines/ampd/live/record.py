@@ -22,9 +22,9 @@ from engines.ar.cluster.record import (
 )
 from engines.ar.session import Session
 
-LINK = "tcp"
+_LINK = "tcp"
 _TIMES = ("ready_s", "started_s", "finished_s", "landed_s")
-BUSY = ("busy_prefill_s", "busy_decode_s")
+_BUSY = ("busy_prefill_s", "busy_decode_s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,12 +148,12 @@ def _transfers(store: Store, began: float, first: int) -> list[list[Any]]:
         task, content, source, target, tokens, num_bytes, start_s, end_s = json.loads(line)
         if task < first:
             continue
-        rows.append([task - first, content, source, target, LINK, tokens, num_bytes, start_s - began, end_s - began])
+        rows.append([task - first, content, source, target, _LINK, tokens, num_bytes, start_s - began, end_s - began])
     return rows
 
 
 def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
-    return tuple(float(fields.get(name, 0.0)) for name in BUSY)
+    return tuple(float(fields.get(name, 0.0)) for name in _BUSY)
 
 
 def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]], since: Mark) -> list[Any]:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _KINDS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float}
 
-RETRY_S = 0.05
+_RETRY_S = 0.05
 ANSWER_S = 5.0
 """A connection that says nothing for so long is closed."""
 
@@ -60,7 +60,7 @@ class Member:
 
 
 class Losses(NamedTuple):
-    """Of all of the run, its profile included."""
+    """What all of the run has lost, its profile included."""
 
     workers: tuple[int, ...]
     """Each as often as it was lost."""
@@ -109,7 +109,7 @@ class Store:
                     raise RunError(
                         f"redis has not answered for {self.outage_s:g} s ({error}): start it again"
                     ) from error
-                time.sleep(RETRY_S)
+                time.sleep(_RETRY_S)
             except self._refused as error:
                 if "NORUN" in str(error):
                     raise RunError(

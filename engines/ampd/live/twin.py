@@ -26,7 +26,7 @@ HOMES, PREFILLS = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class LiveLinks(KvLinks):
+class _LiveLinks(KvLinks):
     """``intra`` is the way to the prefill worker, ``inter`` the way back."""
 
     def between(self, server: int, other_server: int) -> Link:
@@ -34,7 +34,7 @@ class LiveLinks(KvLinks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FittedCost:
+class _FittedCost:
     """A ``StepCost``."""
 
     prefill: Piecewise
@@ -74,7 +74,7 @@ def simulate_live(
         binder=binder,
         router=router,
         estimator=estimator,
-        links=LiveLinks(intra=there, inter=back, kv_bytes_per_token=1),
+        links=_LiveLinks(intra=there, inter=back, kv_bytes_per_token=1),
     )
     for worker in range(num_homes):
         simulation.add_home(
@@ -82,7 +82,7 @@ def simulate_live(
                 simulation,
                 worker_id=worker,
                 degree=1,
-                cost=FittedCost(prefill=profile.local, profile=profile),
+                cost=_FittedCost(prefill=profile.local, profile=profile),
                 queue=make_queue(),
                 batching=ONE_BY_ONE,
                 kv_capacity=kv_capacity,
@@ -95,7 +95,7 @@ def simulate_live(
                 simulation,
                 worker_id=worker,
                 degree=1,
-                cost=FittedCost(prefill=profile.remote, profile=profile),
+                cost=_FittedCost(prefill=profile.remote, profile=profile),
                 queue=make_queue(),
                 batching=ONE_BY_ONE,
                 server=PREFILLS,

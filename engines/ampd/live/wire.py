@@ -17,7 +17,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Handler: TypeAlias = Callable[[Header, bytearray], tuple[Header, Buffer]]
 
 _SIZES = struct.Struct("!IQ")
-CONNECT_S = 2.0
+_CONNECT_S = 2.0
 
 
 def send(connection: socket.socket, header: Header, payload: Buffer = b"") -> None:
@@ -71,7 +71,7 @@ class Peers:
 
     def _connect(self, address: str) -> socket.socket:
         host, _, port = address.rpartition(":")
-        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        connection = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
         connection.settimeout(self._patience_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._open[address] = connection

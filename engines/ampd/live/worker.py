@@ -36,20 +36,20 @@ class WorkerSpec:
     worker_id: int
     role: Role
     url: str
-    """Of Redis."""
+    """Where Redis is."""
     prefix: str
     model: str | CausalConfig
     """A config is given random weights of ``seed``, the same on every worker."""
     make_queue: Callable[[], PrefillQueue]
     num_tokens: int
-    """Of K/V."""
+    """How many the pool holds K/V for."""
     max_len: int
     num_slots: int
     seed: int = 0
     dtype: str = "float32"
     device: str = "cpu"
     core: int | None = None
-    """Of this machine, to run on alone."""
+    """One of this machine's, to run on alone."""
     lease_s: float = 2.0
     """Without a heartbeat for so long the worker counts as dead."""
     patience: float = 10.0
@@ -67,10 +67,10 @@ class Claimed(NamedTuple):
     task: PrefillTask
     fence: str
     epoch: str
-    """Of its session's home."""
+    """How often the session has lost its home."""
     home: int
     address: str
-    """Of the home."""
+    """Where the home is."""
     ids: Ints
     """[history + tokens]"""
 

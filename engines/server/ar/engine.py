@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-LONGEST_WAIT_S = 0.001
+_LONGEST_WAIT_S = 0.001
 """For a policy that waits for company: commands are looked at in between."""
 
 
@@ -243,7 +243,7 @@ class ServedAr:
         """Nothing runs: the policy waits for company, and says until when."""
         if plan.wake_s is None:
             raise RunError("the scheduler leaves waiting prompts where they are, though nothing runs")
-        time.sleep(min(max(plan.wake_s - now, 0.0), LONGEST_WAIT_S))
+        time.sleep(min(max(plan.wake_s - now, 0.0), _LONGEST_WAIT_S))
 
     def _now(self) -> float:
         return time.perf_counter() - self._began_s

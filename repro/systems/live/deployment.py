@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from engines.ar.cluster.record import ClusterRun
     from repro.runs.drivers.steps import OnProgress
 
-START_S = 300.0
+_START_S = 300.0
 ANSWER_S = 2.0
 """For a server of one's own to say that it is there."""
 MAX_LEN = 4096
-NUM_SLOTS = 128
+_NUM_SLOTS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,14 +167,14 @@ class LiveDeployment:
                     make_queue=self._make_queue,
                     num_tokens=settings.knobs.kv_tokens,
                     max_len=MAX_LEN,
-                    num_slots=NUM_SLOTS,
+                    num_slots=_NUM_SLOTS,
                     lease_s=settings.knobs.lease_s,
                     core=cores[worker % len(cores)] if settings.knobs.pin else None,
                 )
                 for worker, role in settings.roles.items()
             ]
             assert len(specs) <= MAX_WORKERS
-            with Fleet(specs, store, start_s=START_S) as fleet:
+            with Fleet(specs, store, start_s=_START_S) as fleet:
                 yield store, fleet, url
 
     @property

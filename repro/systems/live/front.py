@@ -35,7 +35,7 @@ class Served:
     mark: Mark
     """What the store held before."""
     lags_s: list[float]
-    """Of each session's first round: how much later than due it was asked for."""
+    """How much later than due each session's first round was asked for."""
     client: Client | None = None
     """None where rounds are timed in the store alone."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engines.ar.cluster.record import ClusterRun
     from engines.ar.torch.run import Prompts
 
-LOOK_S = 0.25
+_LOOK_S = 0.25
 """How often is looked whether the workers are well."""
 
 
@@ -111,7 +111,7 @@ async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
     """Its result, unless a worker fails before."""
     try:
         while not work.done():
-            await asyncio.wait((work,), timeout=LOOK_S)
+            await asyncio.wait((work,), timeout=_LOOK_S)
             check()
         return work.result()
     finally:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ROUTER = "engines.ampd.live.dynamo_router"
+_ROUTER = "engines.ampd.live.dynamo_router"
 START_S = 120.0
-PACKAGES = ("ai-dynamo", "ai-dynamo-runtime")
+_PACKAGES = ("ai-dynamo", "ai-dynamo-runtime")
 _ENVIRONMENT = ENVIRONMENTS["cpu"]
 
 
@@ -47,7 +47,7 @@ class OverDynamo:
     tokenizer: Path | None
     """A checkpoint's folder; None for the embedded one, which has a text for every id of the tiny model."""
 
-    modules = (__name__, ROUTER)
+    modules = (__name__, _ROUTER)
 
     @property
     def basis(self) -> str:
@@ -56,7 +56,7 @@ class OverDynamo:
     @property
     def _packages(self) -> Mapping[str, str]:
         installed = _ENVIRONMENT.packages or {}
-        return {name: installed[name] for name in PACKAGES if name in installed}
+        return {name: installed[name] for name in _PACKAGES if name in installed}
 
     def check_machine(self) -> None:
         _ENVIRONMENT.require_installed(otherwise="leave frontend out")
@@ -103,7 +103,7 @@ class OverDynamo:
         (path / "engines").symlink_to(Path(engines.__path__[0]).absolute())
         router = Command(
             name="router",
-            arguments=(str(_ENVIRONMENT.python), "-P", "-m", ROUTER, str(spec)),
+            arguments=(str(_ENVIRONMENT.python), "-P", "-m", _ROUTER, str(spec)),
             environment={**variables(place), "PYTHONPATH": str(path), "PYTHONDONTWRITEBYTECODE": "1"},
         )
         url = f"http://127.0.0.1:{place.port}"

@@ -22,10 +22,10 @@ from repro.systems.platforms import platform
 from repro.workloads.sessions import SessionWorkloadConfig
 
 TINY = "tiny"
-TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
+_TINY_CONFIG = tiny_causal(d_model=256, n_layers=8)
 """A Qwen2 of 8 M parameters, random weights: large enough that a step's work outweighs what surrounds it."""
 MAX_WORKERS = 16
-NUM_SESSIONS = 20
+_NUM_SESSIONS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Settings:
 
     @property
     def config(self) -> str | CausalConfig:
-        return TINY_CONFIG if self.knobs.model == TINY else self.knobs.model
+        return _TINY_CONFIG if self.knobs.model == TINY else self.knobs.model
 
     @property
     def vocab_size(self) -> int:
@@ -116,5 +116,5 @@ def resolve(cell: Cell, system: str) -> Settings:
         knobs.frontend is None or knobs.model == TINY or (Path(knobs.model) / "tokenizer.json").is_file(),
         f"model={knobs.model!r} has no tokenizer.json, which frontend={knobs.frontend!r} reads: give a checkpoint's folder with one",
     )
-    workload = sessions_asked(cell, knobs, num_sessions=NUM_SESSIONS)
+    workload = sessions_asked(cell, knobs, num_sessions=_NUM_SESSIONS)
     return Settings(knobs=knobs, deployment=deployment, policies=policies, workload=workload)

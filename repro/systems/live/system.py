@@ -15,7 +15,7 @@ from repro.systems.live.front import Direct, Front
 from repro.systems.live.settings import TINY, Settings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
 
-MODULES = (
+_MODULES = (
     "engines.ampd.live.prefill",
     "engines.ampd.live.decode",
     "engines.ampd.live.twin",
@@ -49,7 +49,7 @@ class LiveSystem:
             settings=settings,
             seed=cell.seed,
             front=front,
-            modules=(*MODULES, *front.modules),
+            modules=(*_MODULES, *front.modules),
         )
         return deployment, workload
 
