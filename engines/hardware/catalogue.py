@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from engines.errors import UserError
+from engines.errors import UserError, require
+from engines.named import load_named
 
 GB = 10**9
 
@@ -120,7 +121,11 @@ GPUS: tuple[Gpu, ...] = (RTX4090, L40S, A100, H100, H200, B200, H20)
 
 
 def gpu(name: str) -> Gpu:
-    """Look a GPU up by its name, ignoring case."""
+    """Look a GPU up by its name, ignoring case; or any other as ``module:NAME``."""
+    if ":" in name:
+        found = load_named("gpu", name)
+        require(isinstance(found, Gpu), f"gpu={name!r} is no engines.hardware.catalogue.Gpu: name one")
+        return found
     for known in GPUS:
         if known.name == name.lower():
             return known

@@ -72,6 +72,7 @@ def figure(
     source: str,
     platforms: tuple[str, ...],
     page: Callable[[Runs], Page],
+    title: str | None = None,
     cells: Callable[[View], list[Cell]] = no_cells,
     findings: Callable[[Runs], list[Finding]] = no_findings,
     num_runs: int = 1,
@@ -82,8 +83,9 @@ def figure(
     needs_runs: bool = False,
     answers: Callable[[View], bool] = lambda view: True,
 ) -> Figure:
-    """``name`` is ``paper/figure``, which its paper lists with a title; ``answers`` says in which views it has findings."""
-    title, bare = FIGURES[name].title, name.rpartition("/")[2]
+    """``name`` is ``paper/figure``; its paper lists it with a title, unless one is given. ``answers`` says in which views it
+    has findings."""
+    title, bare = title or FIGURES[name].title, name.rpartition("/")[2]
 
     def asked(view: View) -> list[Cell]:
         return list({cell.key: replace(cell, figure=bare) for cell in cells(view)}.values())

@@ -62,7 +62,7 @@ class View:
     def stem(self) -> str:
         """Ending of the figure's file names."""
         where = self.platform
-        parts = [where.name]
+        parts = [where.name.rpartition(":")[2].lower()]
         if where.name in PLATFORMS and PLATFORMS.get(where.name).executor != where.executor:
             parts.append(self.obtained)
         if self.reading != default_reading(where):

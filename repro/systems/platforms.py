@@ -62,7 +62,7 @@ PLATFORMS: Registry[Platform] = Registry(
 
 
 def platform(name: str) -> Platform:
-    """One of ``PLATFORMS``, or any other as ``module:NAME``."""
+    """One of ``PLATFORMS``, or any other as ``module:NAME``, which then is its name: by that it is found again."""
     found = PLATFORMS.get(name)
     require(isinstance(found, Platform), f"platform={name!r} is no repro.systems.platforms.Platform: name one")
-    return found
+    return replace(found, name=name) if ":" in name else found

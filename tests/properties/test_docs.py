@@ -27,6 +27,7 @@ from repro.systems.laps.metrics import PREFILL_METRICS
 PAGES = sorted(
     [
         REPO / "README.md",
+        REPO / "CONTRIBUTING.md",
         *(REPO / "docs").glob("*.md"),
         *(
             REPO / folder / "README.md"

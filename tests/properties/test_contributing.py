@@ -1,0 +1,48 @@
+"""What CONTRIBUTING.md shows works as it stands: its files in a folder of one's own, its commands one after the other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from repro.cli.main import app
+from repro.paths import REPO
+
+PAGE = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`(mine/\w+\.\w+)`:\n\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
+]
+SAID = {"bench": "VALID", "reproduce": "orders-rtx4090.png", "claims": "not reproduced", "ablate": "lookahead"}
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_every_file_and_command_of_the_page(own_folder: Path) -> None:
+    assert len(FILES) == 5
+    assert {shlex.split(command)[1] for command in COMMANDS} == set(SAID)
+    for command in COMMANDS:
+        program, name, *arguments = shlex.split(command)
+        assert program == "repro"
+        ran = CliRunner().invoke(app, [name, *arguments, "--result-dir", "runs"], catch_exceptions=False)
+        assert ran.exit_code == 0, (command, ran.output)
+        assert SAID[name] in ran.output, (command, ran.output)
+        assert "INVALID" not in ran.output, (command, ran.output)
+    refused = CliRunner().invoke(app, ["bench", "--system", "mine.periodic:PERIODIC", "--knob", "period=0"])
+    assert str(refused.exception).endswith("period=0 must be at least 1")
