@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 
 from repro.cli.main import app
 from repro.paths import REPO
+from repro.reports.figures import View
+from repro.systems.platforms import platform
 
 PAGE = (REPO / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"^`(mine/\w+\.\w+)`:\n\n```\w+\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
@@ -44,5 +46,8 @@ def test_every_file_and_command_of_the_page(own_folder: Path) -> None:
         assert ran.exit_code == 0, (command, ran.output)
         assert SAID[name] in ran.output, (command, ran.output)
         assert "INVALID" not in ran.output, (command, ran.output)
+    # Figures of every system are drawn of it, too.
+    view = View(platform=platform("mine.card:ON_L4"), reading="efficient")
+    assert (view.cell(None, "dllm-serve", "livebench").platform, view.stem) == ("mine.card:ON_L4", "on_l4")
     refused = CliRunner().invoke(app, ["bench", "--system", "mine.periodic:PERIODIC", "--knob", "period=0"])
     assert str(refused.exception).endswith("period=0 must be at least 1")

@@ -32,6 +32,12 @@ def test_unknown_gpu_lists_the_known_ones():
         gpu("v100")
 
 
+def test_a_card_of_one_s_own_is_named_by_its_place():
+    assert gpu("engines.hardware.catalogue:L40S") is L40S
+    with pytest.raises(UserError, match=r"gpu='engines.hardware.catalogue:GB' is no engines.hardware.catalogue.Gpu"):
+        gpu("engines.hardware.catalogue:GB")
+
+
 def test_a_driver_s_name_is_a_card_only_where_it_is_all_of_that_card():
     named = {
         "NVIDIA GeForce RTX 4090": RTX4090,
