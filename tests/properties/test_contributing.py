@@ -47,7 +47,7 @@ def test_every_file_and_command_of_the_page(own_folder: Path) -> None:
         assert SAID[name] in ran.output, (command, ran.output)
         assert "INVALID" not in ran.output, (command, ran.output)
     # Figures of every system are drawn of it, too.
-    view = View(platform=platform("mine.card:ON_L4"), reading="efficient")
+    view = View(platform=platform("mine.card:ON_L4"), reading="published")
     assert (view.cell(None, "dllm-serve", "livebench").platform, view.stem) == ("mine.card:ON_L4", "on_l4")
     refused = CliRunner().invoke(app, ["bench", "--system", "mine.periodic:PERIODIC", "--knob", "period=0"])
     assert str(refused.exception).endswith("period=0 must be at least 1")
