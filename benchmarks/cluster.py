@@ -69,7 +69,7 @@ SERVICES: dict[str, Draw] = {
 """Service times of mean 1 s."""
 EXACT = {"D": deterministic, "M": markov}
 LOADS = {1: 0.5, 8: 0.7}
-"""Of each server, by their number: light enough that the mean of a million waits has a standard error below 1 %."""
+"""Load of each server, by the number of servers: light enough that the mean of a million waits has a standard error below 1 %."""
 
 
 def queues(num: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -184,7 +184,7 @@ def _pace(run: ClusterRun, seconds: float) -> dict[str, Any]:
 
 
 def _best(repeats: int, call: Callable[[], Any]) -> tuple[float, Any]:
-    """Of the process's seconds the fewest, and what the call returns."""
+    """The fewest processor seconds that a call took, and what it returns."""
 
     def timed() -> tuple[float, Any]:
         start = time.process_time()

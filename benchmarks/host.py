@@ -107,7 +107,7 @@ class Attention:
 
 
 def launches(num_layers: int, *, has_refresh: bool, fused: bool) -> Launches:
-    """Of one captured forward."""
+    """Kernels that one captured forward launches."""
     counter = Launches()
     model = LLaDAModelLM(replace(NARROW, n_layers=num_layers)).requires_grad_(False)
     store = store_by_index
@@ -156,7 +156,7 @@ class Row:
 
 
 def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
-    """Of an engine that serves ``size`` requests at once, all of their blocks."""
+    """Steps of an engine that serves ``size`` requests at once, over all of their blocks."""
     config = EngineConfig(
         max_num_batched_tokens=size * total_len,
         max_num_logits=1 << 20,

@@ -161,7 +161,7 @@ class Reach:
                 self.seconds[name] = float(case.attrib["time"])
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Of the statement; where importing executes it, or nothing does, of the module's functions, or of its users'."""
+        """Tests that execute the statement; where importing does, or nothing, those of the module's functions, or of its users."""
         tree = ast.parse((REPO / mutant.module).read_text(encoding="utf-8"))
         functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         inside = {line for node in functions for line in range(node.body[0].lineno, _lines(node).stop)}

@@ -91,7 +91,7 @@ class Neighbours:
 
 
 def _busy_s() -> float:
-    """Of all cores, since the machine started: neither idle nor waiting for a disk, and with what the host took away."""
+    """Seconds that all cores were busy since the machine started, with those that the host took away."""
     words = Path("/proc/stat").read_text().splitlines()[0].split()[1:9]
     return sum(int(word) for i, word in enumerate(words) if i not in (3, 4)) / os.sysconf("SC_CLK_TCK")
 

@@ -20,7 +20,7 @@ Draw = Callable[[np.random.Generator, int], Floats]
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Of a customer who finds the queue in its steady state."""
+    """How long a customer waits who finds the queue in its steady state."""
 
     mean: float
     exceeds: Callable[[float], float]

@@ -90,7 +90,7 @@ class Knob(NamedTuple):
     """int, float, bool or str."""
     may_be_none: bool
     choices: tuple[str, ...]
-    """Of a word; empty where any will do."""
+    """Words to choose from; empty where any will do."""
     range: Range | None
     only: Only
     is_fixed: bool

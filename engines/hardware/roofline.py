@@ -65,7 +65,7 @@ class Calibration:
     attention_efficiency: float
     bandwidth_efficiency: float
     step_overhead_s: float
-    """Of every step, whatever hardware does not explain (launches, Python)."""
+    """What every step takes that hardware does not explain (launches, Python)."""
     fitted_on: tuple[str, ...]
     """Names of the measured or published cells the constants were fitted on; empty: not fitted."""
     note: str

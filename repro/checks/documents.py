@@ -126,7 +126,7 @@ def _numbers(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _digest_of(root: Path, names: Sequence[str]) -> str:
-    """Of the CSV files named, or in the folders named."""
+    """One digest of the CSV files named, or in the folders named."""
     paths = [
         path for name in names for path in ([root / name] if name.endswith(".csv") else (root / name).glob("*.csv"))
     ]

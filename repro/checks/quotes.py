@@ -119,7 +119,7 @@ def _measured(root: Path) -> Iterator[str]:
 
 
 def _predicted() -> Iterator[str]:
-    """Of the calibration reports."""
+    """Numbers that the calibration reports predict, as documents quote them."""
     reports = {card: read_report(card) for card in PROTOCOLS}
     for card, report in reports.items():
         if report is not None:

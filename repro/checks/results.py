@@ -25,9 +25,9 @@ from repro.runs.experiment import Experiment, prepare
 from repro.systems.platforms import platform
 
 OTHER_FOLDERS = ("paper", "calibration", "local", "figures")
-"""Of results: what was put in, and what this machine made."""
+"""Folders of results that hold what was put in, or what this machine made."""
 SUFFIXES = (".csv", ".md", ".txt", ".png", ".pdf")
-"""Of a figure's own files."""
+"""Endings of a figure's own files."""
 
 Status = Literal["same", "other code", "stale", "no stamp"]
 
@@ -163,7 +163,8 @@ def _strange_file(stamp: Mapping[str, Any], path: Path) -> str | None:
 
 
 def _redraw(stamp: Mapping[str, Any], view: View, folder: Path) -> tuple[Status, str]:
-    """Of arithmetic alone, so that any machine draws it again: its numbers and words, as libraries decide the picture."""
+    """Whether a figure of arithmetic alone, which any machine draws again, comes out the same: its numbers and words, as
+    libraries decide the picture."""
     with TemporaryDirectory() as place:
         rendered = figure(stamp["figure"]).load().render([], view, Path(place))
         for made in rendered.files:

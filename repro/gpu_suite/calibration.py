@@ -65,7 +65,7 @@ class TimedSteps:
         return total / sum(n for n, _ in self.works)
 
     def lower_bound_s(self, card: Gpu) -> float:
-        """Of the mean step, at the peaks of a card."""
+        """Seconds of the mean step at the peaks of a card."""
         roofline = Roofline(self.shape, card)
         return sum(n * roofline.lower_bound_s(work) for n, work in self.works) / sum(n for n, _ in self.works)
 

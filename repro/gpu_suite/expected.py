@@ -51,7 +51,7 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
 
 
 def expected(cells: Sequence[Cell], cache: Path) -> list[Expected]:
-    """Of each cell. ``cache`` holds what was expected before, by the cell and by the code that simulates it; one that
+    """What the simulator expects of each cell. ``cache`` holds what was expected before, by the cell and by the code that simulates it; one that
     cannot be read is made again."""
     experiments = [simulated(cell) for cell in cells]
     keys = [f"{each.cell.key} {each.code.digest}" for each in experiments]

@@ -30,7 +30,7 @@ STATE, ARCHIVE = "suite.json", "gpu-suite.tar.gz"
 MARGIN = 1.2
 """Factor on the time that finished jobs of the kind took."""
 MOST = 1e6
-"""Of attempts, or seconds, of a job."""
+"""The most attempts, or seconds, of a job."""
 
 Status = Literal["new", "started", "done", "failed"]
 
@@ -123,9 +123,9 @@ class Suite:
     on_done: Callable[[Suite], object] = lambda suite: None
     now: Callable[[], float] = time.monotonic
     stages: frozenset[str] | None = None
-    """Of the jobs that are run; None for all. The others are known, for what is said of the whole."""
+    """Stages whose jobs are run; None for all. The others are known, for what is said of the whole."""
     git: GitState = field(default_factory=git_state)
-    """Of the code that is loaded: asked once, for a page after every job."""
+    """State of the code that is loaded: asked once, for a page after every job."""
     entries: dict[str, Entry] = field(default_factory=dict)
     _found: dict[str, tuple[tuple[int, int] | None, StoredRun | None]] = field(default_factory=dict, init=False)
     """Name of a job -> when its cell was stored, and the run: every page asks for most of them, after every job."""

@@ -26,7 +26,7 @@ from repro.systems.platforms import platform
 
 VERDICT = "verdict.md"
 LEAST_RATIO, LEAST_ROOFLINE = 2.5, 0.6
-"""Of the best static baseline's throughput; of the roofline at saturation."""
+"""Shares that are wanted of the best static baseline's throughput, and of the roofline at saturation."""
 MOST_HOST_MS, HOST_REQUESTS, MOST_LAUNCHES = 2.0, 64, 12
 """Host time of a Reuse step of so many requests; kernels a layer launches."""
 COMPARED_IN = ("throughput", "small-card", "shapes")

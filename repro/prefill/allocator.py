@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Of ``mallopt`` in glibc's malloc.h."""
+"""Options of ``mallopt``, as in glibc's malloc.h."""
 _LARGEST = 2**31 - 1
 
 

@@ -32,9 +32,9 @@ class Setting:
     """Tokens of short prompts, from and to."""
     longs: tuple[int, int]
     lengths: tuple[int, ...]
-    """Of the buckets, L."""
+    """Lengths of the buckets, L."""
     batches: tuple[int, ...]
-    """Of the buckets, B."""
+    """Batch sizes of the buckets, B."""
     max_len: int
     num_tokens: int
     num_slots: int

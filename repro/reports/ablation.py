@@ -36,7 +36,7 @@ class Variant:
         return view.cell(figure, self.system, dataset, rate=rate, seed=seed, knobs=knobs)
 
     def paired_cell(self, where: Platform, dataset: str, rate: float | None, seed: int, knobs: Knobs = ()) -> Cell:
-        """Of a simulated family, whose variants are paired by seed. Arrivals may outrun what serves them: what then
+        """A cell of a simulated family, whose variants are paired by seed. Arrivals may outrun what serves them: what then
         becomes of them is part of the answer."""
         return Cell(
             system=self.system,

@@ -148,7 +148,7 @@ def _answer(claim: Claim, row: Mapping[str, str]) -> Answer:
 
 
 def _parts(text: str, count: int) -> tuple[str, ...]:
-    """Of a flat tuple of words or phrases, of which there are ``count`` or none."""
+    """The parts of a flat tuple of words or phrases, of which there are ``count`` or none."""
     if not text:
         return ()
     return (text,) if count == 1 else tuple(text.split("; " if "; " in text else " "))

@@ -13,7 +13,7 @@ FOLDER = "costs"
 
 
 def processor_s() -> float:
-    """Of this process and of those that it has waited for."""
+    """Processor seconds of this process and of those that it has waited for."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 

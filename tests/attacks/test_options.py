@@ -174,7 +174,7 @@ def test_one_line_names_the_field_and_the_fix(
 
 
 def test_what_takes_one_value_is_not_given_two() -> None:
-    """Of every command, before anything else is looked at: the library would take the last in silence."""
+    """Every command refuses it before anything else is looked at: the library would take the last in silence."""
     num = 0
     for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
         for param in command.params:

@@ -30,7 +30,7 @@ NAMES = [baseline.name for baseline in BASELINES]
 def ids_of(
     baseline: Baseline, model: TinyModel, lengths: tuple[int, ...], generation: GenerationConfig
 ) -> tuple[Any, dict[str, Any]]:
-    """Of our engine, and of the two plain samplers."""
+    """Token ids of our engine, and of the two plain samplers."""
     prompts = [prompt_of(model, 7 * i + sum(lengths), length) for i, length in enumerate(lengths)]
     engine = baseline.engine(network(model), prompts, generation)
     num_steps = len(engine.run())

@@ -67,7 +67,7 @@ def test_what_is_reduced_has_the_same_least_squares() -> None:
 
 
 def test_what_simulations_are_fitted_to_is_the_same_on_another_kind_of_cpu() -> None:
-    """Of an older one: other kernels of the library of linear algebra, and numpy without its newer instructions."""
+    """The environment of an older machine: other kernels of the library of linear algebra, and numpy without its newer instructions."""
     here: dict[str, object] = {}
     exec(FITTED, here)
     older = {"OPENBLAS_CORETYPE": "Prescott", "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3 AVX512F AVX512_SKX X86_V3 X86_V4"}

@@ -276,7 +276,7 @@ def full_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class Case:
     config: EngineConfig
     generation: tuple[Mapping[str, Any], ...] = ({},)
-    """Of the requests in turn, besides their lengths."""
+    """What the requests in turn ask for besides their lengths."""
     only: str | None = None
     rule: RefreshRule | None = None
 

@@ -142,7 +142,7 @@ def test_figure_4_compares_with_both_kinds_of_plan(tmp_path: Path) -> None:
 
 
 def share_ratio(rate: float) -> float:
-    """Of AMPD on Table 2's plan over tuned Dynamo, seeds 0 to 2."""
+    """Gains of AMPD on Table 2's plan over tuned Dynamo, seeds 0 to 2."""
     return (0.6 - 0.05 * rate + 0.01) / (0.52 - 0.05 * rate + 0.01)
 
 

@@ -28,7 +28,7 @@ PANELS = {"mini-code": "(a) mini-code, pass@1", "mini-gsm": "(b) mini-gsm, last 
 
 
 def solved(cell: Cell) -> int:
-    """Of 20: head-level 8, 10, 11, 12, 13; uniform 2, 10, 12, 14, 16; dense 19."""
+    """Right answers of 20: head-level 8, 10, 11, 12, 13; uniform 2, 10, 12, 14, 16; dense 19."""
     knobs = cell.knob_values
     if knobs["selection"] == "dense":
         return 19

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 
 SIZES = {"num_slots": 24, "max_len": 512, "num_tokens": 16384, "longest_bucket": 64}
 ROUNDING = 6e-2
-"""Of K and V of order 1 in bfloat16 after two layers."""
+"""Tolerance for K and V of order 1 in bfloat16 after two layers."""
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tables_name_reading_and_lengths(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of simulated baselines as figures have them, published."""
+    """Simulated baselines as figures have them, published."""
     monkeypatch.setenv("COLUMNS", "300")
     asked = ("bench", "--platform", "rtx4090", "--system", "fast-dllm", "--num-prompts", 4, "--result-dir", runs)
     table = repro(*asked).out

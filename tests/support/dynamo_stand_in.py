@@ -35,7 +35,7 @@ def write_dynamo(environment: Any) -> None:
 
 
 class Context:
-    """Of a request, as a component is told of its client; for one event loop."""
+    """What a component is told of a request's client; for one event loop."""
 
     def __init__(self) -> None:
         self._left = asyncio.get_running_loop().create_future()

@@ -31,7 +31,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class Sizes(NamedTuple):
-    """Of one building request, positions counted in its sequence."""
+    """Lengths of one building request, positions counted in its sequence."""
 
     prefix: int
     block: int

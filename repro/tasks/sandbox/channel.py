@@ -51,7 +51,7 @@ def pack(value: object) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Of a program: whatever is in it, no name is looked up."""
+    """What a program has sent: whatever is in it, no name is looked up."""
     try:
         return _Plain(io.BytesIO(content)).load()
     except MemoryError:

@@ -130,7 +130,7 @@ def test_dynamo_never_prefills_on_a_decode_worker() -> None:
 
 
 def test_shared_queue_never_leaves_a_worker_idle() -> None:
-    """Of all ways to dispatch, none begins the average prefill earlier when histories are empty."""
+    """No way to dispatch begins the average prefill earlier when histories are empty."""
     platform = hardware()
     model = profiled(num_gpus=8)
     sessions = [session(index, 0.11 * index, (200 + 977 * index % 1500, 1)) for index in range(200)]

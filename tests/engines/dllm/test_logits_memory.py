@@ -31,7 +31,7 @@ CAP = 16
 BUFFERS = 2
 """Whole logits-shaped buffers a step holds at once: the chunk, and its softmax."""
 SAMPLING_BUFFERS = 10
-"""Of a step that samples: noise and its counters are 64 bits wide."""
+"""Those of a step that samples: noise and its counters are 64 bits wide."""
 REST = 4
 """Rows' worth of everything else up to 32 requests: activations, keys, token ids."""
 

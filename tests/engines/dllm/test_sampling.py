@@ -182,7 +182,7 @@ def test_a_greedy_row_is_the_same_bits_next_to_sampled_ones(
 @pytest.mark.parametrize("alg_temp", [0.2, 1.0])
 @pytest.mark.parametrize("count", [1, 2])
 def test_positions_are_draws_without_replacement(alg_temp: float, count: int) -> None:
-    """Of softmax(confidence / alg_temp), one after the other."""
+    """Draws from softmax(confidence / alg_temp), one after the other."""
     num, confidence = 20_000, [0.9, 0.35, 0.6, 0.5]
     asked = sampling(num * 4, alg_temp=alg_temp)
     ranked = asked.remasked(torch.tensor(confidence).repeat(num))

@@ -51,7 +51,7 @@ class Step:
     plan: StepPlan
     num_running_before: int
     charges: dict[int, int]
-    """Of every running request, held or not."""
+    """Tokens that every running request is charged, held or not."""
     finished: tuple[int, ...]
 
 

@@ -72,7 +72,7 @@ CUTS = st.lists(st.integers(0, 40), max_size=6)
 @settings(max_examples=25)
 @given(ids=st.lists(st.integers(3, 552), min_size=1, max_size=40), cuts=CUTS, end=st.integers(0, 60))
 def test_pieces_are_the_text_that_generate_prints(ids: list[int], cuts: list[int], end: int) -> None:
-    """Of any ids of the embedded model's vocabulary, broken characters among them, with an end of text or without."""
+    """Answers of any ids of the embedded model's vocabulary, broken characters among them, with an end of text or without."""
     ids[end:end] = [0] if end < len(ids) else []
     answer = Answer(TINY)
     pieces = pieces_of(answer, ids, cuts)

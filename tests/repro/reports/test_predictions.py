@@ -64,7 +64,7 @@ def test_stored_reports_call_no_target_a_prediction(card: str) -> None:
 
 @pytest.mark.parametrize("card", PROTOCOLS)
 def test_no_stored_prediction_is_a_closed_form_of_fitted_numbers(card: str) -> None:
-    """Of the committed values themselves, to their last digits: throughputs, requests served, and their ratios."""
+    """No formula gives the committed values themselves, to their last digits: throughputs, requests served, and their ratios."""
     report = read_report(card)
     assert report is not None
     fitted = [each["ours"] for each in report["comparisons"] if each["role"] == "fitted"]

@@ -44,7 +44,7 @@ def speeds(seed: int) -> dict[tuple[str, str], float]:
 
 
 def mean_latency(speed: float, rate: float, dataset: str) -> float:
-    """Of N requests that come in at ``rate`` and are served in order: the last waits for all others."""
+    """N requests come in at ``rate`` and are served in order: the last waits for all others."""
     return N[dataset] / 2 * (TOKENS / speed - 1 / rate)
 
 

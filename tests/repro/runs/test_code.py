@@ -33,7 +33,7 @@ def charge(length: int, *, twice: bool = False) -> int:
     return (2 if twice else 1) * helper(length) + len(name)
 '''
 PINNED = "e48a910b98ca"
-"""Of SOURCE by itself: another Python, or another way to write a tree down, must not change what is stored."""
+"""The digest of SOURCE by itself: another Python, or another way to write a tree down, must not change what is stored."""
 
 
 @pytest.fixture

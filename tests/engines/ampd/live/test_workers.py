@@ -112,7 +112,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 
 def engine_answers(sessions: list[Session]) -> dict[int, list[list[int]]]:
-    """Of one worker that does everything, in this process."""
+    """What one worker gives that does everything, in this process."""
     from engines.ar.torch.engine import Engine
     from engines.ar.torch.executor import TorchExecutor
     from engines.models.loader import load_causal

@@ -67,7 +67,7 @@ def test_the_most_confident_is_committed_and_ties_go_to_the_first() -> None:
 
 @given(st.lists(st.floats(0, 1, width=32), min_size=7, max_size=7), st.integers(2, 4), st.integers(0, 2))
 def test_a_quota_takes_the_best(confidence: list[float], first: int, second: int) -> None:
-    """Of ragged blocks; what is committed already stays."""
+    """Blocks are ragged; what is committed already stays."""
     residents = [
         Resident(phase=Phase.REUSE, prompt_len=10, commit=first),
         Resident(phase=Phase.REUSE, prompt_len=20, block_length=5, committed=2, commit=second),

@@ -16,7 +16,7 @@ from repro.systems.live.http_client import HttpClient, SessionConversation
 
 SESSION = Session(4, 1.0, (Round(3, 3, 0.5), Round(2, 1)))
 IDS = [1, 2, 3, 7, 8, 9, 5, 6, 4]
-"""Of the session, answers included."""
+"""Tokens of the session, answers included."""
 
 
 class Ids:

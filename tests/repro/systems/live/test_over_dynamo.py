@@ -75,7 +75,7 @@ def over_dynamo(**changes: Any) -> OverDynamo:
 
 @pytest.fixture(autouse=True)
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of runs that fail are kept: here."""
+    """Logs of runs that fail are kept: here."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
