@@ -18,9 +18,10 @@ from baselines.dllm.dllm_cache.layers import Layer, layers_of
 from baselines.dllm.dllm_cache.schedule import BatchClock, CacheStep, FeatureCacheConfig
 from engines.attention import sdpa
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import MIN_ROWS, Forwarded, Guidance, StepLayout
+from engines.dllm.executor.step import Forwarded, Guidance, StepLayout
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.models.protocol import DiffusionModel
+from engines.runtime.rows import MIN_ROWS
 from engines.runtime.staging import Staging
 from engines.runtime.step_timer import StepTimer
 

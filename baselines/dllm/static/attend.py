@@ -9,11 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.dllm.executor.pool import PoolTensors
-from engines.dllm.executor.step import MIN_ROWS, StepRows
+from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.config import ModelConfig
 from engines.models.protocol import Attend
+from engines.runtime.pool import PoolTensors
+from engines.runtime.rows import MIN_ROWS
 from engines.runtime.staging import Staging
 from engines.runtime.step_timer import StepTimer
 

@@ -17,10 +17,10 @@ from engines.dllm.config import EngineConfig
 from engines.dllm.executor.compose import Shared
 from engines.dllm.executor.forward import PackedForward
 from engines.dllm.executor.layout import PackedLayout
-from engines.dllm.executor.rows import Ints
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import DiffusionModel
+from engines.runtime.rows import Ints
 
 
 def padded_executor(

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.ampd.live.kv import bytes_per_token
-from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.memory import SessionMemory
+from engines.runtime.rows import Ints
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

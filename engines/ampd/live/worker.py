@@ -15,13 +15,13 @@ import numpy as np
 
 from engines.ampd.live.decisions import choose, order_line
 from engines.ampd.live.store import Store, held, texts
-from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.rows import StepWork
 from engines.models.loader import load_causal, parse_dtype
 from engines.models.qwen2_config import CausalConfig
 from engines.policies.queue import PrefillQueue
 from engines.policies.task import PrefillTask
+from engines.runtime.rows import Ints
 
 Role = Literal["prefill", "decode"]
 

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.ar.torch.blocks import BlockTables, Ints
-from engines.ar.torch.pool import PagedPool
-from engines.ar.torch.rows import StepRows, StepWork
+from engines.ar.torch.blocks import BlockTables
+from engines.ar.torch.rows import Members, StepRows
 from engines.models.protocol import Attend
+from engines.runtime.pool import PoolTensors
+from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
 from engines.runtime.store import Store
 
@@ -45,13 +46,7 @@ class StepAttention(Protocol):
         """Tokens of a block, of the tables and the pool it is given."""
         ...
 
-    def packed(self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool) -> Attend: ...
-
-    def padded(
-        self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool, length: int, batch: int
-    ) -> Attend:
-        """For rows of ``padded_rows``."""
-        ...
+    def attend(self, rows: StepRows, tables: BlockTables, pool: PoolTensors) -> Attend: ...
 
 
 class _Group(NamedTuple):
@@ -84,13 +79,16 @@ class SdpaAttention:
         self.block_size = block_size
         self._store, self._staging = store, staging
 
-    def packed(self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool) -> Attend:
+    def attend(self, rows: StepRows, tables: BlockTables, pool: PoolTensors) -> Attend:
+        members = rows.members
         groups, order = [], []
-        for members in _alike(work):
-            group, places = self._group(members, work, rows, tables, pool)
+        for which in [np.arange(len(members.slot))] if rows.is_grid else _alike(members):
+            group, places = self._group(Members(*(column[which] for column in members)), tables, pool)
             groups.append(group)
             order.append(places)
-        is_whole = len(groups) == 1 and isinstance(groups[0].queries, slice) and work.total == rows.num_rows
+        is_whole = len(groups) == 1 and isinstance(groups[0].queries, slice) and len(order[0]) == rows.num_rows
+        if is_whole:
+            return self._attend(rows, pool, groups, None)
         # Where each row of the step lies among the groups' results; a row of padding takes any.
         where = np.zeros(rows.num_rows, dtype=np.int64)
         offset = 0
@@ -98,21 +96,9 @@ class SdpaAttention:
             real = found >= 0
             where[found[real]] = np.flatnonzero(real) + offset
             offset += len(found)
-        return self._attend(rows, pool, groups, None if is_whole else self._staging.ints(where))
+        return self._attend(rows, pool, groups, self._staging.ints(where))
 
-    def padded(
-        self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool, length: int, batch: int
-    ) -> Attend:
-        every = slice(0, length * batch)
-        if not work.start.any():
-            return self._attend(rows, pool, [_Group(every, every, batch, None)], None)
-        start = np.zeros(batch, dtype=np.int64)
-        slot = np.full(batch, tables.padding_slot, dtype=np.int64)
-        start[: work.size], slot[: work.size] = work.start, work.slot
-        keys, mask = self._keys(slot, start, length, int(work.start.max()) + length, tables, pool)
-        return self._attend(rows, pool, [_Group(every, keys, batch, mask)], None)
-
-    def _attend(self, rows: StepRows, pool: PagedPool, groups: Sequence[_Group], where: Tensor | None) -> Attend:
+    def _attend(self, rows: StepRows, pool: PoolTensors, groups: Sequence[_Group], where: Tensor | None) -> Attend:
         store = self._store
         pool_row = self._staging.ints(rows.pool_row)
 
@@ -125,25 +111,23 @@ class SdpaAttention:
 
         return attend
 
-    def _group(
-        self, members: Ints, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool
-    ) -> tuple[_Group, Ints]:
+    def _group(self, members: Members, tables: BlockTables, pool: PoolTensors) -> tuple[_Group, Ints]:
         """The group, and by place of its result the row of the step that it is of; -1 for padding."""
-        first, count, start = rows.first[members], work.tokens[members], work.start[members]
+        slot, first, start, count = members
         longest = int(count.max())
         place = np.arange(longest)
         # Past its end a sequence repeats its last row.
         grid = first[:, None] + np.minimum(place, count[:, None] - 1)
         order = np.where(place < count[:, None], grid, -1).ravel()
-        is_run = len(members) == 1 or (bool((count == longest).all()) and bool((np.diff(first) == longest).all()))
+        is_run = len(slot) == 1 or (bool((count == longest).all()) and bool((np.diff(first) == longest).all()))
         queries = slice(int(first[0]), int(first[0]) + grid.size) if is_run else self._staging.ints(grid.ravel())
         if not start.any():
-            return _Group(queries, queries, len(members), None), order
-        keys, mask = self._keys(work.slot[members], start, longest, int((start + count).max()), tables, pool)
-        return _Group(queries, keys, len(members), mask), order
+            return _Group(queries, queries, len(slot), None), order
+        keys, mask = self._keys(slot, start, longest, int(members.end.max()), tables, pool)
+        return _Group(queries, keys, len(slot), mask), order
 
     def _keys(
-        self, slot: Ints, start: Ints, num_queries: int, num_keys: int, tables: BlockTables, pool: PagedPool
+        self, slot: Ints, start: Ints, num_queries: int, num_keys: int, tables: BlockTables, pool: PoolTensors
     ) -> tuple[Tensor, Tensor]:
         """Pool rows [g * Lk] of the sequences' tokens, and the mask."""
         num_keys = -(-num_keys // _MULTIPLE) * _MULTIPLE
@@ -176,11 +160,11 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return out.transpose(1, 2)
 
 
-def _alike(work: StepWork) -> list[Ints]:
+def _alike(members: Members) -> list[Ints]:
     """The sequences in groups of one call each."""
-    if work.size == 1:
+    if len(members.slot) == 1:
         return [np.zeros(1, dtype=np.int64)]
-    sizes = np.log2(np.stack([work.tokens, work.end])) // _ALIKE
-    key = (sizes[0] * 64 + sizes[1]) * 2 + (work.start > 0)
+    sizes = np.log2(np.stack([members.tokens, members.end])) // _ALIKE
+    key = (sizes[0] * 64 + sizes[1]) * 2 + (members.start > 0)
     order = np.argsort(key, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(key[order])) + 1)

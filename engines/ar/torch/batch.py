@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engines.ar.session import Session
-from engines.ar.torch.blocks import Ints
 from engines.ar.torch.rows import StepWork
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.policies.task import PrefillTask
+from engines.runtime.rows import Ints
 
 
 @dataclass(slots=True, eq=False)

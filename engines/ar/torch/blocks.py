@@ -7,11 +7,9 @@ table, a sequence's place while it holds K/V.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engines.errors import require
-
-Ints = NDArray[np.int64]
+from engines.runtime.rows import Ints, ranks
 
 NOBODY = 0
 """The block of padding."""
@@ -90,7 +88,7 @@ class BlockTables:
         taken = self._free_blocks[self._num_free : self._num_free + total]
         row = np.repeat(np.arange(len(slots)), deficits)
         # Places of each slot's new blocks behind those it has.
-        place = np.arange(total) - np.repeat(np.cumsum(deficits) - deficits, deficits) + self.held[slots][row]
+        place = ranks(deficits) + self.held[slots][row]
         self.table[slots[row], place] = taken
         self.held[slots] += deficits
 

@@ -20,7 +20,6 @@ import numpy as np
 from engines.ar.cluster.record import table
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.torch.batch import Sequence
-from engines.ar.torch.blocks import Ints
 from engines.ar.torch.clock import Clock, WallClock
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.run import ROUND_COLUMNS, STEP_COLUMNS, EngineRun, Prompts, random_prompts
@@ -29,6 +28,7 @@ from engines.ar.torch.worker import Worker
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, StepPlan
 from engines.policies.task import PrefillTask, TaskKind
+from engines.runtime.rows import Ints
 
 _STARTED, _FIRST_TOKEN, _FINISHED = (ROUND_COLUMNS.index(name) for name in ("started_s", "first_token_s", "finished_s"))
 

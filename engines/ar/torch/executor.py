@@ -13,22 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines import kernels
 from engines.ar.torch.attention import SdpaAttention, StepAttention
-from engines.ar.torch.blocks import BlockTables, Ints
-from engines.ar.torch.graphs import CaptureCost, Size, StepGraphs, flat_index, sequences
-from engines.ar.torch.paged import PagedAttention, probe
-from engines.ar.torch.pool import PagedPool
-from engines.ar.torch.rows import MIN_ROWS, StepRows, StepWork, packed_rows, padded_rows
+from engines.ar.torch.blocks import BlockTables
+from engines.ar.torch.graphs import CaptureCost, StepGraphs
+from engines.ar.torch.paged import PagedAttention, Served, probe
+from engines.ar.torch.rows import Size, StepRows, StepWork, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
-from engines.errors import require
+from engines.errors import UserError, require
+from engines.kernels.choice import TritonKernels
 from engines.models.decoder import CausalModel
 from engines.models.layers import FusedOps, fuse
 from engines.policies.step import Bucket, Rung
 from engines.runtime.device import on
+from engines.runtime.pool import PoolTensors
 from engines.runtime.recorder import CudaRecorder, Recorder
+from engines.runtime.rows import MIN_ROWS, Ints
 from engines.runtime.staging import Staging, staging_to
-from engines.runtime.store import Store, store_by_index
+from engines.runtime.store import Store
 
 
 class Ran(NamedTuple):
@@ -75,8 +76,9 @@ class TorchExecutor:
         self._min_rows = min_rows
         with on(self.device):
             self._staging: Staging = staging_to(self.device)
-            self.attention = attention or self._choose(block_size)
-            self._fuse()
+            kernels = TritonKernels(self.device, model.dtype)
+            self.attention = attention or self._choose(block_size, kernels.store)
+            fuse(model, kernels.ops(FusedOps(joins=True)))
             size = self.attention.block_size
             self.tables = BlockTables(
                 num_slots=num_slots,
@@ -86,7 +88,7 @@ class TorchExecutor:
                 spare=1 + -(-longest_bucket // size),
             )
             self._longest_bucket = longest_bucket
-            self.pool = PagedPool(model, num_blocks=self.tables.num_blocks, block_size=size)
+            self.pool = paged_pool(model, self.tables)
             # The last column belongs to no position, the last row to no sequence.
             self._tokens = torch.zeros((num_slots + 1, max_len + 2), dtype=torch.int64, device=self.device)
             if recorder is None and self.device.type == "cuda" and uses_graphs:
@@ -138,7 +140,7 @@ class TorchExecutor:
     def capture(self, sizes: Iterable[Size]) -> Mapping[Size, CaptureCost]:
         """Capture the graphs of these sizes, the largest first so that the others fit into its memory; no-op on a CPU,
         where a bucket runs operator by operator."""
-        wanted = sorted(sizes, key=lambda size: (size.tokens, sequences(size)), reverse=True)
+        wanted = sorted(sizes, key=lambda size: (size.tokens, most_sequences(size)), reverse=True)
         for size in wanted:
             self._check(size)
         if self.graphs is None:
@@ -186,43 +188,25 @@ class TorchExecutor:
 
     def paths(self) -> dict[str, Any]:
         """What its steps run on, as JSON."""
-        config, group = self.model.config, self.model.config.n_heads // self.model.config.n_kv_heads
-        found = probe(self.device, self.model.dtype, config.head_dim, group)
+        found = self._paged_kernel()
         return {
             "attention": self.attention.name,
             "attention_unavailable": found if isinstance(found, str) else None,
             "block_size": self.attention.block_size,
-            "num_graphs": 0 if self.graphs is None else len(self.graphs.sizes),
+            "num_graphs": 0 if self.graphs is None else len(self.graphs.keys),
         }
+
+    def _paged_kernel(self) -> Served | str:
+        config = self.model.config
+        return probe(self.device, self.model.dtype, config.head_dim, config.n_heads // config.n_kv_heads)
 
     # ---- in between ----------------------------------------------------------------------------------
 
-    def _choose(self, block_size: int) -> StepAttention:
-        config = self.model.config
-        store = self._store()
-        found = probe(self.device, self.model.dtype, config.head_dim, config.n_heads // config.n_kv_heads)
+    def _choose(self, block_size: int, store: Store) -> StepAttention:
+        found = self._paged_kernel()
         if isinstance(found, str):
             return SdpaAttention(store, self._staging, block_size=block_size)
         return PagedAttention(found.name, found.kernel, store, self._staging, block_size=found.block_size)
-
-    def _store(self) -> Store:
-        if self.model.dtype != torch.float32 and kernels.available(self.device):
-            from engines.kernels.probe import serves
-
-            if serves("store", self.device, self.model.dtype):
-                from engines.kernels.store import store
-
-                return store
-        return store_by_index
-
-    def _fuse(self) -> None:
-        """Have the layers use the device's kernels; products of one input are one everywhere."""
-        ops = FusedOps(joins=True)
-        if self.model.dtype != torch.float32 and kernels.available(self.device):
-            from engines.kernels.probe import fused_ops
-
-            ops = fused_ops(self.device, self.model.dtype)
-        fuse(self.model, ops)
 
     def _check(self, size: Size) -> None:
         require(size.tokens >= 1, f"size={size} must hold at least one token")
@@ -239,22 +223,20 @@ class TorchExecutor:
             is_there = self.graphs is None or mode in self.graphs
             return mode if fits and is_there and mode.length <= max(self._longest_bucket, 1) else None
         if isinstance(mode, Rung):
-            fits = work.total <= mode.tokens and work.size <= sequences(mode)
+            fits = work.total <= mode.tokens and work.size <= most_sequences(mode)
             return mode if fits and (self.graphs is None or mode in self.graphs) else None
         if self.graphs is not None and int(work.tokens.max()) == 1:
-            widths = [size for size in self.graphs.sizes if isinstance(size, Bucket) and size.length == 1]
+            widths = [size for size in self.graphs.keys if isinstance(size, Bucket) and size.length == 1]
             return min((size for size in widths if size.batch >= work.size), default=None)
         return None
 
     def _eager(self, work: StepWork, size: Size | None) -> tuple[Tensor, int]:
         """[sampling sequences, V] logits and the rows computed."""
-        if isinstance(size, Bucket):
-            rows = padded_rows(work, self.tables, size.length, size.batch)
-            attend = self.attention.padded(work, rows, self.tables, self.pool, size.length, size.batch)
+        if size is None:
+            rows = packed_rows(work, self.tables, least=self._min_rows)
         else:
-            least = self._min_rows if size is None else size.tokens
-            rows = packed_rows(work, self.tables, least=least)
-            attend = self.attention.packed(work, rows, self.tables, self.pool)
+            rows = rows_in(size, work, self.tables)
+        attend = self.attention.attend(rows, self.tables, self.pool)
         last, wanted = self._last(rows, work.samples)
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
         hidden = self.model.hidden(self._tokens.take(flat), self.model.rotary(position), attend)
@@ -288,6 +270,24 @@ class TorchExecutor:
             draw_keys(seeds, positions),
             bool((top_p == 1).all()),
         )
+
+
+def paged_pool(model: CausalModel, tables: BlockTables) -> PoolTensors:
+    """Memory of every block, nobody's included; zeros at first.
+
+    Not unwritten: padding attends to nobody's block, and a NaN there would spread to no token but to its own next layer,
+    from where a kernel that multiplies masked weights by V would fetch it.
+    """
+    try:
+        return PoolTensors.of(model, tables.num_blocks + 1, tables.block_size, make=torch.zeros)
+    except RuntimeError as error:  # of which torch.OutOfMemoryError is one
+        config = model.config
+        num_bytes = 2 * model.dtype.itemsize * config.n_layers * config.n_kv_heads * config.head_dim
+        num_bytes *= (tables.num_blocks + 1) * tables.block_size
+        said = (str(error).strip() or "no message").splitlines()[0]
+        raise UserError(
+            f"num_blocks={tables.num_blocks}: {num_bytes / 1e9:.1f} GB of K/V do not fit {model.device} ({said}): lower it"
+        ) from error
 
 
 def grid(lengths: Collection[int], batches: Collection[int]) -> tuple[Bucket, ...]:

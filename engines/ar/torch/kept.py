@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.ar.torch.blocks import NOBODY, Ints
+from engines.ar.torch.blocks import NOBODY
 from engines.ar.torch.executor import TorchExecutor
 from engines.ar.torch.memory import SessionMemory
 from engines.ar.torch.sampling import SamplingParams
+from engines.runtime.rows import Ints
 
 
 class _Kept(NamedTuple):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engines.ar.torch.blocks import BlockTables, Ints, OutOfBlocksError
+from engines.ar.torch.blocks import BlockTables, OutOfBlocksError
+from engines.runtime.rows import Ints
 
 
 @dataclass(slots=True)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from engines.ar.torch.attention import sdpa
-from engines.ar.torch.blocks import BlockTables, Ints
-from engines.ar.torch.pool import PagedPool
-from engines.ar.torch.rows import StepRows, StepWork
+from engines.ar.torch.blocks import BlockTables
+from engines.ar.torch.rows import Members, StepRows
 from engines.attention.kernels import parameters_of
 from engines.attention.probe import TOLERANCE
 from engines.models.protocol import Attend
+from engines.runtime.pool import PoolTensors
+from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
 from engines.runtime.store import Store
 
@@ -124,21 +125,14 @@ class PagedAttention:
         self.name, self.kernel, self.block_size = name, kernel, block_size
         self._store, self._staging = store, staging
 
-    def packed(self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool) -> Attend:
-        arrays = span_arrays(work.tokens, work.end, tables.table[work.slot])
-        return self._attend(arrays, rows, pool, max_q=max(int(work.tokens.max()), 2), max_k=int(work.end.max()))
+    def attend(self, rows: StepRows, tables: BlockTables, pool: PoolTensors) -> Attend:
+        members = rows.members
+        # For max_q of 1 FlashAttention takes q for one row per sequence, which with padding is wrong.
+        max_q = max(int(members.tokens.max()), 1 if rows.is_grid else 2)
+        pool_row, *spans = self._staging.send(rows.pool_row, *span_arrays(members, tables))
+        return self.over(spans_of(spans, max_q=max_q, max_k=int(members.end.max())), pool_row, pool)
 
-    def padded(
-        self, work: StepWork, rows: StepRows, tables: BlockTables, pool: PagedPool, length: int, batch: int
-    ) -> Attend:
-        arrays = padded_span_arrays(work, tables, length, batch)
-        return self._attend(arrays, rows, pool, max_q=length, max_k=int(work.start.max()) + length)
-
-    def _attend(self, arrays: tuple[Ints, ...], rows: StepRows, pool: PagedPool, *, max_q: int, max_k: int) -> Attend:
-        pool_row, *spans = self._staging.send(rows.pool_row, *arrays)
-        return self.over(spans_of(spans, max_q=max_q, max_k=max_k), pool_row, pool)
-
-    def over(self, spans: PagedSpans, pool_row: Tensor, pool: PagedPool) -> Attend:
+    def over(self, spans: PagedSpans, pool_row: Tensor, pool: PoolTensors) -> Attend:
         """Attention of the layers, from metadata on the device."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -148,19 +142,15 @@ class PagedAttention:
         return attend
 
 
-def span_arrays(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
-    """cu_q, cu_k, used_k and table on the host, from the queries and keys of each sequence."""
+def span_arrays(members: Members, tables: BlockTables) -> tuple[Ints, ...]:
+    """cu_q, cu_k, used_k and table on the host."""
+    return spans_on_host(members.tokens, members.end, tables.table[members.slot])
+
+
+def spans_on_host(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
+    """The same from the queries and keys of each sequence."""
     cu_q, cu_k = (np.concatenate(([0], np.cumsum(lengths))) for lengths in (count, end))
     return cu_q, cu_k, end, table.astype(np.int64)
-
-
-def padded_span_arrays(work: StepWork, tables: BlockTables, length: int, batch: int) -> tuple[Ints, ...]:
-    """Of a grid [batch, length]: every row of it is a query, real or not (``padded_rows``)."""
-    end = np.full(batch, length, dtype=np.int64)
-    end[: work.size] += work.start
-    slot = np.full(batch, tables.padding_slot, dtype=np.int64)
-    slot[: work.size] = work.slot
-    return span_arrays(np.full(batch, length, dtype=np.int64), end, tables.table[slot])
 
 
 def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> PagedSpans:
@@ -233,7 +223,7 @@ def fault(
             rows[places[:used]] = torch.randn(int(used), 2, head_dim, generator=random)
     q = torch.randn(int(count.sum()) + 3, 2 * group, head_dim, generator=random)
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    tensors = [torch.from_numpy(array) for array in span_arrays(count, end, table)]
+    tensors = [torch.from_numpy(array) for array in spans_on_host(count, end, table)]
     spans = spans_of(tensors, max_q=150, max_k=300)
     real = int(count.sum())
     expected = ReferenceKernel()(q.float(), k.float(), v.float(), spans)[:real]

@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engines.ar.torch.blocks import BlockTables, Ints
+from engines.ar.torch.blocks import BlockTables
+from engines.policies.step import Bucket, Rung
+from engines.runtime.rows import Ints, ranks
 
-MIN_ROWS = 8
-"""GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a sequence's numbers
-are the same alone and in company (on CPU bit for bit)."""
+RUNG_SEQUENCES = 64
+"""Sequences a rung holds at most."""
+
+Size = Bucket | Rung
 
 
 class StepWork(NamedTuple):
@@ -43,31 +46,51 @@ class StepWork(NamedTuple):
         return StepWork(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3].astype(bool))
 
 
-class StepRows(NamedTuple):
-    """The rows of a step. Sequence i has the rows from ``first[i]`` on; ``last[i]`` is that of its newest token."""
+class Members(NamedTuple):
+    """The sequences as they are computed, those of padding included; ``first`` is the row of the first query."""
 
+    slot: Ints
+    first: Ints
+    start: Ints
+    tokens: Ints
+
+    @property
+    def end(self) -> Ints:
+        return self.start + self.tokens
+
+
+class StepRows(NamedTuple):
     slot: Ints
     position: Ints
     pool_row: Ints
-    first: Ints
+    """All three [N]."""
     last: Ints
+    """[n] row of each sequence's newest token."""
+    members: Members
+    is_grid: bool
+    """Whether the members have equally many rows, and all rows are theirs."""
 
     @property
     def num_rows(self) -> int:
         return len(self.slot)
 
 
-def packed_rows(work: StepWork, tables: BlockTables, *, least: int = MIN_ROWS) -> StepRows:
-    """The sequences' rows one behind the other, padded to at least ``least``."""
+def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: int = 0) -> StepRows:
+    """The sequences' rows one behind the other, padded to at least ``least`` rows, and to ``sequences`` members."""
     tokens = work.total
     size = max(tokens, least)
     first = np.cumsum(work.tokens) - work.tokens
     slot = np.full(size, tables.padding_slot, dtype=np.int64)
     position, pool_row = np.zeros((2, size), dtype=np.int64)
     slot[:tokens] = np.repeat(work.slot, work.tokens)
-    position[:tokens] = np.arange(tokens) + np.repeat(work.start - first, work.tokens)
+    position[:tokens] = ranks(work.tokens) + np.repeat(work.start, work.tokens)
     pool_row[:tokens] = tables.rows(slot[:tokens], position[:tokens])
-    return StepRows(slot, position, pool_row, first, first + work.tokens - 1)
+    members = Members(work.slot, first, work.start, work.tokens)
+    if sequences > work.size:
+        empty = np.zeros(sequences - work.size, dtype=np.int64)
+        fills = (empty + tables.padding_slot, empty, empty, empty)
+        members = Members(*(np.concatenate(pair) for pair in zip(members, fills, strict=True)))
+    return StepRows(slot, position, pool_row, first + work.tokens - 1, members, is_grid=False)
 
 
 def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -> StepRows:
@@ -80,10 +103,30 @@ def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) ->
     slot = np.full(batch, tables.padding_slot, dtype=np.int64)
     start = np.zeros(batch, dtype=np.int64)
     slot[:n], start[:n] = work.slot, work.start
-    place = np.arange(length)
-    position = start[:, None] + place
+    position = start[:, None] + np.arange(length)
     slots = np.broadcast_to(slot[:, None], position.shape)
-    first = np.arange(n) * length
+    first = np.arange(batch) * length
     return StepRows(
-        slots.ravel(), position.ravel(), tables.rows(slots, position).ravel(), first, first + work.tokens - 1
+        slots.ravel(),
+        position.ravel(),
+        tables.rows(slots, position).ravel(),
+        first[:n] + work.tokens - 1,
+        Members(slot, first, start, np.full(batch, length, dtype=np.int64)),
+        is_grid=True,
     )
+
+
+def rows_in(size: Size, work: StepWork, tables: BlockTables, *, sequences: int = 0) -> StepRows:
+    """The rows of a step that runs in a bucket or a rung."""
+    if isinstance(size, Bucket):
+        return padded_rows(work, tables, size.length, size.batch)
+    return packed_rows(work, tables, least=size.tokens, sequences=sequences)
+
+
+def most_sequences(size: Size) -> int:
+    return size.batch if isinstance(size, Bucket) else min(size.tokens, RUNG_SEQUENCES)
+
+
+def flat_index(rows: StepRows, width: int) -> Ints:
+    """Places in the flattened token store; past its end, a row's last column, which is no token's."""
+    return rows.slot * width + np.minimum(rows.position, width - 1)

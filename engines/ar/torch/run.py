@@ -10,7 +10,7 @@ import numpy as np
 
 from engines.ar.cluster.record import Table
 from engines.ar.session import Session
-from engines.ar.torch.blocks import Ints
+from engines.runtime.rows import Ints
 
 ROUND_COLUMNS = (
     "session_id",

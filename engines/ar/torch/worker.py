@@ -18,7 +18,6 @@ import numpy as np
 
 from engines.ar.session import Session
 from engines.ar.torch.batch import DecodeColumns, Sequence
-from engines.ar.torch.blocks import Ints
 from engines.ar.torch.executor import Ran, TorchExecutor
 from engines.ar.torch.kept import KeptSequences
 from engines.ar.torch.memory import SessionMemory
@@ -30,6 +29,7 @@ from engines.policies.owed import Owed
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import IDLE, Batching, Chunk, Share, Situation, StepPlan
 from engines.policies.task import PrefillTask, TaskKind
+from engines.runtime.rows import Ints
 
 
 class Driver(Protocol):

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from engines.dllm.cache.sparsity import top_rows, top_rows_parity
 from engines.dllm.config import EngineConfig
-from engines.dllm.executor.rows import BuildRows, Ints
+from engines.dllm.executor.rows import BuildRows
 from engines.kernels.building import Building
 from engines.kernels.importance import ContextRows, importance
 from engines.models.protocol import Ranks
+from engines.runtime.rows import Ints, ranks
 
 Pack = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
 """(pool_k, pool_v [rows, Hkv, D] of a layer, rotated q [N, H, D], k and v [N, Hkv, D] of the packed rows)"""
@@ -45,7 +46,7 @@ class TorchSelectAndPack:
         (block, is_block), (context, is_context) = build.block(), build.context()
         flags = [_ints(inside) for inside in (is_block, is_context) if not inside.all()]
         request = np.arange(len(build.kept)).repeat(build.kept)
-        rank = np.arange(len(request)) - (build.kept.cumsum() - build.kept).repeat(build.kept)
+        rank = ranks(build.kept)
         pool_row = build.kv_start.repeat(build.kept) + rank
         return block, context, request, rank, context[request, rank], pool_row, *flags
 

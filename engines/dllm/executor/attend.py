@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engines.attention import Spans, VarlenAttention, sdpa, varlen_attention
-from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.step import StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import Attend
+from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import StepTimer
 from engines.runtime.store import Store
 

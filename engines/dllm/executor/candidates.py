@@ -8,11 +8,12 @@ import numpy as np
 from torch import Tensor
 
 from engines.dllm.decode.denoise import Sampling
-from engines.dllm.executor.rows import Ints, Places
+from engines.dllm.executor.rows import Places
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import MIN_ROWS, Block, BlockTokens, Candidates, StepLayout
+from engines.dllm.executor.step import Block, BlockTokens, Candidates, StepLayout
 from engines.dllm.plan import PlanItem
 from engines.runtime.noise import row_keys
+from engines.runtime.rows import MIN_ROWS, Ints
 from engines.runtime.staging import Staging
 
 

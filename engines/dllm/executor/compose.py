@@ -15,13 +15,13 @@ from engines.dllm.executor.commit import Commit, RankedSpan, forwarded_span
 from engines.dllm.executor.graphs import StepGraphs
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.layout import Layouts, RowLayout
-from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, Head
 from engines.dllm.executor.torch import TorchExecutor
 from engines.dllm.request import Request, check_request
 from engines.models.protocol import DiffusionModel
 from engines.runtime.device import on
+from engines.runtime.pool import PoolTensors
 from engines.runtime.recorder import Recorder
 from engines.runtime.staging import Staging, staging_to
 from engines.runtime.step_timer import StepTimer, timer_of

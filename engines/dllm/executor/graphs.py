@@ -1,8 +1,7 @@
 """CUDA graphs of a step's forward, captured beforehand for a few sizes.
 
 A step of few rows takes a GPU less time than launching its kernels one by one takes the host. Its forward is then
-replayed: metadata is copied into a graph's own buffer, padded to the graph's size, and one launch does the rest. Steps
-that build a cache are not captured: what they retain shapes their work. Steps of more than MAX_ROWS rows run
+replayed (``engines.runtime.graphs``). Steps that build a cache are not captured: what they retain shapes their work. Steps of more than MAX_ROWS rows run
 longer than their launches take, and run eagerly.
 
 Shapes: N rows and S sequences of a graph; what a step leaves of them is padding, which belongs to a slot and a
@@ -21,10 +20,11 @@ import torch
 from torch import Tensor
 
 from engines.attention import SpanMetadata, Spans, VarlenAttention
-from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.models.protocol import DiffusionModel
-from engines.runtime.recorder import Recorder, Recording
+from engines.runtime.graphs import Graphs
+from engines.runtime.pool import PoolTensors
+from engines.runtime.recorder import Recorder
 from engines.runtime.staging import Staging
 from engines.runtime.store import Store
 
@@ -82,7 +82,7 @@ class GraphForward:
         return self._model.hidden(self._tokens.take(flat), self._model.rotary(position), attend)
 
 
-class StepGraphs:
+class StepGraphs(Graphs[GraphKey]):
     """The last slot of ``tokens`` [slots + 1, width] and the last row of the pool are the padding's."""
 
     def __init__(
@@ -95,14 +95,9 @@ class StepGraphs:
         staging: Staging,
         recorder: Recorder,
     ) -> None:
-        self._forward, self._recorder = GraphForward(model, attention, store, tokens, pool), recorder
+        super().__init__(recorder, staging, tokens.device)
+        self._forward = GraphForward(model, attention, store, tokens, pool)
         self._tokens, self._pool = tokens, pool
-        self._staging = staging
-        self._graphs: dict[GraphKey, tuple[Tensor, Recording]] = {}
-
-    @property
-    def keys(self) -> tuple[GraphKey, ...]:
-        return tuple(self._graphs)
 
     def key_of(self, table: ItemTable, packed: PackedRows) -> GraphKey | None:
         """Key of the smallest captured graph that holds such a step, which builds no cache; None where there is none."""
@@ -110,28 +105,18 @@ class StepGraphs:
             return None
         longest = int(np.diff(packed.base).max())
         least = graph_key(packed.num_rows, len(table.slot), longest, has_refresh=table.num_refresh > 0)
-        return min((key for key in self._graphs if key.holds(least)), default=None)
+        return min((key for key in self.keys if key.holds(least)), default=None)
 
     def capture(self, key: GraphKey) -> None:
-        """Its memory and the compilation of its kernels are paid for here, not in a step."""
-        if key in self._graphs:
+        if key in self:
             return
-        numbers = torch.zeros(metadata_size(key), dtype=torch.int64, device=self._tokens.device)
         nothing = ItemTable.of((), ())
-        self._staging.fill(numbers, self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0)))
-        self._graphs[key] = numbers, self._recorder.record(partial(self._forward, key, numbers))
-
-    def close(self) -> None:
-        """Release every graph; none holds a step any more."""
-        while self._graphs:
-            _, (_, recording) = self._graphs.popitem()
-            recording.release()
+        metadata = self._metadata(key, nothing, PackedRows.of(nothing, None, width=1, least=0))
+        self.record(key, metadata, partial(self._forward, key))
 
     def run(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> Tensor:
         """[N, d] hidden states, the step's rows first; overwritten by the next step of this size."""
-        numbers, recording = self._graphs[key]
-        self._staging.fill(numbers, self._metadata(key, table, packed))
-        return recording.replay()
+        return self.replay(key, self._metadata(key, table, packed))
 
     def _metadata(self, key: GraphKey, table: ItemTable, packed: PackedRows) -> tuple[np.ndarray, ...]:
         slots, width = self._tokens.shape

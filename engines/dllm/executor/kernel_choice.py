@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
-from engines import kernels
 from engines.attention import VarlenAttention, attention_backend, availability
 from engines.attention.flash import reads_pool_in_place
 from engines.dllm.cache.selection import SelectAndPack, TorchSelectAndPack, TritonSelectAndPack
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.denoise import Reduction
 from engines.dllm.decode.vocabulary import VocabularyReduction, vocabulary_reduction
+from engines.kernels.choice import TritonKernels
 from engines.models.layers import FusedOps, fuse
 from engines.models.protocol import DiffusionModel
 from engines.runtime.recorder import CudaRecorder, Recorder
-from engines.runtime.store import Store, store_by_index
 
 
 class KernelChoice:
@@ -30,25 +27,18 @@ class KernelChoice:
         weight, shape, kv_heads = next(model.parameters()), model.config, model.kv_heads_here
         self._config = config
         self._device, self._dtype = weight.device, weight.dtype
+        self._kernels = TritonKernels(self._device, self._dtype, config.fused_kernels)
         self._heads = shape.head_dim, shape.n_heads * kv_heads // shape.n_kv_heads, kv_heads
         self.attention = attention or attention_backend(
             config.attention_backend, self._device, self._dtype, *self._heads
         )
         self.reduction = self._reduction(model)
         self.local: VocabularyReduction | None = vocabulary_reduction(
-            self.reduction, model, is_fused=self.serves("partial")
+            self.reduction, model, is_fused=self._kernels.serve("partial")
         )
         """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
         self.selection = self._select_and_pack(model)
-        self.store = self._store()
-
-    def serves(self, *names: str) -> bool:
-        """Whether these Triton kernels do; float32 is for comparing, operator by operator."""
-        if not self._config.fused_kernels or self._dtype == torch.float32 or not kernels.available(self._device):
-            return False
-        from engines.kernels.probe import serves
-
-        return all(serves(name, self._device, self._dtype) for name in names)
+        self.store = self._kernels.store
 
     def _reduction(self, model: DiffusionModel) -> Reduction:
         decode = self._config.decode
@@ -58,7 +48,7 @@ class KernelChoice:
             dtype=decode.confidence_dtype,
             suppress_id=model.config.mask_token_id if self._config.suppress_mask_token else None,
         )
-        if not self.serves("confidence"):
+        if not self._kernels.serve("confidence"):
             return reduction
         from engines.dllm.decode.fused import fused
 
@@ -68,28 +58,16 @@ class KernelChoice:
         ranks = model.tensor_parallel
         # Kernels sum in another order, and of a rank's heads alone.
         needs_torch = self._config.tie_policy == "parity" or (ranks and self._config.sparsity.selection == "uniform")
-        if not needs_torch and self.serves("pack", "scores"):
+        if not needs_torch and self._kernels.serve("pack", "scores"):
             return TritonSelectAndPack(self._config)
         return TorchSelectAndPack(self._config, ranks)
 
-    def _store(self) -> Store:
-        if not self.serves("store"):
-            return store_by_index
-        from engines.kernels.store import store
-
-        return store
-
     def fuse_layers(self, model: DiffusionModel) -> None:
         """Have the model's layers use the kernels that serve; one that another executor used may have others."""
-        if self._device.type == "cpu" and not self.serves():
+        if self._device.type == "cpu" and not self._kernels.serve():
             return
         assert isinstance(model, nn.Module)
-        ops = FusedOps()
-        if self.serves():
-            from engines.kernels.probe import fused_ops
-
-            ops = fused_ops(self._device, self._dtype)
-        fuse(model, ops)
+        fuse(model, self._kernels.ops(FusedOps()))
 
     def recorder(self) -> Recorder | None:
         """How forwards are captured; None where they are not."""
@@ -102,14 +80,9 @@ class KernelChoice:
         if self._device.type == "cpu":
             return {}
         found = availability(self._device, self._dtype, *self._heads)
-        faulty: Mapping[str, str] = {}
-        if self.serves():
-            from engines.kernels.probe import faults
-
-            faulty = faults(self._device, self._dtype)
         return {
             "attention_backend": self.attention.name,
             "attention_unavailable": {name: why for name, why in found.items() if why is not None},
-            "fused_kernels": self.serves(),
-            "kernel_faults": dict(faulty),
+            "fused_kernels": self._kernels.serve(),
+            "kernel_faults": dict(self._kernels.faults()),
         }

@@ -14,20 +14,12 @@ from engines.attention import SpanMetadata, Spans
 from engines.dllm.cache.selection import SelectAndPack
 from engines.dllm.executor.candidates import first_places
 from engines.dllm.executor.graphs import StepGraphs
-from engines.dllm.executor.rows import BlockRows, BuildRows, Ints, ItemTable, PackedRows
+from engines.dllm.executor.rows import BlockRows, BuildRows, ItemTable, PackedRows
 from engines.dllm.executor.state import RequestState
-from engines.dllm.executor.step import (
-    MIN_ROWS,
-    AttendFactory,
-    Block,
-    Candidates,
-    EagerRows,
-    GraphRows,
-    StepLayout,
-    StepRows,
-)
+from engines.dllm.executor.step import AttendFactory, Block, Candidates, EagerRows, GraphRows, StepLayout, StepRows
 from engines.dllm.plan import PlanItem
 from engines.models.protocol import DiffusionModel
+from engines.runtime.rows import MIN_ROWS, Ints
 from engines.runtime.staging import Staging
 from engines.runtime.step_timer import StepTimer
 

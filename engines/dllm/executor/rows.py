@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from engines.dllm.plan import PlanItem
 from engines.dllm.scheduling.phase import Phase
-
-Ints = NDArray[np.int64]
+from engines.runtime.rows import Ints, ranks
 
 _FIRST, _LAST = PlanItem._fields.index("total_len"), PlanItem._fields.index("step_in_block")
 
@@ -145,7 +144,7 @@ class Places:
         size = int(counts.sum())
         index = np.zeros((2, max(size, least)), dtype=np.int64)
         index[0, :size] = np.arange(len(counts)).repeat(counts)
-        np.subtract(np.arange(size), (counts.cumsum() - counts).repeat(counts), out=index[1, :size])
+        index[1, :size] = ranks(counts)
         return Places(size=size, request=index[0], rank=index[1])
 
 

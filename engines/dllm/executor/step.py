@@ -14,13 +14,10 @@ from engines.attention import Run, Spans
 from engines.dllm.cache.selection import Pack
 from engines.dllm.decode.denoise import Reduced, Sampling
 from engines.dllm.executor.graphs import GraphKey
-from engines.dllm.executor.rows import Ints, ItemTable, PackedRows
+from engines.dllm.executor.rows import ItemTable, PackedRows
 from engines.dllm.plan import PlanItem, StepPlan
 from engines.models.protocol import Attend, Rotary
-
-MIN_ROWS = 8
-"""GEMMs with fewer rows take other kernels, whose rounding differs; a step is never narrower, so a
-request's numbers are the same alone and in company (on CPU bit for bit)."""
+from engines.runtime.rows import Ints
 
 
 class StepRows(NamedTuple):

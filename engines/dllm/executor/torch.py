@@ -22,11 +22,11 @@ from engines.dllm.executor.commit import Commit
 from engines.dllm.executor.graphs import StepGraphs, mixed_keys, reuse_keys
 from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.layout import Layouts
-from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.state import RequestState
 from engines.dllm.executor.step import Forward, GraphRows, Head
 from engines.dllm.plan import ExecutorError, StepOutcome, StepPlan
 from engines.dllm.request import Request
+from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import StepTimer, StepTimes
 
 P = ParamSpec("P")

@@ -15,9 +15,9 @@ from engines.dllm.cache.selection import TorchSelectAndPack
 from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.layout import Layouts, PackedLayout
-from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.step import EagerRows
 from engines.dllm.scheduling.phase import Phase
+from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import HostTimer
 from engines.runtime.store import store_by_index
 

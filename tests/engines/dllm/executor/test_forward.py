@@ -15,10 +15,10 @@ from engines.dllm.executor.attend import PackedAttend
 from engines.dllm.executor.forward import PackedForward
 from engines.dllm.executor.graphs import StepGraphs, graph_key
 from engines.dllm.executor.layout import Layouts, PackedLayout
-from engines.dllm.executor.pool import PoolTensors
 from engines.dllm.executor.step import Forwarded, GraphRows
 from engines.dllm.plan import StepPlan
 from engines.dllm.scheduling.phase import Phase
+from engines.runtime.pool import PoolTensors
 from engines.runtime.step_timer import HostTimer
 from engines.runtime.store import store_by_index
 

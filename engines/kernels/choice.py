@@ -1,0 +1,54 @@
+"""Which Triton kernels serve a model, and what stands in for those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engines import kernels
+from engines.models.layers import FusedOps
+from engines.runtime.store import Store, store_by_index
+
+
+@dataclass(frozen=True)
+class TritonKernels:
+    """Those of one device and dtype; none where they are not wanted. A float32 model is for comparing, operator by
+    operator."""
+
+    device: torch.device
+    dtype: torch.dtype
+    is_wanted: bool = True
+
+    def serve(self, *names: str) -> bool:
+        """Whether all of these do; without names, whether any can."""
+        if not self.is_wanted or self.dtype == torch.float32 or not kernels.available(self.device):
+            return False
+        from engines.kernels.probe import serves
+
+        return all(serves(name, self.device, self.dtype) for name in names)
+
+    @property
+    def store(self) -> Store:
+        if not self.serve("store"):
+            return store_by_index
+        from engines.kernels.store import store
+
+        return store
+
+    def ops(self, otherwise: FusedOps) -> FusedOps:
+        """Kernels of a model's layers; ``otherwise`` where none can serve."""
+        if not self.serve():
+            return otherwise
+        from engines.kernels.probe import fused_ops
+
+        return fused_ops(self.device, self.dtype)
+
+    def faults(self) -> Mapping[str, str]:
+        """What is wrong with those that do not give their references' numbers."""
+        if not self.serve():
+            return {}
+        from engines.kernels.probe import faults
+
+        return faults(self.device, self.dtype)

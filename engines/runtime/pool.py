@@ -1,0 +1,44 @@
+"""The memory of K and V that an allocator hands out: rows of a ``KvPool``, or blocks of ``BlockTables``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engines.models.decoder import CausalModel
+from engines.models.protocol import DiffusionModel
+
+Model = DiffusionModel | CausalModel
+
+
+class PoolTensors:
+    """``k`` and ``v`` [layers, *places, Hkv, D], of the heads this process holds."""
+
+    def __init__(self, k: Tensor, v: Tensor) -> None:
+        self.k, self.v = k, v
+
+    @classmethod
+    def of(cls, model: Model, *places: int, make: Callable[..., Tensor] = torch.empty) -> PoolTensors:
+        """In the dtype and on the device of the model; unwritten, but where ``make`` is torch.zeros."""
+        shape, weight = model.config, next(model.parameters())
+        size = (shape.n_layers, *places, model.kv_heads_here, shape.head_dim)
+        k, v = (make(size, dtype=weight.dtype, device=weight.device) for _ in "kv")
+        return cls(k, v)
+
+    def rows(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K and V of a layer, [rows, Hkv, D]."""
+        return self.k[layer].flatten(0, -3), self.v[layer].flatten(0, -3)
+
+    @property
+    def num_rows(self) -> int:
+        return self.k.shape[1:-2].numel()
+
+    def fill_with_zeros(self) -> None:
+        self.k.zero_()
+        self.v.zero_()
+
+    def close(self) -> None:
+        """Give the memory back; the rows are gone."""
+        self.k = self.v = self.k.new_empty((self.k.shape[0], 0, *self.k.shape[2:]))
