@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.attention.kernels import VarlenKernel
+from engines.attention.kernels import KernelSpans, VarlenKernel
 from engines.attention.protocol import VarlenAttention
 from engines.attention.spans import Spans
 
@@ -44,13 +44,14 @@ class FlashVarlen:
         # one row per sequence, whatever cu_q says: with padding that is wrong.
         max_q = max(spans.max_q, 2)
         if self.layout == "runs":
-            return self.kernel(q, k, v, spans.cu_q, spans.k_start, spans.k_len, max_q, spans.max_k, out)
+            at = KernelSpans(spans.cu_q, spans.k_start, spans.k_len, None, max_q, spans.max_k)
+            return self.kernel(q, k, v, at, out)
         rows, cu_k = packed_rows(spans, k.shape[0])
         k, v = k.index_select(0, rows), v.index_select(0, rows)
         if self.repeats_heads:
             group = q.shape[1] // k.shape[1]
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        return self.kernel(q, k, v, spans.cu_q, cu_k, None, max_q, spans.max_k, out)
+        return self.kernel(q, k, v, KernelSpans(spans.cu_q, cu_k, None, None, max_q, spans.max_k), out)
 
 
 def reads_pool_in_place(attention: VarlenAttention) -> bool:

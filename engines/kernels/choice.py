@@ -12,7 +12,7 @@ from engines.models.layers import FusedOps
 from engines.runtime.store import Store, store_by_index
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TritonKernels:
     """Those of one device and dtype; none where they are not wanted. A float32 model is for comparing, operator by
     operator."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from engines.models.decoder import CausalModel
-from engines.models.protocol import DiffusionModel
 
-Model = DiffusionModel | CausalModel
+class Model(Protocol):
+    """What the pool reads of a model."""
+
+    kv_heads_here: int
+
+    @property
+    def config(self) -> Any: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class PoolTensors:

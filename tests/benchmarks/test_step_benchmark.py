@@ -15,7 +15,6 @@ from support.tiny_models import GQA, network
 from engines.dllm.cache.kv_pool import KvPool
 from engines.dllm.config import EngineConfig
 from engines.dllm.decode.fused import FusedReduction
-from engines.dllm.executor.kernel_choice import KernelChoice
 from engines.dllm.executor.packed import packed_executor
 from engines.dllm.executor.roofline import step_work
 from engines.dllm.plan import StepPlan
@@ -23,6 +22,7 @@ from engines.dllm.scheduling.phase import DelayedCache, Phase
 from engines.dllm.scheduling.scheduler import PhaseScheduler
 from engines.hardware.catalogue import L40S
 from engines.hardware.roofline import Roofline, StepWork
+from engines.kernels.choice import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS
 
@@ -104,7 +104,7 @@ def test_chunks_of_logits_bound_memory_and_cost_streams_of_the_head() -> None:
 def test_the_head_is_timed_with_the_reduction_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     config = EngineConfig(max_num_logits=8)
     assert logits.serving_reduction(network(GQA), 8) == packed_executor(network(GQA), config, 8).kernels.reduction
-    monkeypatch.setattr(KernelChoice, "serves", lambda self, *names: "confidence" in names)
+    monkeypatch.setattr(TritonKernels, "serve", lambda self, *names: "confidence" in names)
     assert isinstance(logits.serving_reduction(network(GQA), 8), FusedReduction)
 
 

@@ -10,7 +10,7 @@ from repro.paths import REPO
 PACKAGES = ("engines", "baselines", "repro", "paper_figures")
 POSITIONAL = frozenset(
     {"CheckSystem", "DllmModel", "FlashAttnKernel", "FlashVarlen", "ModelCost", "Sdpa", "SdpaPadded", "StoredRun"}
-    | {"TorchPaged", "TorchVarlenKernel"}
+    | {"TorchVarlenKernel"}
 )
 FILLED_ELSEWHERE = frozenset({"Local", "Reply"})
 

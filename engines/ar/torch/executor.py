@@ -76,7 +76,7 @@ class TorchExecutor:
         self._min_rows = min_rows
         with on(self.device):
             self._staging: Staging = staging_to(self.device)
-            kernels = TritonKernels(self.device, model.dtype)
+            kernels = TritonKernels(device=self.device, dtype=model.dtype)
             self.attention = attention or self._choose(block_size, kernels.store)
             fuse(model, kernels.ops(FusedOps(joins=True)))
             size = self.attention.block_size

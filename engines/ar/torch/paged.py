@@ -6,11 +6,11 @@ small fixed example on the device (``probe``), as for the kernels of ``engines.a
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from engines.ar.torch.attention import sdpa
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.rows import Members, StepRows
-from engines.attention.kernels import parameters_of
+from engines.attention.kernels import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.probe import TOLERANCE
 from engines.models.protocol import Attend
 from engines.runtime.pool import PoolTensors
@@ -31,75 +31,17 @@ BLOCK_SIZES = (16, 64, 256)
 """Tried in this order: FlashAttention 2 takes multiples of 256 only, others smaller ones."""
 
 
-class PagedSpans(NamedTuple):
-    """The sequences of a step on the device, int32. Rows past ``cu_q[-1]`` belong to none."""
-
-    cu_q: Tensor
-    """[n + 1] first query row of each sequence, and the end of the last."""
-    cu_k: Tensor
-    """[n + 1] the same of the keys, as if they were packed."""
-    used_k: Tensor
-    """[n] keys; the last query sees them all."""
-    table: Tensor
-    """[n, width] blocks."""
-    max_q: int
-    max_k: int
-
-
-class PagedKernel(Protocol):
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
-        """[N, H, D] of q [N, H, D]; k, v [blocks, block_size, Hkv, D]. Queries stand at the end of their keys."""
-        ...
-
-
-@dataclass(frozen=True)
-class FlashAttnPaged:
-    """``flash_attn_varlen_func`` of the package ``flash_attn``."""
-
-    function: Callable[..., Any]
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
-        return self.function(
-            q,
-            k,
-            v,
-            cu_seqlens_q=spans.cu_q,
-            cu_seqlens_k=spans.cu_k,
-            max_seqlen_q=spans.max_q,
-            max_seqlen_k=spans.max_k,
-            causal=True,
-            block_table=spans.table,
-        )
-
-
-@dataclass(frozen=True)
-class TorchPaged:
-    """``torch.nn.attention.varlen.varlen_attn``; kernels differ in whether they want ``cu_seq_k`` beside a table."""
-
-    function: Callable[..., Any]
-    gives_cu_k: bool
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
-        return self.function(
-            q,
-            k,
-            v,
-            spans.cu_q,
-            spans.cu_k if self.gives_cu_k else None,
-            spans.max_q,
-            spans.max_k,
-            window_size=(-1, 0),
-            enable_gqa=q.shape[1] != k.shape[2],
-            seqused_k=spans.used_k,
-            block_table=spans.table,
-        )
+PagedKernel = Callable[[Tensor, Tensor, Tensor, KernelSpans], Tensor]
+"""A ``VarlenKernel`` that takes a table."""
 
 
 @dataclass(frozen=True)
 class ReferenceKernel:
     """The same in torch's operators, one sequence after the other: what the others are compared with."""
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
+        assert spans.used_k is not None
+        assert spans.table is not None
         out = torch.zeros_like(q)
         block_size = k.shape[1]
         first = spans.cu_q.tolist()
@@ -132,7 +74,7 @@ class PagedAttention:
         pool_row, *spans = self._staging.send(rows.pool_row, *span_arrays(members, tables))
         return self.over(spans_of(spans, max_q=max_q, max_k=int(members.end.max())), pool_row, pool)
 
-    def over(self, spans: PagedSpans, pool_row: Tensor, pool: PoolTensors) -> Attend:
+    def over(self, spans: KernelSpans, pool_row: Tensor, pool: PoolTensors) -> Attend:
         """Attention of the layers, from metadata on the device."""
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -153,27 +95,20 @@ def spans_on_host(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]
     return cu_q, cu_k, end, table.astype(np.int64)
 
 
-def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> PagedSpans:
+def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> KernelSpans:
     cu_q, cu_k, used_k, table = (array.to(torch.int32) for array in arrays)
-    return PagedSpans(cu_q, cu_k, used_k, table, max_q, max_k)
+    return KernelSpans(cu_q, cu_k, used_k, table, max_q, max_k)
 
 
 def kernels() -> Iterator[tuple[str, PagedKernel]]:
     """Those that are installed, in order of preference."""
-    try:
-        interface = importlib.import_module("flash_attn.flash_attn_interface")
-        function = interface.flash_attn_varlen_func
-        if "block_table" in parameters_of(function):
-            yield "flash-attn", FlashAttnPaged(function)
-    except (ImportError, AttributeError):
-        pass
-    try:
-        function = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-        if "block_table" in parameters_of(function):
-            yield "torch-varlen", TorchPaged(function, gives_cu_k=False)
-            yield "torch-varlen", TorchPaged(function, gives_cu_k=True)
-    except (ImportError, AttributeError):
-        pass
+    with suppress(ImportError):
+        yield from (("flash-attn", kernel) for kernel in flash_attn_kernels() if kernel.takes_table)
+    with suppress(ImportError):
+        for kernel in torch_varlen_kernels():
+            if isinstance(kernel, TorchVarlenKernel) and kernel.takes_table:
+                yield "torch-varlen", replace(kernel, gives_cu_k=False)
+                yield "torch-varlen", kernel
 
 
 class Served(NamedTuple):

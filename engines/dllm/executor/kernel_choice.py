@@ -27,18 +27,18 @@ class KernelChoice:
         weight, shape, kv_heads = next(model.parameters()), model.config, model.kv_heads_here
         self._config = config
         self._device, self._dtype = weight.device, weight.dtype
-        self._kernels = TritonKernels(self._device, self._dtype, config.fused_kernels)
+        self.triton = TritonKernels(device=self._device, dtype=self._dtype, is_wanted=config.fused_kernels)
         self._heads = shape.head_dim, shape.n_heads * kv_heads // shape.n_kv_heads, kv_heads
         self.attention = attention or attention_backend(
             config.attention_backend, self._device, self._dtype, *self._heads
         )
         self.reduction = self._reduction(model)
         self.local: VocabularyReduction | None = vocabulary_reduction(
-            self.reduction, model, is_fused=self._kernels.serve("partial")
+            self.reduction, model, is_fused=self.triton.serve("partial")
         )
         """Reduction over this rank's vocabulary shard; None without tensor parallelism."""
         self.selection = self._select_and_pack(model)
-        self.store = self._kernels.store
+        self.store = self.triton.store
 
     def _reduction(self, model: DiffusionModel) -> Reduction:
         decode = self._config.decode
@@ -48,7 +48,7 @@ class KernelChoice:
             dtype=decode.confidence_dtype,
             suppress_id=model.config.mask_token_id if self._config.suppress_mask_token else None,
         )
-        if not self._kernels.serve("confidence"):
+        if not self.triton.serve("confidence"):
             return reduction
         from engines.dllm.decode.fused import fused
 
@@ -58,16 +58,16 @@ class KernelChoice:
         ranks = model.tensor_parallel
         # Kernels sum in another order, and of a rank's heads alone.
         needs_torch = self._config.tie_policy == "parity" or (ranks and self._config.sparsity.selection == "uniform")
-        if not needs_torch and self._kernels.serve("pack", "scores"):
+        if not needs_torch and self.triton.serve("pack", "scores"):
             return TritonSelectAndPack(self._config)
         return TorchSelectAndPack(self._config, ranks)
 
     def fuse_layers(self, model: DiffusionModel) -> None:
         """Have the model's layers use the kernels that serve; one that another executor used may have others."""
-        if self._device.type == "cpu" and not self._kernels.serve():
+        if self._device.type == "cpu" and not self.triton.serve():
             return
         assert isinstance(model, nn.Module)
-        fuse(model, self._kernels.ops(FusedOps()))
+        fuse(model, self.triton.ops(FusedOps()))
 
     def recorder(self) -> Recorder | None:
         """How forwards are captured; None where they are not."""
@@ -83,6 +83,6 @@ class KernelChoice:
         return {
             "attention_backend": self.attention.name,
             "attention_unavailable": {name: why for name, why in found.items() if why is not None},
-            "fused_kernels": self._kernels.serve(),
-            "kernel_faults": dict(self._kernels.faults()),
+            "fused_kernels": self.triton.serve(),
+            "kernel_faults": dict(self.triton.faults()),
         }

@@ -5,7 +5,9 @@ No kernel is installed on a CPU: what is tested is the way to it, with the refer
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from support.graph_recorders import EagerRecorder
 from torch import Tensor
 
 from engines.ar.torch.executor import TorchExecutor, grid
-from engines.ar.torch.paged import PagedAttention, PagedSpans, ReferenceKernel, Served, fault, probe
+from engines.ar.torch.paged import PagedAttention, ReferenceKernel, Served, fault, kernels, probe
+from engines.attention.kernels import KernelSpans
 from engines.policies.step import Bucket, Rung
 from engines.runtime.staging import Staging
 from engines.runtime.store import store_by_index
@@ -23,35 +26,35 @@ from engines.runtime.store import store_by_index
 REFERENCE = ReferenceKernel()
 
 
-def bidirectional(q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+def bidirectional(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
     """Every query as if it were the last of its sequence."""
     out = torch.zeros_like(q)
     for i in range(len(spans.used_k)):
         for row in range(int(spans.cu_q[i]), int(spans.cu_q[i + 1])):
             cut = torch.tensor([0, *([0] * i), 1], dtype=torch.int32)
-            own = PagedSpans(cut, cut, spans.used_k[: i + 1], spans.table[: i + 1], 1, spans.max_k)
+            own = KernelSpans(cut, cut, spans.used_k[: i + 1], spans.table[: i + 1], 1, spans.max_k)
             out[row : row + 1] = REFERENCE(q[row : row + 1], k, v, own)
     return out
 
 
-def top_left(q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+def top_left(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
     """Queries at the start of their keys, as FlashAttention did before 2.1."""
     return REFERENCE(q, k, v, spans._replace(used_k=torch.minimum(spans.used_k, spans.cu_q.diff())))
 
 
-def ignores_the_table(q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+def ignores_the_table(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
     width = spans.table.shape[1]
     table = torch.arange(1, spans.table.numel() + 1, dtype=torch.int32).clamp(max=k.shape[0] - 1).view(-1, width)
     return REFERENCE(q, k, v, spans._replace(table=table))
 
 
-def reads_whole_blocks(q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+def reads_whole_blocks(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
     size = k.shape[1]
     whole = (spans.used_k + size - 1) // size * size
     return REFERENCE(q, k, v, spans._replace(used_k=whole))
 
 
-def raises(q: Tensor, k: Tensor, v: Tensor, spans: PagedSpans) -> Tensor:
+def raises(q: Tensor, k: Tensor, v: Tensor, spans: KernelSpans) -> Tensor:
     raise RuntimeError("Paged KV cache block size must be divisible by 256\nand more")
 
 
@@ -66,6 +69,51 @@ def test_a_kernel_that_is_wrong_does_not_serve(kernel: Callable[..., Tensor]) ->
     found = fault(kernel, torch.device("cpu"), torch.float32, 16, 2, 16)
     assert found is not None
     assert "\n" not in found
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *, block_table: Tensor, causal: bool, **rest: Any) -> Tensor:
+    """What FlashAttention 2 reads: the keys of a sequence end where ``cu_seqlens_k`` says."""
+    assert causal
+    assert rest.keys().isdisjoint({"seqused_k", "window_size"})
+    assert rest["softmax_scale"] == q.shape[-1] ** -0.5
+    cu_k = rest["cu_seqlens_k"]
+    bounds = rest["max_seqlen_q"], rest["max_seqlen_k"]
+    return REFERENCE(q, k, v, KernelSpans(rest["cu_seqlens_q"], cu_k, cu_k.diff(), block_table, *bounds))
+
+
+def varlen_attn(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    block_table: Tensor,
+) -> Tensor:
+    if cu_k is not None:
+        raise ValueError("cu_seq_k beside a block table")
+    assert window_size == (-1, 0)
+    assert enable_gqa == (q.shape[1] != k.shape[2])
+    return REFERENCE(q, k, v, KernelSpans(cu_q, cu_q, seqused_k, block_table, max_q, max_k))
+
+
+def test_packages_are_called_as_they_take_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ``flash_attn`` the public function, of torch each way to call it; whichever fails says so."""
+    interface, varlen = ModuleType("flash_attn.flash_attn_interface"), ModuleType("torch.nn.attention.varlen")
+    interface._flash_attn_varlen_forward = interface.flash_attn_varlen_func = flash_attn_func  # type: ignore[attr-defined]
+    varlen.varlen_attn = varlen.varlen_attn_out = varlen_attn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    monkeypatch.setitem(sys.modules, varlen.__name__, varlen)
+    found = [(name, fault(kernel, torch.device("cpu"), torch.float32, 16, 4, 16) is None) for name, kernel in kernels()]
+    assert found == [("flash-attn", True), ("torch-varlen", True), ("torch-varlen", False)]
+    monkeypatch.setitem(sys.modules, interface.__name__, None)
+    assert [name for name, _ in kernels()] == ["torch-varlen"] * 2
 
 
 def test_a_cpu_has_none() -> None:
@@ -151,11 +199,11 @@ def test_closing_gives_everything_back(model: Any) -> None:
     worker = paged_executor(model)
     worker.capture([Bucket(4, 4), Rung(32)])
     generate(worker, start(worker, prompt(12)), 12, 3)
-    assert worker.pool.num_bytes > 0
+    assert worker.pool.num_rows > 0
     assert worker.graphs is not None
     worker.close()
     worker.close()
-    assert worker.pool.num_bytes == 0
-    assert worker.graphs.sizes == ()
+    assert worker.pool.num_rows == 0
+    assert worker.graphs.keys == ()
     with pytest.raises(AssertionError, match="closed executor"):
         run(worker, (0, 0, 1, True))

@@ -50,7 +50,7 @@ def test_a_cpu_has_no_choice() -> None:
 
 def test_fused_kernels_serve_16_bit_models(with_triton: set[str]) -> None:
     choice = KernelChoice(half(), EngineConfig())
-    assert choice.serves("pack", "scores", "confidence")
+    assert choice.triton.serve("pack", "scores", "confidence")
     assert isinstance(choice.selection, TritonSelectAndPack)
     assert isinstance(choice.reduction, FusedReduction)
     assert choice.reduction.suppress_id == GQA.mask_id
@@ -58,7 +58,7 @@ def test_fused_kernels_serve_16_bit_models(with_triton: set[str]) -> None:
         KernelChoice(network(GQA), EngineConfig()),  # float32
         KernelChoice(half(), EngineConfig(fused_kernels=False)),
     ):
-        assert not other.serves()
+        assert not other.triton.serve()
         assert isinstance(other.selection, TorchSelectAndPack)
         assert type(other.reduction) is Reduction
 
