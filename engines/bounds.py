@@ -53,7 +53,6 @@ MOST: Mapping[str, float] = MappingProxyType(
         # Of a comparison.
         "num_runs": 1000,
         "limit": 10**5,
-        "training steps": 10**7,
         # Of a model.
         "d_model": 2**17,
         "hidden_size": 2**17,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from engines.bounds import check_most
 from engines.errors import UserError
+from engines.knobs import Range, Seed, check_fields
 from repro.tasks.problem import Span
 
 
@@ -49,8 +50,8 @@ CURRICULUM = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    seed: int = 0
-    steps: int = 3600
+    seed: Seed = 0
+    steps: Annotated[int, Range(1, 10**7)] = 3600
 
     d_model: int = 160
     n_layers: int = 4
@@ -99,11 +100,7 @@ class TrainConfig:
     final_problems: int = 500
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise UserError(f"seed={self.seed} must be an integer of at least 0, and below 2^63")
-        check_most("training steps", self.steps)
-        if self.steps < 1:
-            raise UserError(f"steps={self.steps} must be at least 1")
+        check_fields(self)
         if any(self.gen_length % block for block in self.block_lengths):
             raise UserError(f"block_lengths={self.block_lengths} must all divide gen_length={self.gen_length}")
         ends = [stage.until for stage in self.curriculum]
