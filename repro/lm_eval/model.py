@@ -14,12 +14,13 @@ from typing import Any, Self
 from engines.dllm.engine import Engine
 from engines.dllm.request import Request, check_request
 from engines.errors import RunError, UserError, require
+from engines.knobs import knobs_of
 from engines.models.chat import ChatTemplate, load_chat_template, parse_messages
 from engines.models.checkpoint import checkpoint_dir, config_of
 from repro.prompt import answer_of, tokenizer_of
 from repro.runs.cell import Cell
 from repro.systems.dllm.named import dllm_system
-from repro.systems.dllm.settings import Settings
+from repro.systems.dllm.settings import Asked, Settings
 from repro.tasks.task import cut_at
 
 try:
@@ -33,18 +34,7 @@ except ImportError as error:
 MODEL_NAME = "dllm-serve"
 """For ``lm_eval --model``; which of the systems answers is its argument ``system``."""
 
-_OF_A_WORKLOAD = (
-    "num_prompts",
-    "length_scale",
-    "dataset_source",
-    "dataset_path",
-    "input_len",
-    "arrivals",
-    "burstiness",
-    "num_fewshot",
-    "chat",
-    "basis",
-)
+_OF_A_WORKLOAD = (*knobs_of(Asked), "basis")
 """Knobs of a cell about what is asked, which is the harness's part."""
 
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")

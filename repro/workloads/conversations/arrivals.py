@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from engines.laps.turns import OpenTurns, Turn
@@ -31,29 +29,21 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
     cut = [flat[place].session_id if flat[place].turn > 0 else None for place in places]
     turns = []
     for lane, arrival_s in zip(lanes, times, strict=True):
-        place = places[lane]
-        places[lane] = place + 1
-        entry = flat[place]
-        session_id = len(conversations.sessions) + lane if entry.session_id == cut[lane] else entry.session_id
-        turns.append(Turn(arrival_s, session_id, entry.turn, entry.history, entry.tokens, entry.answered))
+        turn = flat[places[lane]]
+        places[lane] += 1
+        is_rest = turn.session_id == cut[lane]
+        session_id = len(conversations.sessions) + lane if is_rest else turn.session_id
+        turns.append(turn._replace(arrival_s=arrival_s, session_id=session_id))
     return OpenTurns(turns=turns)
 
 
-class _Entry(NamedTuple):
-    session_id: int
-    turn: int
-    history: int
-    tokens: int
-    answered: int
-    """Of the history, tokens that the turn before generated."""
-
-
-def _flat(conversations: Conversations) -> list[_Entry]:
+def _flat(conversations: Conversations) -> list[Turn]:
+    """All turns, one behind the other; none has come yet."""
     found = []
     for session in conversations.sessions:
         history = answered = 0
         for index, turn in enumerate(session.rounds):
-            found.append(_Entry(session.session_id, index, history, turn.prefill_tokens, answered))
+            found.append(Turn(0.0, session.session_id, index, history, turn.prefill_tokens, answered))
             history += turn.prefill_tokens + turn.decode_tokens
             answered = turn.decode_tokens
     return found
