@@ -111,9 +111,9 @@ class Knob(NamedTuple):
         if self.range is not None and not self.range.allows(value):  # type: ignore[arg-type]
             raise UserError(f"{said}={written(value)} {self.range.refusal(value)}")  # type: ignore[arg-type]
 
-    def taken(self, value: Any) -> Any:
+    def taken(self, value: Any, *, prefix: str = "") -> Any:
         """The value as the field's kind: 1 given for seconds is 1.0."""
-        self.check(value)
+        self.check(value, prefix=prefix)
         return float(value) if self.kind is float and value is not None else value
 
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from engines.knobs import Range
+
+Width = Annotated[int, Range(1, 2**17)]
+Layers = Annotated[int, Range(1, 1024)]
+Heads = Annotated[int, Range(1, 4096)]
+Hidden = Annotated[int, Range(1, 2**20)]
+Rows = Annotated[int, Range(1, 2**24)]
+"""Of a vocabulary, or positions."""
+Positive = Annotated[float, Range(above=0, most=1e30)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,16 +27,16 @@ class ModelConfig(ABC):
     """Row i of ``DiffusionModel.logits`` predicts the token at i + 1, not at i. The decoder shifts."""
     qkv_bias: ClassVar[bool]
 
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    mlp_hidden_size: int
-    vocab_size: int
+    d_model: Width
+    n_layers: Layers
+    n_heads: Heads
+    n_kv_heads: Heads
+    mlp_hidden_size: Hidden
+    vocab_size: Rows
     """Rows of the embedding and of the head, padding rows included."""
-    max_sequence_length: int
-    rope_theta: float
-    rms_norm_eps: float
+    max_sequence_length: Rows
+    rope_theta: Positive
+    rms_norm_eps: Positive
     mask_token_id: int
     eos_token_id: int
     pad_token_id: int

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engines.bounds import check_most
 from engines.errors import UserError
+from engines.knobs import knobs_of
 
 DECODER_SIZES = {
     "d_model": "hidden_size",
@@ -18,6 +17,8 @@ DECODER_SIZES = {
     "max_sequence_length": "max_position_embeddings",
 }
 """Our names of a decoder's sizes -> those that Qwen2, Llama and Dream publish."""
+SAID = "config.json: "
+"""In front of what is wrong with it."""
 IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "use_sliding_window": (False, None),  # a window size alone is inert: it counts only with this flag
@@ -26,14 +27,13 @@ IMPLEMENTED_OF_DECODERS: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def decoder_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
+def decoder_fields(kind: type, raw: Mapping[str, Any]) -> dict[str, Any]:
     """What Qwen2, Llama and Dream publish alike, by our names."""
     layer_types = set(raw.get("layer_types") or ()) - {"full_attention"}
     if layer_types:
         raise UserError(f"config.json has layer_types={sorted(layer_types)}; only 'full_attention' is implemented")
     return {
-        **{ours: positive_int(raw, published) for ours, published in DECODER_SIZES.items()},
-        "rms_norm_eps": positive_float(raw, "rms_norm_eps"),
+        **read_numbers(kind, raw, {**DECODER_SIZES, "rms_norm_eps": "rms_norm_eps"}),
         "weight_tying": flag(raw, "tie_word_embeddings"),
     }
 
@@ -51,19 +51,11 @@ def refuse_unsupported(raw: Mapping[str, Any], implemented: Mapping[str, tuple[A
             raise UserError(f"config.json has {name}={raw[name]!r}; only {allowed[0]!r} is implemented")
 
 
-def positive_int(raw: Mapping[str, Any], name: str) -> int:
-    value = raw[name]
-    if type(value) is not int or value < 1:
-        raise UserError(f"config.json has {name}={value!r}: give a positive integer")
-    check_most(name, value, prefix="config.json has ")
-    return value
-
-
-def positive_float(raw: Mapping[str, Any], name: str) -> float:
-    value = raw[name]
-    if type(value) not in (int, float) or not 0 < value <= sys.float_info.max:
-        raise UserError(f"config.json has {name}={value!r}: give a positive, finite number")
-    return float(value)
+def read_numbers(kind: type, raw: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of a configuration, each by its published name and in the range that it declares; what is absent or null is left out."""
+    knobs = knobs_of(kind)
+    given = {field: raw[name] for field, name in names.items() if raw.get(name) is not None}
+    return {field: knobs[field]._replace(name=names[field]).taken(value, prefix=SAID) for field, value in given.items()}
 
 
 def token_id(raw: Mapping[str, Any], name: str, vocab_size: int) -> int:

@@ -13,8 +13,7 @@ from engines.models.config_fields import (
     IMPLEMENTED_OF_DECODERS,
     check_heads,
     decoder_fields,
-    positive_float,
-    positive_int,
+    read_numbers,
     refuse_unsupported,
     require_fields,
     token_id,
@@ -53,9 +52,10 @@ class DreamConfig(ModelConfig):
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'Dream': give a Dream checkpoint")
         require_fields(raw, _REQUIRED)
         refuse_unsupported(raw, _IMPLEMENTED)
-        fields, n_kv_heads = decoder_fields(raw), positive_int(raw, "num_key_value_heads")
+        fields = decoder_fields(DreamConfig, raw)
+        fields |= read_numbers(DreamConfig, raw, {"n_kv_heads": "num_key_value_heads", "rope_theta": "rope_theta"})
         d_model, n_heads = fields["d_model"], fields["n_heads"]
-        check_heads(n_heads, n_kv_heads, d_model)
+        check_heads(n_heads, fields["n_kv_heads"], d_model)
         if raw.get("head_dim") not in (None, d_model // n_heads):
             raise UserError(
                 f"config.json has head_dim={raw['head_dim']!r}; only hidden_size / num_attention_heads = {d_model // n_heads} is implemented"
@@ -73,8 +73,6 @@ class DreamConfig(ModelConfig):
             )
         return DreamConfig(
             **fields,
-            n_kv_heads=n_kv_heads,
-            rope_theta=positive_float(raw, "rope_theta"),
             mask_token_id=token_id(special, "mask_token_id", fields["vocab_size"]),
             eos_token_id=token_id(special, "eos_token_id", fields["vocab_size"]),
             pad_token_id=token_id(special, "pad_token_id", fields["vocab_size"]),

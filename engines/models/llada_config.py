@@ -4,36 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from engines.errors import UserError
+from engines.knobs import Range, check_value
 from engines.models.config import ModelConfig
-from engines.models.config_fields import (
-    check_heads,
-    flag,
-    positive_float,
-    positive_int,
-    refuse_unsupported,
-    require_fields,
-    token_id,
-)
+from engines.models.config_fields import check_heads, flag, read_numbers, refuse_unsupported, require_fields, token_id
 
 # The upstream config class carries GPT-2-like defaults (768 wide, vocabulary 50257, learned positions, tied weights);
 # falling back to them would serve a wrong model silently, so these fields must be present.
+_NUMBERS = ("d_model", "n_layers", "n_heads", "vocab_size", "max_sequence_length", "rope_theta", "rms_norm_eps")
 _REQUIRED = (
-    "d_model",
-    "n_layers",
-    "n_heads",
-    "vocab_size",
-    "max_sequence_length",
-    "rope_theta",
-    "rms_norm_eps",
-    "mask_token_id",
-    "eos_token_id",
-    "rope",
-    "block_type",
-    "layer_norm_type",
-    "activation_type",
+    *_NUMBERS,
+    *("mask_token_id", "eos_token_id"),
+    *("rope", "block_type", "layer_norm_type", "activation_type"),
 )
 
 _IMPLEMENTED: dict[str, tuple[Any, ...]] = {
@@ -80,6 +64,10 @@ _CONSTANT = {
 }
 
 
+Ratio = Annotated[int, Range(1, 1024)]
+"""Width of the MLP over that of the model."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LLaDAConfig(ModelConfig):
     family: ClassVar[str] = "llada"
@@ -93,27 +81,19 @@ class LLaDAConfig(ModelConfig):
             raise UserError(f"model_type {raw.get('model_type')!r} is not 'llada': give a LLaDA checkpoint")
         require_fields(raw, _REQUIRED)
         refuse_unsupported(raw, _IMPLEMENTED)
-        d_model, n_heads = positive_int(raw, "d_model"), positive_int(raw, "n_heads")
-        n_kv_heads = n_heads if raw.get("n_kv_heads") is None else positive_int(raw, "n_kv_heads")
-        check_heads(n_heads, n_kv_heads, d_model)
-        if raw.get("mlp_hidden_size") is not None:
-            hidden = positive_int(raw, "mlp_hidden_size")
-        else:
-            hidden = d_model * (4 if raw.get("mlp_ratio") is None else positive_int(raw, "mlp_ratio"))
-        vocab_size = positive_int(raw, "vocab_size")
-        if raw.get("embedding_size") is not None:
-            vocab_size = positive_int(raw, "embedding_size")
+        names = {name: name for name in (*_NUMBERS, "n_kv_heads", "mlp_hidden_size")}
+        numbers = read_numbers(LLaDAConfig, raw, names)
+        numbers |= read_numbers(LLaDAConfig, raw, {"vocab_size": "embedding_size"})
+        numbers.setdefault("n_kv_heads", numbers["n_heads"])
+        if "mlp_hidden_size" not in numbers:
+            ratio = 4 if raw.get("mlp_ratio") is None else raw["mlp_ratio"]
+            check_value(Ratio, "config.json: mlp_ratio", ratio)
+            numbers["mlp_hidden_size"] = numbers["d_model"] * ratio
+        check_heads(numbers["n_heads"], numbers["n_kv_heads"], numbers["d_model"])
+        vocab_size = numbers["vocab_size"]
         eos = token_id(raw, "eos_token_id", vocab_size)
         return LLaDAConfig(
-            d_model=d_model,
-            n_layers=positive_int(raw, "n_layers"),
-            n_heads=n_heads,
-            n_kv_heads=n_kv_heads,
-            mlp_hidden_size=hidden,
-            vocab_size=vocab_size,
-            max_sequence_length=positive_int(raw, "max_sequence_length"),
-            rope_theta=positive_float(raw, "rope_theta"),
-            rms_norm_eps=positive_float(raw, "rms_norm_eps"),
+            **numbers,
             mask_token_id=token_id(raw, "mask_token_id", vocab_size),
             eos_token_id=eos,
             pad_token_id=eos if raw.get("pad_token_id") is None else token_id(raw, "pad_token_id", vocab_size),

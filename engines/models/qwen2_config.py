@@ -9,12 +9,13 @@ from typing import Any, Literal, TypeAlias
 
 from engines.errors import UserError, require
 from engines.models.checkpoint import checkpoint_dir, read_json
+from engines.models.config import Heads, Hidden, Layers, Positive, Rows, Width
 from engines.models.config_fields import (
     DECODER_SIZES,
     IMPLEMENTED_OF_DECODERS,
     decoder_fields,
     flag,
-    positive_int,
+    read_numbers,
     refuse_unsupported,
     require_fields,
 )
@@ -36,17 +37,17 @@ class CausalConfig:
     """A pre-norm decoder with rotary positions, grouped-query attention and a gated MLP."""
 
     family: Family
-    d_model: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    mlp_hidden_size: int
-    vocab_size: int
+    d_model: Width
+    n_layers: Layers
+    n_heads: Heads
+    n_kv_heads: Heads
+    head_dim: Width
+    mlp_hidden_size: Hidden
+    vocab_size: Rows
     """Rows of the embedding and of the head, padding rows included."""
-    max_sequence_length: int
+    max_sequence_length: Rows
     rope: Rope
-    rms_norm_eps: float
+    rms_norm_eps: Positive
     qkv_bias: bool
     o_bias: bool = False
     mlp_bias: bool = False
@@ -71,19 +72,20 @@ class CausalConfig:
             )
         require_fields(raw, _REQUIRED)
         refuse_unsupported(raw, _IMPLEMENTED)
-        fields = decoder_fields(raw)
+        fields = decoder_fields(CausalConfig, raw)
         d_model, n_heads = fields["d_model"], fields["n_heads"]
         if raw.get("head_dim") is None and d_model % n_heads:
             raise UserError(
                 f"config.json: num_attention_heads={n_heads} must divide hidden_size={d_model}, or give head_dim"
             )
+        # Checkpoints from before grouped heads lack the field.
+        grouped = {"n_kv_heads": n_heads, "head_dim": d_model // n_heads}
+        grouped |= read_numbers(CausalConfig, raw, {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim"})
         has_bias = flag(raw, "attention_bias")
         return CausalConfig(
             **fields,
+            **grouped,
             family=family,
-            # Checkpoints from before grouped heads lack the field.
-            n_kv_heads=n_heads if raw.get("num_key_value_heads") is None else positive_int(raw, "num_key_value_heads"),
-            head_dim=d_model // n_heads if raw.get("head_dim") is None else positive_int(raw, "head_dim"),
             rope=read_rope(raw),
             # Qwen2 has biases on q, k and v whatever its config says; Llama has four or none.
             qkv_bias=family == "qwen2" or has_bias,

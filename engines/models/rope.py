@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from engines.errors import UserError, require
-from engines.models.config_fields import positive_float, positive_int, require_fields
+from engines.knobs import knobs_of
+from engines.models.config import Positive, Rows
+from engines.models.config_fields import read_numbers, require_fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
     """``scaling`` is what a checkpoint says beyond theta, None where it says nothing."""
 
-    theta: float
+    theta: Positive
     scaling: LinearScaling | Llama3Scaling | None = None
 
 
@@ -22,17 +24,17 @@ class Rope:
 class LinearScaling:
     """Every frequency divided by ``factor`` (position interpolation, arXiv 2306.15595)."""
 
-    factor: float
+    factor: Positive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
     """Llama 3.1's: long wavelengths are stretched by ``factor``, short ones kept, those between interpolated."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_position_embeddings: Rows
 
     def __post_init__(self) -> None:
         require(
@@ -54,21 +56,15 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
         raise UserError(
             f"config.json has partial_rotary_factor={scaling['partial_rotary_factor']!r}; only 1.0 is implemented"
         )
-    return Rope(theta=positive_float(theta, "rope_theta"), scaling=_scaling(kind, scaling))
+    return Rope(**read_numbers(Rope, theta, {"theta": "rope_theta"}), scaling=_scaling(kind, scaling))
 
 
 def _scaling(kind: object, raw: Mapping[str, Any]) -> LinearScaling | Llama3Scaling | None:
     if kind == "default":
         return None
-    if kind == "linear":
-        require_fields(raw, ("factor",))
-        return LinearScaling(factor=positive_float(raw, "factor"))
-    if kind == "llama3":
-        require_fields(raw, ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"))
-        return Llama3Scaling(
-            factor=positive_float(raw, "factor"),
-            low_freq_factor=positive_float(raw, "low_freq_factor"),
-            high_freq_factor=positive_float(raw, "high_freq_factor"),
-            original_max_position_embeddings=positive_int(raw, "original_max_position_embeddings"),
-        )
-    raise UserError(f"config.json has rope_type={kind!r}; only 'default', 'linear' and 'llama3' are implemented")
+    kinds: dict[object, Any] = {"linear": LinearScaling, "llama3": Llama3Scaling}
+    if not isinstance(kind, str) or kind not in kinds:
+        raise UserError(f"config.json has rope_type={kind!r}; only 'default', 'linear' and 'llama3' are implemented")
+    names = {name: name for name in knobs_of(kinds[kind])}
+    require_fields(raw, names)
+    return kinds[kind](**read_numbers(kinds[kind], raw, names))  # type: ignore[no-any-return]

@@ -191,7 +191,7 @@ def test_dreams_special_tokens_come_from_either_file(tmp_path):
         ({"num_key_value_heads": 3}, "multiple of n_kv_heads=3"),
         ({"num_key_value_heads": None}, "lacks num_key_value_heads"),
         ({"rope_theta": None, "rms_norm_eps": None}, "lacks rope_theta, rms_norm_eps"),
-        ({"hidden_size": "32"}, "hidden_size='32': give a positive integer"),
+        ({"hidden_size": "32"}, "hidden_size='32' must be a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0"),
         ({"rms_norm_eps": -1e-6}, "rms_norm_eps=-1e-06"),
         ({"mask_token_id": 64}, "mask_token_id=64: give one id below the 64"),
