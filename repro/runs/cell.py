@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from engines.bounds import check_most
 from engines.errors import UserError
+from engines.knobs import Range, check_value
 
 Scalar = str | int | float | bool | None
 
@@ -21,17 +21,19 @@ CELL_SCHEMA_VERSION = 1
 """What the fields of a cell mean. Raising it gives every cell a new key, so old runs are not reused."""
 
 COMPARISON = "comparison"
-NOTES = ("basis",)
-"""Knobs that say something about a cell and ask nothing of its run."""
 """Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
 makes its own, together. No system sees it."""
 
 BASIS = "basis"
 """Knob of a prepared cell: a digest of its requests, and of the checkpoint or calibration behind its numbers."""
 
+NOTES = (BASIS,)
+"""Knobs that say something about a cell and ask nothing of its run."""
+
 _UNHASHED = ("reading", "efficient")
 """A knob that leaves the key as it is without it, which is that of the runs made while it was every cell's default."""
 
+Rate = Annotated[float, Range(above=0, most=1e6)]
 KEY_LENGTH = 12
 PREFIX_LENGTH = 100
 
@@ -67,7 +69,7 @@ class Cell:
             # Compared, not asked whether it is finite: an integer may be too large for a float.
             if not (_is_int(rate) or isinstance(rate, float)) or not 0 < rate < math.inf:
                 raise UserError(f"rate={rate!r} must be a positive number of requests per second, or null")
-            check_most("rate", rate)
+            check_value(Rate, "rate", rate)
             object.__setattr__(self, "rate", float(rate))
         object.__setattr__(self, "knobs", _sorted_knobs(self.knobs))
 

@@ -11,9 +11,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from engines.errors import UserError
+from engines.knobs import Range
 from engines.runtime.signals import held
 from repro.cores import usable_cores
 from repro.runs.assignment import Assignment, by_repeats
@@ -24,6 +25,8 @@ from repro.runs.sitting import Sitting
 from repro.runs.unit_locks import UnitLocks
 from repro.runs.workers import begin_worker, ending_with_its_workers
 
+Jobs = Annotated[int, Range(1, 1024)] | None
+"""Runs at once; None leaves it to the pool."""
 CELLS_PER_WORKER = 4
 """Simulated cells below which another process costs more than it saves."""
 KEPT_WORKLOADS = 64

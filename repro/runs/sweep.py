@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from engines.bounds import check_count
 from engines.errors import RunError, UserError
+from engines.knobs import check_value
 from repro.files import writable_folder
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment
 from repro.runs.packing import Made, Packing
-from repro.runs.pool import LocalPool, Pool
+from repro.runs.pool import Jobs, LocalPool, Pool
 from repro.runs.runner import Hooks, OnStep
 from repro.runs.sitting import Sitting
 from repro.runs.store import Store, StoredRun
@@ -118,7 +118,7 @@ class Sweep:
         A run that raises is reported as an event and, unless ``continue_on_error``, ends the sweep with its exception.
         ``on_step`` hears of every step of a run made in this process. ``KeyboardInterrupt`` is reported and raised again; finished runs stay stored.
         """
-        check_count("jobs", jobs)
+        check_value(Jobs, "jobs", jobs)
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
         packing = Packing.of_this_process()
         sitting = sitting or Sitting()

@@ -283,7 +283,7 @@ REFUSALS = [
     (body(max_tokens=600), "max_tokens=600 is more than 511"),
     (body([VOCAB]), f"prompt has the id {VOCAB} and the vocabulary {VOCAB}"),
     (body(top_p=0.5), "top_p=0.5 has no effect at temperature=0"),
-    (body(temperature=1, top_p=0.0), "top_p=0.0 must be above 0"),
+    (body(temperature=1, top_p=0.0), "top_p=0.0 must be in (0, 1]"),
     (body(temperature=1e9), "temperature=1000000000.0 is more than"),
     (body(steps=4), "steps=4 is unknown"),
     (body("\ud800"), "half a character"),

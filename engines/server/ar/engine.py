@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.ar.session import Round, Session
-from engines.bounds import check_fields
 from engines.errors import RunError, require
+from engines.knobs import Proportion, Range, check_fields
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, Situation, StepPlan
 from engines.policies.task import PrefillTask
@@ -39,19 +39,17 @@ class ArGeneration:
 
     max_tokens: int | None = None
     default_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
+    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    top_p: Proportion = 1.0
     seed: int = 0
     ignores_eos: bool = False
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, f"temperature={self.temperature} must be 0 (greedy) or more")
+        check_fields(self)
         require(
             self.temperature > 0 or self.top_p == 1,
             f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",
         )
-        require(0 < self.top_p <= 1, f"top_p={self.top_p} must be above 0 and at most 1")
-        check_fields(self)
 
     def length(self, prompt_tokens: int, max_model_len: int) -> int:
         if self.max_tokens is not None:
