@@ -27,7 +27,7 @@ from engines.hardware.peaks import Peaks, measured_peaks, seconds_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class AttentionWork:
     """What no implementation can avoid."""
 
     flops: int
@@ -50,9 +50,9 @@ class Heads:
     def shape(self) -> tuple[int, int, int]:
         return self.head_dim, self.n_heads, self.n_kv_heads
 
-    def work(self, q_len: Sequence[int], k_len: Sequence[int], itemsize: int) -> Work:
+    def work(self, q_len: Sequence[int], k_len: Sequence[int], itemsize: int) -> AttentionWork:
         products = sum(q * k for q, k in zip(q_len, k_len, strict=True))
-        return Work(
+        return AttentionWork(
             flops=4 * products * self.n_heads * self.head_dim,
             moved_bytes=2 * itemsize * self.head_dim * (sum(q_len) * self.n_heads + sum(k_len) * self.n_kv_heads),
         )
@@ -68,15 +68,15 @@ WARM_UP = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class AttentionBatch:
     q: Tensor
     k: Tensor
     v: Tensor
     spans: Spans
-    work: Work
+    work: AttentionWork
 
     @staticmethod
-    def make(heads: Heads, phase: str, size: int, device: torch.device, dtype: torch.dtype) -> Batch:
+    def make(heads: Heads, phase: str, size: int, device: torch.device, dtype: torch.dtype) -> AttentionBatch:
         """Request lengths spread from half the longest to the longest, in an order that is not theirs."""
         random = np.random.default_rng(0)
         length = random.permutation(np.linspace(heads.longest / 2, heads.longest, size).round().astype(int))
@@ -97,7 +97,7 @@ class Batch:
         def draw(rows: int, count: int) -> Tensor:
             return torch.randn(rows, count, heads.head_dim, generator=generator, device=device, dtype=dtype)
 
-        return Batch(
+        return AttentionBatch(
             q=draw(int(q_len.sum()), heads.n_heads),
             k=draw(num_keys, heads.n_kv_heads),
             v=draw(num_keys, heads.n_kv_heads),
@@ -107,7 +107,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class AttentionRow:
     model: str = shown("model")
     phase: str = shown("phase")
     batch_size: int = shown("n")
@@ -122,7 +122,7 @@ class Row:
     """What the floor is made of: compute or memory."""
 
 
-def time_backend(backend: VarlenAttention, batch: Batch, repeats: int, *, graph: bool) -> float:
+def time_backend(backend: VarlenAttention, batch: AttentionBatch, repeats: int, *, graph: bool) -> float:
     spans = batch.spans if backend.needs_host_runs else replace(batch.spans, q_runs=None, k_runs=None)
     out = torch.zeros_like(batch.q)
 
@@ -136,13 +136,15 @@ def time_backend(backend: VarlenAttention, batch: Batch, repeats: int, *, graph:
         return median(seconds_of(timed, batch.q.device, repeats))
 
 
-def row(model: str, phase: str, size: int, name: str, batch: Batch, peaks: Peaks, repeats: int, *, graph: bool) -> Row:
+def row(
+    model: str, phase: str, size: int, name: str, batch: AttentionBatch, peaks: Peaks, repeats: int, *, graph: bool
+) -> AttentionRow:
     heads = MODELS[model]
     backend = attention_backend(name, batch.q.device, batch.q.dtype, *heads.shape)
     graph = graph and not backend.needs_host_runs
     floor = batch.work.floor_s(flops_per_s=peaks.flops_per_s, bytes_per_s=peaks.bytes_per_s)
     seconds = time_backend(backend, batch, repeats, graph=graph)
-    return Row(
+    return AttentionRow(
         model=model,
         phase=phase,
         batch_size=size,
@@ -178,7 +180,7 @@ def main() -> None:
         reasons.update({f"{model}, {name}": why for name, why in missing.items() if why and name in options.backend})
         for phase in options.phase:
             for size in options.batch:
-                batch = Batch.make(MODELS[model], phase, size, device, dtype)
+                batch = AttentionBatch.make(MODELS[model], phase, size, device, dtype)
                 for name in [name for name in options.backend if missing[name] is None]:
                     rows.add(row(model, phase, size, name, batch, peaks, options.repeats, graph=options.graph))
     rows.save()

@@ -122,7 +122,7 @@ BASELINES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BaselineRow:
     """Medians over the steps of one kind; ``generation`` sums them over a generation but for its first step, which also
     admits and allocates."""
 
@@ -179,7 +179,7 @@ def lockstep(engine: Engine, published: BareSampler, bare: BareSampler, first: i
 
 def time_baseline(
     baseline: Baseline, name: str, model: LLaDAModelLM, prompts: Prompts, generation: GenerationConfig, repeats: int
-) -> list[Row]:
+) -> list[BaselineRow]:
     by_kind: dict[StepKind, list[Timed]] = defaultdict(list)
     alone: dict[StepKind, list[StepRecord]] = defaultdict(list)
     counts: Counter[StepKind] = Counter()
@@ -204,10 +204,12 @@ def time_baseline(
         records = [record for kind in kinds for record in alone[kind]]
         return 1 - sum(record.outcome.forward_s for record in records) / sum(record.duration_s for record in records)
 
-    def row(kind: str, num_steps: int, share: float, middle: Callable[[Callable[[Timed], float]], float]) -> Row:
+    def row(
+        kind: str, num_steps: int, share: float, middle: Callable[[Callable[[Timed], float]], float]
+    ) -> BaselineRow:
         ours, theirs, bare_s = middle(lambda s: s.ours_s), middle(lambda s: s.published_s), middle(lambda s: s.bare_s)
         model_s = middle(lambda s: s.model_s)
-        return Row(
+        return BaselineRow(
             model=name,
             baseline=baseline.name,
             batch_size=len(prompts),

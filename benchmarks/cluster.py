@@ -39,7 +39,7 @@ from engines.policies.queue import PrefillQueue
 from engines.policies.routing import RemoteOnly
 from engines.policies.slo import Slo
 from engines.policies.step import Chunk
-from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, Panel, panel_of, panels
+from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, RATES, TracePanel, panel_of, panels
 from repro.runs.cell import Cell
 from repro.systems.ar.plans import Build, Ground
 from repro.systems.ar.settings import resolve, sessions_of
@@ -134,7 +134,7 @@ APART: tuple[tuple[Build, Mapping[str, Any]], ...] = (
 COLOCATED: tuple[Build, ...] = (build_vllm, build_continuum)
 
 
-def ground_of(panel: Panel) -> Ground:
+def ground_of(panel: TracePanel) -> Ground:
     knobs = (("model", panel.model), ("constants", "physical"))
     cell = Cell(
         system="ampd", dataset=panel.trace, platform="h20x32", executor="roofline", rate=1.0, seed=0, knobs=knobs
@@ -147,7 +147,7 @@ def arrivals_of(ground: Ground, rate: float, seed: int, **sizes: int) -> Arrival
     return sessions_of(replace(ground.workload, arrivals=arrivals, seed=seed, **sizes)).arrivals
 
 
-def clusters_of(panel: Panel) -> list[Cluster]:
+def clusters_of(panel: TracePanel) -> list[Cluster]:
     """Five systems on two plans each: Table 2's first two, and TP 8 and TP 4 for co-located ones."""
     ground = ground_of(panel)
     found = [build(ground, plan, options) for plan in panel.plans[:2] for build, options in APART]
@@ -162,7 +162,7 @@ def speed(repeats: int) -> Iterator[dict[str, Any]]:
             yield from (_speed_of(clusters[name], panel, repeats) for name in ("ampd", "dynamo", "vllm"))
 
 
-def _speed_of(cluster: Cluster, panel: Panel, repeats: int) -> dict[str, Any]:
+def _speed_of(cluster: Cluster, panel: TracePanel, repeats: int) -> dict[str, Any]:
     ground = ground_of(panel)
     arrivals = arrivals_of(ground, DETAIL_RATE, 1)
     seconds, run = _best(repeats, lambda: cluster.simulate(arrivals, seed=1))

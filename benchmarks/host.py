@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from common import Rows, add_counts, parser_of, run, shown, table
-from step import Batch
+from step import StepBatch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -146,7 +146,7 @@ class NullModel(LLaDAModelLM):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class HostRow:
     requests: int = shown("requests")
     total_len: int
     steps: int = shown("steps")
@@ -155,7 +155,7 @@ class Row:
     refresh_ms: float = shown("refresh ms", ".3f")
 
 
-def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
+def time_steps(size: int, total_len: int, *, blocks: int) -> HostRow:
     """Steps of an engine that serves ``size`` requests at once, over all of their blocks."""
     config = EngineConfig(
         max_num_batched_tokens=size * total_len,
@@ -164,7 +164,7 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
         max_num_seqs=size,
         attention_backend="sdpa-padded",
     )
-    batch = Batch(size=size, total_len=total_len, block_length=BLOCK, config=config)
+    batch = StepBatch(size=size, total_len=total_len, block_length=BLOCK, config=config)
     seconds: dict[bool, list[float]] = {True: [], False: []}
     model = NullModel(NARROW).requires_grad_(False)
     for _ in range(blocks):
@@ -181,7 +181,7 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
             seconds[record.plan.num_refresh > 0].append(taken)
         engine.close()
     reuse = seconds[False]
-    return Row(
+    return HostRow(
         requests=size,
         total_len=total_len,
         steps=len(reuse),
@@ -192,7 +192,7 @@ def time_steps(size: int, total_len: int, *, blocks: int) -> Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forward:
+class ForwardLaunches:
     """Launches of a captured one."""
 
     name: str = shown("forward")
@@ -201,7 +201,7 @@ class Forward:
     whole: int = shown(f"of {LLADA_8B.n_layers} layers")
 
 
-def forwards() -> list[Forward]:
+def forwards() -> list[ForwardLaunches]:
     found = []
     for has_refresh in (False, True):
         for fused in (False, True):
@@ -209,7 +209,7 @@ def forwards() -> list[Forward]:
             name = f"{'mixed' if has_refresh else 'reuse'}, {'fused' if fused else 'operator by operator'}"
             a_layer, beside = two - one, 2 * one - two
             whole = LLADA_8B.n_layers * a_layer + beside
-            found.append(Forward(name=name, a_layer=a_layer, beside=beside, whole=whole))
+            found.append(ForwardLaunches(name=name, a_layer=a_layer, beside=beside, whole=whole))
     return found
 
 

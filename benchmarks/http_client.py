@@ -29,7 +29,7 @@ from repro.workloads.arrivals import ArrivalConfig, arrival_times
 
 
 @dataclass(frozen=True)
-class One:
+class ClientRequest:
     """One request; its seed tells it apart."""
 
     session_id: int
@@ -75,17 +75,17 @@ def main() -> None:
     url = mock.stdout.readline().strip()
     num = round(options.rate * options.seconds)
     times = arrival_times(ArrivalConfig(kind="poisson", rate=options.rate), num, 0)
-    exchanges = asyncio.run(drive(url, [One(i, float(t), options.tokens) for i, t in enumerate(times)]))
+    exchanges = asyncio.run(drive(url, [ClientRequest(i, float(t), options.tokens) for i, t in enumerate(times)]))
     said, _ = mock.communicate()
     found = errors_of(exchanges, json.loads(said), options.rate)
     print(json.dumps(asdict(found), indent=2))
     Rows(options.json).add(found)
 
 
-async def drive(url: str, requests: Sequence[One]) -> list[Exchange]:
+async def drive(url: str, requests: Sequence[ClientRequest]) -> list[Exchange]:
     async with Endpoint(url=url).sending() as send:
         for _ in range(3):
-            reply = await send(One(-1, 0.0, 2).ask(0, ()).body, asyncio.get_running_loop().time)
+            reply = await send(ClientRequest(-1, 0.0, 2).ask(0, ()).body, asyncio.get_running_loop().time)
             assert reply.chunks_s, reply.error
         return await drive_http(requests, send)
 

@@ -52,7 +52,7 @@ FLUSH_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class KernelSetting:
     device: torch.device
     dtype: torch.dtype
     rows: int
@@ -100,7 +100,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class KernelWork:
     shape: str
     num_bytes: int
     kernel: Callable[[], object]
@@ -111,7 +111,7 @@ def size_of(*tensors: Tensor) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def packing(at: Setting, heads: int) -> Work:
+def packing(at: KernelSetting, heads: int) -> KernelWork:
     """Packing with ``heads`` selections a request; 0 is the dense mode."""
     building = at.building()
     shape = (at.heads, at.head_dim)
@@ -140,7 +140,7 @@ def packing(at: Setting, heads: int) -> Work:
         pool_v.index_copy_(0, target, v[source, head])
 
     moved = 4 * at.requests * at.kept * at.width * k.element_size()
-    return Work(
+    return KernelWork(
         shape=f"{at.requests} x {at.kept} of {at.context} rows, {at.heads} x {at.head_dim}",
         num_bytes=moved + at.requests * at.kept * heads * 8,
         kernel=lambda: pack(pool_k, pool_v, k, v, building, chosen, at.kept),
@@ -148,12 +148,12 @@ def packing(at: Setting, heads: int) -> Work:
     )
 
 
-def scoring(at: Setting, selection: str) -> Work:
+def scoring(at: KernelSetting, selection: str) -> KernelWork:
     building = at.building()
     q, k = (at.random(at.requests * at.length, at.heads, at.head_dim) for _ in "qk")
     how = (q, k, building, selection, at.pool_kernel, at.block, at.context)
     heads = 1 if selection == "uniform" else at.heads
-    return Work(
+    return KernelWork(
         shape=f"{at.requests} x {at.context} rows, {at.heads} x {at.head_dim}",
         num_bytes=size_of(q[:1]) * at.requests * at.length + 4 * at.requests * heads * at.context,
         kernel=partial(scores, *how),  # type: ignore[arg-type]
@@ -161,10 +161,10 @@ def scoring(at: Setting, selection: str) -> Work:
     )
 
 
-def reduction(at: Setting) -> Work:
+def reduction(at: KernelSetting) -> KernelWork:
     logits = at.random(at.logits, at.vocabulary)
     suppress_id = at.vocabulary - 1
-    return Work(
+    return KernelWork(
         shape=f"{at.logits} x {at.vocabulary}",
         num_bytes=size_of(logits) + 12 * at.logits,
         kernel=lambda: confidence(logits, suppress_id),
@@ -172,9 +172,9 @@ def reduction(at: Setting) -> Work:
     )
 
 
-def norm(at: Setting) -> Work:
+def norm(at: KernelSetting) -> KernelWork:
     x, delta, weight = at.random(at.rows, at.width), at.random(at.rows, at.width), at.random(at.width)
-    return Work(
+    return KernelWork(
         shape=f"{at.rows} x {at.width}, residual added",
         num_bytes=4 * size_of(x) + size_of(weight),
         kernel=lambda: rms_norm(x, weight, 1e-5, delta),
@@ -182,11 +182,11 @@ def norm(at: Setting) -> Work:
     )
 
 
-def rotation(at: Setting) -> Work:
+def rotation(at: KernelSetting) -> KernelWork:
     q, k = (at.random(at.rows, at.heads, at.head_dim) for _ in "qk")
     angles = torch.outer(torch.arange(at.rows, dtype=torch.float32), inverse_frequencies(at.head_dim, 5e5))
     cos, sin = (table.to(at.device) for table in rotary_tables(angles))
-    return Work(
+    return KernelWork(
         shape=f"{at.rows} x 2 x {at.heads} x {at.head_dim}",
         num_bytes=2 * size_of(q, k) + size_of(cos, sin) // 2,
         kernel=lambda: rotate(q, k, cos, sin, full_precision=True),
@@ -194,9 +194,9 @@ def rotation(at: Setting) -> Work:
     )
 
 
-def gating(at: Setting) -> Work:
+def gating(at: KernelSetting) -> KernelWork:
     gate, up = at.random(at.rows, 3 * at.width), at.random(at.rows, 3 * at.width)
-    return Work(
+    return KernelWork(
         shape=f"{at.rows} x {3 * at.width}",
         num_bytes=3 * size_of(gate),
         kernel=lambda: swiglu(gate, up),
@@ -204,7 +204,7 @@ def gating(at: Setting) -> Work:
     )
 
 
-CASES: dict[str, Callable[[Setting], Work]] = {
+CASES: dict[str, Callable[[KernelSetting], KernelWork]] = {
     "pack-head": lambda at: packing(at, at.heads),
     "pack-uniform": lambda at: packing(at, 1),
     "pack-dense": lambda at: packing(at, 0),
@@ -218,7 +218,7 @@ CASES: dict[str, Callable[[Setting], Work]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class KernelRow:
     """What is of a kernel is None where kernels do not run."""
 
     kernel: str = shown("kernel")
@@ -249,14 +249,14 @@ def timed_ms(call: Callable[[], object], device: torch.device, repeats: int) -> 
     return median(started.elapsed_time(ended) for started, ended in events[3:])
 
 
-def measure(name: str, at: Setting, bytes_per_s: float, repeats: int) -> Row:
+def measure(name: str, at: KernelSetting, bytes_per_s: float, repeats: int) -> KernelRow:
     torch.manual_seed(0)
     work = CASES[name](at)
     floor_ms = work.num_bytes / bytes_per_s * 1e3
     has_kernels = at.device.type == "cuda" and available(at.device)
     kernel_ms = timed_ms(work.kernel, at.device, repeats) if has_kernels else None
     reference_ms = timed_ms(work.reference, at.device, repeats)
-    return Row(
+    return KernelRow(
         kernel=name,
         shape=work.shape,
         mib=work.num_bytes / 2**20,
@@ -286,7 +286,7 @@ def main() -> None:
 
     device, dtype = device_of(options)
     sizes = {name: getattr(options, name) for name in SIZES}
-    at = Setting(device=device, dtype=dtype, retention=options.retention, **sizes)
+    at = KernelSetting(device=device, dtype=dtype, retention=options.retention, **sizes)
     bytes_per_s = measured_peaks(device, dtype).bytes_per_s
     rows = Rows(options.json, {**facts_of(device, dtype), "bytes_per_s": bytes_per_s})
     with torch.inference_mode():

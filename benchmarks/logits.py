@@ -31,7 +31,7 @@ from engines.models.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LogitsRow:
     model: str = shown("model")
     rows: int = shown("rows")
     max_num_logits: int = shown("max_num_logits")
@@ -45,7 +45,9 @@ class Row:
     fused: bool = shown("fused")
 
 
-def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: int, card: Gpu, *, repeats: int) -> Row:
+def time_head(
+    name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: int, card: Gpu, *, repeats: int
+) -> LogitsRow:
     rows = hidden.shape[0]
     chunks = -(-rows // max_num_logits)
     reduction = serving_reduction(model, max_num_logits)
@@ -69,7 +71,7 @@ def time_head(name: str, model: DiffusionModel, hidden: Tensor, max_num_logits: 
     whole_ms = 1e3 * max(
         shape.logits_flops_per_row * rows / card.peak_flops, shape.streamed_weight_bytes_head / card.bandwidth
     )
-    return Row(
+    return LogitsRow(
         model=name,
         rows=rows,
         max_num_logits=max_num_logits,

@@ -31,7 +31,7 @@ PARTS = ("kappa", "times", "graphs", "host")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PrefillRow:
     part: str
     model: str
     values: dict[str, Any]
@@ -57,7 +57,7 @@ def main() -> None:
     began = perf_counter()
     for part in options.parts:
         for values in map(asdict, _measure(part, steps, setting, options)):
-            rows.rows.append(Row(part=part, model=options.model, values=values))
+            rows.rows.append(PrefillRow(part=part, model=options.model, values=values))
             rows.save(elapsed_s=perf_counter() - began)
             print(part, said(values), flush=True)
 

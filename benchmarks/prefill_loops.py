@@ -18,7 +18,7 @@ from repro.systems.laps.loops import FIGURES, LoopGrid, part_of, run_cell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LoopRow:
     """Measured: a run's metrics (docs/metrics.md), and why they may not be used where they may not."""
 
     figure: str | None
@@ -52,7 +52,7 @@ def main() -> None:
         record = run_cell(instance, cell)
         found = PREFILL.summarize(record)
         rows.add(
-            Row(
+            LoopRow(
                 figure=cell.figure,
                 system=cell.system,
                 seed=cell.seed,

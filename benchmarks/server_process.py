@@ -16,7 +16,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class Server:
+class ServerProcess:
     process: subprocess.Popen[bytes]
     url: str
     engine_pid: int
@@ -30,7 +30,7 @@ class Server:
 
 
 @contextmanager
-def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Server]:
+def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[ServerProcess]:
     """``cores`` are those of the engine and of the server."""
     log_r, log_w = os.pipe()
     command = [sys.executable, "-m", "repro", "serve", "--port", "0", *options]
@@ -46,7 +46,7 @@ def serving(*options: str, cores: tuple[int, int] | None = None) -> Iterator[Ser
         if cores is not None:
             os.sched_setaffinity(engine_pid, {cores[0]})
             os.sched_setaffinity(process.pid, {cores[1]})
-        yield Server(process, url, engine_pid)
+        yield ServerProcess(process, url, engine_pid)
     finally:
         with suppress(ProcessLookupError):
             process.terminate()

@@ -33,7 +33,7 @@ from typing import Any
 
 import aiohttp
 from common import Rows, count, parser_of, run
-from server_process import Server, cpu_s, rss_mb, serving
+from server_process import ServerProcess, cpu_s, rss_mb, serving
 
 from baselines.servers.checkpoint import write_tiny
 
@@ -176,7 +176,7 @@ class Survival:
 
 
 class Attack:
-    def __init__(self, server: Server, num_clients: int, seed: int) -> None:
+    def __init__(self, server: ServerProcess, num_clients: int, seed: int) -> None:
         self._server, self._num_clients = server, num_clients
         self._random = random.Random(seed)
         self._expected: dict[str, str] = {}
@@ -270,7 +270,7 @@ class Attack:
         self.wrong += said != wanted or kind in ("oversize", "malformed")
 
 
-async def attack(server: Server, num: int, num_clients: int, *, is_ended: bool, seed: int) -> Survival:
+async def attack(server: ServerProcess, num: int, num_clients: int, *, is_ended: bool, seed: int) -> Survival:
     made = Attack(server, num_clients, seed)
     engine_mb, server_mb = [], []
 

@@ -47,7 +47,7 @@ NUM_REFRESH_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Batch:
+class StepBatch:
     """``size`` requests of ``total_len`` tokens in their last block, and the rows of the pool they own."""
 
     size: int
@@ -116,7 +116,7 @@ class Batch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StepRow:
     model: str = shown("model")
     kind: str = shown("step")
     batch_size: int = shown("batch")
@@ -134,7 +134,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Round:
+class TimedRound:
     seconds: float
     outcomes: list[StepOutcome]
     forward_s: float
@@ -142,7 +142,7 @@ class Round:
     """Seconds by part, one mapping a profiled step."""
 
 
-def run_round(executor: TorchExecutor, batch: Batch, kind: str, requests: tuple[Request, ...]) -> Round:
+def run_round(executor: TorchExecutor, batch: StepBatch, kind: str, requests: tuple[Request, ...]) -> TimedRound:
     """One block of all requests, of which the ``timed`` steps count; the executor is empty before and after."""
     plans = batch.timed(kind)
     for plan in batch.prologue(requests):
@@ -157,7 +157,7 @@ def run_round(executor: TorchExecutor, batch: Batch, kind: str, requests: tuple[
     assert len(taken) == len(plans)
     for request in requests:
         executor.release(request.request_id)
-    return Round(
+    return TimedRound(
         seconds=seconds,
         outcomes=outcomes,
         forward_s=sum(own.forward_s for own in taken),
@@ -166,8 +166,8 @@ def run_round(executor: TorchExecutor, batch: Batch, kind: str, requests: tuple[
 
 
 def time_steps(
-    name: str, model: DiffusionModel, batch: Batch, kind: str, card: Gpu, *, repeats: int, warmup: int
-) -> Row:
+    name: str, model: DiffusionModel, batch: StepBatch, kind: str, card: Gpu, *, repeats: int, warmup: int
+) -> StepRow:
     requests = batch.requests(model.config.vocab_size, model.config.mask_token_id)
     executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size)
     executor.prepare(batch.block_length)
@@ -183,7 +183,7 @@ def time_steps(
     works = Counter(step_work(plan, batch.config) for plan in plans)
     bound_ms = 1e3 * sum(n * roofline.lower_bound_s(work) for work, n in works.items()) / len(plans)
     graphs = [outcome.graph for own in rounds for outcome in own.outcomes]
-    return Row(
+    return StepRow(
         model=name,
         kind=kind,
         batch_size=batch.size,
@@ -200,7 +200,7 @@ def time_steps(
     )
 
 
-def host_share(model: DiffusionModel, batch: Batch, kind: str, requests: tuple[Request, ...]) -> float:
+def host_share(model: DiffusionModel, batch: StepBatch, kind: str, requests: tuple[Request, ...]) -> float:
     """Idle share of the timed steps of one round after another, in which every step is profiled."""
     executor = packed_executor(model, batch.config, batch.kv_rows, num_slots=batch.size, profile_every=1)
     run_round(executor, batch, kind, requests)
@@ -244,7 +244,7 @@ def main() -> None:
             max_num_seqs=size,
             cuda_graphs=not options.eager,
         )
-        batch = Batch(size=size, total_len=length, block_length=options.block, config=config)
+        batch = StepBatch(size=size, total_len=length, block_length=options.block, config=config)
         rows.add(time_steps(options.model, model, batch, kind, card, repeats=options.repeats, warmup=options.warmup))
         print(f"{kind}, {size} of {length} tokens", file=sys.stderr)
     print(table(rows.rows))

@@ -38,7 +38,7 @@ SHOWN = ("short p50", "short p90", "short p99", "long mean")
 
 
 @dataclass(frozen=True)
-class One:
+class PolicyRequest:
     session_id: int
     arrival_s: float
     num_tokens: int
@@ -110,7 +110,7 @@ def _own_s() -> float:
     return sum(used.get(process, 0) for process in own) / os.sysconf("SC_CLK_TCK")
 
 
-def arrivals(options: argparse.Namespace, seed: int) -> list[One]:
+def arrivals(options: argparse.Namespace, seed: int) -> list[PolicyRequest]:
     draw = random.Random(seed)
     made, at = [], 0.0
     while at < options.seconds:
@@ -120,7 +120,7 @@ def arrivals(options: argparse.Namespace, seed: int) -> list[One]:
         (every * options.long_every + 0.05, options.long_tokens)
         for every in range(int(options.seconds / options.long_every))
     ]
-    return [One(i, at, tokens, options.answer) for i, (at, tokens) in enumerate(sorted(made))]
+    return [PolicyRequest(i, at, tokens, options.answer) for i, (at, tokens) in enumerate(sorted(made))]
 
 
 def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
@@ -147,14 +147,16 @@ def measure(policy: str, repeat: int, options: argparse.Namespace) -> Found:
         return found
 
 
-async def drive(url: str, requests: Sequence[One]) -> list[Exchange]:
+async def drive(url: str, requests: Sequence[PolicyRequest]) -> list[Exchange]:
     async with Endpoint(url=url).sending() as send:
         for number in range(3):
-            await send(One(-1 - number, 0.0, 2048 if number else 64, 4).ask(0, ()).body, time.perf_counter)
+            await send(PolicyRequest(-1 - number, 0.0, 2048 if number else 64, 4).ask(0, ()).body, time.perf_counter)
         return await drive_http(requests, send)
 
 
-def summary(policy: str, repeat: int, requests: Sequence[One], exchanges: Sequence[Exchange], long: int) -> Found:
+def summary(
+    policy: str, repeat: int, requests: Sequence[PolicyRequest], exchanges: Sequence[Exchange], long: int
+) -> Found:
     length = {each.session_id: each.num_tokens for each in requests}
     short, others, failed = [], [], 0
     for each in exchanges:

@@ -19,7 +19,7 @@ Draw = Callable[[np.random.Generator, int], Floats]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wait:
+class SteadyWait:
     """How long a customer waits who finds the queue in its steady state."""
 
     mean: float
@@ -38,17 +38,17 @@ class Wait:
         return high
 
 
-def markov(servers: int, load: float) -> Wait:
+def markov(servers: int, load: float) -> SteadyWait:
     """M/M/k by Erlang: who waits at all, and an exponential from there."""
     offered = load * servers
     terms = np.array([_poisson(count, offered) for count in range(servers + 1)])
     blocked = terms[-1] / terms.sum()
     waits = blocked / (1 - load * (1 - blocked))
     pace = servers - offered
-    return Wait(mean=waits / pace, exceeds=lambda time: waits * math.exp(-pace * time))
+    return SteadyWait(mean=waits / pace, exceeds=lambda time: waits * math.exp(-pace * time))
 
 
-def deterministic(servers: int, load: float) -> Wait:
+def deterministic(servers: int, load: float) -> SteadyWait:
     """M/D/k: Crommelin's (1932) equations for who is there, Franx's (2001) sum of positive terms for the wait."""
     offered = load * servers
     present = _present(servers, offered)
@@ -66,7 +66,7 @@ def deterministic(servers: int, load: float) -> Wait:
         )
 
     queue = np.arange(len(present) - servers) @ present[servers:]
-    return Wait(mean=float(queue) / offered, exceeds=exceeds)
+    return SteadyWait(mean=float(queue) / offered, exceeds=exceeds)
 
 
 def sampled(

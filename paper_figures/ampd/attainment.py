@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paper_figures.ampd.contenders import CONTENDERS
-from paper_figures.ampd.panels import Panel
+from paper_figures.ampd.panels import TracePanel
 from paper_figures.common.runs import Measure, Of, Runs
 from repro.reports.figures import Knobs, View
 from repro.runs.statistics import Interval, student_t_two_sided
@@ -30,10 +30,10 @@ ATTAINED = Measure(path="slo_attainment")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Attainments:
     """``values[name][panel, rate, seed]``; NaN where a run is missing, invalid, or has no such value."""
 
-    panels: tuple[Panel, ...]
+    panels: tuple[TracePanel, ...]
     rates: tuple[float, ...]
     values: Mapping[str, Floats]
 
@@ -87,12 +87,12 @@ class Table:
 def tabulate(
     runs: Runs,
     names: Sequence[str],
-    panels: Sequence[Panel],
+    panels: Sequence[TracePanel],
     rates: Sequence[float],
     *,
     of: Of = ATTAINED,
     knobs: Knobs = (),
-) -> Table:
+) -> Attainments:
     seeds, values = runs.view.seeds, {}
     for name in names:
         found = np.full((len(panels), len(rates), len(seeds)), np.nan)
@@ -103,7 +103,7 @@ def tabulate(
                     if seed in seeds:
                         found[row, column, seeds.index(seed)] = value
         values[name] = found
-    return Table(panels=tuple(panels), rates=tuple(rates), values=values)
+    return Attainments(panels=tuple(panels), rates=tuple(rates), values=values)
 
 
 def rates_of(view: View) -> tuple[float, ...]:
@@ -122,12 +122,12 @@ def gains(means: Means, ours: str, theirs: str, floor: float) -> Floats:
     return ratio
 
 
-def cell_interval(table: Table, ours: str, theirs: str, row: int, column: int, floor: float) -> Interval:
+def cell_interval(table: Attainments, ours: str, theirs: str, row: int, column: int, floor: float) -> Interval:
     """The interval of one cell's gain, in percent."""
     return table.interval(lambda means: 100 * (float(gains(means, ours, theirs, floor)[row, column]) - 1))
 
 
-def printed(panels: Sequence[Panel], rates: Sequence[float], baseline: str) -> Floats:
+def printed(panels: Sequence[TracePanel], rates: Sequence[float], baseline: str) -> Floats:
     """The paper's gains as ratios [panel, rate]; NaN where there is no label."""
     return np.array([[panel.gains.get((rate, baseline), math.nan) for rate in rates] for panel in panels])
 

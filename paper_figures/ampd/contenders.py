@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from paper_figures.ampd.panels import Panel
+from paper_figures.ampd.panels import TracePanel
 from paper_figures.common.contender import Contender
 from paper_figures.common.figure import seed_by_seed
 from repro.reports.figures import Knobs, View
@@ -21,7 +21,7 @@ class OnPlan(Contender):
     is_tuned: bool = False
     """On the best deployment of a search; else on Table 2's first, co-located ones with the degree of its decode pool."""
 
-    def deployment(self, panel: Panel) -> str:
+    def deployment(self, panel: TracePanel) -> str:
         if self.is_tuned:
             return "search"
         plan = panel.plans[0]
@@ -30,7 +30,7 @@ class OnPlan(Contender):
         degree = plan.decode[0].degree
         return f"TP{degree}x{panel.num_gpus // degree}"
 
-    def on(self, view: View, panel: Panel, rate: float, knobs: Knobs = ()) -> Cell:
+    def on(self, view: View, panel: TracePanel, rate: float, knobs: Knobs = ()) -> Cell:
         """``transient``: the paper's cells are of so many sessions, most of them beyond what the workers keep up with."""
         usual: dict[str, Scalar] = {"model": panel.model, "deployment": self.deployment(panel), "transient": True}
         return self.cell(view, panel.trace, {**usual, **dict(self.knobs), **dict(knobs)}, rate=rate)
@@ -76,7 +76,7 @@ FIGURE4 = tuple(f"{each.name}{end}" for each in _ON_PLAN for end in ("", "-tuned
 
 
 def grid(
-    view: View, names: Sequence[str], panels: Iterable[Panel], rates: Sequence[float], *, knobs: Knobs = ()
+    view: View, names: Sequence[str], panels: Iterable[TracePanel], rates: Sequence[float], *, knobs: Knobs = ()
 ) -> list[Cell]:
     asked = (CONTENDERS[name].on(view, panel, rate, knobs) for panel in panels for rate in rates for name in names)
     return seed_by_seed(asked, view)

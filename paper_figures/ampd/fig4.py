@@ -10,8 +10,7 @@ import math
 
 import numpy as np
 
-from paper_figures.ampd.attainment import ATTAINED, cell_interval, floor_of, printed, rates_of, tabulate
-from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.attainment import ATTAINED, Attainments, cell_interval, floor_of, printed, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, SAME_BASELINES, TUNED_BASELINES, grid
 from paper_figures.ampd.gains import behind, count_ahead, count_not_behind, gain_over, summary_notes
 from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text

@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paper_figures.ampd.attainment import Means, floor_of, tabulate
-from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.attainment import Attainments, Means, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, grid
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of
@@ -42,7 +41,7 @@ SERIES = {"AMPD w/o PR (adaptive routing only)": "ar", "AMPD (full)": "ampd", "l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class AblationRow:
     part: str
     trace: str
     contender: str
@@ -50,7 +49,7 @@ class Row:
     paper: float | None = None
 
 
-CSV_COLUMNS: Columns[Row] = {
+CSV_COLUMNS: Columns[AblationRow] = {
     "part": lambda row: row.part,
     "trace": lambda row: row.trace,
     "contender": lambda row: row.contender,
@@ -59,7 +58,7 @@ CSV_COLUMNS: Columns[Row] = {
     "paper_percent": lambda row: row.paper,
     "obtained": lambda row: "simulated",
 }
-TABLE_COLUMNS: Columns[Row] = {
+TABLE_COLUMNS: Columns[AblationRow] = {
     "part": lambda row: row.part,
     "trace": lambda row: load_session_card(row.trace).title,
     "contender": lambda row: CONTENDERS[row.contender].title,
@@ -101,23 +100,27 @@ def printed() -> dict[tuple[str, str], float]:
     }
 
 
-def rows_of(runs: Runs) -> list[Row]:
+def rows_of(runs: Runs) -> list[AblationRow]:
     ladder, shares, paper, floor = ladder_of(runs), shares_of(runs), printed(), floor_of(runs.view)
     rows = []
     for place, trace in enumerate(ABLATED):
-        rows += [Row(part="attainment", trace=trace, contender=name, at=ladder.at(name, place, 0)) for name in LADDER]
+        rows += [
+            AblationRow(part="attainment", trace=trace, contender=name, at=ladder.at(name, place, 0)) for name in LADDER
+        ]
         for base in BASES:
             for name in LADDER[2:]:
                 gain, value = gain_of(ladder, name, base, trace, floor), paper.get((trace, name))
                 part = f"gain over {CONTENDERS[base].title}"
                 rows.append(
-                    Row(part=part, trace=trace, contender=name, at=gain, paper=value if base == "none" else None)
+                    AblationRow(
+                        part=part, trace=trace, contender=name, at=gain, paper=value if base == "none" else None
+                    )
                 )
     for place, trace in enumerate(TRACES):
         for name in SHARES:
             value = paper.get((trace, "local")) if name == "ampd" else None
             share = shares.at(name, place, 0)
-            rows.append(Row(part="local prefills", trace=trace, contender=name, at=share, paper=value))
+            rows.append(AblationRow(part="local prefills", trace=trace, contender=name, at=share, paper=value))
     return rows
 
 

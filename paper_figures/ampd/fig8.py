@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paper_figures.ampd.attainment import Table as Latencies
-from paper_figures.ampd.attainment import rates_of, tabulate
+from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
 from paper_figures.ampd.contenders import grid
 from paper_figures.ampd.layout import WIDE, ampd_figure, ampd_page, over_rates, seeds_text
 from paper_figures.ampd.panels import panels
@@ -27,7 +26,7 @@ def cells(view: View) -> list[Cell]:
     return grid(view, SHOWN, panels(), rates_of(view))
 
 
-def latencies(runs: Runs) -> Latencies:
+def latencies(runs: Runs) -> Attainments:
     """Seconds."""
     return tabulate(runs, SHOWN, panels(), rates_of(runs.view), of=Measure(path="e2el_s/mean"))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paper_figures.ampd.attainment import Means, Table, floor_of, gains
+from paper_figures.ampd.attainment import Attainments, Means, floor_of, gains
 from paper_figures.ampd.contenders import CONTENDERS, TUNED_BASELINES
 from paper_figures.common.words import is_below, said
 from repro.reports.figures import View
@@ -25,7 +25,7 @@ class Gain:
     """The cell of the largest."""
 
 
-def gain_over(table: Table, ours: str, theirs: str, floor: float) -> Gain:
+def gain_over(table: Attainments, ours: str, theirs: str, floor: float) -> Gain:
     def percent(means: Means) -> np.ndarray:
         return 100 * (gains(means, ours, theirs, floor) - 1)
 
@@ -38,7 +38,7 @@ def gain_over(table: Table, ours: str, theirs: str, floor: float) -> Gain:
     )
 
 
-def behind(table: Table, ours: str, others: Sequence[str]) -> list[str]:
+def behind(table: Attainments, ours: str, others: Sequence[str]) -> list[str]:
     """Cells in which a baseline is ahead of ``ours`` by more than the interval of their paired difference."""
     found = []
     for row, column in table.cells:
@@ -50,14 +50,14 @@ def behind(table: Table, ours: str, others: Sequence[str]) -> list[str]:
     return found
 
 
-def count_ahead(table: Table, ours: str, others: Sequence[str]) -> int:
+def count_ahead(table: Attainments, ours: str, others: Sequence[str]) -> int:
     """Cells in which ``ours`` has at least the mean attainment of each of the others."""
     means = table.means
     best = np.max([means[other] for other in others], axis=0)
     return int((means[ours] >= best - 1e-9).sum())
 
 
-def count_not_behind(table: Table, texts: Sequence[str]) -> int:
+def count_not_behind(table: Attainments, texts: Sequence[str]) -> int:
     """Cells that none of the texts of ``behind`` names."""
     return table.num_cells - len({text.partition(":")[0] for text in texts})
 
@@ -74,7 +74,7 @@ GAINS = (
 )
 
 
-def summary_notes(table: Table, view: View) -> list[str]:
+def summary_notes(table: Attainments, view: View) -> list[str]:
     found = []
     for ours, theirs in GAINS:
         gain = gain_over(table, ours, theirs, floor_of(view))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from paper_figures.ampd.attainment import Table as Attainments
+from paper_figures.ampd.attainment import Attainments
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS
 from paper_figures.common.caption import basis_of, invalid_notes
 from paper_figures.common.figure import Page, Picture, Table, figure, no_cells, no_findings

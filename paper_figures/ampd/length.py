@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paper_figures.ampd.attainment import Table as Attainments
-from paper_figures.ampd.attainment import cell_interval, floor_of, tabulate
+from paper_figures.ampd.attainment import Attainments, cell_interval, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, grid
 from paper_figures.ampd.layout import ampd_figure, seeds_text
 from paper_figures.ampd.panels import DETAIL_RATE, details

@@ -20,7 +20,7 @@ BASELINES = ("dynamo", "vllm", "continuum")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class TracePanel:
     model: str
     trace: str
     """Name of its card."""
@@ -39,7 +39,7 @@ class Panel:
 
 
 @cache
-def panels() -> tuple[Panel, ...]:
+def panels() -> tuple[TracePanel, ...]:
     """Row by row as the figure has them."""
     plans: dict[tuple[str, str], list[Deployment]] = {}
     for row in load_table("ampd/table2.csv"):
@@ -53,13 +53,13 @@ def panels() -> tuple[Panel, ...]:
             percent = row[f"gain_vs_{name}_pct"]
             own[float(str(row["rate"])), name] = math.nan if percent is None else 1 + float(percent) / 100
     return tuple(
-        Panel(model=model, trace=trace, plans=tuple(plans[model, trace]), gains=gains[model, trace])
+        TracePanel(model=model, trace=trace, plans=tuple(plans[model, trace]), gains=gains[model, trace])
         for model in MODELS
         for trace in TRACES
     )
 
 
-def panel_of(model: str, trace: str) -> Panel:
+def panel_of(model: str, trace: str) -> TracePanel:
     return next(each for each in panels() if (each.model, each.trace) == (model, trace))
 
 
@@ -68,6 +68,6 @@ def _whole(value: TableValue) -> int:
     return value
 
 
-def details() -> list[Panel]:
+def details() -> list[TracePanel]:
     """Figure 4's bottom row."""
     return [panel_of(DETAIL_MODEL, trace) for trace in TRACES]

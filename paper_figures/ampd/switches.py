@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paper_figures.ampd.attainment import Table as Attainments
-from paper_figures.ampd.attainment import rates_of, tabulate
+from paper_figures.ampd.attainment import Attainments, rates_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, SAME_BASELINES, TUNED_BASELINES, grid
 from paper_figures.ampd.gains import behind, count_not_behind
 from paper_figures.ampd.layout import DEFAULT, WIDE, ampd_figure, ampd_page, over_rates, seeds_text

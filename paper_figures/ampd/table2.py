@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.ar.deployment import Deployment
-from paper_figures.ampd.attainment import Table as Attainments
-from paper_figures.ampd.attainment import tabulate
+from paper_figures.ampd.attainment import Attainments, tabulate
 from paper_figures.ampd.contenders import grid
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, seeds_text
-from paper_figures.ampd.panels import Panel, panels
+from paper_figures.ampd.panels import TracePanel, panels
 from paper_figures.common.caption import invalid_notes
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
@@ -40,7 +39,7 @@ GPUS_OF = ("hotpotqa", "toolbench", "dureader", "gaia")
 """As the claim names them."""
 
 
-def planning(view: View, panel: Panel, rate: float) -> Cell:
+def planning(view: View, panel: TracePanel, rate: float) -> Cell:
     return view.cell(None, PLANNER_SYSTEM, panel.trace, rate=rate, knobs=(("model", panel.model), ("top", RANKED)))
 
 
@@ -53,7 +52,7 @@ def cells(view: View) -> list[Cell]:
 class Plans:
     """The planner's three best for one pair, at one rate."""
 
-    panel: Panel
+    panel: TracePanel
     rate: float
     found: tuple[str, ...]
 
@@ -88,7 +87,7 @@ def best_of(run: StoredRun) -> tuple[str, ...]:
     return tuple(plan["deployment"] for plan in ranked[:PRINTED])
 
 
-def even(panel: Panel, view: View) -> Deployment | None:
+def even(panel: TracePanel, view: View) -> Deployment | None:
     """What the rule alone says."""
     part, card = view.platform.part(ArPart), view.platform.gpu
     assert card is not None

@@ -22,7 +22,7 @@ OUTSIDE = Measure(path="outside_forward_share", scale=100)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampler:
+class SamplerCase:
     label: str
     system: str
     options: Knobs = ()
@@ -36,13 +36,13 @@ class Sampler:
 
 
 SAMPLERS = (
-    Sampler(label="dLLM-Serve", system=OURS),
-    Sampler(label="Fast-dLLM, dual cache", system="fast-dllm"),
-    Sampler(label="Fast-dLLM, prefix cache", system="fast-dllm", options=(("cache", "prefix"),)),
-    Sampler(label="Fast-dLLM, no cache", system="fast-dllm", options=(("cache", "none"),)),
-    Sampler(label="dLLM-Cache", system="dllm-cache"),
-    Sampler(label="Sparse-dLLM", system="sparse-dllm"),
-    Sampler(label="LLaDA, no cache", system="llada"),
+    SamplerCase(label="dLLM-Serve", system=OURS),
+    SamplerCase(label="Fast-dLLM, dual cache", system="fast-dllm"),
+    SamplerCase(label="Fast-dLLM, prefix cache", system="fast-dllm", options=(("cache", "prefix"),)),
+    SamplerCase(label="Fast-dLLM, no cache", system="fast-dllm", options=(("cache", "none"),)),
+    SamplerCase(label="dLLM-Cache", system="dllm-cache"),
+    SamplerCase(label="Sparse-dLLM", system="sparse-dllm"),
+    SamplerCase(label="LLaDA, no cache", system="llada"),
 )
 COLUMNS: Columns[StoredRun] = {
     "batch_size": lambda run: run.facts.get("batch_size"),
@@ -95,7 +95,7 @@ def page(runs: Runs) -> Page:
     )
 
 
-def table_row(runs: Runs, sampler: Sampler) -> tuple[str, ...]:
+def table_row(runs: Runs, sampler: SamplerCase) -> tuple[str, ...]:
     both = [sampler.cell(runs.view, batching) for batching in BATCHING]
     own = [run for cell in both for run in runs.of(cell)]
     alone, batched = (runs.at(cell, THROUGHPUT) for cell in both)

@@ -29,7 +29,7 @@ BAR_WIDTH = 0.36
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gain:
+class SpreadGain:
     """A spread of latencies: the best baseline's over dLLM-Serve's, by repeat; None where a run is missing or invalid."""
 
     dataset: str
@@ -50,7 +50,7 @@ def cells(view: View) -> list[Cell]:
     return rate_cells(view, (max(view.dllm.rates),))
 
 
-def gain_of(curves: Curves, dataset: str, measure: Measure, paper: Mapping[tuple[str, Measure], float]) -> Gain:
+def gain_of(curves: Curves, dataset: str, measure: Measure, paper: Mapping[tuple[str, Measure], float]) -> SpreadGain:
     """The best baseline is the one with the least mean spread over the repeats."""
     spreads: dict[str, dict[int, float]] = {}
     for system in SYSTEMS:
@@ -61,7 +61,7 @@ def gain_of(curves: Curves, dataset: str, measure: Measure, paper: Mapping[tuple
     best = min((system for system in BASELINES if system in means), key=means.__getitem__, default=None)
     ours = dict(sorted(spreads[OURS].items()))
     theirs = {seed: spreads[best][seed] for seed in ours if best and seed in spreads[best]}
-    return Gain(
+    return SpreadGain(
         dataset=dataset,
         measure=measure,
         best=best,
@@ -72,7 +72,7 @@ def gain_of(curves: Curves, dataset: str, measure: Measure, paper: Mapping[tuple
     )
 
 
-def gains_of(runs: Runs) -> list[Gain]:
+def gains_of(runs: Runs) -> list[SpreadGain]:
     curves, paper = curves_of(runs), paper_gains(runs.view)
     return [gain_of(curves, dataset, measure, paper) for dataset in DATASETS for measure in COLORS]
 
@@ -133,7 +133,7 @@ def page(runs: Runs) -> Page:
     )
 
 
-def panel(gains: list[Gain], rate: float) -> Panel:
+def panel(gains: list[SpreadGain], rate: float) -> Panel:
     layers: list[Layer] = []
     for side, (measure, color) in zip((-1, 1), COLORS.items(), strict=True):
         own = [gain for gain in gains if gain.measure is measure]
@@ -153,7 +153,7 @@ def panel(gains: list[Gain], rate: float) -> Panel:
     )
 
 
-def table_row(gain: Gain) -> tuple[str, ...]:
+def table_row(gain: SpreadGain) -> tuple[str, ...]:
     return (
         dataset_title(gain.dataset),
         gain.measure.label,

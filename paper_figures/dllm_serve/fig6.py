@@ -23,8 +23,8 @@ from paper_figures.dllm_serve.retention import (
     UNIFORM,
     AccuracyPoint,
     PaperAccuracy,
-    Points,
-    Share,
+    RetentionPoints,
+    SolvedShare,
     compare,
     load_points,
     paper_values,
@@ -114,7 +114,7 @@ def page(runs: Runs) -> Page:
     )
 
 
-def panel(points: Points, task: str, printed: list[PaperAccuracy]) -> Panel:
+def panel(points: RetentionPoints, task: str, printed: list[PaperAccuracy]) -> Panel:
     layers: list[Layer] = []
     for selection in SELECTIONS:
         shares = {ratio: share for ratio in RATIOS if (share := points.share(task, selection, ratio))}
@@ -193,7 +193,7 @@ def paper_row(value: PaperAccuracy) -> tuple[object, ...]:
     return tuple(known.get(column) for column in CSV_COLUMNS)
 
 
-def table_row(points: Points, task: str, ratio: float) -> tuple[str, ...]:
+def table_row(points: RetentionPoints, task: str, ratio: float) -> tuple[str, ...]:
     head, uniform, dense = (points.of(task, HEAD, ratio), points.of(task, UNIFORM, ratio), points.of(task, DENSE))
     pair = compare(head, uniform)
     runs = [run for point in (head, uniform, dense) if point is not None for run in point.runs]
@@ -209,7 +209,7 @@ def table_row(points: Points, task: str, ratio: float) -> tuple[str, ...]:
     )
 
 
-def missing(points: Points) -> list[str]:
+def missing(points: RetentionPoints) -> list[str]:
     asked = [(task, selection, ratio) for task in TASKS for selection in SELECTIONS for ratio in RATIOS]
     found = [
         f"{task} {selection} at {100 * ratio:g} %"
@@ -220,7 +220,9 @@ def missing(points: Points) -> list[str]:
     return missing_note(found, len(asked) + len(TASKS))
 
 
-def pairs(points: Points, task: str, ratio: float, uniform_ratio: float) -> tuple[Discordance, Share, Share] | None:
+def pairs(
+    points: RetentionPoints, task: str, ratio: float, uniform_ratio: float
+) -> tuple[Discordance, SolvedShare, SolvedShare] | None:
     """Head-level and uniform selection on the same problems."""
     head, uniform = points.of(task, HEAD, ratio), points.of(task, UNIFORM, uniform_ratio)
     pair = compare(head, uniform)
@@ -228,7 +230,7 @@ def pairs(points: Points, task: str, ratio: float, uniform_ratio: float) -> tupl
     return None if pair is None or one is None or other is None else (pair, one, other)
 
 
-def difference_notes(points: Points) -> list[str]:
+def difference_notes(points: RetentionPoints) -> list[str]:
     notes = []
     for task, ratio in PLACES:
         if (found := pairs(points, task, ratio, ratio)) is None:
@@ -248,7 +250,7 @@ def difference_notes(points: Points) -> list[str]:
     return notes
 
 
-def match_notes(points: Points) -> list[str]:
+def match_notes(points: RetentionPoints) -> list[str]:
     """The paper's halving: head-level at 10 % against uniform at 20 %."""
     notes = []
     for task in TASKS:
@@ -297,7 +299,7 @@ def findings(runs: Runs) -> list[Finding]:
     return found
 
 
-def of_code(head: Share, uniform: Share) -> dict[str, tuple[float, str]]:
+def of_code(head: SolvedShare, uniform: SolvedShare) -> dict[str, tuple[float, str]]:
     if uniform.value > 0:
         return {"dllm-he-ratio": (head.value / uniform.value, "head-level over uniform at 10 %")}
     # None is solved: the ratio is at least that to the most that the interval leaves.
@@ -305,7 +307,7 @@ def of_code(head: Share, uniform: Share) -> dict[str, tuple[float, str]]:
     return {"dllm-he-ratio": (head.value / uniform.high, what)}
 
 
-def of_math(head: Share, uniform: Share, uniform_twice: Share | None) -> dict[str, tuple[float, str]]:
+def of_math(head: SolvedShare, uniform: SolvedShare, uniform_twice: SolvedShare | None) -> dict[str, tuple[float, str]]:
     found = {}
     if uniform.value > 0:
         found["dllm-gsm-gain"] = (100 * (head.value / uniform.value - 1), "relative gain at 10 %")

@@ -14,8 +14,7 @@ from paper_figures.common.caption import (
     validity_text,
 )
 from paper_figures.common.figure import Columns, Page, Picture, Table, cell_by_cell
-from paper_figures.common.panel import Axis as Scale
-from paper_figures.common.panel import Layer, Line, Panel, Points, Text
+from paper_figures.common.panel import Axis, Layer, Line, Panel, Points, Text
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look, system_look
 from paper_figures.common.words import shown
@@ -26,8 +25,8 @@ from paper_figures.dllm_serve.growth_points import (
     INPUT,
     OUTPUT,
     RETENTION_LEN,
-    Axis,
     GrowthPoint,
+    Varied,
     cell_of,
     exponent,
     memory_of,
@@ -111,21 +110,21 @@ def page(runs: Runs) -> Page:
     )
 
 
-def panel(axis: Axis, complete: Sequence[GrowthPoint]) -> Panel:
+def panel(axis: Varied, complete: Sequence[GrowthPoint]) -> Panel:
     own = [point for point in complete if point.axis is axis]
     usable = [point for point in own if point.throughput.mean is not None]
     values = [point.value for point in usable]
     is_log = axis.name != "retention_ratio" and bool(usable)
-    y = Scale(label="throughput (tok/s)" if axis is AXES[0] else None)
+    y = Axis(label="throughput (tok/s)" if axis is AXES[0] else None)
     layers: list[Layer] = [Text(text="no valid runs")]
     if usable and axis.name == "max_num_logits":
-        layers, y = memory_layers(own), Scale(label="MB", scale="plain log")
+        layers, y = memory_layers(own), Axis(label="MB", scale="plain log")
     elif usable:
         look, at = system_look(OURS), [point.throughput for point in usable]
         layers = [Line(label=look.title, places=values, at=at, look=look)]
         top = 1.15 * max((each.mean or 0.0) + (each.half_width or 0.0) for each in at)
-        y = Scale(label=y.label, limits=(0, top))
-    x = Scale(label=axis.label, scale="log2", ticks=values, size=6) if is_log else Scale(label=axis.label)
+        y = Axis(label=y.label, limits=(0, top))
+    x = Axis(label=axis.label, scale="log2", ticks=values, size=6) if is_log else Axis(label=axis.label)
     return Panel(title=f"({'abcd'[AXES.index(axis)]}) {axis.title}", layers=layers, x=x, y=y)
 
 

@@ -35,7 +35,7 @@ RETENTION_LEN = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class Varied:
     """One table: what is varied, at which values, and what each run is asked for there."""
 
     name: str
@@ -59,7 +59,7 @@ class Memory:
 class GrowthPoint:
     """The repeats of one value of an axis, by seed."""
 
-    axis: Axis
+    axis: Varied
     value: float
     runs: tuple[StoredRun, ...]
 
@@ -102,21 +102,21 @@ def _usual(where: Platform) -> dict[str, Scalar]:
 
 
 AXES = (
-    Axis(
+    Varied(
         name="concurrency",
         title="concurrency",
         label="requests at once",
         values=lambda where: tuple(n for n in CONCURRENCY if n <= where.part(DllmPart).max_num_seqs),
         knobs=lambda where, n: {**_usual(where), "num_prompts": int(n), "max_num_seqs": int(n)},
     ),
-    Axis(
+    Varied(
         name="total_len",
         title="request length",
         label="tokens of a request",
         values=_lengths,
         knobs=lambda where, n: {**_shape(where, int(n)), "num_prompts": _counts(where)["total_len"]},
     ),
-    Axis(
+    Varied(
         name="retention_ratio",
         title="retention",
         label="retention ratio",
@@ -127,7 +127,7 @@ AXES = (
             "retention_ratio": share,
         },
     ),
-    Axis(
+    Varied(
         name="max_num_logits",
         title="memory by logit budget",
         label="logit rows at once",
@@ -145,7 +145,7 @@ AXES = (
 )
 
 
-def cell_of(view: View, axis: Axis, value: float) -> Cell:
+def cell_of(view: View, axis: Varied, value: float) -> Cell:
     knobs = (*axis.knobs(view.platform, value).items(), *view.together("growth"))
     return view.cell(None, OURS, DATASET, knobs=knobs)
 

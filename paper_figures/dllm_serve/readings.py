@@ -32,7 +32,7 @@ from repro.runs.store import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class OurEngine:
     """dLLM-Serve, whose two settings everything is held against."""
 
     label: str
@@ -44,7 +44,7 @@ class Engine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class BatchSetting:
     """How a baseline batches: a reading, and within it a rule."""
 
     label: str
@@ -58,20 +58,20 @@ class Setting:
 
 
 ENGINES = (
-    Engine(label="dLLM-Serve, two refreshes per block (as published)", line="-"),
-    Engine(label="dLLM-Serve, one refresh per block", line="--", knobs=(("refresh_delay", 0),)),
+    OurEngine(label="dLLM-Serve, two refreshes per block (as published)", line="-"),
+    OurEngine(label="dLLM-Serve, one refresh per block", line="--", knobs=(("refresh_delay", 0),)),
 )
 PUBLISHED: Knobs = (("reading", "published"),)
 SETTINGS = (
-    Setting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
-    Setting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
-    Setting(label="published, for the workload", knobs=PUBLISHED),
-    Setting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
-    Setting(label="policy, packed", knobs=(("reading", "policy"),)),
+    BatchSetting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
+    BatchSetting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
+    BatchSetting(label="published, for the workload", knobs=PUBLISHED),
+    BatchSetting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
+    BatchSetting(label="policy, packed", knobs=(("reading", "policy"),)),
 )
 """Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
 PAPER = "as the paper prints"
-Place = tuple[str, str, Engine | Setting]
+Place = tuple[str, str, OurEngine | BatchSetting]
 """Data set, system, and what it runs as."""
 
 
@@ -89,7 +89,7 @@ def places(view: View) -> list[Place]:
     return found
 
 
-def cell(view: View, dataset: str, system: str, how: Engine | Setting) -> Cell:
+def cell(view: View, dataset: str, system: str, how: OurEngine | BatchSetting) -> Cell:
     """At the platform's highest rate; Figure 3 and Table 4 share some of the runs."""
     return view.cell(None, system, dataset, rate=max(view.dllm.rates), knobs=how.knobs_of(system))
 
@@ -98,13 +98,13 @@ def cells(view: View) -> list[Cell]:
     return cell_by_cell((cell(view, *place) for place in places(view)), view)
 
 
-def throughput(runs: Runs, dataset: str, system: str, how: Engine | Setting) -> float | None:
+def throughput(runs: Runs, dataset: str, system: str, how: OurEngine | BatchSetting) -> float | None:
     """Mean over repeats."""
     is_asked = (dataset, system, how) in places(runs.view)
     return runs.at(cell(runs.view, dataset, system, how), THROUGHPUT).mean if is_asked else None
 
 
-def gain(runs: Runs, dataset: str, engine: Engine, setting: Setting) -> float | None:
+def gain(runs: Runs, dataset: str, engine: OurEngine, setting: BatchSetting) -> float | None:
     """Throughput of dLLM-Serve over that of the fastest baseline."""
     values = [throughput(runs, dataset, system, setting) for system in BASELINES]
     best = max((value for value in values if value is not None), default=None)
@@ -243,7 +243,7 @@ def panel(runs: Runs, dataset: str) -> Panel:
     )
 
 
-def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
+def table_row(runs: Runs, dataset: str, setting: BatchSetting) -> tuple[str, ...]:
     asked = [place for place in places(runs.view) if place[0] == dataset and place[2] in (setting, *ENGINES)]
     own = [run for place in asked for run in runs.of(cell(runs.view, *place))]
     texts = []
@@ -259,7 +259,7 @@ def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
     )
 
 
-def baseline_text(runs: Runs, dataset: str, system: str, setting: Setting) -> str:
+def baseline_text(runs: Runs, dataset: str, system: str, setting: BatchSetting) -> str:
     value = throughput(runs, dataset, system, setting)
     sizes = "" if value is None else batch_sizes(runs.of(cell(runs.view, dataset, system, setting)))
     return shown(value, ".1f") + (f" ({sizes})" if sizes else "")
@@ -269,7 +269,7 @@ def batch_sizes(runs: Sequence[StoredRun]) -> str:
     return " or ".join(map(str, sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})))
 
 
-def csv_row(runs: Runs, dataset: str, system: str, how: Engine | Setting) -> tuple[object, ...]:
+def csv_row(runs: Runs, dataset: str, system: str, how: OurEngine | BatchSetting) -> tuple[object, ...]:
     view, asked = runs.view, cell(runs.view, dataset, system, how)
     own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
     ours = [throughput(runs, dataset, OURS, engine) for engine in ENGINES]

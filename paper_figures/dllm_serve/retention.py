@@ -18,7 +18,7 @@ PAPER_DATASETS = {"mini-code": "HumanEval", "mini-gsm": "GSM8K"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class SolvedShare:
     """Share of ``n`` problems; ``low`` and ``high`` are Wilson's 95 % interval."""
 
     value: float
@@ -37,12 +37,12 @@ class AccuracyPoint:
     """None for ``dense``, which keeps every row."""
     runs: tuple[StoredRun, ...]
 
-    def share(self, column: str = "correct") -> Share | None:
+    def share(self, column: str = "correct") -> SolvedShare | None:
         verdicts = self.verdicts(column)
         if not verdicts:
             return None
         low, high = wilson_interval(sum(verdicts), len(verdicts))
-        return Share(value=sum(verdicts) / len(verdicts), low=low, high=high, n=len(verdicts))
+        return SolvedShare(value=sum(verdicts) / len(verdicts), low=low, high=high, n=len(verdicts))
 
     @property
     def asked(self) -> list[str]:
@@ -64,7 +64,7 @@ class PaperAccuracy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
+class RetentionPoints:
     """Ordered by panel, selection and ratio, dense last."""
 
     all: tuple[AccuracyPoint, ...]
@@ -72,19 +72,19 @@ class Points:
     def of(self, task: str, selection: str, ratio: float | None = None) -> AccuracyPoint | None:
         return next((p for p in self.all if (p.task, p.selection, p.ratio) == (task, selection, ratio)), None)
 
-    def share(self, task: str, selection: str, ratio: float | None = None) -> Share | None:
+    def share(self, task: str, selection: str, ratio: float | None = None) -> SolvedShare | None:
         point = self.of(task, selection, ratio)
         return None if point is None else point.share()
 
 
-def load_points(runs: Sequence[StoredRun]) -> Points:
+def load_points(runs: Sequence[StoredRun]) -> RetentionPoints:
     order = (*SELECTIONS, DENSE)
     grouped: dict[tuple[int, int, float], list[StoredRun]] = {}
     for run in sorted(runs, key=lambda run: run.cell.seed):
         knobs = run.cell.knob_values
         ratio = float(knobs.get("retention_ratio") or 0)
         grouped.setdefault((TASKS.index(run.cell.dataset), order.index(str(knobs["selection"])), ratio), []).append(run)
-    return Points(
+    return RetentionPoints(
         all=tuple(
             AccuracyPoint(task=TASKS[task], selection=order[selection], ratio=ratio or None, runs=tuple(own))
             for (task, selection, ratio), own in sorted(grouped.items(), key=lambda item: item[0])

@@ -21,16 +21,18 @@ from repro.runs.statistics import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class WindowGrid:
     waits_ms: tuple[float, ...]
     think_s: tuple[float, ...]
     knobs: Mapping[str, Scalar]
     """Those of every cell."""
 
 
-GRIDS: Mapping[str, Grid] = {
-    "simulated": Grid(waits_ms=(0, 2, 5, 10, 20, 50), think_s=(0.0, 0.05, 0.5), knobs={"model": MIDDLE, "clients": 64}),
-    "measured": Grid(waits_ms=(0, 1, 2, 4, 10), think_s=(0.0, 0.02), knobs={"num_prompts": 800, "clients": 16}),
+GRIDS: Mapping[str, WindowGrid] = {
+    "simulated": WindowGrid(
+        waits_ms=(0, 2, 5, 10, 20, 50), think_s=(0.0, 0.05, 0.5), knobs={"model": MIDDLE, "clients": 64}
+    ),
+    "measured": WindowGrid(waits_ms=(0, 1, 2, 4, 10), think_s=(0.0, 0.02), knobs={"num_prompts": 800, "clients": 16}),
 }
 
 

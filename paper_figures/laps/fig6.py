@@ -27,7 +27,7 @@ Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class ClientGrid:
     models: tuple[str, ...]
     instances: Mapping[int, tuple[str, ...]]
     """Contenders by number of instances."""
@@ -43,9 +43,13 @@ class Grid:
         return [place for instances in self.instances for place in self.of(instances)]
 
 
-GRIDS: Mapping[str, Grid] = {
-    "simulated": Grid(models=MODELS, instances={1: SINGLE, 8: EIGHT}, clients={1: CONCURRENCY, 8: (1, 8, 16, 32, 64)}),
-    "measured": Grid(models=("tiny",), instances={1: SINGLE}, clients={1: (1, 4, 16)}, knobs=(("num_prompts", 300),)),
+GRIDS: Mapping[str, ClientGrid] = {
+    "simulated": ClientGrid(
+        models=MODELS, instances={1: SINGLE, 8: EIGHT}, clients={1: CONCURRENCY, 8: (1, 8, 16, 32, 64)}
+    ),
+    "measured": ClientGrid(
+        models=("tiny",), instances={1: SINGLE}, clients={1: (1, 4, 16)}, knobs=(("num_prompts", 300),)
+    ),
 }
 SIMULATED = GRIDS["simulated"]
 """Claims are about these settings."""

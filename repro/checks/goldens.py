@@ -30,7 +30,7 @@ TIES = ("stable", "library")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay:
+class GoldenReplay:
     """How a case's method is asked for."""
 
     system: str
@@ -40,7 +40,7 @@ class Replay:
 
 
 _STORED = yaml.safe_load(Path(__file__).with_name("golden_methods.yaml").read_text(encoding="utf-8"))
-_METHODS = {name: Replay(**how) for name, how in _STORED["methods"].items()}
+_METHODS = {name: GoldenReplay(**how) for name, how in _STORED["methods"].items()}
 METHODS = tuple(_METHODS)
 
 _KINDS: Mapping[str, tuple[type, ...]] = {

@@ -169,7 +169,7 @@ class Goldens(Check):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement(Check):
+class AgreementCheck(Check):
     """How often bfloat16 picks another token than float32."""
 
     code = ("repro.systems.dllm.on_torch", "repro.checks.agreement")
@@ -242,7 +242,7 @@ class Benchmark(Check):
 
 GPU_TESTS = CheckSystem("gpu-tests", GpuTests)
 GOLDENS = CheckSystem("goldens", Goldens)
-AGREEMENT = CheckSystem("agreement", Agreement)
+AGREEMENT = CheckSystem("agreement", AgreementCheck)
 BENCHMARK = CheckSystem("benchmark", Benchmark)
 
 

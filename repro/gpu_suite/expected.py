@@ -29,7 +29,7 @@ MEASURED_ALONE = ("weights", "device", "dtype", "profile_every")
 """Knobs that a simulated run has no use for."""
 
 
-class Expected(NamedTuple):
+class Prediction(NamedTuple):
     seconds: float
     throughput_tok_s: float | None
     """By datasheet peaks, whose shares no card reaches; ratios of systems rest on them less."""
@@ -50,7 +50,7 @@ def simulated(cell: Cell, calibration: Calibration | None = None) -> Experiment:
     return replace(experiment, deployment=replace(experiment.deployment, calibration=given))
 
 
-def expected(cells: Sequence[Cell], cache: Path) -> list[Expected]:
+def expected(cells: Sequence[Cell], cache: Path) -> list[Prediction]:
     """What the simulator expects of each cell. ``cache`` holds what was expected before, by the cell and by the code that simulates it; one that
     cannot be read is made again."""
     experiments = [simulated(cell) for cell in cells]
@@ -66,16 +66,16 @@ def expected(cells: Sequence[Cell], cache: Path) -> list[Expected]:
                 last_arrival = max(outcome.run.record.requests["arrival_s"])
                 busy = SLOWER_THAN_PEAK * summary["busy_s"] + STEP_OVERHEAD_S * summary["num_steps"]
                 seconds = round(PREPARATION_S + max(last_arrival, busy), 1)
-                known[key] = Expected(seconds, summary["throughput_tok_s"])
+                known[key] = Prediction(seconds, summary["throughput_tok_s"])
         replace_text(cache, json.dumps(_read(cache) | known, indent=1) + "\n")
     return [known[key] for key in keys]
 
 
-def _read(cache: Path) -> dict[str, Expected]:
+def _read(cache: Path) -> dict[str, Prediction]:
     try:
         found = json.loads(cache.read_text(encoding="utf-8"))
         return {
-            str(key): Expected(float(seconds), None if speed is None else float(speed))
+            str(key): Prediction(float(seconds), None if speed is None else float(speed))
             for key, (seconds, speed) in found.items()
         }
     except (OSError, ValueError, TypeError, AttributeError):

@@ -58,7 +58,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SuiteLine:
     """A line of ``suite.yaml``, which asks for one of check, script, load and figure."""
 
     stage: str
@@ -88,7 +88,7 @@ class Scale:
     where: Platform
     knobs: Knobs
     """Set in every cell that serves requests."""
-    asked: tuple[Asked, ...]
+    asked: tuple[SuiteLine, ...]
 
     @property
     def part(self) -> DllmPart:
@@ -104,7 +104,7 @@ def scale_of(name: str, memory_bytes: int | None = None) -> Scale:
         where = where.with_part(DllmPart, memory_bytes=memory_bytes)
         knobs["memory_limit"] = memory_bytes
     held = where.part(DllmPart).memory_bytes / GB
-    asked = (Asked(**line) for line in found["cells"])
+    asked = (SuiteLine(**line) for line in found["cells"])
     return Scale(where=where, knobs=knobs, asked=tuple(each for each in asked if each.from_gb <= held < each.below_gb))
 
 
@@ -142,7 +142,7 @@ def stages(scale: Scale) -> list[Planned]:
     return list(first.values())
 
 
-def _cells(scale: Scale, asked: Asked) -> Iterator[Cell]:
+def _cells(scale: Scale, asked: SuiteLine) -> Iterator[Cell]:
     if asked.check is not None:
         knobs = {
             name: value.format(platform=scale.where.name) if isinstance(value, str) else value
@@ -182,7 +182,7 @@ def figures(scale: Scale) -> Sequence[Drawn]:
     return [_drawn(scale, asked) for asked in scale.asked if asked.figure is not None]
 
 
-def _drawn(scale: Scale, asked: Asked) -> Drawn:
+def _drawn(scale: Scale, asked: SuiteLine) -> Drawn:
     """Measured on the platform, whatever its default."""
     assert asked.figure is not None
     where = replace(scale.where, executor="torch")

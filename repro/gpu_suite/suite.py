@@ -81,7 +81,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JobOutcome:
     ran: int
     failed: tuple[str, ...]
     left: tuple[str, ...]
@@ -170,7 +170,7 @@ class Suite:
         factor = MARGIN * max(ratios) if ratios else 1.0
         return job.estimate_s * factor * 2 ** self.entries[job.name].attempts
 
-    def run(self, budget_s: float, *, began: float | None = None) -> Outcome:
+    def run(self, budget_s: float, *, began: float | None = None) -> JobOutcome:
         """Jobs in order, those that failed before last; one that does not fit into what is left is skipped. The budget
         counts from ``began`` (on the suite's clock)."""
         began, ran = self.now() if began is None else began, 0
@@ -237,10 +237,10 @@ class Suite:
         )
         return reason
 
-    def _outcome(self, ran: int, failed: tuple[str, ...], stopped: str) -> Outcome:
+    def _outcome(self, ran: int, failed: tuple[str, ...], stopped: str) -> JobOutcome:
         left = [job for job in self.chosen if self.entries[job.name].status in ("new", "started")]
         left_s = sum(self.expected_s(job) for job in left)
-        return Outcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
+        return JobOutcome(ran=ran, failed=failed, left=tuple(job.name for job in left), left_s=left_s, stopped=stopped)
 
     def _close(self) -> None:
         """Saves the state, tells the caller, and writes the archive where one is asked for."""

@@ -37,7 +37,7 @@ NOT_RUN: Answer = "not run yet"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class VerdictLine:
     what: str
     target: str
     found: str = "-"
@@ -51,7 +51,7 @@ class Line:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedAtOnce:
     """A system's run with all requests there at once; ``run`` is None where it has none yet, or no valid one."""
 
     system: str
@@ -103,40 +103,40 @@ def _page(suite: Suite, fitted: Fitted | str) -> Iterator[str]:
 # -- correct --------------------------------------------------------------------------------------------------
 
 
-def _correct(suite: Suite) -> Iterator[Line]:
+def _correct(suite: Suite) -> Iterator[VerdictLine]:
     for stage, what, target in (
         ("tests", "tests marked gpu", "all pass"),
         ("goldens", "golden cases in float32", "all, token by token"),
     ):
         jobs = [job for job in suite.jobs if job.stage == stage]
         if not jobs:
-            yield Line(what=what, found="none on this platform", target=target, answer="-")
+            yield VerdictLine(what=what, found="none on this platform", target=target, answer="-")
             continue
         entry, run = suite.entries[jobs[0].name], suite.stored(jobs[0])
         if entry.status == "failed":
-            yield Line(what=what, found=_cell(entry.note), target=target, answer="FAILED")
+            yield VerdictLine(what=what, found=_cell(entry.note), target=target, answer="FAILED")
         elif run is None:
-            yield Line(what=what, target=target)
+            yield VerdictLine(what=what, target=target)
         else:
             # Tests that were all skipped have shown nothing.
             note = str(run.summary["note"])
             is_shown = stage != "tests" or "passed" in note
-            yield Line(what=what, found=_cell(note), target=target, answer="met" if is_shown else NOT_RUN)
+            yield VerdictLine(what=what, found=_cell(note), target=target, answer="met" if is_shown else NOT_RUN)
 
 
 # -- fast -----------------------------------------------------------------------------------------------------
 
 
-def _fast(suite: Suite) -> Iterator[Line]:
+def _fast(suite: Suite) -> Iterator[VerdictLine]:
     for (_, where), served in _compared(suite).items():
         yield from (_ratio_line(where, ours, served) for ours in served if ours.is_ours)
     yield _roofline_line(suite)
 
 
-def _compared(suite: Suite) -> dict[tuple[str, str], list[Served]]:
+def _compared(suite: Suite) -> dict[tuple[str, str], list[ServedAtOnce]]:
     """(stage, model and memory) -> the systems that serve the load."""
     own = platform(suite.platform).part(DllmPart).model
-    found: dict[tuple[str, str], list[Served]] = {}
+    found: dict[tuple[str, str], list[ServedAtOnce]] = {}
     for job in suite.jobs:
         if job.stage not in COMPARED_IN:
             continue
@@ -149,10 +149,10 @@ def _compared(suite: Suite) -> dict[tuple[str, str], list[Served]]:
     return found
 
 
-def _served(suite: Suite, job: Job, model: str) -> Served:
+def _served(suite: Suite, job: Job, model: str) -> ServedAtOnce:
     cell, run = job.experiment.cell, suite.stored(job)
     is_usable = run is not None and run.validity.valid and run.summary["throughput_tok_s"]
-    return Served(
+    return ServedAtOnce(
         system=title_of(cell),
         model=model,
         is_ours=cell.system == OURS,
@@ -161,7 +161,7 @@ def _served(suite: Suite, job: Job, model: str) -> Served:
     )
 
 
-def _ratio_line(where: str, ours: Served, served: list[Served]) -> Line:
+def _ratio_line(where: str, ours: ServedAtOnce, served: list[ServedAtOnce]) -> VerdictLine:
     what = f"{where}: {ours.system} over the best static baseline"
     target = f"at least {LEAST_RATIO:g} x"
     others = [one for one in served if not one.is_ours]
@@ -172,22 +172,22 @@ def _ratio_line(where: str, ours: Served, served: list[Served]) -> Line:
         simulated = f"{ours.simulated / fastest.simulated:.2f} x {fastest.system}"
     best = max((one for one in others if one.run is not None), key=lambda one: one.speed, default=None)
     if ours.run is None or best is None:
-        return Line(what=what, simulated=simulated, target=target)
+        return VerdictLine(what=what, simulated=simulated, target=target)
     ratio = ours.speed / best.speed
     found = f"{ratio:.2f} x {best.system} ({ours.speed:.1f} against {best.speed:.1f} tok/s; {_graphs(ours, best)})"
     answer = _met(ratio >= LEAST_RATIO)
     if missing := [one.system for one in others if one.run is None]:
         found, answer = f"{found}, without {', '.join(missing)}", NOT_RUN
-    return Line(what=what, found=found, simulated=simulated, target=target, answer=answer)
+    return VerdictLine(what=what, found=found, simulated=simulated, target=target, answer=answer)
 
 
-def _graphs(ours: Served, other: Served) -> str:
+def _graphs(ours: ServedAtOnce, other: ServedAtOnce) -> str:
     if ours.uses_graphs == other.uses_graphs:
         return "both with CUDA graphs" if ours.uses_graphs else "neither with CUDA graphs"
     return "the baseline without CUDA graphs" if ours.uses_graphs else "the baseline with CUDA graphs, ours without"
 
 
-def _roofline_line(suite: Suite) -> Line:
+def _roofline_line(suite: Suite) -> VerdictLine:
     """Saturated, on the platform's own model; where only a profiled run knows its card's peaks, of that."""
     what, target = "dLLM-Serve's share of the roofline at saturation", f"at least {100 * LEAST_ROOFLINE:.0f} %"
     runs = [
@@ -197,7 +197,7 @@ def _roofline_line(suite: Suite) -> Line:
         if (run := suite.stored(job)) is not None and run.validity.valid and run.summary["roofline_share"] is not None
     ]
     if not runs:
-        return Line(what=what, target=target)
+        return VerdictLine(what=what, target=target)
     share, bound, reached = runs[0].summary["roofline_share"], runs[0].facts["bound"], measured_card(suite)
     peaks = "measured" if "measured" in bound["card"] else "datasheet"
     found = f"{100 * share:.0f} % at {peaks} peaks"
@@ -207,27 +207,27 @@ def _roofline_line(suite: Suite) -> Line:
         low, high = share * min(factors), share * max(factors)
         found += f"; {100 * low:.0f} to {100 * high:.0f} % at measured peaks"
         share = low
-    return Line(what=what, found=found, target=target, answer=_met(share >= LEAST_ROOFLINE))
+    return VerdictLine(what=what, found=found, target=target, answer=_met(share >= LEAST_ROOFLINE))
 
 
-def _host(suite: Suite) -> Iterator[Line]:
+def _host(suite: Suite) -> Iterator[VerdictLine]:
     what, target = f"host time of a Reuse step of {HOST_REQUESTS} requests", f"at most {MOST_HOST_MS:g} ms"
     run = benchmark_run(suite, "host")
     rows = {"rows": [], "launches": []} if run is None else run.facts["rows"]
     row = next((row for row in rows["rows"] if row["requests"] == HOST_REQUESTS), None)
     if row is None:
-        yield Line(what=what, target=target)
+        yield VerdictLine(what=what, target=target)
     else:
         found = f"{row['reuse_ms']:.2f} ms, 95 % below {row['reuse_p95_ms']:.2f} ms, on this machine's CPU"
-        yield Line(what=what, found=found, target=target, answer=_met(row["reuse_ms"] <= MOST_HOST_MS))
+        yield VerdictLine(what=what, found=found, target=target, answer=_met(row["reuse_ms"] <= MOST_HOST_MS))
     what, target = "kernels that a layer launches", f"at most {MOST_LAUNCHES}"
     fused = [(each["name"], each["a_layer"]) for each in rows["launches"] if each["name"].endswith("fused")]
     if not fused:
-        yield Line(what=what, target=target)
+        yield VerdictLine(what=what, target=target)
     else:
         found = ", ".join(f"{count} ({name.partition(',')[0]})" for name, count in fused)
         most = max(count for _, count in fused)
-        yield Line(what=what, found=found, target=target, answer=_met(most <= MOST_LAUNCHES))
+        yield VerdictLine(what=what, found=found, target=target, answer=_met(most <= MOST_LAUNCHES))
 
 
 def _met(is_met: bool) -> Answer:

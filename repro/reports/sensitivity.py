@@ -123,7 +123,7 @@ def _num_requests(dataset: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class SensitivityRow:
     """One line of the CSV: a table's, with its columns as they are there."""
 
     table: str
@@ -134,7 +134,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class SensitivityTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -143,14 +143,14 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    tables: tuple[Table, ...]
-    rows: tuple[Row, ...]
+    tables: tuple[SensitivityTable, ...]
+    rows: tuple[SensitivityRow, ...]
 
 
 def save(found: Sensitivity, path: Path) -> Path:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Row)])
+    writer.writerow([field.name for field in fields(SensitivityRow)])
     writer.writerows([row.table, row.item, row.setting, f"{row.value:.6g}", row.unit] for row in found.rows)
     return replace_text(path, text.getvalue())
 
@@ -207,13 +207,13 @@ Stated = dict[tuple[str, str], float]
 """(system, data set) -> tok/s."""
 
 
-def _row(table: str, item: str, setting: str, value: float, unit: str) -> Row:
-    return Row(table=table, item=item, setting=setting, value=value, unit=unit)
+def _row(table: str, item: str, setting: str, value: float, unit: str) -> SensitivityRow:
+    return SensitivityRow(table=table, item=item, setting=setting, value=value, unit=unit)
 
 
 def _of_lengths(
     scaled: dict[str, dict[float, Tally]], stated: Stated, calibration: Calibration
-) -> tuple[Table, list[Row]]:
+) -> tuple[SensitivityTable, list[SensitivityRow]]:
     shown, rows = [], []
     for dataset, tallies in scaled.items():
         points = [(each.mean_prompt, each.throughput(calibration)) for each in tallies.values()]
@@ -224,7 +224,7 @@ def _of_lengths(
             rows.append(_row("lengths", dataset, "mean prompt for the paper's", needed, "tokens"))
         texts = (f"{public.mean_prompt:.0f}", f"{public.throughput(calibration):.1f}", f"{paper:.1f}")
         shown.append((load_card(dataset).title, *texts, "none" if needed is None else f"{needed:.0f}"))
-    table = Table(
+    table = SensitivityTable(
         title="Lengths: mean prompts that would give dLLM-Serve's stated throughputs",
         columns=("data set", "mean prompt", "tok/s", "paper", "needed"),
         rows=tuple(shown),
@@ -246,7 +246,7 @@ def length_for(value: float, points: Sequence[tuple[float, float]]) -> float | N
 
 def _of_rules(
     own: dict[str, Tally], baselines: dict[tuple[str, str, str], Tally], stated: Stated, calibration: Calibration
-) -> tuple[Table, list[Row]]:
+) -> tuple[SensitivityTable, list[SensitivityRow]]:
     shown, rows, ours = [], [], []
     for dataset in DATASETS:
         title, reached = load_card(dataset).title, own[dataset].throughput(calibration)
@@ -260,7 +260,7 @@ def _of_rules(
             shown.append((title, system, _stated_text(stated, system, dataset), *cells))
     errors = {rule: _median_error(baselines, stated, calibration, rule) for rule in BATCH_RULES}
     rows += [_row("batch rule", "median error of baselines", rule, error, "%") for rule, error in errors.items()]
-    table = Table(
+    table = SensitivityTable(
         title="Batch rule: tok/s of published baselines (and their batch), all predicted",
         columns=("data set", "system", "paper", *BATCH_RULES),
         rows=tuple(shown),
@@ -273,7 +273,7 @@ def _of_rules(
 
 def _of_overheads(
     own: dict[str, Tally], baselines: dict[tuple[str, str, str], Tally], stated: Stated, fits: dict[float, Calibration]
-) -> tuple[Table, list[Row]]:
+) -> tuple[SensitivityTable, list[SensitivityRow]]:
     def gain(dataset: str, rule: str, calibration: Calibration) -> float:
         best = max(baselines[system, dataset, rule].throughput(calibration) for system in BASELINES)
         return own[dataset].throughput(calibration) / best
@@ -290,7 +290,7 @@ def _of_overheads(
             rows += [_row("step overhead", f"gain {name} {rule}", setting, value, "x") for name, value in gains.items()]
             rows.append(_row("step overhead", f"median error of baselines {rule}", setting, error, "%"))
         shown.append((setting, f"{share:.3f}", *cells))
-    table = Table(
+    table = SensitivityTable(
         title="Step overhead: gain of dLLM-Serve over the best baseline (error of baselines)",
         columns=("overhead", "share", *BATCH_RULES),
         rows=tuple(shown),

@@ -9,7 +9,7 @@ import pytest
 import step
 import torch
 from common import table
-from step import KINDS, Batch, run_round, time_steps
+from step import KINDS, StepBatch, run_round, time_steps
 from support.tiny_models import GQA, network
 
 from engines.dllm.cache.kv_pool import KvPool
@@ -26,11 +26,13 @@ from engines.kernels.choice import TritonKernels
 from engines.models.shape import ModelShape
 from engines.runtime.step_timer import STEP_PARTS
 
-BATCH = Batch(size=3, total_len=20, block_length=6, config=EngineConfig(max_num_batched_tokens=60, max_model_len=20))
+BATCH = StepBatch(
+    size=3, total_len=20, block_length=6, config=EngineConfig(max_num_batched_tokens=60, max_model_len=20)
+)
 SHAPE = ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=4)
 
 
-def scheduled(batch: Batch) -> list[StepPlan]:
+def scheduled(batch: StepBatch) -> list[StepPlan]:
     scheduler = PhaseScheduler(batch.config, KvPool(batch.kv_rows), DelayedCache())
     for request in batch.requests(GQA.vocab, GQA.mask_id):
         scheduler.submit(request)

@@ -13,7 +13,7 @@ from support.session_runs import planner_run, session_run, session_runs
 
 from paper_figures.ampd import fig4, fig5, fig6, fig7, fig8, length, readings, switches, table1, table2
 from paper_figures.ampd import gains as gains_of
-from paper_figures.ampd.attainment import Table, gains, tabulate
+from paper_figures.ampd.attainment import Attainments, gains, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, FIGURE4, PAIRED_SEEDS, grid
 from paper_figures.ampd.panels import RATES, panel_of, panels
 from paper_figures.common import style
@@ -47,9 +47,9 @@ def share(cell: Cell) -> float:
     return own - 0.1 * (knobs.get("adaptive_routing") is False) - 0.05 * (knobs.get("prefill_reordering") is False)
 
 
-def table(values: dict[str, list[float]]) -> Table:
+def table(values: dict[str, list[float]]) -> Attainments:
     arrays = {name: np.array(each, dtype=float).reshape(1, 1, -1) for name, each in values.items()}
-    return Table(panels=(panels()[0],), rates=(0.8,), values=arrays)
+    return Attainments(panels=(panels()[0],), rates=(0.8,), values=arrays)
 
 
 def by_claim(found: list[Finding]) -> dict[str, Finding]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
-from waits import Wait, deterministic, markov, sampled
+from waits import SteadyWait, deterministic, markov, sampled
 
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.instance import Instance
@@ -185,7 +185,7 @@ def served(
     ("service", "exact"), [(constant, deterministic), (exponential, markov)], ids=["M/D/1", "M/M/1"]
 )
 def test_million_waits_of_one_server_are_pollaczek_and_khinchines(
-    service: Service, exact: Callable[[int, float], Wait]
+    service: Service, exact: Callable[[int, float], SteadyWait]
 ) -> None:
     """At half load, where a mean of 10^6 waits has a standard error of 0.3 % (M/D/1) and 0.5 % (M/M/1). Of the same
     customers the first 60,000 are simulated, and each waits as long as the recursion says."""
@@ -232,7 +232,7 @@ def test_wait_of_constant_services_is_erlangs_series() -> None:
 @pytest.mark.parametrize("exact", [markov, deterministic])
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (3, 0.6), (8, 0.7)])
 def test_exact_waits_are_consistent_and_those_of_the_recursion(
-    exact: Callable[[int, float], Wait], servers: int, load: float
+    exact: Callable[[int, float], SteadyWait], servers: int, load: float
 ) -> None:
     wait = exact(servers, load)
     times = np.linspace(0, 40 / (servers * (1 - load)), 4001)
