@@ -147,10 +147,7 @@ def compose(
     several panels have is listed once. Under the panels stand as many of the caption's leading sentences as fit, and
     where the rest is: ``more``, the name of a file.
     """
-    entries: dict[str, Any] = {}
-    for axes in panels:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+    entries = _legend_entries(panels)
     columns = -(-len(panels) // num_rows)
     width = width_inches or PANEL_INCHES[0] * columns
     figure.set_size_inches(width, PANEL_INCHES[1] * num_rows + 2)
@@ -205,6 +202,15 @@ def shown_caption(sentences: Sequence[str], more: str, characters: int) -> list[
         if len(lines) <= CAPTION_LINES:
             return lines
     return [pointer]
+
+
+def _legend_entries(panels: Sequence[Axes]) -> dict[str, Any]:
+    """Label -> the first handle that has it."""
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    return entries
 
 
 def _legend(figure: Figure, entries: Mapping[str, Any], width: float) -> Any:

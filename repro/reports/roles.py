@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from repro.reports.claims import Answer, Finding, Role
@@ -50,24 +50,7 @@ def answers(
         return []
     held = [frozenset(determined(run)) for run in runs]
     nothing, everything = [frozenset[str]()] * len(runs), range(len(runs))
-
-    def moved(
-        indices: Iterable[int], kept: Sequence[frozenset[str]], size: float, draws: int
-    ) -> Mapping[str, list[bool]]:
-        """Whether each value of each claim moves where these runs are perturbed, but for the metrics kept."""
-        chosen = set(indices)
-        seen = {claim: [False] * len(finding.values) for claim, finding in found.items()}
-        for draw in range(draws):
-            changed = [
-                Perturbed(run, size=size, seed=draws * index + draw, kept=kept[index]) if index in chosen else run
-                for index, run in enumerate(runs)
-            ]
-            for finding in findings(changed):
-                if finding.claim in found:
-                    marks = _differences(found[finding.claim], finding)
-                    seen[finding.claim] = [a or b for a, b in zip(seen[finding.claim], marks, strict=True)]
-        return seen
-
+    moved = partial(_moved, findings, found, runs)
     near, far = (moved(everything, nothing, size, DRAWS[size]) for size in (NEAR, FAR))
     near_rest, far_rest = near, far
     if any(held):
@@ -98,6 +81,30 @@ def answers(
         )
         for claim, finding in found.items()
     ]
+
+
+def _moved(
+    findings: Findings,
+    found: Mapping[str, Finding],
+    runs: Sequence[StoredRun],
+    indices: Iterable[int],
+    kept: Sequence[frozenset[str]],
+    size: float,
+    draws: int,
+) -> Mapping[str, list[bool]]:
+    """Whether each value of each claim moves where the runs at ``indices`` are perturbed, but for the metrics kept."""
+    chosen = set(indices)
+    seen = {claim: [False] * len(finding.values) for claim, finding in found.items()}
+    for draw in range(draws):
+        changed = [
+            Perturbed(run, size=size, seed=draws * index + draw, kept=kept[index]) if index in chosen else run
+            for index, run in enumerate(runs)
+        ]
+        for finding in findings(changed):
+            if finding.claim in found:
+                marks = _differences(found[finding.claim], finding)
+                seen[finding.claim] = [a or b for a, b in zip(seen[finding.claim], marks, strict=True)]
+    return seen
 
 
 def _differences(before: Finding, after: Finding) -> list[bool]:
