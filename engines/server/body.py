@@ -53,6 +53,7 @@ _SAID: Mapping[str, str] = {
     "greater_than": "must be above {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
     "int_type": "must be a whole number",
+    "less_than_equal": "must be at most {le:,}",
     "string_type": "must be a text",
 }
 """What is said of a value whose field does not describe itself, by pydantic's type of error."""
@@ -111,7 +112,7 @@ class _StreamOptions(_Object):
 
 
 Prompt = Annotated[str | tuple[int, ...], pydantic.PlainValidator(_prompt)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
 
 
 class _Body(_Object):

@@ -138,6 +138,7 @@ REFUSALS = [
     (b'{"model": "echo", "prompt": "a", "timeout": 1e999}', 400, "timeout=inf must be a finite number"),
     (body(n=0), 400, "n=0 must be at least 1"),
     (body(n=129), 400, "n=129 for 1 prompts makes 129 answers, more than 128"),
+    (body(["a", "b"], n=int("9" * 4300)), 400, "must be at most 2,147,483,648"),
     (body(["a", "b"], n=65), 400, "n=65 for 2 prompts makes 130 answers, more than 128"),
     (body(seed=-1), 400, "seed=-1 must not be negative"),
     (body(seed=2**63), 400, "must not be negative, and below 2^63"),
