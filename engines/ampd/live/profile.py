@@ -145,7 +145,8 @@ def _prefill(run: ClusterRun) -> Piecewise:
     tasks = run.tasks
     points = np.stack([np.array(tasks["history"]), np.array(tasks["tokens"])], axis=1).astype(np.float64)
     took = np.array(tasks["finished_s"], dtype=np.float64) - np.array(tasks["started_s"], dtype=np.float64)
-    (history, incr), times = _medians(points, took)[0].T, _medians(points, took)[1]
+    known, times = _medians(points, took)
+    history, incr = known.T
     features = np.stack([np.ones_like(incr), incr, incr * (history + 0.5 * incr), history], axis=1)
     return fit_piecewise(incr, features, times, max_pieces=2)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,12 +26,6 @@ ANSWER_S = 5.0
 """A connection that says nothing for so long is closed."""
 
 
-class Clock(Protocol):
-    def now(self) -> float:
-        """Seconds, the same for every process of the run."""
-        ...
-
-
 class RedisClock:
     """Redis's time, by an offset to this machine's monotonic clock that is measured once."""
 
@@ -45,6 +39,7 @@ class RedisClock:
         self._offset = min(found)[1]
 
     def now(self) -> float:
+        """Seconds, the same for every process of the run."""
         return time.monotonic() + self._offset
 
 
@@ -69,7 +64,7 @@ class Losses(NamedTuple):
 
 
 class Store:
-    def __init__(self, client: Any, prefix: str, *, clock: Clock | None = None, outage_s: float = 20.0) -> None:
+    def __init__(self, client: Any, prefix: str, *, clock: RedisClock | None = None, outage_s: float = 20.0) -> None:
         self.client, self.prefix, self.outage_s = client, prefix, outage_s
         self.num_outages = 0
         self._transient, self._refused = _errors()

@@ -13,18 +13,10 @@ from engines.ar.session import Session
 if TYPE_CHECKING:
     from engines.ampd.live.fleet import Fleet
     from engines.ampd.live.record import Mark
-    from engines.ar.cluster.record import ClusterRun
     from engines.ar.torch.run import Prompts
+    from repro.systems.live.http_client import HttpClient
 
 GIVEN_UP_S = 1800.0
-
-
-class Client(Protocol):
-    """Who the answers went to."""
-
-    def saw(self, run: ClusterRun, store: Store) -> tuple[ClusterRun, Mapping[str, Any]]:
-        """The run at the client's times, and facts of what lies in between."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +28,7 @@ class Served:
     """What the store held before."""
     lags_s: list[float]
     """How much later than due each session's first round was asked for."""
-    client: Client | None = None
+    client: HttpClient | None = None
     """None where rounds are timed in the store alone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
 

@@ -119,13 +119,14 @@ async def _minding(work: asyncio.Future[Any], check: Callable[[], None]) -> Any:
 
 
 class HttpClient:
-    """A ``Client``."""
+    """Who the answers went to."""
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         self._by_round = {(each.session_id, each.turn): each for each in exchanges}
 
     def saw(self, run: ClusterRun, store: Store) -> tuple[ClusterRun, Mapping[str, Any]]:
-        """RunError where it got other tokens than the workers made."""
+        """The run at the client's times, and facts of what lies in between. RunError where it got other tokens than the
+        workers made."""
         from engines.ar.metrics import observe
 
         replies = []
