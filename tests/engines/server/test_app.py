@@ -203,18 +203,6 @@ def test_what_is_not_there_is_refused_in_the_same_form(server: Running, path: st
     assert (said.status, list(said.body)) == (status, ["error"])
 
 
-def test_neutral_fields_of_other_clients_are_taken(server: Running) -> None:
-    neutral = {
-        "best_of": 1,
-        "logprobs": None,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0,
-        "top_k": -1,
-        "user": "u",
-    }
-    assert ask(server.port, COMPLETIONS, body(**neutral)).status == 200
-
-
 def test_models_health_page_and_metrics(server: Running) -> None:
     ask(server.port, COMPLETIONS, body())
     assert [card["id"] for card in ask(server.port, "/v1/models").body["data"]] == ["echo"]
