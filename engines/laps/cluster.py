@@ -13,10 +13,11 @@ from typing import Any, Literal, get_args
 
 from engines.ar.cluster.events import EventLoop
 from engines.ar.session import ClosedLoop, OpenLoop, Session
+from engines.ar.table import table_of
 from engines.errors import RunError, UserError, require
 from engines.laps.controller import PressureController, Signals
 from engines.laps.instance import PrefillInstance
-from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun, table_of
+from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
 from engines.laps.system import PrefillSystem
 from engines.laps.turns import PrefillArrivals, Turn
 from engines.named import asked
@@ -27,11 +28,6 @@ from engines.policies.task import PrefillTask
 
 Cache = Literal["shared", "instance"]
 """shared: any instance can read any history. instance: only what it prefilled itself; the rest is prefilled again."""
-
-_HISTORY, _TOKENS, _CLASS, _STARTED, _FINISHED, _INSTANCE, _DEADLINE, _VIOLATED = (
-    REQUEST_COLUMNS.index(name)
-    for name in ("history", "tokens", "length_class", "started_s", "finished_s", "instance", "deadline_s", "violated")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,14 +89,14 @@ class PrefillSimulation:
         self._cluster = cluster
         system, spatial = cluster.system, cluster.system.spatial
         self._router = system.make_router()
-        self._requests: list[list[Any]] = []
+        self._requests: list[RequestRow] = []
         self._turns: dict[int, tuple[_Talk, int]] = {}
         """Unfinished requests of sessions, by request id."""
         self._cached: dict[int, dict[int, int]] = {}
         """Session -> instance -> tokens of K/V, where caches are apart."""
         self.shares_cache = cluster.cache == "shared"
         self._boundary, self._work_s, self._slo_s = cluster.boundary, system.work_s, cluster.slo_s
-        self._moves: list[tuple[Any, ...]] = []
+        self._moves: list[MoveRow] = []
         self._is_global = spatial is not None and spatial.pooling == "global"
         pools: dict[LengthClass, Any] = {}
         if self._is_global:
@@ -186,14 +182,13 @@ class PrefillSimulation:
             now,
         )
         self.owed.add(task)
-        self._requests.append(
-            [task.task_id, session_id, turn, None, history, tokens, now, None, None, None, None, None]
-        )
+        row = RequestRow(task.task_id, session_id, turn, self._class_of(task), history, tokens, now)
+        self._requests.append(row)
         if cluster.slo_s is not None:
-            self._requests[-1][_DEADLINE] = now + cluster.slo_s
+            row.deadline_s = now + cluster.slo_s
         if self._is_global:
             self._describe(task)
-            pool: LengthClass = "short" if task.tokens < cluster.boundary else "long"
+            pool = self._class_of(task)
             asked(self._pool_queues[pool].push, task)
             for instance in self.instances:
                 if instance.pool == pool and not instance.is_busy:
@@ -220,10 +215,12 @@ class PrefillSimulation:
 
     def _describe(self, task: PrefillTask) -> None:
         row = self._requests[task.task_id]
-        row[_HISTORY], row[_TOKENS] = task.history, task.tokens
-        row[_CLASS] = "short" if task.tokens < self._boundary else "long"
+        row.history, row.tokens, row.length_class = task.history, task.tokens, self._class_of(task)
         if self._work_s is not None:
             task.estimate_s = self._work_s(task.history, task.tokens)
+
+    def _class_of(self, task: PrefillTask) -> LengthClass:
+        return "short" if task.tokens < self._boundary else "long"
 
     # ---- what instances tell ----------------------------------------------------------------------------------
 
@@ -234,16 +231,15 @@ class PrefillSimulation:
 
     def started(self, task: PrefillTask, instance: int, now: float) -> None:
         row = self._requests[task.task_id]
-        row[_STARTED], row[_INSTANCE] = now, instance
+        row.started_s, row.instance = now, instance
 
     def finished(self, task: PrefillTask, instance: int) -> bool:
         """Whether it missed its deadline."""
         now = self.loop.now
         self.owed.ended(task)
         row = self._requests[task.task_id]
-        row[_FINISHED] = now
-        is_late = row[_DEADLINE] is not None and now > row[_DEADLINE]
-        row[_VIOLATED] = is_late
+        row.finished_s = now
+        row.violated = is_late = row.deadline_s is not None and now > row.deadline_s
         if not self.shares_cache:
             self._cached.setdefault(task.session_id, {})[instance] = task.history + task.tokens
         going = self._turns.pop(task.task_id, None)
@@ -283,7 +279,9 @@ class PrefillSimulation:
             # The one with the least begun is free the soonest.
             mover = min(giving, key=lambda each: (sum(task.left for task in each.begun), each.is_busy, each.worker_id))
             num_short = len(pools["short"]) + (1 if made.grows == "short" else -1)
-            self._moves.append((now, mover.worker_id, made.grows, made.short_pressure, made.long_pressure, num_short))
+            self._moves.append(
+                MoveRow(now, mover.worker_id, made.grows, made.short_pressure, made.long_pressure, num_short)
+            )
             self._migrate(mover, made.grows)
         self.loop.at(now + self._controller.config.period_s, self._control)
 
@@ -305,18 +303,20 @@ class PrefillSimulation:
     def _record(self, until_s: float, facts: Mapping[str, Any]) -> PrefillRun:
         cluster, now = self._cluster, self.loop.now
         for row in self._requests:
-            if row[_FINISHED] is None and row[_DEADLINE] is not None and row[_DEADLINE] < now:
-                row[_VIOLATED] = True
-        steps = sorted((step for each in self.instances for step in each.steps), key=lambda step: (step[1], step[0]))
+            if row.finished_s is None and row.deadline_s is not None and row.deadline_s < now:
+                row.violated = True
+        steps = sorted(
+            (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
+        )
         instances = [
-            (
+            InstanceRow(
                 each.worker_id,
                 each.pool,
                 each.busy_until(now),
                 len(each.steps),
                 each.num_finished,
-                sum(step[3] for step in each.steps),
-                sum(step[4] for step in each.steps),
+                sum(step.tokens for step in each.steps),
+                sum(step.padded_tokens for step in each.steps),
             )
             for each in self.instances
         ]
@@ -333,10 +333,10 @@ class PrefillSimulation:
             **facts,
         }
         return PrefillRun(
-            requests=table_of(REQUEST_COLUMNS, self._requests),
-            steps=table_of(STEP_COLUMNS, steps),
-            moves=table_of(MOVE_COLUMNS, self._moves),
-            instances=table_of(INSTANCE_COLUMNS, instances),
+            requests=table_of(RequestRow, self._requests),
+            steps=table_of(StepRow, steps),
+            moves=table_of(MoveRow, self._moves),
+            instances=table_of(InstanceRow, instances),
             facts=described,
         )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from math import fsum
-from typing import Any, Protocol
+from typing import Protocol
 
 from engines.ar.cluster.events import EventLoop
 from engines.laps.controller import Signals
-from engines.laps.record import mode_label
+from engines.laps.record import StepRow, mode_label
 from engines.named import asked
 from engines.policies.instances import LengthClass
 from engines.policies.owed import Owed
@@ -51,7 +51,7 @@ class PrefillInstance:
         self.worker_id, self.queue, self.pool = worker_id, queue, pool
         self.is_busy = False
         self.begun: list[PrefillTask] = []
-        self.steps: list[tuple[Any, ...]] = []
+        self.steps: list[StepRow] = []
         self.num_finished = 0
         self.num_requests = 0
         self.backlog_tokens = 0
@@ -148,7 +148,7 @@ class PrefillInstance:
         duration_s = self._cost.step_s(chunks, 0, 0, plan.mode)
         self.is_busy = True
         self._step_start_s, self._step_end_s = now, now + duration_s
-        row = (
+        row = StepRow(
             self.worker_id,
             now,
             duration_s,
@@ -156,17 +156,20 @@ class PrefillInstance:
             padded_tokens(chunks, plan.mode),
             num_short,
             len(chunks) - num_short,
+            0,
+            mode_label(plan.mode),
         )
         self._loop.at(self._step_end_s, self._finish, plan, row)
 
-    def _finish(self, plan: StepPlan, row: tuple[Any, ...]) -> None:
-        self._busy_s += row[2]
+    def _finish(self, plan: StepPlan, row: StepRow) -> None:
+        self._busy_s += row.duration_s
         self.is_busy = False
         finished = [task for task, _ in plan.shares if task.computed == task.tokens]
-        self.steps.append((*row, len(finished), mode_label(plan.mode)))
+        row.num_finished = len(finished)
+        self.steps.append(row)
         self.num_finished += len(finished)
         self.num_requests -= len(finished)
-        self.backlog_tokens -= row[3]
+        self.backlog_tokens -= row.tokens
         for task in finished:
             self._finished_late.append(self._host.finished(task, self.worker_id))
         self.poke()

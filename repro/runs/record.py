@@ -7,9 +7,11 @@ seconds on the driver's clock since the run began.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
+
+from engines.knobs import helps_of
 
 SCHEMA_VERSION = 8
 """What is in the file of a stored run. Raise it with any change of columns, metrics or their meaning."""
@@ -127,6 +129,19 @@ def sums_of(table: Table, columns: Sequence[Column]) -> dict[str, list[int]]:
             values = [int(value) for value in table[column.name] if value is not None]
             found[column.name] = [len(values), sum(values)]
     return found
+
+
+def columns_of(row: type) -> tuple[Column, ...]:
+    """The columns of a table whose rows are of a dataclass: its fields, each with the text below it as its meaning."""
+    hints, meanings = get_type_hints(row), helps_of(row)
+    found = []
+    for each in fields(row):
+        hint = hints[each.name]
+        nullable = type(None) in get_args(hint)
+        base = next(kind for kind in get_args(hint) if kind is not type(None)) if nullable else hint
+        kind: ColumnKind = base.__name__ if isinstance(base, type) else "str"  # type: ignore[assignment]
+        found.append(Column(name=each.name, kind=kind, nullable=nullable, meaning=meanings.get(each.name, "")))
+    return tuple(found)
 
 
 def empty_table(columns: Sequence[Column]) -> Table:

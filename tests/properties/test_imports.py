@@ -193,3 +193,16 @@ def test_a_method_is_in_the_file_of_its_name() -> None:
     for name in ("llada", "dream", "fast_dllm", "sparse_dllm", "dllm_cache"):
         folder = REPO / "baselines" / "dllm"
         assert (folder / f"{name}.py").is_file() or Path(folder, name, "method.py").is_file()
+
+
+def test_real_workers_and_policies_know_no_simulator() -> None:
+    """Simulated, torch and live workers ask the same policies, and a policy does not know which of them does."""
+    real = ("engines.policies", "engines.ar.torch", "engines.server", "engines.ampd.routing", "engines.ampd.reordering")
+    wrong = [
+        (name, target)
+        for name, targets in edges(lazy=True).items()
+        if name.startswith(real)
+        for target in targets
+        if target.startswith("engines.ar.cluster")
+    ]
+    assert wrong == []

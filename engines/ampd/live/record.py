@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from engines.ampd.live.store import Store
-from engines.ar.cluster.record import (
-    ROUND_COLUMNS,
-    SESSION_COLUMNS,
-    TASK_COLUMNS,
-    TRANSFER_COLUMNS,
-    WORKER_COLUMNS,
-    ClusterRun,
-    Gaps,
-    table,
-)
+from engines.ar.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow
 from engines.ar.session import Session
+from engines.ar.table import table_of
 
 _LINK = "tcp"
 _TIMES = ("ready_s", "started_s", "finished_s", "landed_s")
@@ -59,8 +51,8 @@ def collect(
     """``roles`` is that of every worker there was."""
     tasks = _tasks(store, began, since.task)
     first = {(task["session_id"], task["round"]): task for task in tasks if task["kind"] != "recompute"}
-    session_rows: list[list[Any]] = []
-    round_rows: list[list[Any]] = []
+    session_rows: list[SessionRow] = []
+    round_rows: list[RoundRow] = []
     gap_rows: list[tuple[int, float]] = []
     for session in sessions:
         state = store.fields("session", session.session_id)
@@ -75,12 +67,12 @@ def collect(
             whole = len(own) == decode
             ends = (float(own[0]) if len(own) else None, float(own[-1]) if whole else None)
             round_rows.append(
-                [session.session_id, index, task["ready_s"], context, prefill, decode, *ends, task["is_local"]]
+                RoundRow(session.session_id, index, task["ready_s"], context, prefill, decode, *ends, task["is_local"])
             )
             gap_rows += [(row, gap) for gap in np.diff(own).tolist()]
             place, context = place + decode, context + prefill + decode
         session_rows.append(
-            [
+            SessionRow(
                 session.session_id,
                 session.arrival_s,
                 len(session.rounds),
@@ -89,16 +81,16 @@ def collect(
                 int(state.get("home") or -1),
                 float(times[-1]) if is_done else None,
                 "ok" if is_done else "unfinished",
-            ]
+            )
         )
     end_s = store.clock.now() - began
     return ClusterRun(
-        sessions=table(SESSION_COLUMNS, session_rows),
-        rounds=table(ROUND_COLUMNS, round_rows),
-        tasks=table(TASK_COLUMNS, [[task[name] for name in TASK_COLUMNS] for task in tasks]),
-        transfers=table(TRANSFER_COLUMNS, _transfers(store, began, since.task)),
-        workers=table(
-            WORKER_COLUMNS, [_worker(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
+        sessions=table_of(SessionRow, session_rows),
+        rounds=table_of(RoundRow, round_rows),
+        tasks={field.name: [task[field.name] for task in tasks] for field in fields(TaskRow)},
+        transfers=table_of(TransferRow, _transfers(store, began, since.task)),
+        workers=table_of(
+            WorkerRow, [_worker(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
         ),
         gaps=Gaps(
             np.array([row for row, _ in gap_rows], dtype=np.int64),
@@ -141,14 +133,16 @@ def _task(fields: Mapping[str, str], number: int, began: float) -> dict[str, Any
     }
 
 
-def _transfers(store: Store, began: float, first: int) -> list[list[Any]]:
+def _transfers(store: Store, began: float, first: int) -> list[TransferRow]:
     """Those that reached the other side; of a prefill that was done twice both are there."""
     rows = []
     for line in store.answered(lambda: store.client.lrange(store.key("transfers"), 0, -1)):
         task, content, source, target, tokens, num_bytes, start_s, end_s = json.loads(line)
         if task < first:
             continue
-        rows.append([task - first, content, source, target, _LINK, tokens, num_bytes, start_s - began, end_s - began])
+        rows.append(
+            TransferRow(task - first, content, source, target, _LINK, tokens, num_bytes, start_s - began, end_s - began)
+        )
     return rows
 
 
@@ -156,21 +150,23 @@ def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
     return tuple(float(fields.get(name, 0.0)) for name in _BUSY)
 
 
-def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]], since: Mark) -> list[Any]:
+def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]], since: Mark) -> WorkerRow:
     fields = store.fields("worker", worker_id)
     before = since.busy_s.get(worker_id, (0.0, 0.0))
     own = [task for task in tasks if task["worker_id"] == worker_id and task["landed_s"] is not None]
     is_home = role == "decode"
-    return [
+    prefill_s, decode_s = (max(now - then, 0.0) for now, then in zip(_busy(fields), before, strict=True))
+    return WorkerRow(
         worker_id,
         role,
         1,
         0,
-        *(max(now - then, 0.0) for now, then in zip(_busy(fields), before, strict=True)),
+        prefill_s,
+        decode_s,
         len(own),
         sum(task["computed_tokens"] or 0 for task in own),
         int(fields["kv_capacity"]) if is_home else None,
         int(fields.get("kv_peak", 0)) if is_home else None,
         int(fields.get("kv_evicted", 0)) if is_home else None,
         int(fields.get("preemptions", 0)),
-    ]
+    )

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.live import Live
+from engines.ar.cluster.record import WorkerRow
 from engines.policies.owed import Owed
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
@@ -59,7 +60,7 @@ class Home(DecodeView, Protocol):
         """Gaps of its batch, for the stays in it."""
         ...
 
-    def row(self) -> tuple[object, ...]:
+    def row(self) -> WorkerRow:
         """Its line in the workers table."""
         ...
 
@@ -87,7 +88,7 @@ class RemoteWorker(PrefillView, Protocol):
 
     server: int
 
-    def row(self) -> tuple[object, ...]:
+    def row(self) -> WorkerRow:
         """Its line in the workers table."""
         ...
 

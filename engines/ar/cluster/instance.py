@@ -12,6 +12,7 @@ from math import fsum
 from engines.ar.cluster.decode_batch import DecodeBatch, Run
 from engines.ar.cluster.hub import Hub
 from engines.ar.cluster.live import Live
+from engines.ar.cluster.record import WorkerRow
 from engines.ar.cost import StepCost
 from engines.ar.kv import KvPool
 from engines.ar.window import WINDOW_S, TokenWindow
@@ -104,8 +105,8 @@ class Instance:
     def log(self) -> tuple[list[float], list[int]]:
         return self.batch.gaps, self.batch.counts
 
-    def row(self) -> tuple[object, ...]:
-        return (
+    def row(self) -> WorkerRow:
+        return WorkerRow(
             self.worker_id,
             "decode",
             self.degree,

@@ -10,6 +10,7 @@ import sys
 from math import fsum
 
 from engines.ar.cluster.hub import Hub
+from engines.ar.cluster.record import WorkerRow
 from engines.ar.cost import StepCost
 from engines.ar.window import WINDOW_S, Window
 from engines.named import asked
@@ -71,20 +72,15 @@ class PrefillWorker:
     def windowed_ttft_s(self, now: float) -> float:
         return self._ttft.mean(now)
 
-    def row(self) -> tuple[object, ...]:
-        return (
+    def row(self) -> WorkerRow:
+        return WorkerRow(
             self.worker_id,
             "prefill",
             self.degree,
             self.server,
-            self.busy_total_s,
-            0.0,
-            self.num_prefills,
-            self.prefilled_tokens,
-            None,
-            None,
-            None,
-            0,
+            busy_prefill_s=self.busy_total_s,
+            num_prefills=self.num_prefills,
+            prefilled_tokens=self.prefilled_tokens,
         )
 
     # ---- events ------------------------------------------------------------------------------------

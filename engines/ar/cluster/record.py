@@ -10,70 +10,142 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ar.cluster.decode_batch import Stay
+from engines.ar.table import Table
 
-Table = dict[str, list[Any]]
 
-SESSION_COLUMNS = (
-    "session_id",
-    "arrival_s",
-    "num_rounds",
-    "prefill_tokens",
-    "decode_tokens",
-    "worker_id",
-    "finished_s",
-    "status",
-)
-"""``worker_id`` is the decode worker it was bound to; ``finished_s`` is null and ``status`` "unfinished" where the run
-was stopped before its end, else "ok"."""
-ROUND_COLUMNS = (
-    "session_id",
-    "round",
-    "ready_s",
-    "history",
-    "prefill_tokens",
-    "decode_tokens",
-    "first_token_s",
-    "finished_s",
-    "is_local",
-)
-"""One row per round that became ready. TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
-TASK_COLUMNS = (
-    "task_id",
-    "session_id",
-    "round",
-    "kind",
-    "worker_id",
-    "is_local",
-    "reason",
-    "history",
-    "tokens",
-    "computed_tokens",
-    "estimate_s",
-    "ready_s",
-    "started_s",
-    "finished_s",
-    "landed_s",
-    "postponed",
-)
-"""One row per prefill: where it was routed and why. ``computed_tokens`` exceeds ``tokens`` where part of the history
-had been evicted; ``landed_s`` is when its K/V was with the decode worker."""
-TRANSFER_COLUMNS = ("task_id", "content", "source", "target", "link", "tokens", "bytes", "start_s", "end_s")
-"""``content`` is "history" (decode to prefill worker) or "increment" (back)."""
-WORKER_COLUMNS = (
-    "worker_id",
-    "role",
-    "degree",
-    "server",
-    "busy_prefill_s",
-    "busy_decode_s",
-    "num_prefills",
-    "prefilled_tokens",
-    "kv_capacity",
-    "kv_peak",
-    "kv_evicted",
-    "num_preemptions",
-)
-"""K/V in tokens; null for a worker that only prefills. ``busy_prefill_s`` counts steps with a prefill in them."""
+@dataclass(slots=True)
+class SessionRow:
+    """A session that arrived."""
+
+    session_id: int
+    arrival_s: float
+    num_rounds: int
+    """Rounds of the session, those never reached included."""
+    prefill_tokens: int
+    decode_tokens: int
+    """Tokens to generate, over all rounds."""
+    worker_id: int
+    """The decode worker it is bound to."""
+    finished_s: float | None = None
+    """Last token; null where the run was stopped before."""
+    status: str = "unfinished"
+    """ok, or unfinished."""
+
+
+@dataclass(slots=True)
+class RoundRow:
+    """A round that became ready. TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
+
+    session_id: int
+    """request_id of its session."""
+    round: int
+    """0 is the initial one."""
+    ready_s: float
+    """When it could start; TTFT counts from here."""
+    history: int
+    """Tokens of the rounds before it."""
+    prefill_tokens: int
+    """Tokens it adds to the history."""
+    decode_tokens: int
+    """Tokens to generate."""
+    first_token_s: float | None = None
+    """First token with the decode worker."""
+    finished_s: float | None = None
+    """Last token."""
+    is_local: bool = False
+    """Whether its prefill was routed to its own decode worker."""
+
+
+@dataclass(slots=True)
+class TaskRow:
+    """A prefill: where it was routed and why."""
+
+    task_id: int
+    """In order of routing."""
+    session_id: int
+    """request_id of its session."""
+    round: int
+    """Of the session."""
+    kind: str
+    """initial, incremental, or recompute (after a preemption)."""
+    worker_id: int
+    """Where it was routed."""
+    is_local: bool
+    """Whether that is the decode worker of its session."""
+    reason: str
+    """The router's rule that decided."""
+    history: int
+    """Tokens of K/V it continues, as the router knew."""
+    tokens: int
+    """Tokens to prefill, as the router knew."""
+    computed_tokens: int | None = None
+    """Tokens prefilled, evicted history included."""
+    estimate_s: float = 0.0
+    """The performance model's time; 0 where no policy asks."""
+    ready_s: float = 0.0
+    """When it was routed."""
+    started_s: float | None = None
+    """When it left its queue."""
+    finished_s: float | None = None
+    """When its last token was computed."""
+    landed_s: float | None = None
+    """When its K/V was with the decode worker."""
+    postponed: int = 0
+    """Times that reordering let another go first."""
+
+
+@dataclass(slots=True)
+class TransferRow:
+    """K/V on its way between two workers."""
+
+    task_id: int
+    """The prefill it belongs to."""
+    content: str
+    """history (to the prefill worker) or increment (back)."""
+    source: int
+    """Worker."""
+    target: int
+    """Worker."""
+    link: str
+    """Within a server or between two."""
+    tokens: int
+    """Tokens of K/V."""
+    bytes: int
+    """Of them."""
+    start_s: float
+    """Begin."""
+    end_s: float
+    """All there."""
+
+
+@dataclass(slots=True)
+class WorkerRow:
+    """What a worker did."""
+
+    worker_id: int
+    """Decode workers first."""
+    role: str
+    """prefill or decode; co-located workers decode."""
+    degree: int
+    """Tensor-parallel degree."""
+    server: int
+    """Where it stands."""
+    busy_prefill_s: float = 0.0
+    """Time in steps with a prefill."""
+    busy_decode_s: float = 0.0
+    """Time in other steps."""
+    num_prefills: int = 0
+    """Prefills finished."""
+    prefilled_tokens: int = 0
+    """Tokens of them."""
+    kv_capacity: int | None = None
+    """Tokens; null for prefill workers."""
+    kv_peak: int | None = None
+    """Most tokens in use."""
+    kv_evicted: int | None = None
+    """Tokens of idle prefixes given up."""
+    num_preemptions: int = 0
+    """Sequences whose K/V was given up."""
 
 
 class Gaps(NamedTuple):
@@ -100,10 +172,6 @@ class ClusterRun:
     @property
     def num_sessions(self) -> int:
         return len(self.sessions["session_id"])
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
-    return {name: [row[index] for row in rows] for index, name in enumerate(columns)}
 
 
 def gaps_of(stays: Sequence[tuple[int, Stay]], logs: Mapping[int, tuple[Sequence[float], Sequence[int]]]) -> Gaps:

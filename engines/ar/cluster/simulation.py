@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,18 +12,9 @@ from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
 from engines.ar.cluster.hub import Home, Read, RemoteWorker
 from engines.ar.cluster.live import Live
-from engines.ar.cluster.record import (
-    ROUND_COLUMNS,
-    SESSION_COLUMNS,
-    TASK_COLUMNS,
-    TRANSFER_COLUMNS,
-    WORKER_COLUMNS,
-    ClusterRun,
-    Table,
-    gaps_of,
-    table,
-)
+from engines.ar.cluster.record import ClusterRun, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow, gaps_of
 from engines.ar.session import Arrivals, ClosedLoop, Session
+from engines.ar.table import table_of
 from engines.ar.transfer import KvLinks
 from engines.errors import RunError, require
 from engines.named import asked
@@ -31,13 +22,6 @@ from engines.policies.binding import Binder
 from engines.policies.owed import Owed, checked_decision
 from engines.policies.routing import Estimator, Router
 from engines.policies.task import PrefillTask, TaskKind
-
-# Positions in the rows under construction.
-_FIRST_TOKEN, _FINISHED, _IS_LOCAL = (ROUND_COLUMNS.index(name) for name in ("first_token_s", "finished_s", "is_local"))
-_ARRIVAL, _SESSION_FINISHED, _STATUS = (SESSION_COLUMNS.index(name) for name in ("arrival_s", "finished_s", "status"))
-_COMPUTED, _STARTED, _PREFILLED, _LANDED, _POSTPONED = (
-    TASK_COLUMNS.index(name) for name in ("computed_tokens", "started_s", "finished_s", "landed_s", "postponed")
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +71,10 @@ class Simulation:
         self._think_s = 0.0
         self._stop_reason: str | None = None
         self._is_closed = False
-        self._sessions: list[list[Any]] = []
-        self._rounds: list[list[Any]] = []
-        self._tasks: list[list[Any]] = []
-        self._transfers: list[tuple[Any, ...]] = []
+        self._sessions: list[SessionRow] = []
+        self._rounds: list[RoundRow] = []
+        self._tasks: list[TaskRow] = []
+        self._transfers: list[TransferRow] = []
         self._stays: list[tuple[int, Stay]] = []
 
     def add_home(self, home: Home) -> None:
@@ -153,16 +137,14 @@ class Simulation:
         self._lives[live.order] = live
         live.home.bind(live)
         self._sessions.append(
-            [
+            SessionRow(
                 session.session_id,
                 arrival_s,
                 len(session.rounds),
                 session.prefill_tokens,
                 session.decode_tokens,
                 live.home.worker_id,
-                None,
-                "unfinished",
-            ]
+            )
         )
         self._ready(live)
 
@@ -172,7 +154,7 @@ class Simulation:
         live.row = len(self._rounds)
         live.left = decode
         self._rounds.append(
-            [live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode, None, None, None]
+            RoundRow(live.session.session_id, live.round_index, self.loop.now, live.context, prefill, decode)
         )
         self._route(live, "incremental" if live.round_index else "initial", live.context, prefill)
 
@@ -189,7 +171,7 @@ class Simulation:
         if self._estimator is not None:
             task.estimate_s = self._estimator.prefill_s(history, tokens, worker.degree)
         self._tasks.append(
-            [
+            TaskRow(
                 task.task_id,
                 session_id,
                 live.round_index,
@@ -199,17 +181,12 @@ class Simulation:
                 decision.reason,
                 history,
                 tokens,
-                None,
-                task.estimate_s,
-                now,
-                None,
-                None,
-                None,
-                0,
-            ]
+                estimate_s=task.estimate_s,
+                ready_s=now,
+            )
         )
         if kind != "recompute":
-            self._rounds[live.row][_IS_LOCAL] = decision.is_local
+            self._rounds[live.row].is_local = decision.is_local
         worker.enqueue(task)
 
     # ---- what workers tell (Hub) -------------------------------------------------------------------------
@@ -222,16 +199,16 @@ class Simulation:
 
     def task_started(self, task: PrefillTask, now: float) -> None:
         row = self._tasks[task.task_id]
-        row[_STARTED] = now
-        row[_POSTPONED] = task.postponed
+        row.started_s = now
+        row.postponed = task.postponed
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
         now = self.loop.now
         self.owed.ended(task)
         live = self._lives[task.order]
         row = self._tasks[task.task_id]
-        row[_COMPUTED] = task.tokens
-        row[_PREFILLED] = now
+        row.computed_tokens = task.tokens
+        row.finished_s = now
         worker = self._prefill_of.get(worker_id)
         if worker is None:
             self._token_out(live, task, now)
@@ -244,7 +221,7 @@ class Simulation:
         return live
 
     def round_done(self, live: Live) -> bool:
-        self._rounds[live.row][_FINISHED] = self.loop.now
+        self._rounds[live.row].finished_s = self.loop.now
         delay = live.session.rounds[live.round_index].delay_s
         live.round_index += 1
         if live.round_index < len(live.session.rounds):
@@ -271,20 +248,20 @@ class Simulation:
 
     def _token_out(self, live: Live, task: PrefillTask, now: float) -> None:
         """The prefill's token; the first of its round but after a preemption."""
-        self._tasks[task.task_id][_LANDED] = now
+        self._tasks[task.task_id].landed_s = now
         live.context = task.history + task.tokens + 1
         live.left -= 1
         if task.kind == "recompute":
             # Its gap goes with the batch it joins; a round that ends here has it as its last.
             self._stays.append((live.home.worker_id, Stay(live.row, now - live.token_s, 0, 0)))
         else:
-            self._rounds[live.row][_FIRST_TOKEN] = now
+            self._rounds[live.row].first_token_s = now
         live.token_s = now
 
     def _end(self, live: Live) -> None:
         row = self._sessions[live.order]
-        row[_SESSION_FINISHED] = self.loop.now
-        row[_STATUS] = "ok"
+        row.finished_s = self.loop.now
+        row.status = "ok"
         live.home.end(live)
         del self._lives[live.order]
         if self._closed:
@@ -309,19 +286,20 @@ class Simulation:
         end_s = start_s + links.transfer_s(tokens, link, source.degree, target.degree)
         num_bytes = tokens * links.kv_bytes_per_token
         self._transfers.append(
-            (task.task_id, content, source.worker_id, target.worker_id, link.name, tokens, num_bytes, start_s, end_s)
+            TransferRow(
+                task.task_id, content, source.worker_id, target.worker_id, link.name, tokens, num_bytes, start_s, end_s
+            )
         )
         return end_s
 
     def _record(self, facts: Mapping[str, Any]) -> ClusterRun:
-        rows = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
-        workers = table(WORKER_COLUMNS, rows)
+        workers = [*(home.row() for home in self._homes), *(worker.row() for worker in self._prefills)]
         return ClusterRun(
-            sessions=table(SESSION_COLUMNS, self._sessions),
-            rounds=table(ROUND_COLUMNS, self._rounds),
-            tasks=table(TASK_COLUMNS, self._tasks),
-            transfers=table(TRANSFER_COLUMNS, self._transfers),
-            workers=workers,
+            sessions=table_of(SessionRow, self._sessions),
+            rounds=table_of(RoundRow, self._rounds),
+            tasks=table_of(TaskRow, self._tasks),
+            transfers=table_of(TransferRow, self._transfers),
+            workers=table_of(WorkerRow, workers),
             gaps=gaps_of(self._stays, {home.worker_id: home.log for home in self._homes}),
             facts={
                 **facts,
@@ -332,14 +310,14 @@ class Simulation:
             },
         )
 
-    def _load(self, workers: Table) -> dict[str, Any]:
+    def _load(self, workers: Sequence[WorkerRow]) -> dict[str, Any]:
         """Seconds of prefill that arrived for each second of arrivals and worker that prefills, in the busier pool."""
-        span_s = self._sessions[-1][_ARRIVAL] if self._sessions else 0.0
+        span_s = self._sessions[-1].arrival_s if self._sessions else 0.0
         if self._is_closed or span_s <= 0:
             return {"prefill_load": None, "overload_reason": None}
         busy: dict[str, list[float]] = {}
-        for role, seconds in zip(workers["role"], workers["busy_prefill_s"], strict=True):
-            busy.setdefault(role, []).append(seconds)
+        for worker in workers:
+            busy.setdefault(worker.role, []).append(worker.busy_prefill_s)
         load = max(math.fsum(each) / len(each) for each in busy.values()) / span_s
         reason = None
         if load > 1:

@@ -10,6 +10,7 @@ import sys
 from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.hub import Hub
 from engines.ar.cluster.live import Live
+from engines.ar.cluster.record import WorkerRow
 from engines.policies.task import PrefillTask
 
 
@@ -41,8 +42,8 @@ class Sink:
     def log(self) -> tuple[list[float], list[int]]:
         return self.gaps, self.counts
 
-    def row(self) -> tuple[object, ...]:
-        return (self.worker_id, "sink", self.degree, self.server, 0.0, 0.0, 0, 0, None, None, None, 0)
+    def row(self) -> WorkerRow:
+        return WorkerRow(self.worker_id, "sink", self.degree, self.server)
 
     def bind(self, live: Live) -> None:
         self.num_sessions += 1

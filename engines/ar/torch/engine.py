@@ -17,20 +17,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from engines.ar.cluster.record import table
 from engines.ar.session import Arrivals, ClosedLoop, Session
+from engines.ar.table import table_of
 from engines.ar.torch.batch import Sequence
 from engines.ar.torch.clock import Clock, WallClock
 from engines.ar.torch.executor import TorchExecutor
-from engines.ar.torch.run import ROUND_COLUMNS, STEP_COLUMNS, EngineRun, Prompts, random_prompts
+from engines.ar.torch.run import EngineRun, Prompts, RoundRow, StepRow, random_prompts
 from engines.ar.torch.sampling import GREEDY, SamplingParams
 from engines.ar.torch.worker import Worker
 from engines.policies.queue import PrefillQueue
 from engines.policies.step import Batching, StepPlan
 from engines.policies.task import PrefillTask, TaskKind
 from engines.runtime.rows import Ints
-
-_STARTED, _FIRST_TOKEN, _FINISHED = (ROUND_COLUMNS.index(name) for name in ("started_s", "first_token_s", "finished_s"))
 
 
 @dataclass(kw_only=True)
@@ -60,8 +58,8 @@ class _Run:
         self.clock, self.sampling = engine.clock, engine.sampling
         self.prompts = engine.prompts or random_prompts(engine.executor.model.config.vocab_size, 0)
         self.until_s = until_s
-        self.rounds: list[list[Any]] = []
-        self.steps: list[tuple[Any, ...]] = []
+        self.rounds: list[RoundRow] = []
+        self.steps: list[StepRow] = []
         self.answers: dict[int, list[list[int]]] = {}
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = 0
@@ -92,8 +90,8 @@ class _Run:
         finally:
             worker.close()
         return EngineRun(
-            rounds=table(ROUND_COLUMNS, self.rounds),
-            steps=table(STEP_COLUMNS, self.steps),
+            rounds=table_of(RoundRow, self.rounds),
+            steps=table_of(StepRow, self.steps),
             answers=self.answers,
             facts={
                 "num_preemptions": worker.num_preemptions,
@@ -129,17 +127,9 @@ class _Run:
         prefill, decode, _ = sequence.session.rounds[sequence.round_index]
         sequence.left, sequence.row = decode, len(self.rounds)
         self.rounds.append(
-            [
-                sequence.session.session_id,
-                sequence.round_index,
-                self._event_s,
-                sequence.context,
-                prefill,
-                decode,
-                None,
-                None,
-                None,
-            ]
+            RoundRow(
+                sequence.session.session_id, sequence.round_index, self._event_s, sequence.context, prefill, decode
+            )
         )
         kind: TaskKind = "incremental" if sequence.round_index else "initial"
         self.worker.enqueue(sequence, kind, sequence.context, prefill, self._event_s)
@@ -184,7 +174,7 @@ class _Run:
         end_s = self.clock.now()
         size = step.ran.size
         self.steps.append(
-            (
+            StepRow(
                 now,
                 end_s,
                 decided_s,
@@ -221,16 +211,16 @@ class _Run:
 
     def began(self, sequence: Sequence, now: float) -> None:
         row = self.rounds[sequence.row]
-        if row[_STARTED] is None:
-            row[_STARTED] = now
+        if row.started_s is None:
+            row.started_s = now
 
     def prefilled(self, sequence: Sequence, task: PrefillTask, now: float) -> None:
         if task.kind != "recompute":
-            self.rounds[sequence.row][_FIRST_TOKEN] = now
+            self.rounds[sequence.row].first_token_s = now
 
     def done(self, sequence: Sequence, now: float) -> None:
         worker, session, context = self.worker, sequence.session, sequence.context
-        self.rounds[sequence.row][_FINISHED] = now
+        self.rounds[sequence.row].finished_s = now
         _, decode, delay_s = session.rounds[sequence.round_index]
         sequence.answers.append(worker.executor.read(sequence.slot, context - decode, context))
         sequence.num_written = context

@@ -8,25 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from engines.ar.cluster.record import Table
 from engines.ar.session import Session
+from engines.ar.table import Table
 from engines.runtime.rows import Ints
 
-ROUND_COLUMNS = (
-    "session_id",
-    "round",
-    "ready_s",
-    "history",
-    "prefill_tokens",
-    "decode_tokens",
-    "started_s",
-    "first_token_s",
-    "finished_s",
-)
-"""One row per round that became ready; TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
-STEP_COLUMNS = ("start_s", "end_s", "decide_s", "run_s", "prefills", "tokens", "decoding", "rows", "mode")
-"""``decide_s`` is the policy's time and ``run_s`` the step's, both of the wall; ``rows`` counts padding, too; ``mode``
-is what the step ran in: null, a bucket "64x8" or a rung "512"."""
 Prompts = Callable[[Session, int], Ints]
 """The ids that round i of a session adds."""
 
@@ -39,6 +24,38 @@ def random_prompts(vocab_size: int, seed: int) -> Prompts:
         return random.integers(vocab_size, size=session.rounds[round_index].prefill_tokens, dtype=np.int64)
 
     return prompt
+
+
+@dataclass(slots=True)
+class RoundRow:
+    """A round that became ready; TTFT is ``first_token_s`` - ``ready_s``; null where it never came."""
+
+    session_id: int
+    round: int
+    ready_s: float
+    history: int
+    prefill_tokens: int
+    decode_tokens: int
+    started_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+
+
+@dataclass(slots=True)
+class StepRow:
+    start_s: float
+    end_s: float
+    decide_s: float
+    """The policy's time, of the wall."""
+    run_s: float
+    """The step's, of the wall."""
+    prefills: int
+    tokens: int
+    decoding: int
+    rows: int
+    """Padding included."""
+    mode: str | None
+    """What the step ran in: null, a bucket "64x8" or a rung "512"."""
 
 
 @dataclass(frozen=True, kw_only=True)

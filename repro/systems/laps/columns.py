@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from repro.runs.record import Column
+from engines.laps.record import InstanceRow, MoveRow, StepRow
+from repro.runs.record import Column, columns_of
 
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 
@@ -17,31 +18,6 @@ REQUEST_COLUMNS: tuple[Column, ...] = (
     ),
     Column(name="counted", kind="bool", meaning="whether it arrived in the measured window"),
 )
-STEP_COLUMNS: tuple[Column, ...] = (
-    Column(name="instance", kind="int", meaning="where it ran"),
-    Column(name="start_s", kind="float", meaning="begin"),
-    Column(name="duration_s", kind="float", meaning="how long it took"),
-    Column(name="tokens", kind="int", meaning="tokens prefilled"),
-    Column(name="padded_tokens", kind="int", meaning="tokens computed, a graph's padding included"),
-    Column(name="num_short", kind="int", meaning="short requests in it"),
-    Column(name="num_long", kind="int", meaning="long requests in it"),
-    Column(name="num_finished", kind="int", meaning="requests whose last token it computed"),
-    Column(name="mode", kind="str", meaning="eager, fallback, graph LxB or rung N"),
-)
-MOVE_COLUMNS: tuple[Column, ...] = (
-    Column(name="time_s", kind="float", meaning="when the controller moved an instance"),
-    Column(name="instance", kind="int", meaning="which"),
-    Column(name="to", kind="str", meaning="pool it went to"),
-    Column(name="short_pressure", kind="float", meaning="P_s of Algorithm 2"),
-    Column(name="long_pressure", kind="float", meaning="P_l"),
-    Column(name="num_short", kind="int", meaning="n_s afterwards"),
-)
-INSTANCE_COLUMNS: tuple[Column, ...] = (
-    Column(name="instance", kind="int", meaning="its number"),
-    Column(name="pool", kind="str", nullable=True, meaning="its pool at the end; null without pools"),
-    Column(name="busy_s", kind="float", meaning="time in steps"),
-    Column(name="num_steps", kind="int", meaning="steps"),
-    Column(name="num_finished", kind="int", meaning="requests finished"),
-    Column(name="tokens", kind="int", meaning="tokens prefilled"),
-    Column(name="padded_tokens", kind="int", meaning="tokens computed, padding included"),
-)
+STEP_COLUMNS = columns_of(StepRow)
+MOVE_COLUMNS = columns_of(MoveRow)
+INSTANCE_COLUMNS = columns_of(InstanceRow)

@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from engines.ar.cluster.instance import Instance
 from engines.ar.cluster.prefill_worker import PrefillWorker
-from engines.ar.cluster.record import ClusterRun, table
+from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.cluster.sink import Sink
+from engines.ar.table import table_of
 from engines.errors import require
 from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
-from engines.laps.record import INSTANCE_COLUMNS, MOVE_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS, PrefillRun
+from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
 from engines.policies.binding import FewestSessions
+from engines.policies.instances import LengthClass
 from engines.policies.routing import Decision, Local
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
@@ -108,7 +109,7 @@ def _record(cluster: PrefillCluster, run: ClusterRun) -> PrefillRun:
     ):
         if kind != "recompute":
             first[session, index] = started_s, worker
-    rows: list[tuple[Any, ...]] = []
+    rows = []
     rounds = run.rounds
     for place, (session, index, ready_s, history, tokens, token_s) in enumerate(
         zip(
@@ -119,9 +120,9 @@ def _record(cluster: PrefillCluster, run: ClusterRun) -> PrefillRun:
         started_s, worker = first[session, index]
         deadline_s = None if cluster.slo_s is None else ready_s + cluster.slo_s
         late = None if token_s is None or deadline_s is None else token_s > deadline_s
-        length_class = "short" if tokens < cluster.boundary else "long"
+        length_class: LengthClass = "short" if tokens < cluster.boundary else "long"
         rows.append(
-            (
+            RequestRow(
                 place,
                 session,
                 index,
@@ -137,7 +138,7 @@ def _record(cluster: PrefillCluster, run: ClusterRun) -> PrefillRun:
             )
         )
     busy = [
-        (worker, None, prefill_s + decode_s, 0, num, tokens, tokens)
+        InstanceRow(worker, None, prefill_s + decode_s, 0, num, tokens, tokens)
         for worker, role, prefill_s, decode_s, num, tokens in zip(
             *(
                 run.workers[name]
@@ -148,9 +149,9 @@ def _record(cluster: PrefillCluster, run: ClusterRun) -> PrefillRun:
         if role != "sink"
     ]
     return PrefillRun(
-        requests=table(REQUEST_COLUMNS, rows),
-        steps=table(STEP_COLUMNS, []),
-        moves=table(MOVE_COLUMNS, []),
-        instances=table(INSTANCE_COLUMNS, busy),
+        requests=table_of(RequestRow, rows),
+        steps=table_of(StepRow, []),
+        moves=table_of(MoveRow, []),
+        instances=table_of(InstanceRow, busy),
         facts={"end_s": run.facts["end_s"], "num_events": run.facts["num_events"]},
     )

@@ -206,7 +206,7 @@ class Mirror(Simulation):
             assert live[each.worker_id].windowed_ttft_s(now) == pytest.approx(each.windowed_ttft_s(now), abs=1e-9)
 
     def task_started(self, task: PrefillTask, now: float) -> None:
-        worker = self._tasks[task.task_id][4]
+        worker = self._tasks[task.task_id].worker_id
         assert self.store.call("start", worker, "a", task.task_id, self.fence[task.task_id]) == b"ok"
         super().task_started(task, now)
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engines.ar.cluster.record import ROUND_COLUMNS, SESSION_COLUMNS, ClusterRun, Gaps, table
+from engines.ar.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow
 from engines.ar.metrics import observe
 from engines.ar.session import Round, Session
+from engines.ar.table import table_of
 from engines.errors import RunError
 from repro.runs.drivers.http import Exchange, Reply
 from repro.systems.live.http_client import HttpClient, SessionConversation
@@ -28,10 +29,10 @@ class Ids:
 
 
 def run_in_store() -> ClusterRun:
-    rounds = [[4, 0, 1.01, 0, 3, 3, 1.2, 1.4, False], [4, 1, 1.95, 6, 2, 1, 2.1, 2.1, True]]
+    rounds = [RoundRow(4, 0, 1.01, 0, 3, 3, 1.2, 1.4, False), RoundRow(4, 1, 1.95, 6, 2, 1, 2.1, 2.1, True)]
     return ClusterRun(
-        sessions=table(SESSION_COLUMNS, [[4, 1.0, 2, 5, 4, 0, 2.1, "ok"]]),
-        rounds=table(ROUND_COLUMNS, rounds),
+        sessions=table_of(SessionRow, [SessionRow(4, 1.0, 2, 5, 4, 0, 2.1, "ok")]),
+        rounds=table_of(RoundRow, rounds),
         tasks={},
         transfers={},
         workers={},
