@@ -6,11 +6,12 @@ The batching policies and routers are the ones a real engine runs; only the cost
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
+from engines.ar.arrivals import Clients, OpenArrivals
 from engines.ar.cluster.events import EventLoop
 from engines.ar.session import ClosedLoop, OpenLoop, Session
 from engines.ar.table import table_of
@@ -92,6 +93,8 @@ class PrefillSimulation:
         self._requests: list[RequestRow] = []
         self._turns: dict[int, tuple[_Talk, int]] = {}
         """Unfinished requests of sessions, by request id."""
+        self._clients: dict[int, Clients] = {}
+        """Of streams that are closed loops."""
         self._cached: dict[int, dict[int, int]] = {}
         """Session -> instance -> tokens of K/V, where caches are apart."""
         self.shares_cache = cluster.cache == "shared"
@@ -124,15 +127,14 @@ class PrefillSimulation:
             self._controller = PressureController(spatial.controller)
 
     def run(self, streams: Sequence[PrefillArrivals], until_s: float, facts: Mapping[str, Any]) -> PrefillRun:
-        for stream in streams:
+        for place, stream in enumerate(streams):
+            begin = partial(self._begin, place)
             if isinstance(stream, ClosedLoop):
-                clients = _Clients(deque(stream.sessions), stream.think_s)
-                for _ in range(min(stream.num_clients, len(stream.sessions))):
-                    self.loop.at(0.0, self._next_session, clients)
+                self._clients[place] = Clients(self.loop, stream, begin)
             elif isinstance(stream, OpenLoop):
-                self._next_open(iter(stream), None)
+                OpenArrivals(self.loop, stream, begin)
             else:
-                self._next_turn(iter(stream), None)
+                OpenArrivals(self.loop, stream, self._turn)
         if self._controller is not None:
             self.loop.at(self._controller.config.period_s, self._control)
         self.loop.run(until_s)
@@ -140,23 +142,11 @@ class PrefillSimulation:
 
     # ---- arrivals ------------------------------------------------------------------------------------------
 
-    def _next_turn(self, turns: Iterator[Turn], due: Turn | None) -> None:
-        following = next(turns, None)
-        if following is not None:
-            self.loop.at(following.arrival_s, self._next_turn, turns, following)
-        if due is not None:
-            self._arrive(due.session_id, due.turn, due.history, due.tokens, due.answered)
+    def _turn(self, due: Turn) -> None:
+        self._arrive(due.session_id, due.turn, due.history, due.tokens, due.answered)
 
-    def _next_open(self, sessions: Iterator[Session], due: Session | None) -> None:
-        following = next(sessions, None)
-        if following is not None:
-            self.loop.at(following.arrival_s, self._next_open, sessions, following)
-        if due is not None:
-            self._next_round(_Talk(due, None))
-
-    def _next_session(self, clients: _Clients) -> None:
-        if clients.sessions:
-            self._next_round(_Talk(clients.sessions.popleft(), clients))
+    def _begin(self, stream: int, session: Session) -> None:
+        self._next_round(_Talk(session, self._clients.get(stream)))
 
     def _next_round(self, talk: _Talk) -> None:
         turn = talk.turn
@@ -211,7 +201,7 @@ class PrefillSimulation:
             task.tokens += missing
             self.owed.more(task, missing)
         self._describe(task)
-        instance.add(task)
+        instance.enqueue(task)
 
     def _describe(self, task: PrefillTask) -> None:
         row = self._requests[task.task_id]
@@ -229,23 +219,22 @@ class PrefillSimulation:
             return task.history
         return min(task.history, self._cached.get(task.session_id, {}).get(instance, 0))
 
-    def started(self, task: PrefillTask, instance: int, now: float) -> None:
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
         row = self._requests[task.task_id]
-        row.started_s, row.instance = now, instance
+        row.started_s, row.instance = now, worker_id
 
-    def finished(self, task: PrefillTask, instance: int) -> bool:
-        """Whether it missed its deadline."""
+    def prefilled(self, task: PrefillTask, worker_id: int) -> None:
         now = self.loop.now
         self.owed.ended(task)
         row = self._requests[task.task_id]
         row.finished_s = now
-        row.violated = is_late = row.deadline_s is not None and now > row.deadline_s
+        row.violated = row.deadline_s is not None and now > row.deadline_s
+        self.instances[worker_id].late.append(row.violated)
         if not self.shares_cache:
-            self._cached.setdefault(task.session_id, {})[instance] = task.history + task.tokens
+            self._cached.setdefault(task.session_id, {})[worker_id] = task.history + task.tokens
         going = self._turns.pop(task.task_id, None)
         if going is not None:
-            self._go_on(*going, task, instance)
-        return is_late
+            self._go_on(*going, task, worker_id)
 
     def _go_on(self, talk: _Talk, tokens: int, task: PrefillTask, instance: int) -> None:
         entry = talk.session.rounds[talk.turn - 1]
@@ -258,8 +247,8 @@ class PrefillSimulation:
             self.loop.at(now + entry.delay_s, self._next_round, talk)
             return
         self._cached.pop(task.session_id, None)
-        if talk.clients is not None:
-            self.loop.at(now + talk.clients.think_s, self._next_session, talk.clients)
+        if talk.clients is not None and not talk.clients.go_on(now):
+            self.loop.at(now + talk.clients.think_s, _thought)  # the run lasts until all have thought
 
     # ---- spatial disaggregation ---------------------------------------------------------------------------------
 
@@ -308,18 +297,6 @@ class PrefillSimulation:
         steps = sorted(
             (step for each in self.instances for step in each.steps), key=lambda step: (step.start_s, step.instance)
         )
-        instances = [
-            InstanceRow(
-                each.worker_id,
-                each.pool,
-                each.busy_until(now),
-                len(each.steps),
-                each.num_finished,
-                sum(step.tokens for step in each.steps),
-                sum(step.padded_tokens for step in each.steps),
-            )
-            for each in self.instances
-        ]
         described: dict[str, Any] = {
             "system": cluster.system.name,
             "num_instances": cluster.num_instances,
@@ -336,17 +313,13 @@ class PrefillSimulation:
             requests=table_of(RequestRow, self._requests),
             steps=table_of(StepRow, steps),
             moves=table_of(MoveRow, self._moves),
-            instances=table_of(InstanceRow, instances),
+            instances=table_of(InstanceRow, [each.row(now) for each in self.instances]),
             facts=described,
         )
 
 
-@dataclass(slots=True)
-class _Clients:
-    """Of one closed loop."""
-
-    sessions: deque[Session]
-    think_s: float
+def _thought() -> None:
+    """Nothing comes of it."""
 
 
 @dataclass(slots=True)
@@ -354,7 +327,7 @@ class _Talk:
     """A session under way."""
 
     session: Session
-    clients: _Clients | None
+    clients: Clients | None
     turn: int = 0
     history: int = 0
     answered: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from engines.errors import RunError
 from engines.policies.routing import Decision
@@ -17,13 +17,12 @@ from engines.policies.task import PrefillTask
 
 MOST_WAKES = 10_000
 """Times in a row that policies ask to be asked again without a prefill."""
-
-
 _LATEST_S = 1e12
 
 
-class _Due(NamedTuple):
-    """Of a task, as it was made."""
+@dataclass(slots=True)
+class _Due:
+    """What is due of a task: as it was made, and less what was computed since."""
 
     task: PrefillTask
     order: int
@@ -32,18 +31,19 @@ class _Due(NamedTuple):
     """Tokens of its session when it is computed."""
     left: int
     worker: int | None = None
-    """That began it."""
+    """The one that began it."""
 
-    def differs(self) -> str | None:
-        """What is not as it was."""
+    def check(self) -> None:
+        """Raise RunError where the task is not as it was."""
         task = self.task
-        now = (task.left, task.history + task.tokens, task.order, task.ready_s)
+        now = (task.tokens - task.computed, task.history + task.tokens, task.order, task.ready_s)
         was = (self.left, self.end, self.order, self.ready_s)
-        if now == was:
-            return None
-        names = ("left", "history + tokens", "order", "ready_s")
-        place = next(place for place in range(len(names)) if now[place] != was[place])
-        return f"{names[place]}={now[place]!r}, where {was[place]!r} is due"
+        if now != was:
+            place = next(place for place in range(len(now)) if now[place] != was[place])
+            name = ("left", "history + tokens", "order", "ready_s")[place]
+            raise RunError(
+                f"a policy has changed prefill {task.task_id}: {name}={now[place]!r}, where {was[place]!r} is due"
+            )
 
 
 class Owed:
@@ -60,7 +60,7 @@ class Owed:
         """So many tokens of its history are prefilled again."""
         due = self._open.get(task.task_id)
         if due is not None:
-            self._open[task.task_id] = due._replace(left=due.left + missing)
+            due.left += missing
 
     def drop(self, task: PrefillTask) -> None:
         """It is not wanted any longer."""
@@ -99,17 +99,16 @@ class Owed:
             due = self._open.get(task.task_id)
             if due is None or due.worker not in (None, worker_id):
                 raise RunError(f"prefill {task.task_id} runs on worker {worker_id} and on another")
-            if (changed := due.differs()) is not None:
-                raise RunError(f"a policy has changed prefill {task.task_id}: {changed}")
-            self._open[task.task_id] = due._replace(left=due.left - tokens, worker=worker_id)
+            due.check()
+            due.left -= tokens
+            due.worker = worker_id
 
     def ended(self, task: PrefillTask) -> None:
         """The step of its last token is over."""
         due = self._open.pop(task.task_id, None)
         if due is None:
             raise RunError(f"prefill {task.task_id} ends twice, or was never asked for")
-        if (changed := due.differs()) is not None:
-            raise RunError(f"a policy has changed prefill {task.task_id}: {changed}")
+        due.check()
 
     def woken(self) -> None:
         self._num_wakes += 1

@@ -48,18 +48,9 @@ StepMode = Bucket | Rung | Fallback | None
 FALLBACK = Fallback()
 
 
-def padded_tokens(chunks: Sequence[Chunk], mode: object) -> int:
-    """Tokens the step computes, padding included."""
-    if isinstance(mode, Bucket | Rung):
-        return mode.tokens
-    return sum(chunk.tokens for chunk in chunks)
-
-
-def holds(mode: Bucket | Rung, chunks: Sequence[Chunk]) -> bool:
-    """Whether the chunks fit the captured shape."""
-    if isinstance(mode, Bucket):
-        return len(chunks) <= mode.batch and all(chunk.tokens <= mode.length for chunk in chunks)
-    return sum(chunk.tokens for chunk in chunks) <= mode.tokens
+def padded_tokens(tokens: int, mode: object) -> int:
+    """Tokens that a step of so many computes, padding included."""
+    return mode.tokens if isinstance(mode, Bucket | Rung) else tokens
 
 
 class StepTimes(Protocol):

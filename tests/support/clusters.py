@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.profiler import profile_hardware
 from engines.ar.cluster.cluster import Hardware
-from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import NEVER, Simulation, StopRule
@@ -113,7 +113,7 @@ def simulation(
     )
     for index in range(homes):
         built.add_home(
-            Instance(
+            DecodeWorker(
                 built,
                 worker_id=index,
                 degree=1,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engines.ampd.fitting import Piecewise
 from engines.ampd.live.profile import LiveProfile
-from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
@@ -78,7 +78,7 @@ def simulate_live(
     )
     for worker in range(num_homes):
         simulation.add_home(
-            Instance(
+            DecodeWorker(
                 simulation,
                 worker_id=worker,
                 degree=1,

@@ -17,7 +17,7 @@ import numpy as np
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.closed_form import ClosedForm
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
@@ -131,7 +131,7 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     for index in range(replicas):
         simulation.add_home(
-            Instance(
+            DecodeWorker(
                 simulation,
                 worker_id=index,
                 degree=degree,

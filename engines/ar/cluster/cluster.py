@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import NEVER, Simulation, StopRule
@@ -122,7 +122,7 @@ class Cluster:
         decode_servers, prefill_servers = _placed(decode, prefill)
         for worker_id, degree in enumerate(decode):
             simulation.add_home(
-                Instance(
+                DecodeWorker(
                     simulation,
                     worker_id=worker_id,
                     degree=degree,

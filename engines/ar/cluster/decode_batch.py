@@ -11,7 +11,8 @@ import math
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from engines.ar.cluster.live import Live
+from engines.ar.cluster.hub import Live
+from engines.ar.cluster.record import Stay
 from engines.ar.cost import DecodeLine
 from engines.ar.window import TokenRun
 
@@ -46,21 +47,16 @@ class Run(NamedTuple):
             guess -= 1
         return min(guess, self.steps)
 
+    def first(self, steps: int) -> Run:
+        """The same run up to so many steps."""
+        return Run(self.start_s, self.first_s, self.growth_s, steps)
+
     def cut_at(self, now: float) -> Run:
         """The same run up to the next token boundary: a step that has begun is finished."""
         done = self.steps_by(now)
         if done == 0 or self.start_s + self.after_s(done) < now:
             done += 1
-        return self._replace(steps=min(done, self.steps))
-
-
-class Stay(NamedTuple):
-    """A member's part of the batch's log of gaps."""
-
-    row: int
-    first_gap_s: float
-    start: int
-    end: int
+        return self.first(min(done, self.steps))
 
 
 class DecodeBatch:

@@ -1,17 +1,58 @@
-"""What workers tell the simulation, and what the simulation asks of the worker a session lives on."""
+"""A session while it runs; what workers tell the run of it, and what the run asks of the worker that a session lives on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from engines.ar.cluster.decode_batch import Stay
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.live import Live
-from engines.ar.cluster.record import WorkerRow
+from engines.ar.cluster.record import Stay, WorkerRow
+from engines.ar.session import Session
 from engines.policies.owed import Owed
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
+
+
+class Live:
+    """Mutable state of one session."""
+
+    __slots__ = (
+        "context",
+        "finish_step",
+        "first_gap_s",
+        "home",
+        "joined_step",
+        "left",
+        "lent",
+        "order",
+        "round_index",
+        "row",
+        "session",
+        "stay_start",
+        "token_s",
+    )
+
+    def __init__(self, session: Session, order: int, home: Home) -> None:
+        self.session = session
+        self.order = order
+        """Rank by arrival."""
+        self.home = home
+        self.round_index = 0
+        self.row = -1
+        """Of the current round in the record."""
+        self.context = 0
+        """Tokens so far: prompts and answers, the newest token included. Behind while it decodes."""
+        self.left = 0
+        """Tokens of the current round still to come. Behind while it decodes."""
+        self.lent = 0
+        """Tokens of its history the home holds while a prefill runs elsewhere."""
+        self.token_s = 0.0
+        """When its newest token came."""
+        self.joined_step = -1
+        self.finish_step = -1
+        self.stay_start = -1
+        self.first_gap_s = 0.0
+
 
 Log = tuple[Sequence[float], Sequence[int]]
 """gaps and counts of a ``DecodeBatch``."""
@@ -25,15 +66,25 @@ class Read(NamedTuple):
     end_s: float
 
 
-class Hub(Protocol):
+class Host(Protocol):
+    """The run that any worker is part of."""
+
     loop: EventLoop
     owed: Owed
+
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None: ...
+
+    def prefilled(self, task: PrefillTask, worker_id: int) -> object:
+        """The task's last token is computed."""
+        ...
+
+
+class Hub(Host, Protocol):
+    """The run of a cluster whose sessions live on decode workers."""
 
     def read_history(self, task: PrefillTask, worker: RemoteWorker, start_s: float) -> Read:
         """A lazy read (AMPD §6): the home holds the history until the increment is back."""
         ...
-
-    def task_started(self, task: PrefillTask, now: float) -> None: ...
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
         """The task's last token is computed; of a local one, its first token is out."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engines.ar.cluster.decode_batch import Stay
 from engines.ar.table import Table
 
 
@@ -146,6 +145,15 @@ class WorkerRow:
     """Tokens of idle prefixes given up."""
     num_preemptions: int = 0
     """Sequences whose K/V was given up."""
+
+
+class Stay(NamedTuple):
+    """A member's part of the log of gaps of a decode batch."""
+
+    row: int
+    first_gap_s: float
+    start: int
+    end: int
 
 
 class Gaps(NamedTuple):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engines.ar.cluster.decode_batch import Stay
+from engines.ar.arrivals import Clients, OpenArrivals
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.hub import Home, Read, RemoteWorker
-from engines.ar.cluster.live import Live
-from engines.ar.cluster.record import ClusterRun, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow, gaps_of
+from engines.ar.cluster.hub import Home, Live, Read, RemoteWorker
+from engines.ar.cluster.record import ClusterRun, RoundRow, SessionRow, Stay, TaskRow, TransferRow, WorkerRow, gaps_of
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.table import table_of
 from engines.ar.transfer import KvLinks
@@ -63,14 +61,9 @@ class Simulation:
         self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
         self._lives: dict[int, Live] = {}
         self._num_arrived = 0
-        self._open: Iterator[Session] = iter(())
-        self._next: Session | None = None
-        self._closed: deque[Session] = deque()
-        self._num_thinking = 0
-        """Sessions of a closed loop whose start is scheduled."""
-        self._think_s = 0.0
+        self._open: OpenArrivals[Session] | None = None
+        self._clients: Clients | None = None
         self._stop_reason: str | None = None
-        self._is_closed = False
         self._sessions: list[SessionRow] = []
         self._rounds: list[RoundRow] = []
         self._tasks: list[TaskRow] = []
@@ -88,40 +81,18 @@ class Simulation:
     def run(self, arrivals: Arrivals, facts: Mapping[str, Any] | None = None) -> ClusterRun:
         """Until every session has ended, or ``stop`` says so. ``facts`` are kept with the record."""
         require(bool(self._homes), "no decode workers: add at least one")
-        self._is_closed = isinstance(arrivals, ClosedLoop)
         if isinstance(arrivals, ClosedLoop):
-            self._closed.extend(arrivals.sessions)
-            self._think_s = arrivals.think_s
-            for _ in range(min(arrivals.num_clients, len(self._closed))):
-                self._schedule_closed(0.0)
+            self._clients = Clients(self.loop, arrivals, self._arrive)
         else:
-            self._open = iter(arrivals)
-            self._schedule_next()
+            self._open = OpenArrivals(self.loop, arrivals, self._arrive)
         self.loop.run(self._stop.until_s)
-        if self._stop_reason is None and (self._lives or self._next is not None):
+        if self._stop_reason is None and (self._lives or not (self._open is None or self._open.is_over)):
             self._stop_reason = f"stopped at {self.loop.now:g} s with {len(self._lives)} sessions unfinished"
         return self._record(facts or {})
 
     # ---- sessions --------------------------------------------------------------------------------------
 
-    def _schedule_next(self) -> None:
-        self._next = next(self._open, None)
-        if self._next is not None:
-            self.loop.at(self._next.arrival_s, self._arrive_open, self._next)
-
-    def _schedule_closed(self, start_s: float) -> None:
-        self._num_thinking += 1
-        self.loop.at(start_s, self._arrive_closed, self._closed.popleft())
-
-    def _arrive_closed(self, session: Session) -> None:
-        self._num_thinking -= 1
-        self._arrive(session, self.loop.now)
-
-    def _arrive_open(self, session: Session) -> None:
-        self._schedule_next()
-        self._arrive(session, session.arrival_s)
-
-    def _arrive(self, session: Session, arrival_s: float) -> None:
+    def _arrive(self, session: Session) -> None:
         limit = self._stop.max_live_sessions
         if limit is not None and len(self._lives) >= limit:
             self._stop_reason = f"unstable: over {limit} sessions at once at {self.loop.now:g} s"
@@ -139,7 +110,7 @@ class Simulation:
         self._sessions.append(
             SessionRow(
                 session.session_id,
-                arrival_s,
+                self.loop.now,
                 len(session.rounds),
                 session.prefill_tokens,
                 session.decode_tokens,
@@ -197,7 +168,7 @@ class Simulation:
         end_s = self._send("history", task, live.home, worker, cached, start_s)
         return Read(task.history - cached, end_s)
 
-    def task_started(self, task: PrefillTask, now: float) -> None:
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
         row = self._tasks[task.task_id]
         row.started_s = now
         row.postponed = task.postponed
@@ -264,9 +235,9 @@ class Simulation:
         row.status = "ok"
         live.home.end(live)
         del self._lives[live.order]
-        if self._closed:
-            self._schedule_closed(self.loop.now + self._think_s)
-        elif not self._lives and self._next is None and not self._num_thinking:
+        source = self._clients or self._open
+        goes_on = self._clients is not None and self._clients.go_on(self.loop.now)
+        if not goes_on and not self._lives and source is not None and source.is_over:
             self.loop.stop()
 
     def _send(
@@ -313,7 +284,7 @@ class Simulation:
     def _load(self, workers: Sequence[WorkerRow]) -> dict[str, Any]:
         """Seconds of prefill that arrived for each second of arrivals and worker that prefills, in the busier pool."""
         span_s = self._sessions[-1].arrival_s if self._sessions else 0.0
-        if self._is_closed or span_s <= 0:
+        if self._clients is not None or span_s <= 0:
             return {"prefill_load": None, "overload_reason": None}
         busy: dict[str, list[float]] = {}
         for worker in workers:

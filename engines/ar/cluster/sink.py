@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from engines.ar.cluster.decode_batch import Stay
-from engines.ar.cluster.hub import Hub
-from engines.ar.cluster.live import Live
-from engines.ar.cluster.record import WorkerRow
+from engines.ar.cluster.hub import Hub, Live
+from engines.ar.cluster.record import Stay, WorkerRow
 from engines.policies.task import PrefillTask
 
 

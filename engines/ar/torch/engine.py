@@ -1,7 +1,7 @@
 """Serves sessions on one torch worker: the policies of the simulated cluster, on real steps.
 
 Between two steps it takes in what arrived, asks its batching policy for the next step and runs that, as
-``engines.ar.cluster.instance`` does on a virtual clock; given the same policy and a ``CostClock`` both make the same
+``engines.ar.cluster.decode_worker`` does on a virtual clock; given the same policy and a ``CostClock`` both make the same
 steps at the same times (tests/engines/ar/torch/test_same_schedule.py). Where no prefill is named, the decode batch
 advances by one token.
 """
@@ -9,14 +9,14 @@ advances by one token.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
 
+from engines.ar.arrivals import Clients, OpenArrivals
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.table import table_of
 from engines.ar.torch.batch import Sequence
@@ -66,19 +66,13 @@ class _Run:
         self._event_s = 0.0
         self._must_ask = False
         self._version = 0
-        self._open: Iterator[Session] = iter(())
-        self._closed: deque[Session] = deque()
-        self._think_s = 0.0
+        self._clients: Clients | None = None
 
     def run(self, arrivals: Arrivals) -> EngineRun:
         if isinstance(arrivals, ClosedLoop):
-            self._closed.extend(arrivals.sessions)
-            self._think_s = arrivals.think_s
-            for _ in range(min(arrivals.num_clients, len(self._closed))):
-                self._at(0.0, self._arrive, self._closed.popleft())
+            self._clients = Clients(self, arrivals, self._arrive)
         else:
-            self._open = iter(arrivals)
-            self._schedule_open()
+            OpenArrivals(self, arrivals, self._arrive)
         worker, reason = self.worker, None
         try:
             while self._turn():
@@ -103,22 +97,13 @@ class _Run:
 
     # ---- events: arrivals, the environment, a policy's wake-up ------------------------------------------
 
-    def _at(self, time_s: float, handler: Callable[..., None], *args: Any) -> None:
+    def at(self, time_s: float, handler: Callable[..., None], *args: Any) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (time_s, self._num_events, handler, args))
 
     def _handle_next(self) -> None:
         self._event_s, _, handler, args = heapq.heappop(self._events)
         handler(*args)
-
-    def _schedule_open(self) -> None:
-        session = next(self._open, None)
-        if session is not None:
-            self._at(session.arrival_s, self._arrive_open, session)
-
-    def _arrive_open(self, session: Session) -> None:
-        self._schedule_open()
-        self._arrive(session)
 
     def _arrive(self, session: Session) -> None:
         self._ready(self.worker.add(session, self.sampling))
@@ -141,8 +126,8 @@ class _Run:
     def _end(self, sequence: Sequence) -> None:
         self.answers[sequence.session.session_id] = sequence.answers
         del self.worker.sequences[sequence.order]
-        if self._closed:
-            self._at(self._event_s + self._think_s, self._arrive, self._closed.popleft())
+        if self._clients is not None:
+            self._clients.go_on(self._event_s)
 
     # ---- steps --------------------------------------------------------------------------------------------
 
@@ -161,7 +146,7 @@ class _Run:
         if decodes:
             return True  # all that decoded was preempted and waits for a prefill: ask again
         if plan.wake_s is not None:
-            self._at(max(plan.wake_s, now), self._wake, self._version)
+            self.at(max(plan.wake_s, now), self._wake, self._version)
         while self._events and not self._must_ask:
             self.clock.wait_until(self._events[0][0])
             self._handle_next()
@@ -227,8 +212,8 @@ class _Run:
         sequence.round_index += 1
         if sequence.round_index < len(session.rounds):
             worker.memory.park(sequence.order, sequence.slot, context)
-            self._at(now + delay_s, self._ready, sequence)
+            self.at(now + delay_s, self._ready, sequence)
         else:
             worker.executor.close_slot(sequence.slot)
             sequence.slot = -1
-            self._at(now, self._end, sequence)
+            self.at(now, self._end, sequence)

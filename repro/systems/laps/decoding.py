@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation, StopRule
@@ -57,7 +57,7 @@ def simulate_with_decode(
         simulation = Simulation(binder=FewestSessions(), router=Local(), stop=StopRule(until_s=until_s))
         for index in range(num):
             simulation.add_home(
-                Instance(
+                DecodeWorker(
                     simulation,
                     worker_id=index,
                     degree=1,

@@ -12,7 +12,7 @@ from support.liars import Batches, Routes, forgets_history, pretends, shares
 from support.prefill import TokenCost
 
 from baselines.ar.sglang import sglang
-from engines.ar.cluster.instance import Instance
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.session import OpenLoop, Round, Session
@@ -33,7 +33,7 @@ def cluster(router: Any = None, batching: Any = ONE_BY_ONE, queue: Callable[[], 
     """One decode worker, 0, and one prefill worker, 1."""
     simulation = Simulation(binder=LeastKvMemory(), router=router or Routes(lambda *_: REMOTE))
     made = {"degree": 1, "cost": LinearCost(), "batching": batching}
-    simulation.add_home(Instance(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))  # type: ignore[arg-type]
+    simulation.add_home(DecodeWorker(simulation, worker_id=0, kv_capacity=10_000, queue=queue(), **made))  # type: ignore[arg-type]
     simulation.add_prefill(PrefillWorker(simulation, worker_id=1, queue=queue(), **made))  # type: ignore[arg-type]
     return simulation.run(OpenLoop(sessions=SESSIONS))
 
@@ -131,7 +131,7 @@ def test_a_queue_that_gives_a_prefill_out_again_is_found(run: Any) -> None:
 
 def test_a_router_that_completes_a_running_prefill_is_found() -> None:
     def how(task: Any, home: Any, prefills: Any) -> Decision:
-        for begun in prefills[0]._begun:
+        for begun in prefills[0].begun:
             begun.computed = begun.tokens
         return REMOTE
 

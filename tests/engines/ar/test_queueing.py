@@ -16,8 +16,8 @@ from support.clusters import LinearCost, poisson_singles
 from support.lee_longton import mean_wait, wait_quantile
 from waits import SteadyWait, deterministic, markov, sampled
 
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.instance import Instance
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
@@ -78,7 +78,7 @@ def queue(servers: int) -> Simulation:
 def colocated() -> Simulation:
     built = Simulation(binder=LeastKvMemory(), router=Local())
     built.add_home(
-        Instance(
+        DecodeWorker(
             built, worker_id=0, degree=1, cost=MICRO, queue=PrefillQueue(), batching=ONE_BY_ONE, kv_capacity=10**15
         )
     )
@@ -142,7 +142,7 @@ class Counter:
         self._expect_next()
         self.loop.run()
 
-    def task_started(self, task: PrefillTask, now: float) -> None:
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
         self.started_s[task.order] = now
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> None:

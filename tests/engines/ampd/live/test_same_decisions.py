@@ -24,10 +24,9 @@ from engines.ampd.reordering import ReorderingQueue
 from engines.ampd.routing import AdaptiveRouter, RoutingConfig
 from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.decode_batch import Run
+from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.hub import RemoteWorker
-from engines.ar.cluster.instance import Instance
-from engines.ar.cluster.live import Live
+from engines.ar.cluster.hub import Live, RemoteWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
@@ -60,7 +59,7 @@ class LiveQueue(ReorderingQueue):
     """Takes what a live worker would claim: the policy's choice among the tasks that Redis holds."""
 
     mirror: Mirror
-    worker: PrefillWorker | Instance
+    worker: PrefillWorker | DecodeWorker
 
     def peek(self, now: float) -> PrefillTask:
         return self._tasks[0]
@@ -72,7 +71,7 @@ class LiveQueue(ReorderingQueue):
         before = [{**_plain(task)} for task in tasks]
         choice = choose(ReorderingQueue(ttft_s=self.ttft_s, w=self.w), tasks, now)
         rest = [part for task in choice.rest for part in (task.task_id, task.postponed)]
-        staged = isinstance(self.worker, PrefillWorker) and self.worker._is_busy
+        staged = isinstance(self.worker, PrefillWorker) and self.worker.is_busy
         line = order_line(now, worker_id, before, choice)
         taken = choice.taken
         said = store.call(
@@ -129,7 +128,7 @@ class LivePolicies:
         return Decision(int(found["worker"]), found["is_local"] == "1", found["reason"])
 
 
-class MirroredHome(Instance):
+class MirroredHome(DecodeWorker):
     mirror: Mirror
 
     def _advance(self, run: Run) -> None:
@@ -179,14 +178,14 @@ class Mirror(Simulation):
             self._meet(worker, queue, "prefill")
             self.add_prefill(worker)
 
-    def _meet(self, worker: Instance | PrefillWorker, queue: LiveQueue, role: str) -> None:
+    def _meet(self, worker: DecodeWorker | PrefillWorker, queue: LiveQueue, role: str) -> None:
         queue.mirror, queue.worker = self, worker
         self.store.call("register", worker.worker_id, "a", role, worker.degree, "", 10**9, FOREVER)
 
     def report(self, homes: Sequence[DecodeView]) -> None:
         """What a live home says of itself with every step."""
         for home in homes:
-            assert isinstance(home, Instance)
+            assert isinstance(home, DecodeWorker)
             said = {"kv_tokens": home.kv_tokens, "batch": home.batch.size, "token_s": repr(home.batch.token_s)}
             self.store.client.hset(self.store.key("worker", home.worker_id), mapping=said)
 
@@ -205,10 +204,9 @@ class Mirror(Simulation):
         for each in prefills:
             assert live[each.worker_id].windowed_ttft_s(now) == pytest.approx(each.windowed_ttft_s(now), abs=1e-9)
 
-    def task_started(self, task: PrefillTask, now: float) -> None:
-        worker = self._tasks[task.task_id].worker_id
-        assert self.store.call("start", worker, "a", task.task_id, self.fence[task.task_id]) == b"ok"
-        super().task_started(task, now)
+    def task_started(self, task: PrefillTask, worker_id: int, now: float) -> None:
+        assert self.store.call("start", worker_id, "a", task.task_id, self.fence[task.task_id]) == b"ok"
+        super().task_started(task, worker_id, now)
 
     def prefilled(self, task: PrefillTask, worker_id: int) -> Live:
         fence = self.fence[task.task_id]

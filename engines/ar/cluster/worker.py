@@ -1,0 +1,174 @@
+"""A worker of the simulated cluster: one step after the other, as its batching policy plans them.
+
+As it stands here it only prefills, from history that is there. What else it does is its role, a subclass: a prefill worker of a
+disaggregated cluster reads history and stages the step after, a decode worker decodes between its prefills.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from math import fsum
+from typing import NotRequired, TypedDict
+
+from engines.ar.cluster.hub import Host
+from engines.ar.cost import StepCost
+from engines.named import asked
+from engines.policies.queue import PrefillQueue
+from engines.policies.step import Batching, Chunk, Share, Situation, StepPlan, StepTimes
+from engines.policies.task import PrefillTask
+
+
+class Parts(TypedDict):
+    """What a worker of any role is made of."""
+
+    worker_id: int
+    cost: StepCost
+    queue: PrefillQueue
+    batching: Batching
+    degree: NotRequired[int]
+    server: NotRequired[int]
+
+
+class Worker:
+    def __init__(
+        self,
+        host: Host,
+        *,
+        worker_id: int,
+        cost: StepTimes,
+        queue: PrefillQueue,
+        batching: Batching,
+        degree: int = 1,
+        server: int = 0,
+    ) -> None:
+        self.worker_id, self.degree, self.server = worker_id, degree, server
+        self.queue = queue
+        self.begun: list[PrefillTask] = []
+        self.is_busy = False
+        """Whether a step with prefills is under way, or about to be."""
+        self.num_prefills = 0
+        self.prefilled_tokens = 0
+        self._host, self._loop = host, host.loop
+        self._cost, self._batching = cost, batching
+        # The last step with prefills: it runs where ``is_busy``, unless the next one waits for its history.
+        self._shares: Sequence[Share] = ()
+        self._tokens = 0
+        self._start_s = self._end_s = self._step_s = 0.0
+        self._busy_s = 0.0
+        """Time in the steps before it."""
+        self._version = 0
+
+    # ---- what policies see -----------------------------------------------------------------------
+
+    @property
+    def backlog_s(self) -> float:
+        return self.queue.backlog_s
+
+    @property
+    def backlog_tokens(self) -> int:
+        return self.queue.backlog_tokens + (self._tokens if self.is_busy else 0)
+
+    def busy_s(self, now: float) -> float:
+        return max(0.0, self._start_s + estimate_s(self._shares) - now) if self.is_busy else 0.0
+
+    def oldest_wait_s(self, now: float) -> float:
+        oldest = self.queue.oldest_ready_s()
+        return 0.0 if oldest is None else now - oldest
+
+    # ---- what the host tells it ---------------------------------------------------------------------
+
+    def enqueue(self, task: PrefillTask) -> None:
+        asked(self.queue.push, task)
+        self.poke()
+
+    def poke(self) -> None:
+        """Something may have changed: plan a step if none runs."""
+        if not self.is_busy:
+            self._boundary()
+
+    @property
+    def busy_prefill_s(self) -> float:
+        """Time in steps with prefills, the one that runs counted whole."""
+        return self._busy_s + self._step_s
+
+    # ---- between steps --------------------------------------------------------------------------------
+
+    def _boundary(self) -> None:
+        """Start what comes next; called between steps only."""
+        self._version += 1
+        plan = self._planned(self._loop.now)
+        if plan.shares:
+            self._start(plan)
+        else:
+            self._idle(plan)
+
+    def _planned(self, start_s: float) -> StepPlan:
+        """What the policy says of a step that can start then."""
+        return self._asked(Situation(self.queue, self.begun, 0, sys.maxsize, _needs_none), start_s)
+
+    def _asked(self, situation: Situation, start_s: float) -> StepPlan:
+        plan = asked(self._batching.next_step, situation, start_s)
+        self._host.owed.check(plan, self._batching)
+        return plan
+
+    def _idle(self, plan: StepPlan) -> None:
+        if plan.wake_s is not None:
+            self._loop.at(max(plan.wake_s, self._loop.now), self._wake, self._version)
+
+    def _wake(self, version: int) -> None:
+        if version == self._version:
+            self._host.owed.woken()
+            self.poke()
+
+    # ---- a step ------------------------------------------------------------------------------------------
+
+    def _start(self, plan: StepPlan) -> None:
+        self.is_busy = True
+        self._compute(plan.shares, plan.mode)
+        self._loop.at(self._end_s, self._finish, plan)
+
+    def _compute(self, shares: Sequence[Share], mode: object, decoding: int = 0, context: int = 0) -> None:
+        """Begin a step of these prefills, which ends at ``_end_s``; ``decoding`` sequences of ``context`` tokens come along."""
+        host, worker_id, now = self._host, self.worker_id, self._loop.now
+        host.owed.run(shares, worker_id)
+        chunks = []
+        tokens = 0
+        for task, share in shares:
+            computed = task.computed
+            chunks.append(Chunk(task.history + computed, share))
+            if computed == 0:
+                host.task_started(task, worker_id, now)
+                self.begun.append(task)
+            task.computed = computed + share
+            tokens += share
+        self.begun = [task for task in self.begun if task.tokens > task.computed]
+        self._busy_s += self._step_s
+        self._step_s = self._cost.step_s(chunks, decoding, context, mode)
+        self._start_s, self._end_s = now, now + self._step_s
+        self._shares, self._tokens = shares, tokens
+        self.prefilled_tokens += tokens
+
+    def _finish(self, plan: StepPlan) -> None:
+        self._settle(plan.shares)
+        self.is_busy = False
+        self._boundary()
+
+    def _settle(self, shares: Sequence[Share]) -> None:
+        """Tell of the prefills that ended with the step."""
+        for task, _ in shares:
+            if task.computed == task.tokens:
+                self.num_prefills += 1
+                self._prefilled(task)
+
+    def _prefilled(self, task: PrefillTask) -> None:
+        self._host.prefilled(task, self.worker_id)
+
+
+def estimate_s(shares: Sequence[Share]) -> float:
+    """What policies believe the prefills take."""
+    return fsum([task.estimate_s for task, _ in shares])
+
+
+def _needs_none(task: PrefillTask) -> int:
+    return 0
