@@ -9,18 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import get_args
 
-from baselines.ar.dynamo import DynamoConfig, dynamo
-from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum, vllm
 from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.planner import PlannerConfig, solve
 from engines.ampd.planner.workload import PlanningWorkload
 from engines.ar.cluster.cluster import Cluster, Hardware
 from engines.ar.cluster.simulation import NEVER, StopRule
-from engines.ar.deployment import Deployment, replications
+from engines.ar.deployment import Deployment
 from engines.ar.metrics import observe
 from engines.ar.session import Arrivals
 from engines.ar.slo import Reading, attainment
@@ -88,30 +84,3 @@ def disaggregated_shortlist(
     table = coefficients(model, workload, degrees, num_gpus, "closed")
     found = solve(table, num_gpus, top=size, config=PlannerConfig(solver="enumeration"))
     return tuple(each.deployment for each in found)
-
-
-def dynamo_candidates(
-    hardware: Hardware,
-    model: PerformanceModel,
-    deployments: Sequence[Deployment],
-    *,
-    configs: Sequence[DynamoConfig] = (DynamoConfig(),),
-) -> tuple[Cluster, ...]:
-    return tuple(dynamo(hardware, deployment, model, config) for deployment, config in product(deployments, configs))
-
-
-def vllm_candidates(
-    hardware: Hardware,
-    num_gpus: int,
-    *,
-    longest_context: int,
-    schedulings: Sequence[Scheduling] = get_args(Scheduling),
-    is_continuum: bool = False,
-) -> tuple[Cluster, ...]:
-    """Every degree that holds the longest session, with whole and with chunked prefills."""
-    build, made = (continuum, ContinuumConfig) if is_continuum else (vllm, VllmConfig)
-    degrees = hardware.degrees(min_kv_tokens=longest_context)
-    return tuple(
-        build(hardware, deployment, made(scheduling=scheduling))  # type: ignore[arg-type]
-        for deployment, scheduling in product(replications(num_gpus, degrees), schedulings)
-    )

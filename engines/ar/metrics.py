@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ar.cluster.record import ClusterRun
+from engines.ar.table import Table
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -48,24 +49,42 @@ class Observed:
 
 
 def observe(run: ClusterRun) -> Observed:
-    sessions, rounds = run.sessions, run.rounds
-    ids = np.asarray(sessions["session_id"], dtype=np.int64)
-    by_id = np.argsort(ids, kind="stable")
-    round_session = by_id[np.searchsorted(ids, rounds["session_id"], sorter=by_id)]
     row, gap_s, tokens = run.gaps
-    finished = _floats(rounds["finished_s"])
+    ids = run.sessions["session_id"]
+    session = sessions_of_rounds(ids, run.rounds)
+    round_itl_s = grouped_stats(row, gap_s, tokens, len(session))
+    return observed(
+        run.sessions, run.rounds, session, round_itl_s, grouped_stats(session[row], gap_s, tokens, len(ids))
+    )
+
+
+def observed(
+    sessions: Table,
+    rounds: Table,
+    round_session: Ints,
+    round_itl_s: dict[ItlStat, Floats],
+    session_itl_s: dict[ItlStat, Floats],
+) -> Observed:
+    """What two tables and the statistics of their gaps say."""
     return Observed(
         round_session=round_session,
         round_index=np.asarray(rounds["round"], dtype=np.int64),
         ttft_s=_floats(rounds["first_token_s"]) - _floats(rounds["ready_s"]),
-        round_done=~np.isnan(finished),
-        round_itl_s=grouped_stats(row, gap_s, tokens, len(finished)),
-        session_itl_s=grouped_stats(round_session[row], gap_s, tokens, len(ids)),
+        round_done=~np.isnan(_floats(rounds["finished_s"])),
+        round_itl_s=round_itl_s,
+        session_itl_s=session_itl_s,
         session_done=np.asarray([status == "ok" for status in sessions["status"]], dtype=np.bool_),
         session_rounds=np.asarray(sessions["num_rounds"], dtype=np.int64),
         e2el_s=_floats(sessions["finished_s"]) - _floats(sessions["arrival_s"]),
         is_local=np.asarray(rounds["is_local"], dtype=np.bool_),
     )
+
+
+def sessions_of_rounds(session_ids: Sequence[int], rounds: Table) -> Ints:
+    """The index of each round's session."""
+    ids = np.asarray(session_ids, dtype=np.int64)
+    by_id = np.argsort(ids, kind="stable")
+    return by_id[np.searchsorted(ids, rounds["session_id"], sorter=by_id)]
 
 
 def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> dict[ItlStat, Floats]:
@@ -89,23 +108,6 @@ def grouped_stats(group: Ints, value: Floats, count: Ints, num_groups: int) -> d
         high = value[np.searchsorted(ends, last - total[known] + above, side="right")]
         stats[name][known] = low + (high - low) * (position - below)
     return stats
-
-
-def summary(observed: Observed) -> dict[str, float]:
-    """The bars of AMPD Figure 4's bottom row, Figure 5's local share and Figure 8, in seconds and shares."""
-    initial = observed.round_index == 0
-    return {
-        "ttft_initial_s": _mean(observed.ttft_s[initial]),
-        "ttft_incremental_s": _mean(observed.ttft_s[~initial]),
-        "itl_s": _mean(observed.session_itl_s["mean"]),
-        "e2el_s": _mean(observed.e2el_s),
-        "local_share": _mean(observed.is_local.astype(np.float64)),
-    }
-
-
-def _mean(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
 
 
 def _floats(column: Sequence[Any]) -> Floats:

@@ -44,15 +44,7 @@ class TwoClasses:
     def wait_s(self) -> float:
         """W = lambda E[S^2] / (2 (1 - rho)), of either class."""
         variance = self.short_share * (1 - self.short_share) * (self.long_s - self.short_s) ** 2
-        return self._wait_s(variance)
-
-    @property
-    def uniform_wait_s(self) -> float:
-        """The wait if every request took the mean time: M/D/1 at the same load."""
-        return self._wait_s(0.0)
-
-    def _wait_s(self, variance: float) -> float:
-        """Pollaczek and Khinchine's, for service times of ``variance``."""
+        # Pollaczek and Khinchine's, for service times of any variance.
         return self.rate * (variance + self.mean_s**2) / (2 * (1 - self.load))
 
     @property
@@ -65,18 +57,6 @@ class TwoClasses:
             * (self.long_s - self.short_s) ** 2
             / (2 * (1 - self.load))
         )
-
-    def slowdown(self, service_s: float) -> float:
-        """R / S = 1 + W / S, larger for the shorter job (the convoy effect)."""
-        return 1 + self.wait_s / service_s
-
-    @property
-    def priority_waits_s(self) -> tuple[float, float]:
-        """Mean waits of short and long where short ones go first, without preemption (Cobham)."""
-        residual_s = self.rate * (self.short_share * self.short_s**2 + (1 - self.short_share) * self.long_s**2) / 2
-        short_load = self.rate * self.short_share * self.short_s
-        short_wait_s = residual_s / (1 - short_load)
-        return short_wait_s, short_wait_s / (1 - self.load)
 
     def drawn(self, num: int, seed: int) -> tuple[Floats, Floats]:
         """[num] gaps between Poisson arrivals, the first before the first job, and service times."""

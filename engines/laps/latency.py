@@ -18,13 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import require
-from engines.hardware.catalogue import Gpu
 from engines.least_squares import dot, least_squares, reduced
-from engines.models.shape import ModelShape
 
 Floats = npt.NDArray[np.float64]
-BOUNDARY_RANGE = (150, 512)
-"""Where the paper sees the transition, A100 to H200 and 7B to 32B (LAPS §2.1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,30 +72,6 @@ class FloorForm:
     def boundary_over(self, history: float) -> float:
         """Where compute overtakes memory if the floor is the read of the weights; falls as H grows."""
         return _positive_root(self.alpha, 2 * self.alpha * history + self.beta, self.c + self.gamma_r * history)
-
-
-def roofline_form(
-    shape: ModelShape,
-    gpu: Gpu,
-    *,
-    matmul_efficiency: float = 1.0,
-    attention_efficiency: float = 1.0,
-    bandwidth_efficiency: float = 1.0,
-) -> PaperForm:
-    """The coefficients that a GPU's peaks imply; gamma_r / (2 alpha) is then AI* times kv heads over heads."""
-    kv_s = shape.kv_bytes_per_token / (gpu.bandwidth * bandwidth_efficiency)
-    return PaperForm(
-        # A causal prompt attends to L (H + L / 2) pairs: alpha is half the time of one.
-        alpha=shape.attention_flops_per_pair / 2 / (gpu.peak_flops * attention_efficiency),
-        beta=shape.linear_flops_per_token / (gpu.peak_flops * matmul_efficiency),
-        gamma_w=kv_s,
-        gamma_r=kv_s,
-    )
-
-
-def class_boundary(boundary: float, limits: tuple[int, int] = BOUNDARY_RANGE) -> int:
-    """The boundary a scheduler classifies by, kept within ``limits``."""
-    return round(min(max(boundary, limits[0]), limits[1]))
 
 
 def _positive_root(a: float, b: float, c: float) -> float:

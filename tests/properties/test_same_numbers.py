@@ -25,10 +25,8 @@ from support.prefill import h200_14b
 
 from engines.ampd.planner.coefficients import coefficients
 from engines.ampd.planner.workload import PlanningWorkload
-from engines.hardware.catalogue import H200
 from engines.laps.hol import TwoClasses, waits_s
-from engines.laps.latency import FloorForm, fit_floor_form, fit_paper_form, fit_paper_totals, roofline_form
-from engines.models.shape import QWEN2_5_14B
+from engines.laps.latency import FloorForm, fit_floor_form, fit_paper_form, fit_paper_totals
 from engines.policies.slo import Slo
 from engines.policies.step import FALLBACK, Bucket, Chunk, Rung
 from repro.runs.cell import Cell, Scalar
@@ -157,26 +155,16 @@ def latency_fits() -> dict[str, float]:
         "without base": fit_floor_form(tokens, histories, times, has_base=False),
         "totals": fit_paper_totals(tokens, histories, times),
         "apart": fit_paper_form(tokens, histories, times, times[::-1]),
-        "roofline": roofline_form(
-            QWEN2_5_14B, H200, matmul_efficiency=0.6, attention_efficiency=0.4, bandwidth_efficiency=0.8
-        ),
     }
     return {f"{name} {part}": value for name, form in forms.items() for part, value in asdict(form).items()}
 
 
 def waits() -> dict[str, float]:
     queue = TwoClasses(rate=6.0, short_share=0.6, short_s=0.03, long_s=0.25)
-    short_s, long_s = queue.priority_waits_s
     gaps, service = queue.drawn(500, seed=4)
-    found = {
-        "short": short_s,
-        "long": long_s,
-        "slowdown": queue.slowdown(0.03),
-        "walk": float(waits_s(gaps, service).sum()),
-    }
     return {
-        **found,
-        **{name: getattr(queue, name) for name in ("load", "mean_s", "wait_s", "uniform_wait_s", "hol_penalty_s")},
+        "walk": float(waits_s(gaps, service).sum()),
+        **{name: getattr(queue, name) for name in ("load", "mean_s", "wait_s", "hol_penalty_s")},
     }
 
 

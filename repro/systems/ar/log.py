@@ -6,20 +6,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from engines.ar.cluster.record import ClusterRun
-from engines.ar.metrics import Floats, ItlStat, Observed, observe
+from engines.ar.metrics import Floats, ItlStat, Observed, observe, observed, sessions_of_rounds
 from repro.runs.metrics import floats
 from repro.runs.record import REQUESTS, RunRecord, Table
 from repro.systems.ar.columns import ITL_STATS, ROUNDS, TASKS, TRANSFERS, WORKERS
 
 
 def tables_of(run: ClusterRun) -> dict[str, Table]:
-    observed = observe(run)
+    seen = observe(run)
     return {
-        REQUESTS: _requests(run, observed),
-        ROUNDS: {**run.rounds, **_itl(observed.round_itl_s)},
+        REQUESTS: _requests(run, seen),
+        ROUNDS: {**run.rounds, **_itl(seen.round_itl_s)},
         TASKS: run.tasks,
         TRANSFERS: run.transfers,
         WORKERS: run.workers,
@@ -29,38 +27,18 @@ def tables_of(run: ClusterRun) -> dict[str, Table]:
 def observed_of(record: RunRecord) -> Observed:
     """As ``engines.ar.metrics.observe`` of the run behind the record."""
     sessions, rounds = record.requests, record.tables[ROUNDS]
-    ids = np.asarray(sessions["request_id"], dtype=np.int64)
-    by_id = np.argsort(ids, kind="stable")
-    finished = floats(rounds["finished_s"])
-    return Observed(
-        round_session=by_id[np.searchsorted(ids, rounds["session_id"], sorter=by_id)],
-        round_index=np.asarray(rounds["round"], dtype=np.int64),
-        ttft_s=floats(rounds["first_token_s"]) - floats(rounds["ready_s"]),
-        round_done=~np.isnan(finished),
-        round_itl_s={stat: floats(rounds[f"itl_{stat}_s"]) for stat in ITL_STATS},
-        session_itl_s={stat: floats(sessions[f"itl_{stat}_s"]) for stat in ITL_STATS},
-        session_done=np.asarray([status == "ok" for status in sessions["status"]], dtype=np.bool_),
-        session_rounds=np.asarray(sessions["num_rounds"], dtype=np.int64),
-        e2el_s=floats(sessions["finished_s"]) - floats(sessions["arrival_s"]),
-        is_local=np.asarray(rounds["is_local"], dtype=np.bool_),
+    round_itl_s, session_itl_s = (
+        {stat: floats(table[f"itl_{stat}_s"]) for stat in ITL_STATS} for table in (rounds, sessions)
     )
+    session = sessions_of_rounds(sessions["request_id"], rounds)
+    return observed(sessions, rounds, session, round_itl_s, session_itl_s)
 
 
-def _requests(run: ClusterRun, observed: Observed) -> Table:
+def _requests(run: ClusterRun, seen: Observed) -> Table:
     sessions = run.sessions
     ids = sessions["session_id"]
-    started: dict[int, float | None] = {}
-    first_token: dict[int, float | None] = {}
-    for session, index, start_s in zip(
-        run.tasks["session_id"], run.tasks["round"], run.tasks["started_s"], strict=True
-    ):
-        if index == 0:
-            started.setdefault(session, start_s)
-    for session, index, token_s in zip(
-        run.rounds["session_id"], run.rounds["round"], run.rounds["first_token_s"], strict=True
-    ):
-        if index == 0:
-            first_token[session] = token_s
+    started = _initial(run.tasks, "started_s")
+    first_token = _initial(run.rounds, "first_token_s")
     is_ok = [status == "ok" for status in sessions["status"]]
     return {
         "request_id": ids,
@@ -76,8 +54,17 @@ def _requests(run: ClusterRun, observed: Observed) -> Table:
         "num_rounds": sessions["num_rounds"],
         "decode_tokens": sessions["decode_tokens"],
         "worker_id": sessions["worker_id"],
-        **_itl(observed.session_itl_s),
+        **_itl(seen.session_itl_s),
     }
+
+
+def _initial(table: Table, column: str) -> dict[int, Any]:
+    """By session, of its first row in round 0."""
+    found: dict[int, Any] = {}
+    for session, index, value in zip(table["session_id"], table["round"], table[column], strict=True):
+        if index == 0:
+            found.setdefault(session, value)
+    return found
 
 
 def _itl(stats: Mapping[ItlStat, Floats]) -> dict[str, list[Any]]:

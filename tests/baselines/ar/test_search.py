@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from typing import get_args
+
 import numpy as np
 import pytest
 from support.clusters import hardware, profiled, session
 
-from baselines.ar.search import disaggregated_shortlist, dynamo_candidates, search, vllm_candidates
+from baselines.ar.dynamo import DynamoConfig, dynamo
+from baselines.ar.search import disaggregated_shortlist, search
+from baselines.ar.vllm import ContinuumConfig, Scheduling, VllmConfig, continuum, vllm
+from engines.ampd.performance import PerformanceModel
 from engines.ampd.planner.workload import PlanningWorkload
+from engines.ar.cluster.cluster import Cluster, Hardware
 from engines.ar.cluster.simulation import StopRule
+from engines.ar.deployment import Deployment, replications
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop, Session
 from engines.ar.slo import Reading, attainment
@@ -17,6 +26,33 @@ PLATFORM = hardware()
 MODEL = profiled(num_gpus=8)
 SLO = Slo(ttft_s=1.0, itl_s=0.03)
 READING = Reading(scope="round", ttft="every", itl="p95")
+
+
+def dynamo_candidates(
+    hardware: Hardware,
+    model: PerformanceModel,
+    deployments: Sequence[Deployment],
+    *,
+    configs: Sequence[DynamoConfig] = (DynamoConfig(),),
+) -> tuple[Cluster, ...]:
+    return tuple(dynamo(hardware, deployment, model, config) for deployment, config in product(deployments, configs))
+
+
+def vllm_candidates(
+    hardware: Hardware,
+    num_gpus: int,
+    *,
+    longest_context: int,
+    schedulings: Sequence[Scheduling] = get_args(Scheduling),
+    is_continuum: bool = False,
+) -> tuple[Cluster, ...]:
+    """Every degree that holds the longest session, with whole and with chunked prefills."""
+    build, made = (continuum, ContinuumConfig) if is_continuum else (vllm, VllmConfig)
+    degrees = hardware.degrees(min_kv_tokens=longest_context)
+    return tuple(
+        build(hardware, deployment, made(scheduling=scheduling))  # type: ignore[arg-type]
+        for deployment, scheduling in product(replications(num_gpus, degrees), schedulings)
+    )
 
 
 def sample(seed: int, rate: float = 1.5, num: int = 60) -> OpenLoop:

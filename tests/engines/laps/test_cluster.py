@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefill import TokenCost, chat, h200_14b, turns
+from support.prefill_metrics import little, summarise
 
 from baselines.ar.sglang import SglangConfig, graphs_only, sglang
 from baselines.ar.vllm_pd import vllm_pd
@@ -19,7 +20,6 @@ from engines.ar.session import ClosedLoop, OpenLoop, Round, Session
 from engines.errors import UserError
 from engines.laps.cluster import Cache, PrefillCluster
 from engines.laps.controller import ControllerConfig
-from engines.laps.metrics import little, summarise
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, PrefillSystem, Spatial, laps, reserve
 from engines.laps.turns import OpenTurns, Turn

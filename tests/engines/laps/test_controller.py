@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefill import chat, h200_14b
+from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
 from engines.laps.controller import ControllerConfig, Form, PressureController, Signals
-from engines.laps.metrics import summarise
 from engines.laps.record import PrefillRun
 from engines.laps.system import LapsConfig, Pooling, Spatial, laps
 from engines.laps.turns import OpenTurns, Turn

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.prefill import LINEAR_MODEL, ask, chat, execute, h200_14b, task, turns
+from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.metrics import summarise
 from engines.laps.reserve import Reserve, ReserveConfig, longest_wait_s, share_for
 from engines.laps.step_model import StepModel
 from engines.laps.system import laps, reserve

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.prefill import TokenCost, chat, h200_14b, task, turns
+from support.prefill_metrics import summarise
 
 from engines.errors import UserError
 from engines.laps.cluster import PrefillCluster
-from engines.laps.metrics import summarise
 from engines.laps.queue import ClassQueue
 from engines.laps.system import LapsConfig, laps
 from engines.laps.waiting import AdaptiveWait, Wait, WaitConfig, WaitRule, graph_window_s, sla_window_s, window_s
