@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from engines.ar.cluster.simulation import StopRule
 from engines.ar.deployment import Deployment
 from engines.errors import require
-from repro.runs.record import Obtained, RunRecord
+from repro.runs.record import RunRecord
 from repro.systems.ar.log import tables_of
-from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Options, Placed, parse_deployment, planned, searched
+from repro.systems.ar.plans import PLANNER, SEARCH, Build, Ground, Placed, parse_deployment, planned, searched
 from repro.systems.ar.settings import Settings
+from repro.systems.simulated import Options, PolicyDeployment
 from repro.workloads.sessions import SessionWorkload
 
 if TYPE_CHECKING:
@@ -23,34 +24,20 @@ MOST_LIVE_SESSIONS = 20_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterDeployment:
+class ClusterDeployment(PolicyDeployment[Build, Settings]):
     """The plan itself is made when it runs: it may take simulations of its own, which the seeds of a cell share."""
 
-    system: str
-    title: str
-    build: Build
     is_disaggregated: bool
     tried: tuple[Options, ...]
     """Options that a search chooses among, besides deployments."""
-    settings: Settings
-    options: Options
     how: str
     """planner, search, or a deployment in words."""
     seed: int
     modules: tuple[str, ...]
 
-    obtained: ClassVar[Obtained] = "simulated"
-
-    @property
-    def basis(self) -> str:
-        return self.settings.basis
-
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"deployment": self.how, "num_gpus": self.settings.num_gpus}
-
-    def check_machine(self) -> None:
-        """Any machine will do."""
 
     def check(self) -> None:
         """Refuse a deployment that cannot be, without planning one."""
@@ -124,17 +111,12 @@ class ClusterDeployment:
                 for name in ("num_events", "end_s", "stop_reason", "prefill_load", "overload_reason")
             },
         }
-        return RunRecord(
-            tables=tables_of(run),
-            manifest={
-                "obtained": self.obtained,
-                "calibration": f"{settings.platform.gpu}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
-                "dataset": asdict(workload.provenance),
-                "platform": settings.platform.title,
-                "model": settings.model,
-                "system": self.title,
-                "facts": facts,
-            },
+        return self.record(
+            tables_of(run),
+            calibration=f"{settings.platform.gpu}, uncalibrated: constants {constants.name} ({constants.role}), {constants.note}",
+            platform=settings.platform.title,
+            provenance=workload.provenance,
+            facts=facts,
         )
 
     def _tried(self) -> tuple[Options, ...]:

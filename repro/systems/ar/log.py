@@ -11,6 +11,7 @@ from engines.ar.metrics import Floats, ItlStat, Observed, observe, observed, ses
 from repro.runs.metrics import floats
 from repro.runs.record import REQUESTS, RunRecord, Table
 from repro.systems.ar.columns import ITL_STATS, ROUNDS, TASKS, TRANSFERS, WORKERS
+from repro.systems.simulated import request_table
 
 
 def tables_of(run: ClusterRun) -> dict[str, Table]:
@@ -39,23 +40,20 @@ def _requests(run: ClusterRun, seen: Observed) -> Table:
     ids = sessions["session_id"]
     started = _initial(run.tasks, "started_s")
     first_token = _initial(run.rounds, "first_token_s")
-    is_ok = [status == "ok" for status in sessions["status"]]
-    return {
-        "request_id": ids,
-        "arrival_s": sessions["arrival_s"],
-        "submit_lag_s": [0.0] * len(ids),
-        "admitted_s": [started.get(each) for each in ids],
-        "first_output_s": [first_token.get(each) for each in ids],
-        "finished_s": sessions["finished_s"],
-        "prompt_len": sessions["prefill_tokens"],
-        "output_len": [tokens if ok else None for tokens, ok in zip(sessions["decode_tokens"], is_ok, strict=True)],
-        "status": sessions["status"],
-        "error": [None] * len(ids),
-        "num_rounds": sessions["num_rounds"],
-        "decode_tokens": sessions["decode_tokens"],
-        "worker_id": sessions["worker_id"],
+    return request_table(
+        request_id=ids,
+        arrival_s=sessions["arrival_s"],
+        admitted_s=[started.get(each) for each in ids],
+        first_output_s=[first_token.get(each) for each in ids],
+        finished_s=sessions["finished_s"],
+        prompt_len=sessions["prefill_tokens"],
+        output_len=sessions["decode_tokens"],
+        status=sessions["status"],
+        num_rounds=sessions["num_rounds"],
+        decode_tokens=sessions["decode_tokens"],
+        worker_id=sessions["worker_id"],
         **_itl(seen.session_itl_s),
-    }
+    )
 
 
 def _initial(table: Table, column: str) -> dict[int, Any]:

@@ -19,6 +19,7 @@ from engines.errors import UserError, require
 from engines.policies.slo import Slo
 from repro.runs.kept import kept
 from repro.systems.ar.settings import Settings, hardware_of, performance_of, profiled_context, sessions_of
+from repro.systems.simulated import Options
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig
 
@@ -29,7 +30,6 @@ NUM_SAMPLES = 3
 NUM_CANDIDATES = 6
 """Disaggregated deployments that a search simulates, the likeliest by closed forms."""
 
-Options = tuple[tuple[str, Any], ...]
 Build = Callable[["Ground", Deployment, Mapping[str, Any]], Cluster]
 _POOLS = re.compile(r"TP(\d+)x(\d+)(?:\+TP(\d+)x(\d+))*")
 

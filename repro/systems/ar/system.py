@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engines.errors import require
-from engines.knobs import knobs_of
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.ar.deployment import ClusterDeployment
 from repro.systems.ar.family import AR
-from repro.systems.ar.plans import Build, Options
+from repro.systems.ar.plans import Build
 from repro.systems.ar.settings import Settings, resolve, sessions_of
+from repro.systems.simulated import Options, PolicySystem
 from repro.workloads.sessions import SessionWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArSystem:
+class ArSystem(PolicySystem[Build]):
     """``build`` makes the cluster of a deployment and the system's own knobs."""
 
-    name: str
-    title: str
-    summary: str
-    own: type
-    """Settings whose fields are the system's own knobs."""
-    build: Build
+    family: ClassVar[Family] = AR
     is_disaggregated: bool
     deployment: str
     """Where a cell asks for none: ``planner`` or ``search``."""
     tried: tuple[Options, ...] = ((),)
     """Options that a search chooses among, besides deployments."""
-
-    @property
-    def family(self) -> Family:
-        return AR
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment, SessionWorkload]:
         """Every refusal a user can cause is raised here."""
@@ -54,16 +46,11 @@ class ArSystem:
             is_disaggregated=self.is_disaggregated,
             tried=self.tried,
             settings=settings,
-            options=own_options(cell, self.own),
+            options=self.options_of(cell),
             how=self.deployment if settings.deployment is None else settings.deployment,
             seed=cell.seed,
             modules=(self.build.__module__, "repro.systems.ar.system", "repro.systems.ar.platforms", *plugged),
         )
-
-
-def own_options(cell: Cell, own: type) -> Options:
-    """The system's own knobs that the cell sets."""
-    return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in knobs_of(own))
 
 
 def _check_lengths(settings: Settings, workload: SessionWorkload) -> None:

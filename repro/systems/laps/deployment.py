@@ -18,6 +18,7 @@ from repro.systems.laps.decoding import simulate_with_decode
 from repro.systems.laps.log import Window, closing_s, tables_of, window_of
 from repro.systems.laps.settings import UNMEASURED, Settings
 from repro.systems.laps.workload import PrefillWorkload
+from repro.systems.simulated import PolicyDeployment
 
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
@@ -29,38 +30,26 @@ SLOWEST_TOKEN_S = 0.05
 """Of an answer, where it is decoded."""
 ON_TORCH = "repro.systems.laps.on_torch"
 """Of measured runs: a simulation loads no torch, nor depends on its code."""
-Options = tuple[tuple[str, Any], ...]
 Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillDeployment:
-    system: str
-    title: str
-    build: Build
-    settings: Settings
-    options: Options
-    policies: str
-    """The module that ``build`` is of."""
-
+class PrefillDeployment(PolicyDeployment[Build, Settings]):
     @property
     def obtained(self) -> Obtained:
         return "simulated" if self.settings.is_simulated else "measured"
 
     @property
     def modules(self) -> tuple[str, ...]:
-        return (self.policies, "repro.systems.laps.system", *(() if self.settings.is_simulated else (ON_TORCH,)))
-
-    @property
-    def basis(self) -> str:
-        return self.settings.basis
+        return (
+            self.build.__module__,
+            "repro.systems.laps.system",
+            *(() if self.settings.is_simulated else (ON_TORCH,)),
+        )
 
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"num_instances": self.settings.num_instances}
-
-    def check_machine(self) -> None:
-        """Any machine will do: one without a card measures on its CPU."""
 
     def check_options(self) -> None:
         """Shows wrong ones before any run."""
@@ -99,18 +88,13 @@ class PrefillDeployment:
                 cluster, settings.roofline, workload, settings.decode, settings.kv_capacity, until_s=until_s
             )
         window = window_of(run.requests["arrival_s"], closing_s(run, workload.last_sessions))
-        return RunRecord(
-            tables=tables_of(run, window),
-            manifest={
-                "obtained": self.obtained,
-                **self._basis_of(settings),
-                "dataset": asdict(workload.provenance),
-                "platform": settings.part.title,
-                "model": settings.model,
-                "system": self.title,
-                "slos": {"ttft": {"ttft_s": settings.slo_s}},
-                "facts": self._facts(settings, workload, run, window),
-            },
+        return self.record(
+            tables_of(run, window),
+            **self._basis_of(settings),
+            platform=settings.part.title,
+            provenance=workload.provenance,
+            slos={"ttft": {"ttft_s": settings.slo_s}},
+            facts=self._facts(settings, workload, run, window),
         )
 
     @staticmethod

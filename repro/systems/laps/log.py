@@ -15,6 +15,7 @@ import numpy as np
 from engines.laps.record import PrefillRun
 from repro.runs.record import REQUESTS, Table
 from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
+from repro.systems.simulated import request_table
 
 WARM_UP = 0.1
 """Share of the turns that arrive before the window opens."""
@@ -58,25 +59,19 @@ def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:
     counted = (window.start_s <= arrival) & (arrival < window.end_s)
     is_done = [stamp is not None for stamp in finished]
     return {
-        REQUESTS: {
-            "request_id": requests["request_id"],
-            "arrival_s": requests["arrival_s"],
-            "submit_lag_s": [0.0] * run.num_requests,
-            "admitted_s": requests["started_s"],
-            "first_output_s": finished,
-            "finished_s": finished,
-            "prompt_len": requests["tokens"],
-            "output_len": [1 if done else None for done in is_done],
-            "status": ["ok" if done else "unfinished" for done in is_done],
-            "error": [None] * run.num_requests,
-            "session_id": requests["session_id"],
-            "turn": requests["turn"],
-            "length_class": requests["length_class"],
-            "history": requests["history"],
-            "instance": requests["instance"],
-            "violated": [bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
-            "counted": counted.tolist(),
-        },
+        REQUESTS: request_table(
+            request_id=requests["request_id"],
+            arrival_s=requests["arrival_s"],
+            admitted_s=requests["started_s"],
+            first_output_s=finished,
+            finished_s=finished,
+            prompt_len=requests["tokens"],
+            output_len=[1] * run.num_requests,
+            status=["ok" if done else "unfinished" for done in is_done],
+            violated=[bool(late) or not done for late, done in zip(requests["violated"], is_done, strict=True)],
+            counted=counted.tolist(),
+            **{name: requests[name] for name in ("session_id", "turn", "length_class", "history", "instance")},
+        ),
         STEPS: run.steps,
         MOVES: run.moves,
         INSTANCES: run.instances,

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
-from repro.systems.ar.system import own_options
 from repro.systems.laps.deployment import Build, PrefillDeployment
 from repro.systems.laps.family import PREFILL
 from repro.systems.laps.part import PrefillPart
 from repro.systems.laps.settings import resolve
 from repro.systems.laps.workload import PrefillWorkload, draw_workload
+from repro.systems.simulated import PolicySystem
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillSystemEntry:
+class PrefillSystemEntry(PolicySystem[Build]):
     """``build`` makes the policies of a run's settings and the system's own knobs."""
 
-    name: str
-    title: str
-    summary: str
-    own: type
-    """Settings whose fields are the system's own knobs."""
-    build: Build
-
-    @property
-    def family(self) -> Family:
-        return PREFILL
+    family: ClassVar[Family] = PREFILL
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""
         settings = resolve(cell, self.name, self.own, part)
         deployment = PrefillDeployment(
-            system=self.name,
-            title=self.title,
-            build=self.build,
-            settings=settings,
-            options=own_options(cell, self.own),
-            policies=self.build.__module__,
+            system=self.name, title=self.title, build=self.build, settings=settings, options=self.options_of(cell)
         )
         deployment.check_options()
         workload = draw_workload(settings.workload)

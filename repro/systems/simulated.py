@@ -1,0 +1,104 @@
+"""What systems of policies on simulated workers share, whatever they serve: how they are named, built, run and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from engines.knobs import knobs_of
+from repro.runs.cell import Cell
+from repro.runs.record import Obtained, RunRecord, Table
+
+Options = tuple[tuple[str, Any], ...]
+"""A system's own knobs that a cell sets, by name."""
+
+
+class HasBasis(Protocol):
+    @property
+    def basis(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+
+
+Build = TypeVar("Build")
+SettingsOf = TypeVar("SettingsOf", bound=HasBasis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySystem(Generic[Build]):
+    name: str
+    title: str
+    summary: str
+    own: type
+    """Settings whose fields are the system's own knobs."""
+    build: Build
+    """Makes the policies, of settings and the system's own knobs."""
+
+    def options_of(self, cell: Cell) -> Options:
+        own = knobs_of(self.own)
+        return tuple((name, value) for name, value in sorted(cell.asked.items()) if name in own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyDeployment(Generic[Build, SettingsOf]):
+    system: str
+    title: str
+    build: Build
+    settings: SettingsOf
+    options: Options
+
+    @property
+    def obtained(self) -> Obtained:
+        return "simulated"
+
+    @property
+    def basis(self) -> str:
+        return self.settings.basis
+
+    def check_machine(self) -> None:
+        """Any machine will do: one without a card simulates, or measures on its CPU."""
+
+    def record(
+        self, tables: Mapping[str, Table], *, platform: str, provenance: Any, facts: Mapping[str, Any], **manifest: Any
+    ) -> RunRecord:
+        return RunRecord(
+            tables=tables,
+            manifest={
+                "obtained": self.obtained,
+                **manifest,
+                "dataset": asdict(provenance),
+                "platform": platform,
+                "model": self.settings.model,
+                "system": self.title,
+                "facts": facts,
+            },
+        )
+
+
+def request_table(
+    *,
+    request_id: Sequence[int],
+    arrival_s: Sequence[float],
+    admitted_s: Sequence[float | None],
+    first_output_s: Sequence[float | None],
+    finished_s: Sequence[float | None],
+    prompt_len: Sequence[int],
+    output_len: Sequence[int],
+    status: Sequence[str],
+    **own: list[Any],
+) -> Table:
+    """Requests that were submitted when they were due, and of which none failed; ``own`` are the family's columns."""
+    return {
+        "request_id": list(request_id),
+        "arrival_s": list(arrival_s),
+        "submit_lag_s": [0.0] * len(request_id),
+        "admitted_s": list(admitted_s),
+        "first_output_s": list(first_output_s),
+        "finished_s": list(finished_s),
+        "prompt_len": list(prompt_len),
+        "output_len": [tokens if each == "ok" else None for tokens, each in zip(output_len, status, strict=True)],
+        "status": list(status),
+        "error": [None] * len(request_id),
+        **own,
+    }
