@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -13,3 +13,8 @@ Table = dict[str, list[Any]]
 def table_of(kind: type, rows: Sequence[Any]) -> Table:
     """Rows of one kind, turned."""
     return {field.name: list(map(attrgetter(field.name), rows)) for field in fields(kind)}
+
+
+def rows_of(table: Table, *names: str) -> Iterator[tuple[Any, ...]]:
+    """These columns, row by row."""
+    return zip(*(table[name] for name in names), strict=True)

@@ -61,6 +61,9 @@ class PrefillCluster:
                 "cache='instance' with pooling='global': a pulled request loses its history, use pooling='each'",
             )
 
+    def class_of(self, tokens: int) -> LengthClass:
+        return "short" if tokens < self.boundary else "long"
+
     def simulate(
         self,
         arrivals: PrefillArrivals | Sequence[PrefillArrivals],
@@ -172,13 +175,13 @@ class PrefillSimulation:
             now,
         )
         self.owed.add(task)
-        row = RequestRow(task.task_id, session_id, turn, self._class_of(task), history, tokens, now)
+        row = RequestRow(task.task_id, session_id, turn, cluster.class_of(task.tokens), history, tokens, now)
         self._requests.append(row)
         if cluster.slo_s is not None:
             row.deadline_s = now + cluster.slo_s
         if self._is_global:
             self._describe(task)
-            pool = self._class_of(task)
+            pool = cluster.class_of(task.tokens)
             asked(self._pool_queues[pool].push, task)
             for instance in self.instances:
                 if instance.pool == pool and not instance.is_busy:
@@ -205,12 +208,9 @@ class PrefillSimulation:
 
     def _describe(self, task: PrefillTask) -> None:
         row = self._requests[task.task_id]
-        row.history, row.tokens, row.length_class = task.history, task.tokens, self._class_of(task)
+        row.history, row.tokens, row.length_class = task.history, task.tokens, self._cluster.class_of(task.tokens)
         if self._work_s is not None:
             task.estimate_s = self._work_s(task.history, task.tokens)
-
-    def _class_of(self, task: PrefillTask) -> LengthClass:
-        return "short" if task.tokens < self._boundary else "long"
 
     # ---- what instances tell ----------------------------------------------------------------------------------
 

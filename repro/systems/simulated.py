@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
 from engines.knobs import knobs_of
 from repro.runs.cell import Cell
-from repro.runs.record import Obtained, RunRecord, Table
+from repro.runs.metrics import Floats, floats
+from repro.runs.record import REQUESTS, Obtained, RunRecord, Table
 
 Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
@@ -102,3 +105,15 @@ def request_table(
         "error": [None] * len(request_id),
         **own,
     }
+
+
+def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
+    """A column as an array, null as NaN. A record does not change: what was turned once is kept with it."""
+    kept: dict[tuple[str, str], Floats] = vars(record).setdefault("_columns", {})
+    if (table, name) not in kept:
+        kept[table, name] = floats(record.tables[table][name])
+    return kept[table, name]
+
+
+def known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]

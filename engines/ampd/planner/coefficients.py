@@ -22,7 +22,8 @@ from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
 from engines.ar.cluster.sink import Sink
-from engines.ar.cost import DecodeLine
+from engines.ar.cluster.worker import Parts
+from engines.ar.cost import DecodeLine, StepCost
 from engines.ar.metrics import observe
 from engines.ar.session import OpenLoop
 from engines.errors import require
@@ -111,16 +112,7 @@ def simulate_prefill(model: PerformanceModel, workload: PlanningWorkload, degree
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     simulation.add_home(Sink(simulation, worker_id=0, degree=degree, itl_s=model.decode_s(1, degree)))
     for index in range(replicas):
-        simulation.add_prefill(
-            PrefillWorker(
-                simulation,
-                worker_id=1 + index,
-                degree=degree,
-                cost=ModelCost(model, degree),
-                queue=PrefillQueue(),
-                batching=ONE_BY_ONE,
-            )
-        )
+        simulation.add_prefill(PrefillWorker(simulation, **_parts(1 + index, degree, ModelCost(model, degree))))
     ttft_s = observe(simulation.run(OpenLoop(sessions=workload.at_rate()))).ttft_s
     p95_s = float(np.percentile(ttft_s, 95))
     return PhaseLatency(seconds=p95_s, of_slo=p95_s / workload.slo.ttft_s)
@@ -130,22 +122,9 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
     """k decode workers behind a prefill side that takes no time; sessions go where the fewest are."""
     simulation = Simulation(binder=FewestSessions(), router=RemoteOnly(), estimator=model)
     for index in range(replicas):
-        simulation.add_home(
-            DecodeWorker(
-                simulation,
-                worker_id=index,
-                degree=degree,
-                cost=ModelCost(model, degree),
-                queue=PrefillQueue(),
-                batching=ONE_BY_ONE,
-                kv_capacity=_UNBOUNDED_KV,
-            )
-        )
-    simulation.add_prefill(
-        PrefillWorker(
-            simulation, worker_id=replicas, degree=degree, cost=NoCost(), queue=PrefillQueue(), batching=ONE_BY_ONE
-        )
-    )
+        parts = _parts(index, degree, ModelCost(model, degree))
+        simulation.add_home(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, **parts))
+    simulation.add_prefill(PrefillWorker(simulation, **_parts(replicas, degree, NoCost())))
     run = simulation.run(OpenLoop(sessions=workload.at_rate()))
     itl_s = observe(run).round_itl_s["mean"]
     known = itl_s[~np.isnan(itl_s)]
@@ -153,6 +132,10 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
         seconds=float(np.percentile(_decode_times(run), 95)),
         of_slo=float(np.percentile(known, 95)) / workload.slo.itl_s if len(known) else 0.0,
     )
+
+
+def _parts(worker_id: int, degree: int, cost: StepCost) -> Parts:
+    return Parts(worker_id=worker_id, degree=degree, cost=cost, queue=PrefillQueue(), batching=ONE_BY_ONE)
 
 
 def _decode_times(run: ClusterRun) -> np.ndarray:

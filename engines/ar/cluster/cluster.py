@@ -120,17 +120,17 @@ class Cluster:
         decode = [pool.degree for pool in self.deployment.decode for _ in range(pool.replicas)]
         prefill = [pool.degree for pool in self.deployment.prefill for _ in range(pool.replicas)]
         decode_servers, prefill_servers = _placed(decode, prefill)
-        for worker_id, degree in enumerate(decode):
+        for index, degree in enumerate(decode):
             simulation.add_home(
                 DecodeWorker(
                     simulation,
-                    worker_id=worker_id,
+                    worker_id=index,
                     degree=degree,
+                    server=decode_servers[index],
                     cost=self.hardware.cost(degree),
                     queue=policies.make_local_queue(),
                     batching=policies.local_batching,
                     kv_capacity=self.hardware.kv_capacity(degree),
-                    server=decode_servers[worker_id],
                     keep_s=policies.keep_s,
                     window_s=policies.window_s,
                     max_run_steps=max_run_steps,
@@ -143,10 +143,10 @@ class Cluster:
                     simulation,
                     worker_id=len(decode) + index,
                     degree=degree,
+                    server=prefill_servers[index],
                     cost=self.hardware.cost(degree, is_remote=True),
                     queue=policies.make_prefill_queue() if shared is None else shared,
                     batching=policies.prefill_batching,
-                    server=prefill_servers[index],
                     overlaps=policies.overlaps,
                     window_s=policies.window_s,
                 )

@@ -10,7 +10,7 @@ from engines.ar.cluster.record import Stay, WorkerRow
 from engines.ar.session import Session
 from engines.policies.owed import Owed
 from engines.policies.task import PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.views import DecodeView
 
 
 class Live:
@@ -82,7 +82,7 @@ class Host(Protocol):
 class Hub(Host, Protocol):
     """The run of a cluster whose sessions live on decode workers."""
 
-    def read_history(self, task: PrefillTask, worker: RemoteWorker, start_s: float) -> Read:
+    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> Read:
         """A lazy read (AMPD §6): the home holds the history until the increment is back."""
         ...
 
@@ -132,17 +132,3 @@ class Home(DecodeView, Protocol):
     def end(self, live: Live) -> None:
         """The session is over."""
         ...
-
-
-class RemoteWorker(PrefillView, Protocol):
-    """Prefills sessions that live elsewhere."""
-
-    server: int
-
-    def row(self) -> WorkerRow:
-        """Its line in the workers table."""
-        ...
-
-    def enqueue(self, task: PrefillTask) -> None: ...
-
-    def record_ttft(self, now: float, ttft_s: float) -> None: ...

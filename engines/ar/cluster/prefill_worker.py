@@ -91,7 +91,7 @@ class PrefillWorker(Worker):
         shares = []
         for task, tokens in plan.shares:
             if task.computed == 0 and task.history > 0:
-                missing, ready_s = self._hub.read_history(task, self, ready_s)
+                missing, ready_s = self._hub.read_history(task, self.worker_id, ready_s)
                 if missing:
                     tokens += missing if tokens == task.tokens else 0
                     task.history -= missing

@@ -9,7 +9,8 @@ from typing import Any
 
 from engines.ar.arrivals import Clients, OpenArrivals
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.hub import Home, Live, Read, RemoteWorker
+from engines.ar.cluster.hub import Home, Live, Read
+from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun, RoundRow, SessionRow, Stay, TaskRow, TransferRow, WorkerRow, gaps_of
 from engines.ar.session import Arrivals, ClosedLoop, Session
 from engines.ar.table import table_of
@@ -55,9 +56,9 @@ class Simulation:
         self.loop = EventLoop()
         self.owed = Owed()
         self._homes: list[Home] = []
-        self._prefills: list[RemoteWorker] = []
+        self._prefills: list[PrefillWorker] = []
         self._home_of: dict[int, Home] = {}
-        self._prefill_of: dict[int, RemoteWorker] = {}
+        self._prefill_of: dict[int, PrefillWorker] = {}
         self._binder, self._router, self._estimator, self._links, self._stop = binder, router, estimator, links, stop
         self._lives: dict[int, Live] = {}
         self._num_arrived = 0
@@ -74,7 +75,7 @@ class Simulation:
         self._homes.append(home)
         self._home_of[home.worker_id] = home
 
-    def add_prefill(self, worker: RemoteWorker) -> None:
+    def add_prefill(self, worker: PrefillWorker) -> None:
         self._prefills.append(worker)
         self._prefill_of[worker.worker_id] = worker
 
@@ -162,8 +163,8 @@ class Simulation:
 
     # ---- what workers tell (Hub) -------------------------------------------------------------------------
 
-    def read_history(self, task: PrefillTask, worker: RemoteWorker, start_s: float) -> Read:
-        live = self._lives[task.order]
+    def read_history(self, task: PrefillTask, worker_id: int, start_s: float) -> Read:
+        live, worker = self._lives[task.order], self._prefill_of[worker_id]
         cached = live.home.lend(live)
         end_s = self._send("history", task, live.home, worker, cached, start_s)
         return Read(task.history - cached, end_s)
@@ -210,7 +211,7 @@ class Simulation:
 
     # ---- in between ----------------------------------------------------------------------------------------
 
-    def _land(self, live: Live, task: PrefillTask, worker: RemoteWorker) -> None:
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker) -> None:
         now = self.loop.now
         self._token_out(live, task, now)
         if task.kind != "recompute":
@@ -244,8 +245,8 @@ class Simulation:
         self,
         content: str,
         task: PrefillTask,
-        source: Home | RemoteWorker,
-        target: Home | RemoteWorker,
+        source: Home | PrefillWorker,
+        target: Home | PrefillWorker,
         tokens: int,
         start_s: float,
     ) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.metrics import Floats, ItlStat, Observed, observe, observed, sessions_of_rounds
+from engines.ar.table import rows_of
 from repro.runs.metrics import floats
 from repro.runs.record import REQUESTS, RunRecord, Table
 from repro.systems.ar.columns import ITL_STATS, ROUNDS, TASKS, TRANSFERS, WORKERS
@@ -59,7 +60,7 @@ def _requests(run: ClusterRun, seen: Observed) -> Table:
 def _initial(table: Table, column: str) -> dict[int, Any]:
     """By session, of its first row in round 0."""
     found: dict[int, Any] = {}
-    for session, index, value in zip(table["session_id"], table["round"], table[column], strict=True):
+    for session, index, value in rows_of(table, "session_id", "round", column):
         if index == 0:
             found.setdefault(session, value)
     return found

@@ -12,10 +12,11 @@ import numpy as np
 from engines.ar.metrics import Floats
 from engines.ar.slo import READINGS, Reading, attainments
 from engines.policies.slo import Slo
-from repro.runs.metrics import Metric, distribution, floats
+from repro.runs.metrics import Metric, distribution
 from repro.runs.record import RunRecord
 from repro.systems.ar.columns import ROUNDS, TASKS, WORKERS
 from repro.systems.ar.log import observed_of
+from repro.systems.simulated import column, known
 
 
 def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
@@ -39,21 +40,23 @@ def reading_of(record: RunRecord) -> Reading:
     return next(reading for reading in READINGS if str(reading) == name)
 
 
+def round_ttft_s(record: RunRecord) -> Floats:
+    """By round, from when it was ready; NaN where its first token never came."""
+    return column(record, "first_token_s", ROUNDS) - column(record, "ready_s", ROUNDS)
+
+
 def ttft_s(record: RunRecord, *, initial: bool) -> dict[str, Any]:
-    rounds = record.tables[ROUNDS]
-    times = floats(rounds["first_token_s"]) - floats(rounds["ready_s"])
-    of_kind = (np.asarray(rounds["round"]) == 0) == initial
-    return distribution(_known(times[of_kind]))
+    of_kind = (np.asarray(record.tables[ROUNDS]["round"]) == 0) == initial
+    return distribution(known(round_ttft_s(record)[of_kind]))
 
 
 def ttft_longest_s(record: RunRecord) -> float | None:
-    rounds = record.tables[ROUNDS]
-    times = _known(floats(rounds["first_token_s"]) - floats(rounds["ready_s"]))
+    times = known(round_ttft_s(record))
     return float(times.max()) if times.size else None
 
 
 def round_itl_s(record: RunRecord, stat: str) -> dict[str, Any]:
-    return distribution(_known(floats(record.tables[ROUNDS][f"itl_{stat}_s"])))
+    return distribution(known(column(record, f"itl_{stat}_s", ROUNDS)))
 
 
 def local_share(record: RunRecord) -> float | None:
@@ -87,10 +90,6 @@ def busy_share(record: RunRecord) -> dict[str, float | None]:
 
 def _sum(column: str) -> Any:
     return lambda record: sum(value or 0 for value in record.tables[WORKERS][column])
-
-
-def _known(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
 
 
 def _defined(value: float) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engines.ar.table import rows_of
 from repro.runs.record import RunRecord
 from repro.systems.ar.columns import ROUNDS, TASKS, TRANSFERS, WORKERS
 
@@ -35,24 +36,16 @@ def rounds_are_whole(record: RunRecord) -> Iterator[str]:
 
 def transfers_match(record: RunRecord) -> Iterator[str]:
     """A remote prefill sends back what it was asked for and the history it had to compute again."""
-    transfers, tasks = record.tables[TRANSFERS], record.tables[TASKS]
-    sent = {
-        task: tokens
-        for task, content, tokens in zip(transfers["task_id"], transfers["content"], transfers["tokens"], strict=True)
-        if content == "increment"
-    }
-    remote = [
-        (task, tokens)
-        for task, is_local, tokens in zip(tasks["task_id"], tasks["is_local"], tasks["computed_tokens"], strict=True)
-        if not is_local and tokens is not None
-    ]
-    if wrong := sum(sent.get(task) != tokens for task, tokens in remote):
+    transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
+    tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "computed_tokens")
+    sent = {task: tokens for task, content, tokens in transfers if content == "increment"}
+    remote = {task: tokens for task, is_local, tokens in tasks if not is_local and tokens is not None}
+    if wrong := sum(sent.get(task) != tokens for task, tokens in remote.items()):
         yield f"{wrong} remote prefills sent back other K/V than they computed"
 
 
 def memory_held(record: RunRecord) -> Iterator[str]:
-    workers = record.tables[WORKERS]
-    pairs = zip(workers["kv_peak"], workers["kv_capacity"], strict=True)
+    pairs = rows_of(record.tables[WORKERS], "kv_peak", "kv_capacity")
     if wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
         yield f"{wrong} workers held more K/V than they have memory for"
 

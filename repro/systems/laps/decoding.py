@@ -7,36 +7,21 @@ several instances are not: a conversation stays with one instance, or its turns 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation, StopRule
 from engines.ar.cluster.sink import Sink
-from engines.ar.table import table_of
+from engines.ar.cluster.worker import Parts
+from engines.ar.table import rows_of, table_of
 from engines.errors import require
 from engines.laps.cluster import PrefillCluster
 from engines.laps.cost import PrefillCost
 from engines.laps.record import InstanceRow, MoveRow, PrefillRun, RequestRow, StepRow
 from engines.policies.binding import FewestSessions
-from engines.policies.instances import LengthClass
-from engines.policies.routing import Decision, Local
-from engines.policies.task import PrefillTask
-from engines.policies.views import DecodeView, PrefillView
+from engines.policies.routing import Local, RemoteOnly
 from repro.systems.laps.workload import PrefillWorkload
-
-
-@dataclass(frozen=True, kw_only=True)
-class FewestTokens:
-    """A router of turns among instances that only prefill."""
-
-    reason: str = "fewest tokens"
-
-    def route(self, task: PrefillTask, home: DecodeView, prefills: Sequence[PrefillView], now: float) -> Decision:
-        chosen = min(prefills, key=lambda each: (each.backlog_tokens, each.worker_id))
-        return Decision(chosen.worker_id, False, self.reason)
 
 
 def simulate_with_decode(
@@ -53,35 +38,21 @@ def simulate_with_decode(
     (arrivals,) = workload.arrivals
     (stream,) = workload.config.streams
     clients = stream.clients or 1
+    stop = StopRule(until_s=until_s)
+
+    def parts(worker_id: int) -> Parts:
+        return Parts(worker_id=worker_id, cost=cost, queue=system.make_queue(), batching=system.make_batching())
+
     if decode == "mixed":
-        simulation = Simulation(binder=FewestSessions(), router=Local(), stop=StopRule(until_s=until_s))
+        simulation = Simulation(binder=FewestSessions(), router=Local(), stop=stop)
         for index in range(num):
-            simulation.add_home(
-                DecodeWorker(
-                    simulation,
-                    worker_id=index,
-                    degree=1,
-                    cost=cost,
-                    queue=system.make_queue(),
-                    batching=system.make_batching(),
-                    kv_capacity=kv_capacity,
-                )
-            )
+            simulation.add_home(DecodeWorker(simulation, kv_capacity=kv_capacity, **parts(index)))
     else:
-        simulation = Simulation(binder=FewestSessions(), router=FewestTokens(), stop=StopRule(until_s=until_s))
+        # A turn goes where the fewest tokens are.
+        simulation = Simulation(binder=FewestSessions(), router=RemoteOnly("shared"), stop=stop)
         simulation.add_home(Sink(simulation, worker_id=0, itl_s=pace_s(cost, workload, clients / num, kv_capacity)))
         for index in range(num):
-            simulation.add_prefill(
-                PrefillWorker(
-                    simulation,
-                    worker_id=1 + index,
-                    degree=1,
-                    cost=cost,
-                    queue=system.make_queue(),
-                    batching=system.make_batching(),
-                    overlaps=False,
-                )
-            )
+            simulation.add_prefill(PrefillWorker(simulation, overlaps=False, **parts(1 + index)))
     return _record(cluster, simulation.run(arrivals))  # type: ignore[arg-type]
 
 
@@ -102,56 +73,36 @@ def pace_s(cost: PrefillCost, workload: PrefillWorkload, sequences: float, kv_ca
 
 def _record(cluster: PrefillCluster, run: ClusterRun) -> PrefillRun:
     """Rounds as requests; their steps are not recorded."""
-    first: dict[tuple[int, int], tuple[float | None, int]] = {}
-    tasks = run.tasks
-    for session, index, kind, started_s, worker in zip(
-        *(tasks[name] for name in ("session_id", "round", "kind", "started_s", "worker_id")), strict=True
-    ):
-        if kind != "recompute":
-            first[session, index] = started_s, worker
-    rows = []
-    rounds = run.rounds
-    for place, (session, index, ready_s, history, tokens, token_s) in enumerate(
-        zip(
-            *(rounds[n] for n in ("session_id", "round", "ready_s", "history", "prefill_tokens", "first_token_s")),
-            strict=True,
-        )
-    ):
-        started_s, worker = first[session, index]
-        deadline_s = None if cluster.slo_s is None else ready_s + cluster.slo_s
-        late = None if token_s is None or deadline_s is None else token_s > deadline_s
-        length_class: LengthClass = "short" if tokens < cluster.boundary else "long"
-        rows.append(
-            RequestRow(
-                place,
-                session,
-                index,
-                length_class,
-                history,
-                tokens,
-                ready_s,
-                started_s,
-                token_s,
-                worker,
-                deadline_s,
-                late,
-            )
-        )
-    busy = [
-        InstanceRow(worker, None, prefill_s + decode_s, 0, num, tokens, tokens)
-        for worker, role, prefill_s, decode_s, num, tokens in zip(
-            *(
-                run.workers[name]
-                for name in ("worker_id", "role", "busy_prefill_s", "busy_decode_s", "num_prefills", "prefilled_tokens")
-            ),
-            strict=True,
-        )
-        if role != "sink"
-    ]
+    tasks = rows_of(run.tasks, "session_id", "round", "kind", "started_s", "worker_id")
+    first = {
+        (session, index): (started_s, worker)
+        for session, index, kind, started_s, worker in tasks
+        if kind != "recompute"
+    }
+    rounds = rows_of(run.rounds, "session_id", "round", "history", "prefill_tokens", "ready_s", "first_token_s")
+    requests = []
+    for place, (session, index, history, tokens, ready_s, token_s) in enumerate(rounds):
+        row = RequestRow(place, session, index, cluster.class_of(tokens), history, tokens, ready_s)
+        row.started_s, row.instance = first[session, index]
+        row.finished_s = token_s
+        if cluster.slo_s is not None:
+            row.deadline_s = ready_s + cluster.slo_s
+            row.violated = None if token_s is None else token_s > row.deadline_s
+        requests.append(row)
+    workers = rows_of(
+        run.workers, "worker_id", "role", "busy_prefill_s", "busy_decode_s", "num_prefills", "prefilled_tokens"
+    )
     return PrefillRun(
-        requests=table_of(RequestRow, rows),
+        requests=table_of(RequestRow, requests),
         steps=table_of(StepRow, []),
         moves=table_of(MoveRow, []),
-        instances=table_of(InstanceRow, busy),
+        instances=table_of(
+            InstanceRow,
+            [
+                InstanceRow(worker, None, prefill_s + decode_s, 0, num, tokens, tokens)
+                for worker, role, prefill_s, decode_s, num, tokens in workers
+                if role != "sink"
+            ],
+        ),
         facts={"end_s": run.facts["end_s"], "num_events": run.facts["num_events"]},
     )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from engines.ar.table import rows_of
 from engines.laps.record import PrefillRun
 from repro.runs.record import REQUESTS, Table
 from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
@@ -42,13 +43,8 @@ def closing_s(run: PrefillRun, last_sessions: Sequence[int]) -> float:
     requests = run.requests
     if not last_sessions:
         return max(requests["arrival_s"], default=0.0)
-    begun = {
-        session: arrival_s
-        for session, turn, arrival_s in zip(
-            requests["session_id"], requests["turn"], requests["arrival_s"], strict=True
-        )
-        if turn == 0
-    }
+    turns = rows_of(requests, "session_id", "turn", "arrival_s")
+    begun = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
     return min(begun.get(session, float("inf")) for session in last_sessions)
 
 

@@ -6,6 +6,7 @@ that never had its first token misses the objective.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import fsum
 from typing import Any
 
@@ -13,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.ar.metrics import Floats
-from repro.runs.metrics import Metric, distribution, floats
-from repro.runs.record import REQUESTS, RunRecord
+from repro.runs.metrics import Metric, distribution
+from repro.runs.record import RunRecord
 from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
 from repro.systems.laps.log import Window
+from repro.systems.simulated import column, known
 
 Mask = npt.NDArray[np.bool_]
 BUCKETS: tuple[tuple[str, int, float], ...] = (
@@ -26,14 +28,6 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
     ("1000+", 1000, np.inf),
 )
 """Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
-
-
-def column(record: RunRecord, name: str, table: str = REQUESTS) -> Floats:
-    """A column as an array, null as NaN. A record does not change: what was turned once is kept with it."""
-    kept: dict[tuple[str, str], Floats] = vars(record).setdefault("_columns", {})
-    if (table, name) not in kept:
-        kept[table, name] = floats(record.tables[table][name])
-    return kept[table, name]
 
 
 def mask(record: RunRecord, name: str, value: object = True) -> Mask:
@@ -59,8 +53,7 @@ def rps(record: RunRecord) -> float | None:
 
 def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
     """Of the finished ones of these."""
-    times = column(record, "finished_s") - column(record, "arrival_s")
-    return times[chosen & ~np.isnan(times)]
+    return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
 
 
 def counted(record: RunRecord) -> Mask:
@@ -161,6 +154,19 @@ def mixed_steps(record: RunRecord) -> float | None:
     return sum(short > 0 and long > 0 for short, long in pairs) / len(pairs) if pairs else None
 
 
+def distribution_of(length_class: str | None = None) -> Callable[[RunRecord], dict[str, Any]]:
+    """TTFT of the turns that count, or of those of a class."""
+    return lambda record: distribution(ttft_of(record, _counted(record, length_class)))
+
+
+def violations_of(length_class: str | None = None) -> Callable[[RunRecord], float | None]:
+    return lambda record: violations(record, _counted(record, length_class))
+
+
+def _counted(record: RunRecord, length_class: str | None) -> Mask:
+    return counted(record) if length_class is None else of_class(record, length_class)
+
+
 _EMPTY = "the window is empty"
 _NO_TURN = "per entry: no turn that has it; pQ below 100 / (100 - Q) of them"
 
@@ -170,41 +176,19 @@ PREFILL_METRICS: tuple[Metric, ...] = (
     Metric(
         "end_s", "s", "when the run ended, answers included where they are decoded", "never", lambda r: r.facts["end_s"]
     ),
-    Metric(
-        "ttft_all_s",
-        "s",
-        "distribution of TTFT over turns that count",
-        _NO_TURN,
-        lambda r: distribution(ttft_of(r, counted(r))),
-    ),
-    Metric(
-        "ttft_short_s", "s", "the same, short ones", _NO_TURN, lambda r: distribution(ttft_of(r, of_class(r, "short")))
-    ),
-    Metric(
-        "ttft_long_s", "s", "the same, long ones", _NO_TURN, lambda r: distribution(ttft_of(r, of_class(r, "long")))
-    ),
+    Metric("ttft_all_s", "s", "distribution of TTFT over turns that count", _NO_TURN, distribution_of()),
+    Metric("ttft_short_s", "s", "the same, short ones", _NO_TURN, distribution_of("short")),
+    Metric("ttft_long_s", "s", "the same, long ones", _NO_TURN, distribution_of("long")),
     Metric("by_length", "s, share", "TTFT and share of violations by tokens of the prompt", _NO_TURN, by_bucket),
     Metric(
         "slo_violations",
         "share",
         "turns whose TTFT exceeds the objective, or that never had a token / turns that count",
         "no turn counts",
-        lambda r: violations(r, counted(r)),
+        violations_of(),
     ),
-    Metric(
-        "slo_violations_short",
-        "share",
-        "the same, short ones",
-        "no short turn counts",
-        lambda r: violations(r, of_class(r, "short")),
-    ),
-    Metric(
-        "slo_violations_long",
-        "share",
-        "the same, long ones",
-        "no long turn counts",
-        lambda r: violations(r, of_class(r, "long")),
-    ),
+    Metric("slo_violations_short", "share", "the same, short ones", "no short turn counts", violations_of("short")),
+    Metric("slo_violations_long", "share", "the same, long ones", "no long turn counts", violations_of("long")),
     Metric(
         "in_system", "turns", "integral over the window of turns without a first token / its length", _EMPTY, in_system
     ),

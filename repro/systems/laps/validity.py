@@ -6,10 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from engines.ar.table import rows_of
 from repro.runs.record import RunRecord
 from repro.systems.laps.columns import INSTANCES, STEPS
 from repro.systems.laps.log import Window
-from repro.systems.laps.metrics import busy_share, column, counted, in_system, rps, ttft_of
+from repro.systems.laps.metrics import busy_share, counted, in_system, rps, ttft_of
+from repro.systems.simulated import column
 
 BUSY, WAITED = 0.999, 0.5
 """Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
@@ -36,7 +38,7 @@ def tokens_are_whole(record: RunRecord) -> Iterator[str]:
 def steps_do_not_overlap(record: RunRecord) -> Iterator[str]:
     steps = record.tables[STEPS]
     by_instance: dict[int, float] = {}
-    for instance, start_s, duration_s in zip(steps["instance"], steps["start_s"], steps["duration_s"], strict=True):
+    for instance, start_s, duration_s in rows_of(steps, "instance", "start_s", "duration_s"):
         if start_s < by_instance.get(instance, 0.0) - 1e-9:
             yield f"instance {instance} runs two steps at {start_s:g} s"
             return

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from repro.runs.family import Shown
-from repro.runs.metrics import Metric, distribution, floats, per_second, window_s
+from repro.runs.metrics import Metric, distribution, per_second, window_s
 from repro.runs.record import RunRecord
 from repro.systems.ar.columns import ROUNDS
 from repro.systems.ar.family import AR
 from repro.systems.ar.metrics import reading_of, slo_attainment
+from repro.systems.ar.metrics import round_ttft_s as ttft_of
+from repro.systems.simulated import known
 
 
 def workers_lived(record: RunRecord) -> Iterator[str]:
@@ -25,9 +25,7 @@ def workers_lived(record: RunRecord) -> Iterator[str]:
 
 
 def round_ttft_s(record: RunRecord) -> dict[str, Any]:
-    rounds = record.tables[ROUNDS]
-    times = floats(rounds["first_token_s"]) - floats(rounds["ready_s"])
-    return distribution(times[~np.isnan(times)])
+    return distribution(known(ttft_of(record)))
 
 
 def goodput(record: RunRecord) -> float | None:

@@ -26,7 +26,7 @@ from engines.ampd.system import AmpdConfig, ampd
 from engines.ar.cluster.decode_batch import Run
 from engines.ar.cluster.decode_worker import DecodeWorker
 from engines.ar.cluster.events import EventLoop
-from engines.ar.cluster.hub import Live, RemoteWorker
+from engines.ar.cluster.hub import Live
 from engines.ar.cluster.prefill_worker import PrefillWorker
 from engines.ar.cluster.record import ClusterRun
 from engines.ar.cluster.simulation import Simulation
@@ -215,7 +215,7 @@ class Mirror(Simulation):
             self._landed_live(task)
         return super().prefilled(task, worker_id)
 
-    def _land(self, live: Live, task: PrefillTask, worker: RemoteWorker) -> None:
+    def _land(self, live: Live, task: PrefillTask, worker: PrefillWorker) -> None:
         self._landed_live(task)
         super()._land(live, task, worker)
 
