@@ -10,22 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.errors import UserError
 from repro.reports.paper import load_claims
-from repro.workloads.conversations import (
-    ConversationConfig,
-    Conversations,
-    draw_conversations,
-    known_conversation_cards,
-    load_conversation_card,
-)
-from repro.workloads.conversations.card import CARDS_DIR, ConversationCard
+from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations, load_conversation_card
 from repro.workloads.conversations.chats import read_chats
-from repro.workloads.schema import built
 
 REAL_DATA = os.environ.get("REPRO_DATA_DIR")
 
@@ -251,33 +242,7 @@ def test_real_first_prompts_have_the_share_the_card_quotes() -> None:
     assert found.provenance.shares["first"] == pytest.approx(0.66, abs=0.01)
 
 
-# ---- cards --------------------------------------------------------------------------------------------
-
-
-def test_cards() -> None:
-    assert known_conversation_cards() == ("lmsys-chat-1m", "sharegpt")
-    card = load_conversation_card("LMSYS-Chat-1M")
-    assert card.roles["first.short_share"] == card.roles["later.short_share"] == "stated"
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "value", "message"),
-    [
-        ("turns", "mean", 0.5, "turns: mean=0.5"),
-        ("first", "short_share", 1.2, "short_share=1.2"),
-        ("first", "long_share", 0.4, "their sum must be below 1"),
-        ("answers", "sigma", 0, "answers: sigma=0"),
-        ("bounds", "low", 300, "bounds: low=300"),
-        ("roles", "turns.mean", "guessed", "use one of stated"),
-        ("roles", "turns.median", "stated", "roles must name every number once"),
-        ("later", "middle", 1, "unknown key middle"),
-    ],
-)
-def test_cards_are_read_strictly(section: str, key: str, value: object, message: str) -> None:
-    raw = yaml.safe_load((CARDS_DIR / "sharegpt.yaml").read_text(encoding="utf-8"))
-    raw[section][key] = value
-    with pytest.raises(UserError, match=message):
-        built(ConversationCard, raw, "sharegpt.yaml")
+# ---- refusals -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

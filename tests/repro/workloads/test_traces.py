@@ -110,101 +110,56 @@ def test_prompt_at() -> None:
         row.at("turns[x]")
 
 
+COUNT, TIME = "expected a whole number, at least 0", "expected a finite number, not negative, at most 1e+12"
+MALFORMED = {
+    "45,G,many,2,3,C": f"line 2: field 'Request tokens' is 'many': {COUNT}",
+    "5,G,-3,18,490,C": f"line 2: field 'Request tokens' is '-3': {COUNT}",
+    "5,G,12.5,18,490,C": f"line 2: field 'Request tokens' is '12.5': {COUNT}",
+    "5,G,3,,490,C": f"line 2: field 'Response tokens' is '': {COUNT}",
+    "soon,G,3,18,490,C": f"line 2: field 'Timestamp' is 'soon': {TIME}",
+    "nan,G,3,18,490,C": f"line 2: field 'Timestamp' is 'nan': {TIME}",
+    "5,G,3,18,490,C\n5,G,3": "line 3: field 'Response tokens' is '5,G,3': the line has 3 cells, the header 6",
+    "": "has no rows: check that it is the whole file",
+}
+"""Behind the header of BurstGPT."""
+MALFORMED_FILES = {
+    "Timestamp,Request tokens\n5,3": "line 1: field 'Response tokens' is None: column missing, the file has "
+    "Timestamp, Request tokens",
+    f"{AZURE_HEADER}\n16 Nov 2023,3,4": "line 2: field 'TIMESTAMP' is '16 Nov 2023': expected a time like "
+    "2023-11-16 18:17:03.9799600",
+    f"{AZURE_HEADER}\n2023-13-45 18:17:03.9,3,4": "line 2: field 'TIMESTAMP' is '2023-13-45 18:17:03.9': expected a time "
+    "like 2023-11-16 18:17:03.9799600",
+    "when,what\n1,2": "line 1: field 'header' is 'when,what': not a known trace, use one of burstgpt_csv, azure_csv, "
+    "mooncake_jsonl, trace_jsonl",
+    '{"timestamp": 0, "input_length": "12", "output_length": 5.0}': f"line 1: field 'output_length' is 5.0: {COUNT}",
+    '{"timestamp": 0, "input_length": 12}': "line 1: field 'output_length' is None: the key is missing",
+    '{"timestamp": -1, "input_length": 12, "output_length": 5}': f"line 1: field 'timestamp' is -1: {TIME}",
+    '{"prompt_len": 3}\n{"prompt_len": 3': "line 2: field 'line' is '{\"prompt_len\": 3': not JSON (Expecting ',' delimiter), "
+    "one object a line",
+    '{"prompt_len": 3}\n[1, 2]': "line 2: field 'line' is [1, 2]: expected an object {...}, one a line",
+    '{"prompt_len": 0}': "line 1: field 'prompt_len' is 0: expected a whole number, at least 1",
+    '{"prompt_len": true}': "line 1: field 'prompt_len' is True: expected a whole number, at least 1",
+    '{"prompt_len": 3, "prompt": "x"}': "line 1: field 'prompt_len' is 3: give either prompt (text) or prompt_len (tokens), "
+    "not both or neither",
+    '{"arrival_s": 3}': "line 1: field 'prompt_len' is None: give either prompt (text) or prompt_len (tokens), not both or "
+    "neither",
+    '{"prompt": ""}': "line 1: field 'prompt' is '': expected a text that is not empty",
+    '{"prompt_len": 3, "arival_s": 1}': "line 1: field 'arival_s' is 1: unknown key, use only arrival_s, prompt_len, prompt, "
+    "gen_length",
+    '{"prompt_len": 3, "max_tokens": 1}': "line 1: field 'max_tokens' is 1: unknown key, call it gen_length",
+    '{"prompt_len": 3, "arrival_s": NaN}': f"line 1: field 'arrival_s' is nan: {TIME}",
+    '{"prompt_len": 3, "gen_length": 0}': "line 1: field 'gen_length' is 0: expected a whole number, at least 1",
+}
+
+
 @pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (
-            [BURST_HEADER, "5,G,472,18,490,C", "45,G,many,2,3,C"],
-            "bad.csv line 3: field 'Request tokens' is 'many': expected a whole number, at least 0",
-        ),
-        (
-            [BURST_HEADER, "5,G,-3,18,490,C"],
-            "bad.csv line 2: field 'Request tokens' is '-3': expected a whole number, at least 0",
-        ),
-        (
-            [BURST_HEADER, "5,G,12.5,18,490,C"],
-            "bad.csv line 2: field 'Request tokens' is '12.5': expected a whole number, at least 0",
-        ),
-        (
-            [BURST_HEADER, "soon,G,3,18,490,C"],
-            "bad.csv line 2: field 'Timestamp' is 'soon': expected a finite number, not negative, at most 1e+12",
-        ),
-        (
-            [BURST_HEADER, "nan,G,3,18,490,C"],
-            "bad.csv line 2: field 'Timestamp' is 'nan': expected a finite number, not negative, at most 1e+12",
-        ),
-        (
-            [BURST_HEADER, "5,G,3,,490,C"],
-            "bad.csv line 2: field 'Response tokens' is '': expected a whole number, at least 0",
-        ),
-        (
-            [BURST_HEADER, "5,G,3"],
-            "bad.csv line 2: field 'Response tokens' is '5,G,3': the line has 3 cells, the header 6",
-        ),
-        (
-            ["Timestamp,Request tokens", "5,3"],
-            "bad.csv line 1: field 'Response tokens' is None: column missing, the file has Timestamp, Request tokens",
-        ),
-        (
-            [AZURE_HEADER, "16 Nov 2023,3,4"],
-            "bad.csv line 2: field 'TIMESTAMP' is '16 Nov 2023': expected a time like 2023-11-16 18:17:03.9799600",
-        ),
-        (
-            [AZURE_HEADER, "2023-13-45 18:17:03.9,3,4"],
-            "bad.csv line 2: field 'TIMESTAMP' is '2023-13-45 18:17:03.9': expected a time like 2023-11-16 18:17:03.9799600",
-        ),
-        ([BURST_HEADER], "bad.csv has no rows: check that it is the whole file"),
-        (
-            ["when,what", "1,2"],
-            "bad.csv line 1: field 'header' is 'when,what': not a known trace, use one of burstgpt_csv, azure_csv, "
-            "mooncake_jsonl, trace_jsonl",
-        ),
-        (
-            ['{"timestamp": 0, "input_length": "12", "output_length": 5.0}'],
-            "bad.csv line 1: field 'output_length' is 5.0: expected a whole number, at least 0",
-        ),
-        (['{"timestamp": 0, "input_length": 12}'], "bad.csv line 1: field 'output_length' is None: the key is missing"),
-        (
-            ['{"timestamp": -1, "input_length": 12, "output_length": 5}'],
-            "bad.csv line 1: field 'timestamp' is -1: expected a finite number, not negative, at most 1e+12",
-        ),
-        (
-            ['{"prompt_len": 3}', '{"prompt_len": 3'],
-            "bad.csv line 2: field 'line' is '{\"prompt_len\": 3': not JSON (Expecting ',' delimiter), one object a line",
-        ),
-        (
-            ['{"prompt_len": 3}', "[1, 2]"],
-            "bad.csv line 2: field 'line' is [1, 2]: expected an object {...}, one a line",
-        ),
-        (['{"prompt_len": 0}'], "bad.csv line 1: field 'prompt_len' is 0: expected a whole number, at least 1"),
-        (['{"prompt_len": true}'], "bad.csv line 1: field 'prompt_len' is True: expected a whole number, at least 1"),
-        (
-            ['{"prompt_len": 3, "prompt": "x"}'],
-            "bad.csv line 1: field 'prompt_len' is 3: give either prompt (text) or prompt_len (tokens), not both or neither",
-        ),
-        (
-            ['{"arrival_s": 3}'],
-            "bad.csv line 1: field 'prompt_len' is None: give either prompt (text) or prompt_len (tokens), not both or neither",
-        ),
-        (['{"prompt": ""}'], "bad.csv line 1: field 'prompt' is '': expected a text that is not empty"),
-        (
-            ['{"prompt_len": 3, "arival_s": 1}'],
-            "bad.csv line 1: field 'arival_s' is 1: unknown key, use only arrival_s, prompt_len, prompt, gen_length",
-        ),
-        (
-            ['{"prompt_len": 3, "arrival_s": NaN}'],
-            "bad.csv line 1: field 'arrival_s' is nan: expected a finite number, not negative, at most 1e+12",
-        ),
-        (
-            ['{"prompt_len": 3, "gen_length": 0}'],
-            "bad.csv line 1: field 'gen_length' is 0: expected a whole number, at least 1",
-        ),
-    ],
+    ("content", "message"),
+    [*((f"{BURST_HEADER}\n{line}", message) for line, message in MALFORMED.items()), *MALFORMED_FILES.items()],
 )
-def test_malformed_line_is_named(tmp_path: Path, lines: list[str], message: str) -> None:
+def test_malformed_line_is_named(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        parse_trace(write(tmp_path / "bad.csv", *lines))
-    assert str(caught.value) == message
+        parse_trace(write(tmp_path / "bad.csv", content))
+    assert str(caught.value) == f"bad.csv {message}"
 
 
 def test_long_values_are_shortened_in_the_message(tmp_path: Path) -> None:

@@ -13,22 +13,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import NormalDist
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engines.dllm.config import GenerationConfig
 from engines.dllm.sequence import steps_per_block
 from engines.errors import UserError
 from repro.workloads.arrivals import ArrivalConfig
-from repro.workloads.card import CARDS_DIR, DatasetCard, HubReference, known_datasets, load_card
+from repro.workloads.card import CARDS_DIR, HubReference, known_datasets, load_card
 from repro.workloads.data_dir import find_data_dir
-from repro.workloads.lengths import EmpiricalLengths, LogNormalLengths, fit_statistics
-from repro.workloads.schema import built
-from repro.workloads.seed import derive_seed
 from repro.workloads.source import HubLoader, load_hub_columns
 from repro.workloads.text import more_text, prompt_text
 from repro.workloads.trace import estimate_tokens
@@ -64,184 +58,6 @@ def write_jsonl(path: Path, *records: object) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
-
-
-# Length distributions ------------------------------------------------------------------------------------------------
-
-
-@given(mean=st.floats(20, 5000), spread=st.floats(0.05, 1.5))
-@settings(max_examples=50, deadline=None)
-def test_fits_return_what_a_log_normal_was_made_of(mean: float, spread: float) -> None:
-    mu, sigma = math.log(mean), spread
-    true_mean = math.exp(mu + sigma**2 / 2)
-    true_std = true_mean * math.sqrt(math.expm1(sigma**2))
-    p10, p90 = math.exp(mu - 1.2815515655 * sigma), math.exp(mu + 1.2815515655 * sigma)
-    for statistics in (
-        {"mean": true_mean, "std": true_std},
-        {"mean": true_mean, "median": math.exp(mu)},
-        {"p10": p10, "p90": p90},
-        {"mean": true_mean, "sigma": sigma},
-    ):
-        assert fit_statistics(statistics) == pytest.approx((mu, sigma), rel=1e-6)
-
-
-@pytest.mark.parametrize("bad", [{"mean": 3.0}, {"mean": 3.0, "median": 4.0}, {"mean": 0.0, "std": 1.0}, {}])
-def test_statistics_that_determine_nothing_are_refused(bad: dict) -> None:
-    with pytest.raises(UserError):
-        fit_statistics(bad)
-
-
-def mean_of(dist: LogNormalLengths, high: float | None = None) -> float:
-    """Before rounding, by numerical integration; clipped at ``high`` in place of its own bound."""
-    z = np.linspace(-8, 8, 200_001)
-    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
-    lengths = np.clip(dist.offset + np.exp(dist.mu + dist.sigma * z), dist.low, dist.high if high is None else high)
-    return float((lengths * density).sum() * (z[1] - z[0]))
-
-
-def quantile_of(dist: LogNormalLengths, share: float) -> float:
-    return dist.offset + math.exp(dist.mu + dist.sigma * NormalDist().inv_cdf(share))
-
-
-def test_log_normal_draws_stay_in_bounds_and_reach_them() -> None:
-    dist = LogNormalLengths(mu=5.0, sigma=1.0, low=100, high=300)
-    draws = dist.draw(2000, np.random.default_rng(0))
-    assert (draws.min(), draws.max()) == (100, 300)
-    assert (draws == 300).mean() == pytest.approx(0.2407, abs=4 * math.sqrt(0.24 * 0.76 / 2000))
-
-
-def test_empirical_draws_only_observed_values_evenly() -> None:
-    dist = EmpiricalLengths(values=(9, 5, 7))
-    draws = dist.draw(3000, np.random.default_rng(0))
-    values, counts = np.unique(draws, return_counts=True)
-    assert values.tolist() == [5, 7, 9]
-    assert counts == pytest.approx(1000, abs=4 * math.sqrt(3000 * 2 / 9))
-
-
-@pytest.mark.parametrize("options", [{"low": 0, "high": 9}, {"low": 9, "high": 8}, {"low": 5, "high": 9, "offset": 5}])
-def test_length_bounds_are_checked(options: dict) -> None:
-    with pytest.raises(UserError, match=r"low=0 must be at least 1|need offset=. < low <= high"):
-        LogNormalLengths(mu=1.0, sigma=1.0, **options)
-
-
-# Cards ---------------------------------------------------------------------------------------------------------------
-
-
-def test_the_cards_folder_is_no_package() -> None:
-    assert not (CARDS_DIR / "__init__.py").exists(), "it would hide the Hugging Face library"
-
-
-def test_known_datasets() -> None:
-    assert known_datasets() == ("burst", "gsm8k", "humaneval", "livebench", "osc")
-
-
-@pytest.mark.parametrize("name", known_datasets())
-def test_card_is_complete(name: str) -> None:
-    card = load_card(name)
-    assert card.embedded.sources
-    assert card.defects
-    assert card.hub.revision is not None or "revision" in card.hub.note
-    assert card.embedded.basis == ("assumed" if name == "livebench" else "fitted")
-
-
-def test_derived_trace_sizes() -> None:
-    assert [load_card(name).paper_run.num_requests for name in PAPER_DATASETS] == [128, 2000, 2000]
-
-
-@pytest.mark.parametrize("name", known_datasets())
-def test_embedded_lengths_have_the_card_s_statistics(name: str) -> None:
-    """Mean and median of 20,000 draws, within four standard errors of what the card was fitted to."""
-    card = load_card(name)
-    dist, stats, n = card.embedded.lengths, dict(card.embedded.statistics), 20_000
-    assert isinstance(dist, LogNormalLengths)
-    draws = dist.draw(n, np.random.default_rng(derive_seed(0, name))).astype(float)
-    assert mean_of(dist) == pytest.approx(
-        stats["mean"] + dist.offset, rel=0.005
-    )  # the card's clipping costs under 0.5 %
-    assert draws.mean() == pytest.approx(mean_of(dist), abs=4 * draws.std() / math.sqrt(n))
-    median = dist.offset + math.exp(dist.mu)
-    density = 1 / ((median - dist.offset) * dist.sigma * math.sqrt(2 * math.pi))
-    assert np.median(draws) == pytest.approx(median, abs=0.5 + 4 * 0.5 / (density * math.sqrt(n)))
-    if "median" in stats:
-        assert median == pytest.approx(stats["median"], rel=0.001)
-    if "std" in stats:
-        assert draws.std() == pytest.approx(stats["std"], rel=0.06)
-
-
-def test_burst_card_quotes_its_own_distribution() -> None:
-    """The held-out figures and the clipping named in burst.yaml."""
-    dist = load_card("burst").embedded.lengths
-    assert isinstance(dist, LogNormalLengths)
-    assert mean_of(dist, 1023) == pytest.approx(457, abs=0.5)
-    assert quantile_of(dist, 0.1) == pytest.approx(90, abs=0.5)
-    assert mean_of(dist, 3744) == pytest.approx(594, abs=0.5)
-    assert quantile_of(dist, 1 - 0.0132) == pytest.approx(3744, rel=0.01)
-    assert quantile_of(dist, 1 - 0.158) == pytest.approx(1023, rel=0.01)
-
-
-def test_unknown_dataset_lists_the_known_ones() -> None:
-    with pytest.raises(UserError) as caught:
-        load_card("sharegpt")
-    assert str(caught.value) == "dataset='sharegpt' is unknown: use one of burst, gsm8k, humaneval, livebench, osc"
-
-
-def test_case_of_a_dataset_does_not_matter() -> None:
-    assert config("LiveBench") == config("livebench")
-    assert build_workload(config("OSC"), GENERATION).name == "osc"
-
-
-def test_missing_cards_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no cards in"):
-        load_card("osc", tmp_path)
-
-
-def raw_card() -> dict:
-    import yaml
-
-    return yaml.safe_load((CARDS_DIR / "burst.yaml").read_text(encoding="utf-8"))
-
-
-def test_raw_card_parses() -> None:
-    assert built(DatasetCard, raw_card(), "burst.yaml") == load_card("burst")
-
-
-@pytest.mark.parametrize(
-    ("keys", "value", "message"),
-    [
-        (["colour"], "red", "card: unknown key colour: use only name, title, summary"),
-        (["hub", "branch"], "main", "card: hub: unknown key branch: use only id, config, split, revision, note"),
-        (["hub", "id"], None, "card: hub: id=None must be a text"),
-        (["hub"], None, "card: hub must be a mapping"),
-        (["columns", "prompt"], "text", "card: columns: columns: give either prompt or prompt_tokens"),
-        (["embedded", "lengths", "mu"], 5.0, "mu=5.0, sigma=1.0629 do not follow from the statistics: put mu: 5.8665"),
-        (["embedded", "lengths", "low"], 2.5, "low=2.5 must be a whole number"),
-        (["embedded", "lengths", "distribution"], "zipf", "lengths: distribution must be one of lognormal, empirical"),
-        (["embedded", "statistics"], {"mean": "many"}, "statistics: mean='many' must be a number"),
-        (["embedded", "text"], "poem", "text='poem' is unknown: use one of coding, post"),
-        (["embedded", "basis"], "guessed", "basis='guessed' is unknown: use one of fitted, assumed"),
-        (["local"], [{"path": "x", "format": "parquet"}], "format='parquet' is unknown: use one of burstgpt_csv"),
-        (["local"], [{"path": "x", "format": "lengths_csv"}], "column goes with format lengths_csv"),
-        (["filter"], {"column": "a", "values": [1]}, "card: filter: values[0]=1 must be a text"),
-        (["defects"], "none", "card: defects must be a list"),
-        (["title"], "", "card: title='' must be a text that is not empty"),
-    ],
-)
-def test_bad_cards_are_refused(keys: list[str], value: object, message: str) -> None:
-    raw = raw_card()
-    section = raw
-    for key in keys[:-1]:
-        section = section[key]
-    section[keys[-1]] = value
-    with pytest.raises(UserError) as caught:
-        built(DatasetCard, raw, "card")
-    assert message in str(caught.value)
-
-
-def test_missing_key_is_named() -> None:
-    raw = raw_card()
-    del raw["licence"]
-    with pytest.raises(UserError, match="card: missing key licence"):
-        built(DatasetCard, raw, "card")
 
 
 # Workloads from the embedded generator -------------------------------------------------------------------------------
@@ -343,6 +159,11 @@ def test_length_stats() -> None:
 def test_assumed_lengths_say_so() -> None:
     assert "ASSUMPTION" in build_workload(config("livebench"), GENERATION).provenance.description
     assert "ASSUMPTION" not in build_workload(config("burst"), GENERATION).provenance.description
+
+
+def test_case_of_a_dataset_does_not_matter() -> None:
+    assert config("LiveBench") == config("livebench")
+    assert build_workload(config("OSC"), GENERATION).name == "osc"
 
 
 def test_config_and_provenance_are_json_and_hashable() -> None:

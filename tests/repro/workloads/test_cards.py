@@ -1,0 +1,237 @@
+"""Cards of all kinds and the distributions on them, read strictly."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engines.errors import UserError
+from repro.paths import DATASETS
+from repro.workloads.card import CARDS_DIR, DatasetCard, known_datasets, load_card
+from repro.workloads.conversations.card import ConversationCard, known_conversation_cards, load_conversation_card
+from repro.workloads.lengths import EmpiricalLengths, LogNormalLengths, fit_statistics
+from repro.workloads.schema import built
+from repro.workloads.seed import derive_seed
+from repro.workloads.sessions.card import SessionCard, known_session_cards, load_session_card
+
+PAPER_DATASETS = ("livebench", "burst", "osc")
+KINDS: dict[str, type] = {
+    "burst": DatasetCard,
+    "sessions/gaia": SessionCard,
+    "conversations/sharegpt": ConversationCard,
+}
+
+
+# Length distributions ------------------------------------------------------------------------------------------------
+
+
+@given(mean=st.floats(20, 5000), spread=st.floats(0.05, 1.5))
+@settings(max_examples=50, deadline=None)
+def test_fits_return_what_a_log_normal_was_made_of(mean: float, spread: float) -> None:
+    mu, sigma = math.log(mean), spread
+    true_mean = math.exp(mu + sigma**2 / 2)
+    true_std = true_mean * math.sqrt(math.expm1(sigma**2))
+    p10, p90 = math.exp(mu - 1.2815515655 * sigma), math.exp(mu + 1.2815515655 * sigma)
+    for statistics in (
+        {"mean": true_mean, "std": true_std},
+        {"mean": true_mean, "median": math.exp(mu)},
+        {"p10": p10, "p90": p90},
+        {"mean": true_mean, "sigma": sigma},
+    ):
+        assert fit_statistics(statistics) == pytest.approx((mu, sigma), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [{"mean": 3.0}, {"mean": 3.0, "median": 4.0}, {"mean": 0.0, "std": 1.0}, {}])
+def test_statistics_that_determine_nothing_are_refused(bad: dict) -> None:
+    with pytest.raises(UserError):
+        fit_statistics(bad)
+
+
+def mean_of(dist: LogNormalLengths, high: float | None = None) -> float:
+    """Before rounding, by numerical integration; clipped at ``high`` in place of its own bound."""
+    z = np.linspace(-8, 8, 200_001)
+    density = np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
+    lengths = np.clip(dist.offset + np.exp(dist.mu + dist.sigma * z), dist.low, dist.high if high is None else high)
+    return float((lengths * density).sum() * (z[1] - z[0]))
+
+
+def quantile_of(dist: LogNormalLengths, share: float) -> float:
+    return dist.offset + math.exp(dist.mu + dist.sigma * NormalDist().inv_cdf(share))
+
+
+def test_log_normal_draws_stay_in_bounds_and_reach_them() -> None:
+    dist = LogNormalLengths(mu=5.0, sigma=1.0, low=100, high=300)
+    draws = dist.draw(2000, np.random.default_rng(0))
+    assert (draws.min(), draws.max()) == (100, 300)
+    assert (draws == 300).mean() == pytest.approx(0.2407, abs=4 * math.sqrt(0.24 * 0.76 / 2000))
+
+
+def test_empirical_draws_only_observed_values_evenly() -> None:
+    dist = EmpiricalLengths(values=(9, 5, 7))
+    draws = dist.draw(3000, np.random.default_rng(0))
+    values, counts = np.unique(draws, return_counts=True)
+    assert values.tolist() == [5, 7, 9]
+    assert counts == pytest.approx(1000, abs=4 * math.sqrt(3000 * 2 / 9))
+
+
+@pytest.mark.parametrize("options", [{"low": 0, "high": 9}, {"low": 9, "high": 8}, {"low": 5, "high": 9, "offset": 5}])
+def test_length_bounds_are_checked(options: dict) -> None:
+    with pytest.raises(UserError, match=r"low=0 must be at least 1|need offset=. < low <= high"):
+        LogNormalLengths(mu=1.0, sigma=1.0, **options)
+
+
+# Cards ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cards_folder_is_no_package() -> None:
+    assert not (CARDS_DIR / "__init__.py").exists(), "it would hide the Hugging Face library"
+
+
+def test_known_datasets() -> None:
+    assert known_datasets() == ("burst", "gsm8k", "humaneval", "livebench", "osc")
+
+
+@pytest.mark.parametrize("name", known_datasets())
+def test_card_is_complete(name: str) -> None:
+    card = load_card(name)
+    assert card.embedded.sources
+    assert card.defects
+    assert card.hub.revision is not None or "revision" in card.hub.note
+    assert card.embedded.basis == ("assumed" if name == "livebench" else "fitted")
+
+
+def test_derived_trace_sizes() -> None:
+    assert [load_card(name).paper_run.num_requests for name in PAPER_DATASETS] == [128, 2000, 2000]
+
+
+@pytest.mark.parametrize("name", known_datasets())
+def test_embedded_lengths_have_the_card_s_statistics(name: str) -> None:
+    """Mean and median of 20,000 draws, within four standard errors of what the card was fitted to."""
+    card = load_card(name)
+    dist, stats, n = card.embedded.lengths, dict(card.embedded.statistics), 20_000
+    assert isinstance(dist, LogNormalLengths)
+    draws = dist.draw(n, np.random.default_rng(derive_seed(0, name))).astype(float)
+    assert mean_of(dist) == pytest.approx(
+        stats["mean"] + dist.offset, rel=0.005
+    )  # the card's clipping costs under 0.5 %
+    assert draws.mean() == pytest.approx(mean_of(dist), abs=4 * draws.std() / math.sqrt(n))
+    median = dist.offset + math.exp(dist.mu)
+    density = 1 / ((median - dist.offset) * dist.sigma * math.sqrt(2 * math.pi))
+    assert np.median(draws) == pytest.approx(median, abs=0.5 + 4 * 0.5 / (density * math.sqrt(n)))
+    if "median" in stats:
+        assert median == pytest.approx(stats["median"], rel=0.001)
+    if "std" in stats:
+        assert draws.std() == pytest.approx(stats["std"], rel=0.06)
+
+
+def test_burst_card_quotes_its_own_distribution() -> None:
+    """The held-out figures and the clipping named in burst.yaml."""
+    dist = load_card("burst").embedded.lengths
+    assert isinstance(dist, LogNormalLengths)
+    assert mean_of(dist, 1023) == pytest.approx(457, abs=0.5)
+    assert quantile_of(dist, 0.1) == pytest.approx(90, abs=0.5)
+    assert mean_of(dist, 3744) == pytest.approx(594, abs=0.5)
+    assert quantile_of(dist, 1 - 0.0132) == pytest.approx(3744, rel=0.01)
+    assert quantile_of(dist, 1 - 0.158) == pytest.approx(1023, rel=0.01)
+
+
+def test_sourced_cards() -> None:
+    assert known_session_cards() == ("dureader", "gaia", "hotpotqa", "toolbench")
+    assert known_conversation_cards() == ("lmsys-chat-1m", "sharegpt")
+    card = load_conversation_card("LMSYS-Chat-1M")
+    assert card.roles["first.short_share"] == card.roles["later.short_share"] == "stated"
+
+
+def test_unknown_names_list_the_known_ones(tmp_path: Path) -> None:
+    for load, message in (
+        (load_card, "dataset='x' is unknown: use one of burst, gsm8k, humaneval, livebench, osc"),
+        (load_session_card, "trace='x' is unknown: use one of dureader, gaia, hotpotqa, toolbench"),
+        (load_conversation_card, "dataset='x' is no set of conversations: use one of lmsys-chat-1m, sharegpt"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load("x")
+        assert str(caught.value) == message
+        with pytest.raises(UserError, match="no cards in"):
+            load("osc", tmp_path)
+
+
+def test_a_card_has_the_name_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "other.yaml").write_text((CARDS_DIR / "osc.yaml").read_text(encoding="utf-8"))
+    with pytest.raises(UserError, match=r"other.yaml: name='osc' must be the file's own name, 'other'"):
+        load_card("other", tmp_path)
+    (tmp_path / "other.yaml").write_text("a: [")
+    with pytest.raises(UserError, match=r"other\.yaml is not YAML"):
+        load_card("OTHER", tmp_path)
+
+
+def raw_card(name: str) -> dict[str, Any]:
+    return yaml.safe_load((DATASETS / f"{name}.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value", "message"),
+    [
+        ("burst", "colour", "red", "card: unknown key colour: use only name, title, summary"),
+        ("burst", "licence", ..., "card: missing key licence"),
+        ("burst", "hub.branch", "main", "card: hub: unknown key branch: use only id, config, split, revision, note"),
+        ("burst", "hub.id", None, "card: hub: id=None must be a text"),
+        ("burst", "hub", None, "card: hub must be a mapping"),
+        ("burst", "columns.prompt", "text", "card: columns: columns: give either prompt or prompt_tokens"),
+        ("burst", "embedded.lengths.mu", 5.0, "sigma=1.0629 do not follow from the statistics: put mu: 5.8665"),
+        ("burst", "embedded.lengths.low", 2.5, "low=2.5 must be a whole number"),
+        ("burst", "embedded.lengths.distribution", "zipf", "distribution must be one of lognormal, empirical"),
+        ("burst", "embedded.lengths.distribution", ["x"], "distribution must be one of lognormal, empirical"),
+        ("burst", "embedded.statistics", {"mean": "many"}, "statistics: mean='many' must be a number"),
+        ("burst", "embedded.statistics", [3], "statistics must be a mapping"),
+        ("burst", "embedded.text", "poem", "text='poem' is unknown: use one of coding, post"),
+        ("burst", "embedded.basis", "guessed", "basis='guessed' is unknown: use one of fitted, assumed"),
+        (
+            "burst",
+            "local",
+            [{"path": "x", "format": "parquet"}],
+            "format='parquet' is unknown: use one of burstgpt_csv",
+        ),
+        ("burst", "local", [{"path": "x", "format": "lengths_csv"}], "column goes with format lengths_csv"),
+        ("burst", "filter", {"column": "a", "values": [1]}, "card: filter: values[0]=1 must be a text"),
+        ("burst", "defects", "none", "card: defects must be a list"),
+        ("burst", "title", "", "card: title='' must be a text that is not empty"),
+        ("sessions/gaia", "lengths.counted", "per_token", "counted='per_token'"),
+        ("sessions/gaia", "lengths.prefill_tokens", -3, "prefill_tokens=-3"),
+        ("sessions/gaia", "rounds.kind", "normal", "kind='normal'"),
+        ("sessions/gaia", "rounds.mean", 0.5, "mean=0.5"),
+        ("sessions/gaia", "rounds.shape", None, "goes with kind negative_binomial"),
+        ("sessions/gaia", "environment.delay_mean_s", -1, "delay_mean_s=-1"),
+        ("sessions/gaia", "environment.delay_mean_s", 1e300, "delay_mean_s=1e+300 is more than 1,000,000"),
+        ("sessions/gaia", "local", [{"path": "x", "format": "burstgpt_csv"}], "format='burstgpt_csv' is unknown"),
+        ("sessions/gaia", "roles", {"rounds.mean": "guessed"}, "'guessed' is unknown: use one of stated"),
+        ("sessions/gaia", "roles", {"rounds.extra": "stated"}, "roles must name every number once"),
+        ("conversations/sharegpt", "turns.mean", 0.5, "turns: mean=0.5"),
+        ("conversations/sharegpt", "first.short_share", 1.2, "short_share=1.2"),
+        ("conversations/sharegpt", "first.long_share", 0.4, "their sum must be below 1"),
+        ("conversations/sharegpt", "answers.sigma", 0, "answers: sigma=0"),
+        ("conversations/sharegpt", "bounds.low", 300, "bounds: low=300"),
+        ("conversations/sharegpt", "later.middle", 1, "unknown key middle"),
+        ("conversations/sharegpt", "title", 3, "title=3 must be a text"),
+    ],
+)
+def test_cards_are_read_strictly(name: str, place: str, value: object, message: str) -> None:
+    raw = raw_card(name)
+    assert built(KINDS[name], raw, "card").name == Path(name).name
+    *way, key = place.split(".")
+    section = raw
+    for each in way:
+        section = section[each]
+    section[key] = section[key] | value if key == "roles" and isinstance(value, dict) else value
+    if value is ...:
+        del section[key]
+    with pytest.raises(UserError) as caught:
+        built(KINDS[name], raw, "card")
+    assert message in str(caught.value)
