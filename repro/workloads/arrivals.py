@@ -64,7 +64,7 @@ class ArrivalKnobs:
 
 
 def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
-    """Poisson at a rate, everything at once without one, unless the knobs say otherwise."""
+    """Makes Poisson arrivals at a rate, everything at once without one, unless the knobs say otherwise."""
     kind = knobs.arrivals or ("burst" if rate is None else "poisson")
     return ArrivalConfig(kind=kind, rate=rate, burstiness=1.0 if knobs.burstiness is None else knobs.burstiness)
 
@@ -72,7 +72,7 @@ def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:
 def arrival_times(
     config: ArrivalConfig, num: int, seed: int, *, trace_s: NDArray[np.float64] | None = None
 ) -> NDArray[np.float64]:
-    """``num`` non-decreasing times in seconds; the first n of a longer call are the same.
+    """Returns ``num`` non-decreasing times in seconds; the first n of a longer call are the same.
 
     ``trace_s`` are the trace's timestamps in rising order, needed for (only) kind ``trace``.
     """
@@ -89,7 +89,8 @@ def arrival_times(
 
 
 def _unit_gaps(config: ArrivalConfig, num: int, seed: int) -> NDArray[np.float64]:
-    """Gaps with mean 1. Poisson and gamma have their own streams: burstiness 1 is Poisson in law, not draw by draw."""
+    """Draws gaps with mean 1. Poisson and gamma have their own streams: burstiness 1 is Poisson in law, not draw by
+    draw."""
     if config.kind == "constant":
         return np.ones(max(num, 0))
     rng = np.random.default_rng(derive_seed(seed, "arrivals", config.kind))
@@ -99,7 +100,7 @@ def _unit_gaps(config: ArrivalConfig, num: int, seed: int) -> NDArray[np.float64
 
 
 def _replay(trace_s: NDArray[np.float64], num: int, rate: float | None) -> NDArray[np.float64]:
-    """The trace from its first timestamp, run again from its end where it is too short.
+    """Replays the trace from its first timestamp, and again from its end where it is too short.
 
     The rate of the whole trace is what gets rescaled, not that of the part used: so a longer
     workload does not move the arrivals of a shorter one.

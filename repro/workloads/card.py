@@ -123,5 +123,5 @@ def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:
 
 @cache
 def load_card(name: str, cards_dir: Path = CARDS_DIR) -> DatasetCard:
-    """The card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
+    """Reads the card of a data set; case does not matter (the paper's LiveBench is ``livebench``)."""
     return load(DatasetCard, name, cards_dir, unknown=f"dataset={name!r} is unknown")

@@ -35,7 +35,7 @@ class Provenance(Origin):
 
 
 def find_data_dir(data_dir: Path | None) -> Path | None:
-    """The given directory, else the one the environment names, else None."""
+    """Returns the given directory, else the one that the environment names, else None."""
     named = str(data_dir) if data_dir is not None else os.environ.get(DATA_DIR_VARIABLE)
     if not named:
         return None
@@ -47,7 +47,7 @@ def find_data_dir(data_dir: Path | None) -> Path | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Local(Generic[File]):
-    """Files of a user's own, in one format."""
+    """Files of a user's own, which are in one format."""
 
     paths: tuple[Path, ...]
     entry: File | None
@@ -60,7 +60,8 @@ class Local(Generic[File]):
 
 
 def find_local(files: Sequence[File], named: str | None, data_dir: Path | None) -> Local[File] | None:
-    """The file that is named; else the first of a card's files that the data directory has, or all that fit its pattern."""
+    """Finds the file that is named; else the first of a card's files that the data directory has, or all that fit its
+    pattern."""
     if named is not None:
         path = Path(named)
         known = next((entry for entry in files if Path(entry.path).name == path.name), None)

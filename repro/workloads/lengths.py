@@ -35,7 +35,7 @@ class LogNormalParameters(NamedTuple):
     sigma: float
 
     def at(self, uniforms: Floats) -> Floats:
-        """Quantiles."""
+        """Returns the quantiles of these shares."""
         normals = np.array([NORMAL.inv_cdf(each) for each in uniforms.tolist()], dtype=np.float64)
         return np.exp(self.mu + self.sigma * normals)
 
@@ -86,7 +86,7 @@ LengthDistribution = LogNormalLengths | EmpiricalLengths
 
 
 def fit_quantiles(p_low: float, x_low: float, p_high: float, x_high: float) -> LogNormalParameters:
-    """Through two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
+    """Fits two quantiles: P(X <= x_low) = p_low and P(X <= x_high) = p_high."""
     if not (0 < p_low < p_high < 1 and 0 < x_low < x_high):
         raise UserError(f"quantiles ({p_low}, {x_low}) and ({p_high}, {x_high}) must rise in both")
     z_low, z_high = NORMAL.inv_cdf(p_low), NORMAL.inv_cdf(p_high)
@@ -104,7 +104,7 @@ _QUANTILES = frozenset({"p10", "p90"})
 
 
 def fit_statistics(statistics: Mapping[str, float]) -> LogNormalParameters:
-    """The fit that a card's named statistics call for."""
+    """Makes the fit that a card's named statistics call for."""
     given = frozenset(statistics)
     if given not in {*_SIGMA, _QUANTILES}:
         options = "; ".join(" and ".join(sorted(names)) for names in (*_SIGMA, _QUANTILES))

@@ -69,7 +69,7 @@ class Row(NamedTuple):
         return number
 
     def at(self, field: str) -> Any:
-        """The value at ``name``, or at ``name[i]`` of a list; None where there is none."""
+        """Returns the value at ``name``, or at ``name[i]`` of a list; None where there is none."""
         match = re.fullmatch(r"([^\[\]]+)(?:\[(\d+)\])?", field)
         if match is None:
             raise UserError(f"prompt column {field!r} is not a name or name[index]")
@@ -105,7 +105,7 @@ def bad_field(where: str, field: str, value: object, fix: str) -> UserError:
 
 
 def open_text(path: Path) -> TextIO:
-    """A text file, unpacked if it ends in .gz. A file that is not there is the caller's mistake."""
+    """Opens a text file, and unpacks it if it ends in .gz. A file that is not there is the caller's mistake."""
     if not path.is_file():
         problem = "is a directory: give a file" if path.is_dir() else "does not exist: check the path"
         raise UserError(f"file {str(path)!r} {problem}")
@@ -118,7 +118,7 @@ def open_text(path: Path) -> TextIO:
 
 
 def first_line(path: Path) -> str:
-    """The first that is not blank, without the blanks around it."""
+    """Reads the first line that is not blank, without the blanks around it."""
     with open_text(path) as file:
         try:
             return next((line.strip() for line in file if line.strip()), "")
@@ -127,7 +127,7 @@ def first_line(path: Path) -> str:
 
 
 def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
-    """These columns of every line; there may be more."""
+    """Reads these columns of every line; there may be more."""
     with open_text(path) as file:
         reader = csv.reader(file)
         try:
@@ -156,7 +156,7 @@ def csv_rows(path: Path, *columns: str) -> Iterator[Row]:
 
 
 def json_rows(path: Path) -> Iterator[Row]:
-    """JSON lines, one object each."""
+    """Reads JSON lines, one object each."""
     line = 0
     with open_text(path) as file:
         try:
@@ -183,7 +183,7 @@ def _json_row(where: str, text: str) -> Row:
 
 
 def is_array(path: Path) -> bool:
-    """Whether a file begins a list; what cannot be read is the reader's to refuse."""
+    """Tells whether a file begins a list; what cannot be read is the reader's to refuse."""
     with open_text(path) as file:
         try:
             return _first(file) == "["
@@ -192,7 +192,7 @@ def is_array(path: Path) -> bool:
 
 
 def _first(file: TextIO) -> str:
-    """The first character that is not blank."""
+    """Reads up to the first character that is not blank."""
     start = file.read(1)
     while start.isspace():
         start = file.read(1)
@@ -200,7 +200,7 @@ def _first(file: TextIO) -> str:
 
 
 def array_rows(path: Path) -> Iterator[Row]:
-    """The objects of one JSON array, a piece of the file in memory at a time: ShareGPT's is 673 MB."""
+    """Reads the objects of one JSON array, with a piece of the file in memory at a time: ShareGPT's is 673 MB."""
     with open_text(path) as file:
         try:
             if (start := _first(file)) != "[":
@@ -245,7 +245,7 @@ def _values(file: TextIO) -> Iterator[object]:
 
 
 def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
-    """Those of the columns that the file has."""
+    """Reads those of the columns that the file has."""
     try:
         import pyarrow.parquet as parquet
     except ImportError:

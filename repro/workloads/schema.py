@@ -1,4 +1,5 @@
-"""Cards: YAML files read as the dataclasses that say what may be in them, by keys, kinds, choices and ranges (engines.knobs)."""
+"""Cards: YAML files read as the dataclasses that say what may be in them, by keys, kinds, choices and ranges
+(engines.knobs)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ class SourcedCard(Card):
     """A card on which every number has a role: where it is from."""
 
     roles: Mapping[str, Role]
-    """Of every number in the card's sections, by its field."""
+    """Says of every number in the card's sections, by its field, where it is from."""
     sources: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -72,7 +73,8 @@ def known_cards(folder: Path) -> tuple[str, ...]:
 
 
 def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCard:
-    """The card in the file of this name; case does not matter. ``unknown`` says what is wrong where there is none."""
+    """Reads the card in the file of this name; case does not matter. ``unknown`` says what is wrong where there is
+    none."""
     names = known_cards(folder)
     require(bool(names), f"no cards in {str(folder)!r}: install the package again, or run from a whole clone")
     require(name.lower() in names, f"{unknown}: use one of {', '.join(names)}")
@@ -87,7 +89,7 @@ def load(kind: type[AnyCard], name: str, folder: Path, *, unknown: str) -> AnyCa
 
 
 def built(kind: type[Any], raw: object, where: str) -> Any:
-    """A mapping as its dataclass: every field that has no default, and no other keys."""
+    """Makes a dataclass of a mapping, which must have every field without a default, and no other keys."""
     known = {field.name: field for field in fields(kind)}
     if not isinstance(raw, dict):
         raise UserError(f"{where} must be a mapping with the keys {', '.join(known)}")
@@ -104,7 +106,8 @@ def built(kind: type[Any], raw: object, where: str) -> Any:
 
 
 def _value(declared: Any, raw: object, where: str) -> Any:
-    """What is declared of a field, made of what YAML has for it: sections, lists, mappings; all else is checked and stays."""
+    """Makes of YAML's value what the field is declared to be, a section, a list, a mapping; all else is checked and
+    stays."""
     inner = get_args(declared)
     if get_origin(declared) in (Union, UnionType):
         if raw is None and NoneType in inner:
@@ -128,7 +131,7 @@ def _value(declared: Any, raw: object, where: str) -> Any:
 
 
 def _chosen(kinds: list[Any], raw: object, where: str) -> Any:
-    """The one of several kinds of section that a mapping names by its ``distribution``."""
+    """Picks the kind of section that a mapping names by its ``distribution``."""
     if len(kinds) == 1:
         return kinds[0]
     named = {kind.distribution: kind for kind in kinds}

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
-    """A 32-bit seed for the named stream; the same on every machine and library version.
+    """Makes a 32-bit seed for the named stream; it is the same on every machine and library version.
 
     Streams are named rather than numbered in order of use, so that a new stream (or a longer
     workload) never shifts the draws of the others.
@@ -20,7 +20,8 @@ def derive_seed(seed: int, *labels: str | int) -> int:
 
 
 def shuffled(num_rows: int, seed: int, *labels: str, step: int = 1) -> Iterator[int]:
-    """Rows in random order, and all of them again in another order, without end; laps have streams ``step`` apart."""
+    """Yields rows in random order, and all of them again in another order, without end; laps have streams ``step``
+    apart."""
     for lap in count():
         rng = np.random.default_rng(derive_seed(seed, *labels, lap * step))
         yield from rng.permutation(num_rows).tolist()

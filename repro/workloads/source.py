@@ -32,7 +32,7 @@ Read = TypeVar("Read")
 
 
 class HubLoader(Protocol):
-    """Whole columns of a hub data set, by name, all equally long."""
+    """Loads whole columns of a hub data set, by name, all equally long."""
 
     def __call__(self, hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]: ...
 
@@ -49,7 +49,8 @@ class PromptSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """Rows of a data set with all that grading needs, in the order of their source; never the embedded generator."""
+    """Rows of a data set have all that grading needs, in the order of their source; they never come from the embedded
+    generator."""
 
     origin: Origin
     rows: tuple[Record, ...]
@@ -106,7 +107,7 @@ def open_records(
     data_dir: Path | None = None,
     hub_loader: HubLoader | None = None,
 ) -> Records | None:
-    """Text ``columns`` of every row; None where the source has none (``auto`` without a file,
+    """Reads text ``columns`` of every row; None where the source has none (``auto`` without a file,
     ``embedded``, a trace, which has lengths and times)."""
     file = _local_file(card, kind, dataset_path, data_dir)
     if kind == "hub":
@@ -127,7 +128,7 @@ def hub_records(
 
 
 def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
-    """A JSON-lines file, packed or not."""
+    """Reads a JSON-lines file, packed or not."""
     (path,) = found.paths
     rows = tuple(_record(row, columns) for row in json_rows(path))
     require(bool(rows), f"{found.location} has no rows: check that it is the whole file")
@@ -135,7 +136,7 @@ def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
 
 
 def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
-    """Through the Hugging Face ``datasets`` library, which downloads and caches.
+    """Loads through the Hugging Face ``datasets`` library, which downloads and caches.
 
     Without that library, ``datasets`` can be this repository's folder of cards: a namespace with
     nothing to import, hence the import by name.
@@ -162,7 +163,7 @@ def load_hub_columns(hub: HubReference, columns: tuple[str, ...]) -> Mapping[str
 def _local_file(
     card: DatasetCard, kind: SourceKind, dataset_path: str | None, data_dir: Path | None
 ) -> tuple[Local[PromptFile], PromptFile] | None:
-    """The file to read, and how; None where another source is asked for, or there is none."""
+    """Finds the file to read, and says how; None where another source is asked for, or there is none."""
     check_source(kind, dataset_path)
     if kind in ("hub", "embedded"):
         return None
@@ -175,14 +176,14 @@ def _local_file(
 
 
 def _entry_for(card: DatasetCard, path: Path) -> PromptFile:
-    """How to read a file whose name the card does not know: by its content."""
+    """Says by its content how a file is read whose name the card does not know."""
     if card.columns.prompt is not None and _begins_with_prompt(path, card.columns.prompt):
         return PromptFile(path=path.name, format="prompts_jsonl")
     return PromptFile(path=path.name, format=detect_format(path))
 
 
 def _begins_with_prompt(path: Path, column: str) -> bool:
-    """Whether the first row has the card's prompt column and nothing of a trace."""
+    """Tells whether the first row has the card's prompt column and nothing of a trace."""
     try:
         record = DECODER.decode(first_line(path))
         # What says when it came, or how long it was, is a trace, whose numbers are not to be passed over.

@@ -33,7 +33,7 @@ class PromptText:
 
 
 def prompt_text(style: TextStyle, rng: random.Random, num_words: int) -> PromptText:
-    """A prompt of at least ``num_words`` words, at most one sentence more (a short one is all opening)."""
+    """Makes a prompt of at least ``num_words`` words, at most one sentence more (a short one is all opening)."""
     form = _templates()["styles"][style]
     opening, closing = _fill(rng.choice(form["openings"]), rng), form["closing"]
     wanted = num_words - len(opening.split()) - len(closing.split())
@@ -41,7 +41,7 @@ def prompt_text(style: TextStyle, rng: random.Random, num_words: int) -> PromptT
 
 
 def more_text(style: TextStyle, rng: random.Random, num_words: int) -> str:
-    """Sentences until there are ``num_words`` words; empty for 0 or less."""
+    """Makes sentences until there are ``num_words`` words; none for 0 or less."""
     parts: list[str] = []
     have = 0
     sentences = _sentences(style, rng)
@@ -53,7 +53,7 @@ def more_text(style: TextStyle, rng: random.Random, num_words: int) -> str:
 
 
 def _sentences(style: TextStyle, rng: random.Random) -> Iterator[str]:
-    """Every template once in random order, then again in another."""
+    """Yields every template once in random order, then again in another."""
     while True:
         templates = list(_templates()["styles"][style]["sentences"])
         rng.shuffle(templates)

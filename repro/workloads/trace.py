@@ -62,7 +62,8 @@ def estimate_tokens(num_chars: int) -> int:
 
 
 def parse_trace(path: Path, file_format: TraceFormat | None = None) -> tuple[PromptRow, ...]:
-    """The rows in file order. The format is read off the file's first line that is not blank when it is not given."""
+    """Reads the rows in file order. The format is read off the file's first line that is not blank when it is not
+    given."""
     kind = file_format or detect_format(path)
     rows = tuple(map(_own, json_rows(path)) if kind == "trace_jsonl" else _recorded(path, _RECORDED[kind]))
     if not rows:
@@ -99,7 +100,7 @@ def parse_lengths_csv(
 
 
 class _Recorded(NamedTuple):
-    """Columns of a trace that a service wrote."""
+    """Says in which columns of a trace a service wrote what."""
 
     stamp: str
     prompt: str
@@ -144,7 +145,7 @@ _RECORDED: Mapping[TraceFormat, _Recorded] = {
 
 
 def _own(row: Row) -> PromptRow:
-    """Our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
+    """Reads our own format. ``arrival_s`` and ``gen_length`` may be left out; the prompt may not."""
     given = row.values
     for key in given:
         if key not in OWN_KEYS:

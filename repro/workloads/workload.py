@@ -108,7 +108,7 @@ def build_workload(
     data_dir: Path | None = None,
     hub_loader: HubLoader | None = None,
 ) -> Workload:
-    """The requests of ``config``. ``generation.seed`` is replaced by one seed per request.
+    """Makes the requests of ``config``. ``generation.seed`` is replaced by one seed per request.
 
     Without ``encode`` (simulation) requests carry lengths only, and a text counts characters / 4
     tokens, rounded up. With it they carry token ids, exactly as many as the length says.
@@ -165,7 +165,7 @@ def fixed_workload(
     origin: Origin,
     description: str,
 ) -> Workload:
-    """Requests with exactly these prompts, in this order: nothing is drawn, scaled or cut."""
+    """Makes requests with exactly these prompts, in this order: nothing is drawn, scaled or cut."""
     if arrivals.kind == "trace":
         raise UserError(
             f"arrivals='trace' with dataset={name!r}, which has no timestamps: use poisson, gamma, constant or burst"
@@ -196,7 +196,7 @@ def _workload(name: str, requests: Sequence[Request], origin: Origin, descriptio
 
 
 def _line(request: Request) -> str:
-    """What the checksum is made of."""
+    """Writes what the checksum is made of."""
     ids = "-" if request.prompt_ids is None else ",".join(map(str, request.prompt_ids))
     generation = request.generation
     length = f"{request.prompt_len}|{generation.gen_length}"
@@ -208,13 +208,13 @@ def _refuse_replaced_arrivals(arrivals: ArrivalConfig, source: PromptSource) -> 
     if num_stamped and arrivals.kind != "trace":
         how = "at once" if arrivals.kind == "burst" else f"{arrivals.kind} at {arrivals.rate:g} requests/s"
         raise UserError(
-            f"{source.origin.location} has arrival times in {num_stamped} rows, and requests would arrive {how} instead: "
-            f"keep them with --arrivals trace, or say --arrivals {arrivals.kind}"
+            f"{source.origin.location} has arrival times in {num_stamped} rows, and requests would arrive {how} "
+            f"instead: keep them with --arrivals trace, or say --arrivals {arrivals.kind}"
         )
 
 
 def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[PromptSource, Floats | None]:
-    """The timestamps to replay, if any; a source replayed with its own ones comes back in their order."""
+    """Finds the timestamps to replay, if any; a source replayed with its own ones comes back in their order."""
     if arrivals.kind != "trace":
         return source, None
     if arrivals.path is not None:
@@ -238,7 +238,7 @@ def _with_trace_times(arrivals: ArrivalConfig, source: PromptSource) -> tuple[Pr
 
 
 def _rows(config: WorkloadConfig, source: PromptSource) -> Iterator[PromptRow]:
-    """Without end; empty ones for the embedded generator.
+    """Yields rows without end; they are empty for the embedded generator.
 
     Rows come in the order of their own timestamps when those are replayed, else in seeded random
     order without replacement; then all over again (in another order) if there are too few.
@@ -262,7 +262,7 @@ def _drawn_lengths(
     rows: Sequence[PromptRow],
     own_ids: Sequence[list[int] | None],
 ) -> Ints:
-    """Before scaling and clipping."""
+    """Draws or counts the lengths before they are scaled and clipped."""
     if config.fixed_prompt_len is not None:
         return np.full(len(rows), config.fixed_prompt_len, dtype=np.int64)
     if source.rows is None:
@@ -278,7 +278,7 @@ def _drawn_lengths(
 def _prompt_ids(
     encode: Encode, style: TextStyle, rng: random.Random, prompt_len: int, own_ids: list[int] | None
 ) -> tuple[int, ...]:
-    """Exactly ``prompt_len`` ids: of the row's own text, cut at its end or continued by the generator,
+    """Makes exactly ``prompt_len`` ids: of the row's own text, cut at its end or continued by the generator,
     else of a generated prompt, whose closing words stay where they take no more than half."""
     closing_ids: list[int] = []
     if own_ids is not None:
@@ -300,7 +300,8 @@ def _prompt_ids(
 
 
 def _generation(base: GenerationConfig, gen_length: int | None, seed: int) -> GenerationConfig:
-    """The request's own generation; another length keeps the steps of whole blocks, and has a part of them for a rest."""
+    """Makes the request's own generation; another length keeps the steps of whole blocks, and has a part of them for
+    a rest."""
     if gen_length is None or gen_length == base.gen_length:
         return replace(base, seed=seed)
     num_blocks = -(-gen_length // base.block_length)

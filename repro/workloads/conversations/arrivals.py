@@ -14,7 +14,7 @@ LANES = 256
 
 
 def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int) -> OpenTurns:
-    """Every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
+    """Puts every turn at a time of its own, Poisson's for one, whatever became of the turn before it.
 
     The turns of all conversations, one behind the other, are cut into lanes of equal length; which lane has its turn is
     random. So any part of the run has first and later turns in their right shares, histories as long as they get, and turns of
@@ -38,7 +38,7 @@ def open_turns(conversations: Conversations, arrivals: ArrivalConfig, seed: int)
 
 
 def _flat(conversations: Conversations) -> list[Turn]:
-    """All turns, one behind the other; none has come yet."""
+    """Lists all turns, one behind the other; none has come yet."""
     found = []
     for session in conversations.sessions:
         history = answered = 0

@@ -31,7 +31,7 @@ _ANSWERING = frozenset({"assistant", "gpt", "chatgpt", "bing", "bard", "model"})
 
 
 def read_chats(paths: Sequence[Path], most: int = MOST_CONVERSATIONS) -> tuple[Chat, ...]:
-    """Conversations with at least one prompt, the first ``most`` of these files."""
+    """Reads conversations with at least one prompt, the first ``most`` of these files."""
     chats = (_chat(row) for path in paths for row in _rows(path))
     found = tuple(islice(filter(None, chats), most))
     if not found:

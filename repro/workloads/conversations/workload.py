@@ -44,7 +44,7 @@ class ConversationConfig:
     think_s: Seconds = 0.0
     """Between the first token of an answer and the user's next turn: always the same."""
     answer_tokens: Tokens | None = None
-    """Of every answer, in place of what is drawn or recorded."""
+    """Every answer has so many, in place of what is drawn or recorded."""
     low: int | None = None
     high: int | None = None
     source: Source = "embedded"
@@ -161,7 +161,8 @@ def _lengths(
     *,
     shares: tuple[float, float] = (0.0, 1.0),
 ) -> list[int]:
-    """One draw from each of ``num`` strata of equal probability, in random order, between two ``shares`` of the distribution."""
+    """Makes one draw from each of ``num`` strata of equal probability, in random order, between two ``shares`` of the
+    distribution."""
     rng = np.random.default_rng(derive_seed(config.seed, "conversations", stream))
     strata = (rng.permutation(num) + rng.random(num)) / max(num, 1)
     bottom, top = shares
@@ -171,7 +172,7 @@ def _lengths(
 
 
 def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple[float, float]:
-    """The shares of first prompts that are below the band, and not above it."""
+    """Returns the shares of first prompts that are below the band, and not above it."""
     spread = card.first.log_normal
     low = card.bounds.low if config.low is None else config.low
     high = card.bounds.high if config.high is None else config.high
@@ -185,7 +186,7 @@ def _shares_of_band(card: ConversationCard, config: ConversationConfig) -> tuple
 
 
 def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | None) -> tuple[tuple[Chat, ...], Origin]:
-    """The conversations of a file, or its prompts within the band alone."""
+    """Reads the conversations of a file, or its prompts within the band alone."""
     found = find_local(card.local, config.path, data_dir)
     if found is None:
         raise no_local_file(card, data_dir)
@@ -198,7 +199,7 @@ def _held(card: ConversationCard, config: ConversationConfig, data_dir: Path | N
 
 
 def _sampled(card: ConversationCard, held: tuple[Chat, ...], config: ConversationConfig) -> list[Chat]:
-    """In random order, again and again as needed; answers that nobody recorded are drawn."""
+    """Takes conversations in random order, again and again as needed; answers that nobody recorded are drawn."""
     order = shuffled(len(held), config.seed, "conversations", "sample", step=len(held))
     chats = list(_up_to((held[index] for index in order), config.num_turns))
     drawn = iter(_answers(card, sum(map(len, chats)), config))
@@ -212,7 +213,7 @@ def _sampled(card: ConversationCard, held: tuple[Chat, ...], config: Conversatio
 
 
 def _up_to(chats: Iterable[Chat], num_turns: int) -> Iterator[Chat]:
-    """As many as have so many turns."""
+    """Yields as many conversations as have so many turns."""
     for chat in chats:
         yield chat
         num_turns -= len(chat)

@@ -1,4 +1,5 @@
-"""Cards of session traces, read from ``datasets/sessions/<name>.yaml``: facts, the generator, and the role of each number."""
+"""Cards of session traces, read from ``datasets/sessions/<name>.yaml``: facts, the generator, and the role of each
+number."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class RoundCounts(Part):
     kind: Literal["fixed", "poisson", "negative_binomial"]
     mean: Annotated[float, Range(1, 1e6)]
     shape: Mean | None = None
-    """Of a negative binomial; smaller is more spread."""
+    """A negative binomial has one; smaller is more spread."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,7 +76,7 @@ class SessionCard(SourcedCard):
     environment: Environment
     local: tuple[SessionFile, ...]
     num_gpus: Annotated[int, Range(1, 10**6)]
-    """Of the paper's run."""
+    """GPUs that the paper's run had."""
     paper_sessions: Annotated[int, Range(1, 10**6)]
 
 

@@ -16,7 +16,7 @@ from repro.workloads.sessions.card import LengthTotals, RoundCounts
 
 
 def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:
-    """Rounds of each session, at least 1; their sum is the mean times ``num``."""
+    """Draws the rounds of each session, at least 1; their sum is the mean times ``num``."""
     if counts.kind == "fixed":
         return np.full(num, int(counts.mean), dtype=np.int64)
     rng = np.random.default_rng(derive_seed(seed, "rounds"))
@@ -30,7 +30,7 @@ def draw_rounds(counts: RoundCounts, num: int, seed: int) -> Ints:
 
 
 def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, Ints]:
-    """Prefill and decode tokens of every round, all sessions one after the other; at least 1 each."""
+    """Draws prefill and decode tokens of every round, all sessions one after the other; at least 1 each."""
     sizes = []
     for name, mean in (("prefill", totals.prefill_tokens), ("decode", totals.decode_tokens)):
         rng = np.random.default_rng(derive_seed(seed, name))
@@ -54,12 +54,13 @@ def draw_lengths(totals: LengthTotals, rounds: Ints, seed: int) -> tuple[Ints, I
 
 
 def apportion(weight: Floats, total: int) -> Ints:
-    """Whole numbers that sum to ``total``, proportional to ``weight`` (largest remainders)."""
+    """Finds whole numbers that sum to ``total``, proportional to ``weight`` (largest remainders)."""
     return apportion_within(weight, np.array([total]), np.array([len(weight)]))
 
 
 def apportion_within(weight: Floats, totals: Ints, sizes: Ints) -> Ints:
-    """``apportion`` for groups that lie one after the other: group g has ``sizes[g]`` weights and sums to ``totals[g]``."""
+    """Does as ``apportion`` for groups that lie one after the other: group g has ``sizes[g]`` weights and sums to
+    ``totals[g]``."""
     group = np.repeat(np.arange(len(sizes)), sizes)
     sums = np.bincount(group, weights=weight, minlength=len(sizes))
     exact = weight * (totals / sums)[group]

@@ -39,7 +39,7 @@ class RecordedSession(NamedTuple):
 
 
 def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[RecordedSession, ...]:
-    """In our own format where none is said."""
+    """Reads our own format where none is said."""
     published = None if kind is None else _PUBLISHED.get(kind)
     sessions = tuple(map(_own, json_rows(path)) if published is None else _published(path, published))
     require(bool(sessions), f"{path.name} has no session: check that it is the whole file")
@@ -47,7 +47,7 @@ def read_sessions(path: Path, kind: SessionFormat | None = None) -> tuple[Record
 
 
 def repeats(num: int, num_recorded: int, unit: str) -> str:
-    """The clause that says so where a file's sessions or turns come round again; else nothing."""
+    """Writes a clause where a file's sessions or turns come round again; else nothing."""
     if num <= num_recorded:
         return ""
     return f"; {num - num_recorded} of {num} {unit}s repeat one of the file's {num_recorded}"
@@ -59,7 +59,8 @@ def text_tokens(text: str) -> int:
 
 
 def counted_rounds(row: Row, *, with_delays: bool) -> tuple[RecordedRound, ...]:
-    """The ``rounds`` of our own format: lists of tokens of a prompt and of its answer, and of seconds after it."""
+    """Reads the ``rounds`` of our own format: lists of tokens of a prompt and of its answer, and of seconds after
+    it."""
     rounds = row.values.get("rounds")
     form = f"[prefill, decode], tokens 1 to {MOST_TOKENS}"
     if with_delays:
@@ -103,7 +104,7 @@ def _published(path: Path, kind: _Published) -> Iterator[RecordedSession]:
 
 
 def _toolbench(record: Mapping[str, Any]) -> RecordedSession | None:
-    """The winning path of each query; tool descriptions come with the first prompt."""
+    """Takes the winning path of a query; tool descriptions come with the first prompt."""
     answer = _field(record, "answer_generation", dict)
     if not answer.get("valid_data"):
         return None

@@ -126,12 +126,13 @@ def _held(
 def _sampled(
     held: tuple[RecordedSession, ...], config: SessionWorkloadConfig, origin: Origin
 ) -> tuple[RecordedSession, ...]:
-    """In file order where the trace's own times are replayed, else in random order, again and again as needed."""
+    """Takes sessions in file order where the trace's own times are replayed, else in random order, again and again as
+    needed."""
     num, is_replayed = config.num_sessions, config.arrivals.kind == "trace"
     require(
         not is_replayed or num <= len(held),
-        f"num_prompts={num} is more than the sessions of {Path(origin.location).name}, which come once at arrivals='trace': "
-        f"use --num-prompts {len(held)}, or other arrivals",
+        f"num_prompts={num} is more than the sessions of {Path(origin.location).name}, which come once at "
+        f"arrivals='trace': use --num-prompts {len(held)}, or other arrivals",
     )
     order = range(len(held)) if is_replayed else shuffled(len(held), config.seed, "sample", step=len(held))
     return tuple(held[index] for index in islice(order, num))
@@ -140,8 +141,8 @@ def _sampled(
 def _lengths(
     config: SessionWorkloadConfig, totals: LengthTotals, flat: Sequence[RecordedRound], rounds: Ints
 ) -> tuple[Ints, Ints]:
-    """Prefill and decode tokens of every round, all sessions one after the other. Nothing is drawn for a file that is served
-    as it is."""
+    """Finds prefill and decode tokens of every round, all sessions one after the other. Nothing is drawn for a file that
+    is served as it is."""
     if flat and not config.meets_totals and all(entry.decode_tokens is not None for entry in flat):
         require(
             config.counted is None,
@@ -156,7 +157,8 @@ def _lengths(
 def _recorded_lengths(
     flat: Sequence[RecordedRound], drawn_prefill: Ints, drawn_decode: Ints, *, scaled: bool
 ) -> tuple[Ints, Ints]:
-    """Recorded lengths, decode lengths nobody recorded as drawn. ``scaled``: to the sums that were drawn."""
+    """Returns recorded lengths, and as drawn the decode lengths that nobody recorded; ``scaled`` to the sums that
+    were drawn."""
     prefill = [entry.prefill_tokens for entry in flat]
     pairs = zip(flat, drawn_decode.tolist(), strict=True)
     decode = [drawn if entry.decode_tokens is None else entry.decode_tokens for entry, drawn in pairs]
@@ -170,7 +172,7 @@ def _scaled(tokens: list[int], total: int) -> Ints:
 
 
 def _delays(config: SessionWorkloadConfig, card: SessionCard, flat: Sequence[RecordedRound], num: int) -> Floats:
-    """Recorded delays where there are any; drawn from an exponential else."""
+    """Returns recorded delays where there are any, else draws them from an exponential."""
     mean_s = card.environment.delay_mean_s if config.delay_mean_s is None else config.delay_mean_s
     rng = np.random.default_rng(derive_seed(config.seed, "delays"))
     drawn = np.round(-np.log1p(-rng.random(num)) * mean_s, 6)
