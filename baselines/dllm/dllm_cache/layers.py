@@ -6,111 +6,81 @@ row-wise: x and h are [rows, d].
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from engines.models.decoder import DreamModel
 from engines.models.layers import rotate_halves, rotate_in_float32
 from engines.models.llada import LLaDAModelLM
-from engines.models.protocol import DiffusionModel
+from engines.models.protocol import DiffusionModel, Rotary
+
+Part = Callable[[Tensor], Tensor]
 
 
-class Layer(Protocol):
-    def attention_norm(self, x: Tensor) -> Tensor: ...
-
-    def query(self, h: Tensor) -> Tensor:
-        """[rows, H * D], not rotated; likewise ``key`` and ``value`` [rows, Hkv * D]."""
-        ...
-
-    def key(self, h: Tensor) -> Tensor: ...
-
-    def value(self, h: Tensor) -> Tensor: ...
-
-    def attention_output(self, a: Tensor) -> Tensor:
-        """[rows, d] of the heads' results [rows, H * D]."""
-        ...
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    attention_norm: Part
+    query: Part
+    """[rows, H * D], not rotated; likewise ``key`` and ``value`` [rows, Hkv * D]."""
+    key: Part
+    value: Part
+    attention_output: Part
+    """[rows, d] of the heads' results [rows, H * D]."""
+    mlp_norm: Part
+    gated_mlp: Part
 
     def mlp(self, x: Tensor) -> Tensor:
         """[rows, d], its norm included; to be added to x."""
-        ...
+        return self.gated_mlp(self.mlp_norm(x))
 
 
-class Layers(Protocol):
+class Layers:
     """A model, taken apart."""
 
-    layers: list[Layer]
-
-    def embed(self, ids: Tensor) -> Tensor: ...
-
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos, sin [N, 1, D] of positions [N]."""
-        ...
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x [..., heads, D]."""
-        ...
-
-    def final_norm(self, x: Tensor) -> Tensor: ...
-
-
-class LLaDALayer:
-    def __init__(self, block: Any) -> None:
-        self.attention_norm = block.attn_norm
-        self.query, self.key, self.value = block.q_proj, block.k_proj, block.v_proj
-        self.attention_output = block.attn_out
-        self._norm, self._mlp = block.ff_norm, block.mlp
-
-    def mlp(self, x: Tensor) -> Tensor:
-        return self._mlp(self._norm(x))
-
-
-class LLaDALayers:
-    """Rotates in float32."""
-
-    def __init__(self, model: LLaDAModelLM) -> None:
-        self.layers: list[Layer] = [LLaDALayer(block) for block in model.blocks]
-        self.embed, self.final_norm = model.transformer["wte"], model.transformer["ln_f"]
-        self.rotary = model.rotary
-
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate_in_float32(x, cos, sin)
-
-
-class DreamLayer:
-    """Qwen2's names; the projections bring their biases along."""
-
-    def __init__(self, block: Any) -> None:
-        attention = block.self_attn
-        self.attention_norm = block.input_layernorm
-        self.query, self.key, self.value = attention.q_proj, attention.k_proj, attention.v_proj
-        self.attention_output = attention.o_proj
-        self._norm, self._mlp = block.post_attention_layernorm, block.mlp
-
-    def mlp(self, x: Tensor) -> Tensor:
-        return self._mlp(self._norm(x))
-
-
-class DreamLayers:
-    """Rotates in the activations' dtype."""
-
-    def __init__(self, model: DreamModel) -> None:
-        self.layers: list[Layer] = [DreamLayer(block) for block in model.blocks]
-        self.embed, self.final_norm = model.model["embed_tokens"], model.model["norm"]
+    def __init__(self, model: LLaDAModelLM | DreamModel) -> None:
+        layer_of = _of_llada if isinstance(model, LLaDAModelLM) else _of_dream
+        self.layers = [layer_of(block) for block in model.blocks]
+        self.embed, self.final_norm = model.embedding, model.final_norm
+        self.rotate = rotate_in_float32 if model.rotates_in_float32 else rotate_halves
         self._model = model
 
-    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, positions: Tensor) -> Rotary:
+        """cos, sin [N, 1, D] of positions [N], in the dtype of the rotation."""
         cos, sin = self._model.rotary(positions)
-        dtype = self._model.model.get_parameter("embed_tokens.weight").dtype
+        dtype = cos.dtype if self._model.rotates_in_float32 else self._model.dtype
         return cos.to(dtype), sin.to(dtype)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rotate_halves(x, cos, sin)
+
+def _of_llada(block: Any) -> Layer:
+    return Layer(
+        attention_norm=block.attn_norm,
+        query=block.q_proj,
+        key=block.k_proj,
+        value=block.v_proj,
+        attention_output=block.attn_out,
+        mlp_norm=block.ff_norm,
+        gated_mlp=block.mlp,
+    )
+
+
+def _of_dream(block: Any) -> Layer:
+    """Under Qwen2's names; the projections bring their biases along."""
+    attention = block.self_attn
+    return Layer(
+        attention_norm=block.input_layernorm,
+        query=attention.q_proj,
+        key=attention.k_proj,
+        value=attention.v_proj,
+        attention_output=attention.o_proj,
+        mlp_norm=block.post_attention_layernorm,
+        gated_mlp=block.mlp,
+    )
 
 
 def layers_of(model: DiffusionModel) -> Layers:
-    if isinstance(model, LLaDAModelLM):
-        return LLaDALayers(model)
-    if isinstance(model, DreamModel):
-        return DreamLayers(model)
-    raise TypeError(f"dLLM-Cache does not know the layers of {type(model).__name__}")
+    if not isinstance(model, LLaDAModelLM | DreamModel):
+        raise TypeError(f"dLLM-Cache does not know the layers of {type(model).__name__}")
+    return Layers(model)
