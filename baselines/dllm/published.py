@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from baselines.dllm.static.memory import StaticFootprint, static_footprint
+from baselines.dllm.static.memory import StaticFootprint, base_bytes
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.dllm.memory.budget import REDUCTION_ROWS
@@ -56,21 +56,25 @@ class PublishedMethod(Method):
         longest: int,
         is_upstream: bool = False,
     ) -> StaticFootprint:
-        """Upstream copies all logits at once to reduce them; here the copies of some rows are alive together."""
+        """Every one of ``longest`` rows has activations and logits. Upstream copies all logits at once to reduce them; here the
+        copies of some rows are alive together."""
         copies = sampler.reduction_bytes_per_value(shape.dtype_bytes)
-        return static_footprint(
-            shape,
-            memory_bytes,
-            longest,
-            kv_rows=sampler.rows_of_request(longest, generation),
-            logit_bytes_per_value=shape.dtype_bytes + (copies if is_upstream else 0),
-            reduction_bytes=0 if is_upstream else copies * REDUCTION_ROWS * shape.vocab_rows,
+        logits = shape.dtype_bytes + (copies if is_upstream else 0)
+        per_row = shape.activation_bytes_per_query_token + logits * shape.vocab_rows
+        reduced = 0 if is_upstream else copies * REDUCTION_ROWS * shape.vocab_rows
+        cached = sampler.rows_of_request(longest, generation) * shape.kv_bytes_per_token
+        return StaticFootprint(
+            fixed_bytes=base_bytes(shape, memory_bytes) + reduced, per_request_bytes=longest * per_row + cached
         )
 
     def static_roofline(
         self, roofline: Roofline, config: EngineConfig, sampler: Sampler, *, copied_bytes_per_logit: int
     ) -> RooflineExecutor:
         return RooflineExecutor(roofline, config, copied_bytes_per_logit=copied_bytes_per_logit)
+
+    def static_cache(self, sampler: Sampler, kv_rows: int) -> Any:
+        """What the padded executor is made with besides the model: how many rows its pool has."""
+        return kv_rows
 
     def static_torch(
         self,
@@ -83,6 +87,5 @@ class PublishedMethod(Method):
         stop_ids: Collection[int] | None = None,
         profile_every: int = 0,
     ) -> TorchExecutor:
-        return self.torch_executor("static")(  # type: ignore[no-any-return]
-            model, config, kv_rows, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
-        )
+        cache, make = self.static_cache(sampler, kv_rows), self.torch_executor("static")
+        return make(model, config, cache, batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every)  # type: ignore[no-any-return]

@@ -25,7 +25,6 @@ from engines.hardware.roofline import Roofline
 from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:
-    from engines.dllm.executor.torch import TorchExecutor
     from engines.models.protocol import DiffusionModel
 
 
@@ -92,20 +91,8 @@ class DllmCache(PublishedMethod):
             roofline, config, _features(sampler), copied_bytes_per_logit=copied_bytes_per_logit
         )
 
-    def static_torch(
-        self,
-        model: DiffusionModel,
-        config: EngineConfig,
-        sampler: Sampler,
-        kv_rows: int,
-        *,
-        batch_size: int,
-        stop_ids: Collection[int] | None = None,
-        profile_every: int = 0,
-    ) -> TorchExecutor:
-        return self.torch_executor("static")(  # type: ignore[no-any-return]
-            model, config, _features(sampler), batch_size=batch_size, stop_ids=stop_ids, profile_every=profile_every
-        )
+    def static_cache(self, sampler: Sampler, kv_rows: int) -> FeatureCacheConfig:
+        return _features(sampler)
 
     def alone(
         self,

@@ -9,32 +9,43 @@ import numpy as np
 import numpy.typing as npt
 
 from engines.errors import UserError
-from repro.runs.metrics import Floats, Metric, distribution, floats
+from repro.runs.metrics import Floats, Metric, distribution, floats, metric
 from repro.runs.record import RunRecord, Table
 from repro.runs.statistics import wilson_interval
 from repro.systems.dllm.columns import PART_COLUMNS, STEPS
+
+_NO_TIME = "no steps, or they took no time"
 
 
 def _steps(record: RunRecord) -> Table:
     return record.tables[STEPS]
 
 
+@metric("steps", "engine iterations")
 def num_steps(record: RunRecord) -> int:
     return len(_steps(record)["step"])
 
 
+@metric("s", "sum of duration over steps")
 def busy_s(record: RunRecord) -> float:
     return float(np.sum(floats(_steps(record)["duration_s"])))
 
 
+@metric("requests", "distribution over steps of num_refresh + num_reuse", "no steps")
 def step_requests(record: RunRecord) -> dict[str, Any]:
     return distribution(floats(_steps(record)["num_refresh"]) + floats(_steps(record)["num_reuse"]))
 
 
+@metric("requests", "sum of num_running * duration / sum of duration", _NO_TIME)
 def mean_running(record: RunRecord) -> float | None:
     return _time_weighted(record, floats(_steps(record)["num_running"]))
 
 
+@metric(
+    "share",
+    "of non-empty steps: Refresh only, Reuse only, mixed; num_refresh / (num_refresh + num_reuse) summed over steps",
+    "no step with a sequence",
+)
 def phase_mix(record: RunRecord) -> dict[str, float | None]:
     """Shares of non-empty steps that are pure Refresh, pure Reuse and mixed, and the Refresh share of sequences."""
     refresh, reuse = floats(_steps(record)["num_refresh"]), floats(_steps(record)["num_reuse"])
@@ -52,7 +63,11 @@ def phase_mix(record: RunRecord) -> dict[str, float | None]:
     }
 
 
-def budget_occupancy(record: RunRecord, cap: int | None) -> float | None:
+@metric(
+    "share", "mean over steps of scheduled_tokens / max_num_batched_tokens", "no steps, or the run states no budget"
+)
+def budget_occupancy(record: RunRecord) -> float | None:
+    cap = record.manifest.get("max_num_batched_tokens")
     if cap is None or num_steps(record) == 0:
         return None
     if cap < 1:
@@ -60,26 +75,41 @@ def budget_occupancy(record: RunRecord, cap: int | None) -> float | None:
     return float(floats(_steps(record)["scheduled_tokens"]).mean()) / cap
 
 
+@metric(
+    "share",
+    "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
+    "no step with a pool, or they took no time",
+)
 def kv_occupancy(record: RunRecord) -> float | None:
     used, total, duration = _kv(record)
     busy = float(duration.sum())
     return float((used / total * duration).sum()) / busy if busy > 0 else None
 
 
+@metric("share", "largest kv_rows_used / kv_rows_total of a step", "no step with a pool")
 def kv_occupancy_peak(record: RunRecord) -> float | None:
     used, total, _ = _kv(record)
     return float((used / total).max()) if used.size else None
 
 
+@metric("share", "1 - sum of forward / sum of duration", _NO_TIME)
 def outside_forward_share(record: RunRecord) -> float | None:
     inside = _share_of_time(record, "forward_s")
     return None if inside is None else 1.0 - inside
 
 
+@metric(
+    "share", "sum of bound / sum of duration, over steps with a bound", "no card is known, or its steps took no time"
+)
 def roofline_share(record: RunRecord) -> float | None:
     return _share_of_time(record, "bound_s")
 
 
+@metric(
+    "share",
+    "steps that ran as a CUDA graph / steps, of those that are Reuse only and not profiled",
+    "there is no such step",
+)
 def graph_hit_rate(record: RunRecord) -> float | None:
     """Profiled steps do not count: taking them apart leaves no graph to run."""
     could_hit = _kinds(record)["reuse"] & np.isnan(floats(_steps(record)["idle_s"]))
@@ -87,6 +117,11 @@ def graph_hit_rate(record: RunRecord) -> float | None:
     return float(hits.mean()) if hits.size else None
 
 
+@metric(
+    "s, share",
+    "of profiled steps (refresh, reuse, mixed, all): num_steps; seconds and share by part",
+    "no step was profiled; share: such steps took no time",
+)
 def profile(record: RunRecord) -> dict[str, Any] | None:
     """The profiled steps that are pure Refresh, pure Reuse, mixed, and all of them: how many, and seconds and share by
     part (``STEP_PARTS``)."""
@@ -108,12 +143,25 @@ def _breakdown(taken: Mapping[str, Floats], steps: npt.NDArray[np.bool_]) -> dic
     }
 
 
+@metric("share", "sum of idle / sum of all parts, over profiled steps", "no step was profiled, or they took no time")
 def host_share(record: RunRecord) -> float | None:
     found = profile(record)
     return None if found is None else found["all"]["share"]["idle"]
 
 
-def accuracy(record: RunRecord, column: str) -> dict[str, Any] | None:
+@metric("share", "correct / all requests, failed ones included; Wilson's 95 % interval", "nothing is graded")
+def accuracy(record: RunRecord) -> dict[str, Any] | None:
+    return _solved(record, "correct")
+
+
+@metric(
+    "share", "as accuracy, by the task's stricter criterion", "nothing is graded, or the task has one criterion only"
+)
+def accuracy_strict(record: RunRecord) -> dict[str, Any] | None:
+    return _solved(record, "correct_strict")
+
+
+def _solved(record: RunRecord, column: str) -> dict[str, Any] | None:
     """value, low, high and n of ``correct`` or ``correct_strict``."""
     verdicts = record.requests[column]
     if not verdicts or None in verdicts:
@@ -150,88 +198,20 @@ def _kv(record: RunRecord) -> tuple[Floats, Floats, Floats]:
     return used[has_pool], total[has_pool], duration[has_pool]
 
 
-def _cap(record: RunRecord) -> int | None:
-    return record.manifest.get("max_num_batched_tokens")
-
-
-_NO_TIME = "no steps, or they took no time"
-
 DLLM_METRICS: tuple[Metric, ...] = (
-    Metric("num_steps", "steps", "engine iterations", "never", num_steps),
-    Metric("busy_s", "s", "sum of duration over steps", "never", busy_s),
-    Metric(
-        "step_requests", "requests", "distribution over steps of num_refresh + num_reuse", "no steps", step_requests
-    ),
-    Metric("mean_running", "requests", "sum of num_running * duration / sum of duration", _NO_TIME, mean_running),
-    Metric(
-        "phase_mix",
-        "share",
-        "of non-empty steps: Refresh only, Reuse only, mixed; num_refresh / (num_refresh + num_reuse) summed over steps",
-        "no step with a sequence",
-        phase_mix,
-    ),
-    Metric(
-        "budget_occupancy",
-        "share",
-        "mean over steps of scheduled_tokens / max_num_batched_tokens",
-        "no steps, or the run states no budget",
-        lambda r: budget_occupancy(r, _cap(r)),
-    ),
-    Metric(
-        "kv_occupancy",
-        "share",
-        "kv_rows_used / kv_rows_total weighted by duration, over steps with a pool",
-        "no step with a pool, or they took no time",
-        kv_occupancy,
-    ),
-    Metric(
-        "kv_occupancy_peak",
-        "share",
-        "largest kv_rows_used / kv_rows_total of a step",
-        "no step with a pool",
-        kv_occupancy_peak,
-    ),
-    Metric("outside_forward_share", "share", "1 - sum of forward / sum of duration", _NO_TIME, outside_forward_share),
-    Metric(
-        "roofline_share",
-        "share",
-        "sum of bound / sum of duration, over steps with a bound",
-        "no card is known, or its steps took no time",
-        roofline_share,
-    ),
-    Metric(
-        "graph_hit_rate",
-        "share",
-        "steps that ran as a CUDA graph / steps, of those that are Reuse only and not profiled",
-        "there is no such step",
-        graph_hit_rate,
-    ),
-    Metric(
-        "host_share",
-        "share",
-        "sum of idle / sum of all parts, over profiled steps",
-        "no step was profiled, or they took no time",
-        host_share,
-    ),
-    Metric(
-        "profile",
-        "s, share",
-        "of profiled steps (refresh, reuse, mixed, all): num_steps; seconds and share by part",
-        "no step was profiled; share: such steps took no time",
-        profile,
-    ),
-    Metric(
-        "accuracy",
-        "share",
-        "correct / all requests, failed ones included; Wilson's 95 % interval",
-        "nothing is graded",
-        lambda r: accuracy(r, "correct"),
-    ),
-    Metric(
-        "accuracy_strict",
-        "share",
-        "as accuracy, by the task's stricter criterion",
-        "nothing is graded, or the task has one criterion only",
-        lambda r: accuracy(r, "correct_strict"),
-    ),
+    num_steps,
+    busy_s,
+    step_requests,
+    mean_running,
+    phase_mix,
+    budget_occupancy,
+    kv_occupancy,
+    kv_occupancy_peak,
+    outside_forward_share,
+    roofline_share,
+    graph_hit_rate,
+    host_share,
+    profile,
+    accuracy,
+    accuracy_strict,
 )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from repro.runs.metrics import Floats, Metric, distribution, floats, is_ok, per_second, window_s
+from repro.runs.metrics import Floats, Metric, distribution, floats, is_ok, metric, per_second, window_s
 from repro.runs.record import RunRecord
 from repro.systems.http.columns import CHUNKS
+
+_NONE_SENT = "per entry: none sent; std below 2, pQ below 100 / (100 - Q) of them"
+_FEW = "fewer than two first turns sent, or all at one moment"
 
 
 def sent_s(record: RunRecord) -> Floats:
@@ -17,16 +19,32 @@ def sent_s(record: RunRecord) -> Floats:
     return floats(record.requests["arrival_s"]) + floats(record.requests["submit_lag_s"])
 
 
-def schedule_delay_s(record: RunRecord) -> Floats:
-    """[requests] how late the client itself was, the wait for a place left out."""
-    return floats(record.requests["submit_lag_s"]) - floats(record.requests["client_queue_s"])
+@metric("s", "distribution of sent - due - client_queue_s", _NONE_SENT)
+def schedule_delay_s(record: RunRecord) -> dict[str, Any]:
+    """How late the client itself was, the wait for a place left out."""
+    return _known(floats(record.requests["submit_lag_s"]) - floats(record.requests["client_queue_s"]))
 
 
-def ttft_sent_s(record: RunRecord) -> Floats:
-    return floats(record.requests["first_output_s"]) - sent_s(record)
+@metric("s", "distribution of the wait under max_concurrency", _NONE_SENT)
+def client_queue_s(record: RunRecord) -> dict[str, Any]:
+    return _known(floats(record.requests["client_queue_s"]))
 
 
-def tpot_s(record: RunRecord) -> Floats:
+@metric("s", "distribution of first piece - sent", _NONE_SENT)
+def ttft_sent_s(record: RunRecord) -> dict[str, Any]:
+    return _known(floats(record.requests["first_output_s"]) - sent_s(record))
+
+
+@metric(
+    "s",
+    "distribution over requests of (end of the answer - first piece) / (output_len - 1)",
+    "one token, or an answer in one piece",
+)
+def tpot_s(record: RunRecord) -> dict[str, Any]:
+    return _known(_times_per_token(record))
+
+
+def _times_per_token(record: RunRecord) -> Floats:
     """[requests] (E2EL - TTFT) / (n_out - 1); NaN for one token, or an answer in one piece."""
     table = record.requests
     tokens, pieces = floats(table["output_len"]), np.asarray(table["num_chunks"])
@@ -36,15 +54,15 @@ def tpot_s(record: RunRecord) -> Floats:
     return times
 
 
-def icl_s(record: RunRecord) -> Floats:
-    """Every gap between two pieces of one answer, of ok requests."""
-    return _gaps(record, is_ok(record))
+@metric("s", "distribution of gaps between pieces", "answers in one piece")
+def icl_s(record: RunRecord) -> dict[str, Any]:
+    return _known(_gaps(record, is_ok(record)))
 
 
-def itl_s(record: RunRecord) -> Floats:
-    """The same of answers whose pieces are single tokens."""
+@metric("s", "distribution of gaps between tokens", "answers in pieces of several tokens")
+def itl_s(record: RunRecord) -> dict[str, Any]:
     single = np.asarray(record.requests["num_chunks"]) == floats(record.requests["output_len"])
-    return _gaps(record, is_ok(record) & single)
+    return _known(_gaps(record, is_ok(record) & single))
 
 
 def _gaps(record: RunRecord, of: np.ndarray) -> Floats:
@@ -55,16 +73,19 @@ def _gaps(record: RunRecord, of: np.ndarray) -> Floats:
     return np.diff(arrived)[together] if owner.size else arrived
 
 
+@metric("requests/s", "as asked; of sessions, where they are", "all at once")
 def requested_rate(record: RunRecord) -> float | None:
     rate: float | None = record.facts.get("requested_rate")
     return rate
 
 
+@metric("requests/s", "(first turns - 1) / span of their due times", _FEW)
 def due_rate(record: RunRecord) -> float | None:
     """Of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
     return _rate(floats(record.requests["arrival_s"])[_first_turns(record)])
 
 
+@metric("requests/s", "(first turns - 1) / span of their sending", _FEW)
 def achieved_rate(record: RunRecord) -> float | None:
     return _rate(sent_s(record)[_first_turns(record)])
 
@@ -79,15 +100,16 @@ def _rate(times: Floats) -> float | None:
     return (times.size - 1) / span if span > 0 else None
 
 
+@metric("requests", "most under way at once")
 def peak_concurrency(record: RunRecord) -> int:
-    """Most requests that were under way at once."""
     begun, ended = sent_s(record), floats(record.requests["finished_s"])
     known = ~np.isnan(begun) & ~np.isnan(ended)
     events = sorted([(t, 1) for t in begun[known].tolist()] + [(t, -1) for t in ended[known].tolist()])
     return int(np.cumsum([step for _, step in events]).max()) if events else 0
 
 
-def goodput(record: RunRecord) -> dict[str, Any]:
+@metric("requests/s, share", "within the limits of goodput / window_s; / all", "no limits")
+def goodput_http(record: RunRecord) -> dict[str, Any]:
     """Good requests are ok and keep every limit of ``goodput``; the others count against attainment."""
     limits: dict[str, float] = record.facts.get("goodput", {})
     if not limits:
@@ -97,7 +119,7 @@ def goodput(record: RunRecord) -> dict[str, Any]:
     times = {
         "ttft": floats(table["first_output_s"]) - arrival,
         "e2el": floats(table["finished_s"]) - arrival,
-        "tpot": tpot_s(record),
+        "tpot": _times_per_token(record),
     }
     good = is_ok(record)
     for name, limit in limits.items():
@@ -116,58 +138,34 @@ def _known(times: Floats) -> dict[str, Any]:
     return distribution(times[~np.isnan(times)])
 
 
-def _lengths(column: str) -> Callable[[RunRecord], dict[str, Any]]:
-    return lambda record: distribution(floats(record.requests[column])[is_ok(record)])
+@metric("tokens", "distribution of prompt_len over ok requests", "no ok request")
+def input_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(floats(record.requests["prompt_len"])[is_ok(record)])
 
 
-def _prompt_tokens(record: RunRecord) -> int:
+@metric("tokens", "distribution of output_len over ok requests", "no ok request")
+def output_len(record: RunRecord) -> dict[str, Any]:
+    return distribution(floats(record.requests["output_len"])[is_ok(record)])
+
+
+@metric("tokens", "sum of prompt_len over ok requests")
+def prompt_tokens(record: RunRecord) -> int:
     return int(sum(n for n, ok in zip(record.requests["prompt_len"], is_ok(record), strict=True) if ok))
 
 
-_NONE_SENT = "per entry: none sent; std below 2, pQ below 100 / (100 - Q) of them"
-_FEW = "fewer than two first turns sent, or all at one moment"
-
 HTTP_METRICS: tuple[Metric, ...] = (
-    Metric("ttft_sent_s", "s", "distribution of first piece - sent", _NONE_SENT, lambda r: _known(ttft_sent_s(r))),
-    Metric(
-        "tpot_s",
-        "s",
-        "distribution over requests of (end of the answer - first piece) / (output_len - 1)",
-        "one token, or an answer in one piece",
-        lambda r: _known(tpot_s(r)),
-    ),
-    Metric(
-        "itl_s",
-        "s",
-        "distribution of gaps between tokens",
-        "answers in pieces of several tokens",
-        lambda r: _known(itl_s(r)),
-    ),
-    Metric("icl_s", "s", "distribution of gaps between pieces", "answers in one piece", lambda r: _known(icl_s(r))),
-    Metric(
-        "schedule_delay_s",
-        "s",
-        "distribution of sent - due - client_queue_s",
-        _NONE_SENT,
-        lambda r: _known(schedule_delay_s(r)),
-    ),
-    Metric(
-        "client_queue_s",
-        "s",
-        "distribution of the wait under max_concurrency",
-        _NONE_SENT,
-        lambda r: _known(floats(r.requests["client_queue_s"])),
-    ),
-    Metric("requested_rate", "requests/s", "as asked; of sessions, where they are", "all at once", requested_rate),
-    Metric("due_rate", "requests/s", "(first turns - 1) / span of their due times", _FEW, due_rate),
-    Metric("achieved_rate", "requests/s", "(first turns - 1) / span of their sending", _FEW, achieved_rate),
-    Metric("peak_concurrency", "requests", "most under way at once", "never", peak_concurrency),
-    Metric(
-        "input_len", "tokens", "distribution of prompt_len over ok requests", "no ok request", _lengths("prompt_len")
-    ),
-    Metric(
-        "output_len", "tokens", "distribution of output_len over ok requests", "no ok request", _lengths("output_len")
-    ),
-    Metric("prompt_tokens", "tokens", "sum of prompt_len over ok requests", "never", _prompt_tokens),
-    Metric("goodput_http", "requests/s, share", "within the limits of goodput / window_s; / all", "no limits", goodput),
+    ttft_sent_s,
+    tpot_s,
+    itl_s,
+    icl_s,
+    schedule_delay_s,
+    client_queue_s,
+    requested_rate,
+    due_rate,
+    achieved_rate,
+    peak_concurrency,
+    input_len,
+    output_len,
+    prompt_tokens,
+    goodput_http,
 )
