@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_type_hints
 
 from engines.knobs import helps_of
 
@@ -25,27 +25,24 @@ REQUESTS = "requests"
 """The table that every run has."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(NamedTuple):
     name: str
     kind: ColumnKind
-    nullable: bool = False
     meaning: str
+    nullable: bool = False
 
 
 REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column(name="request_id", kind="int", meaning="as in the workload; unique in a run"),
-    Column(name="arrival_s", kind="float", meaning="when the request was due"),
-    Column(
-        name="submit_lag_s", kind="float", nullable=True, meaning="submission minus due time; null if never submitted"
-    ),
-    Column(name="admitted_s", kind="float", nullable=True, meaning="when work on it began"),
-    Column(name="first_output_s", kind="float", nullable=True, meaning="when its first output was there"),
-    Column(name="finished_s", kind="float", nullable=True, meaning="when its last output was there; null unless ok"),
-    Column(name="prompt_len", kind="int", meaning="prompt tokens"),
-    Column(name="output_len", kind="int", nullable=True, meaning="tokens generated; null unless ok"),
-    Column(name="status", kind="str", meaning="ok, failed, or unfinished (the run was stopped before its end)"),
-    Column(name="error", kind="str", nullable=True, meaning="one sentence for a failed request, else null"),
+    Column("request_id", "int", "as in the workload; unique in a run"),
+    Column("arrival_s", "float", "when the request was due"),
+    Column("submit_lag_s", "float", "submission minus due time; null if never submitted", nullable=True),
+    Column("admitted_s", "float", "when work on it began", nullable=True),
+    Column("first_output_s", "float", "when its first output was there", nullable=True),
+    Column("finished_s", "float", "when its last output was there; null unless ok", nullable=True),
+    Column("prompt_len", "int", "prompt tokens"),
+    Column("output_len", "int", "tokens generated; null unless ok", nullable=True),
+    Column("status", "str", "ok, failed, or unfinished (the run was stopped before its end)"),
+    Column("error", "str", "one sentence for a failed request, else null", nullable=True),
 )
 """Columns of every run's requests; a family adds its own behind them."""
 
