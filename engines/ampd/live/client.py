@@ -31,7 +31,7 @@ def serve(
     due = [(session.arrival_s, index, 0) for index, session in enumerate(sessions)]
     heapq.heapify(due)
     place = {session.session_id: index for index, session in enumerate(sessions)}
-    mark, num_ended, settled_s = "0", 0, began
+    told, num_ended, settled_s = store.follow("events"), 0, began
     while num_ended < len(sessions):
         now = clock.now() - began
         if now > until_s:
@@ -55,8 +55,8 @@ def serve(
             coordinator.settle()
             settled_s = clock.now()
         wait_s = SETTLE_S if not due else min(SETTLE_S, max(0.0, due[0][0] - (clock.now() - began)))
-        for name, event in store.events(mark, wait_s):
-            mark, session_id = name, int(event["session"])
+        for event in told(wait_s):
+            session_id = int(event["session"])
             if session_id not in place:
                 continue  # of another client
             if event["what"] == "end":

@@ -89,19 +89,17 @@ class DecodeProcess:
     # ---- what comes in -------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        worker, num_outages = self.worker, 0
+        worker = self.worker
+        woken = worker.store.follow("wake", worker.spec.worker_id)
         while not worker.is_stopping.is_set():
-            word = worker.store.sleep(worker.spec.worker_id, IDLE_S)
-            if num_outages != worker.store.num_outages:
-                num_outages, word = worker.store.num_outages, "left"  # the word may have been lost with Redis: look
-            if word is not None:
-                self._inbox.put(word)
+            for each in woken(IDLE_S):
+                self._inbox.put(each["word"])
 
     def _waited(self) -> list[_Landed | str]:
         try:
             return [self._inbox.get(timeout=IDLE_S)]
         except queue.Empty:
-            return ["task"]  # a wake-up may have been lost with Redis: look
+            return []
 
     def _drain(self) -> None:
         while not self._inbox.empty():

@@ -29,7 +29,7 @@ _NUM_NUMBERS = 10**9
 FIRST_NAMED = 2 * 10**9
 """Sessions of other names, or of none, have ids from here on."""
 LOOK_S = 0.25
-"""How long to wait for a word of new tokens before looking: one may be lost with Redis."""
+"""How long to wait for a word of new tokens before looking for them all the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +228,8 @@ class Intake:
             await loop.run_in_executor(self._coordinating, self.coordinator.settle)
 
     async def _hear(self) -> None:
-        loop, heard = asyncio.get_running_loop(), self._store.heard()
+        loop, told = asyncio.get_running_loop(), self._store.follow("news")
         while True:
-            for session_id in await loop.run_in_executor(self._hearing, heard, LOOK_S):
-                if (news := self._under_way.get(session_id)) is not None:
+            for each in await loop.run_in_executor(self._hearing, told, LOOK_S):
+                if (news := self._under_way.get(int(each["session"]))) is not None:
                     news.set()

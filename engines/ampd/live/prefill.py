@@ -105,7 +105,7 @@ class PrefillProcess:
     def _stage(self) -> None:
         """Choose the next task as soon as the one before computes, and read its history meanwhile."""
         worker = self.worker
-        peers = Peers(patience_s=worker.spec.lease_s)
+        peers, woken = Peers(patience_s=worker.spec.lease_s), worker.store.follow("wake", worker.spec.worker_id)
         while not worker.is_stopping.is_set():
             self._place.acquire()
             staged = None
@@ -113,7 +113,7 @@ class PrefillProcess:
                 try:
                     claimed = None if worker.is_lost.is_set() else worker.claim(is_staged=self._is_busy)
                     if claimed is None:
-                        worker.store.sleep(worker.spec.worker_id, IDLE_S)
+                        woken(IDLE_S)
                     else:
                         staged = self._read(peers, claimed)
                 except LostError:

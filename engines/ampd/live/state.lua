@@ -12,9 +12,9 @@
 --   task:T, session:S         hashes
 --   ids:S, times:S            strings: token ids (int32), and when each generated one came (float64)
 --   unrouted, homeless        lists of tasks and sessions that wait for the coordinator
---   log                       list of decisions; events a stream of finished rounds; wake:W what a worker sleeps on
+--   log                       list of decisions
+--   events, wake:W, news      streams: rounds that ended, what a worker is woken with, sessions that got a token
 --   names, num_names          hash: a session's name -> its number; how many there are
---   news                      channel: sessions that got a token
 --   lost                      list of workers, each as often as it was lost; how many leases ran out elsewhere is run's taken_back
 --
 -- A worker's calls name its incarnation, a change of a task its fence: who lost either is told so and changes nothing.
@@ -33,9 +33,9 @@ local function is_current(worker, incarnation)
   return get(key('worker', worker), 'incarnation') == incarnation and call('ZSCORE', key('alive'), worker) ~= false
 end
 
-local function wake(worker, word)
-  if call('LLEN', key('wake', worker)) < 64 then call('RPUSH', key('wake', worker), word) end
-end
+-- Streams keep what was told while nobody could listen; what is old there has been seen.
+local function tell(stream, most, ...) call('XADD', stream, 'MAXLEN', '~', most, '*', ...) end
+local function wake(worker, word) tell(key('wake', worker), 64, 'word', word) end
 
 -- Windows: sums that lose at the front what is older than window_s, as engines.ar.window does.
 
@@ -163,6 +163,6 @@ end
 local function generated(session, token, time)
   call('APPEND', key('ids', session), token)
   call('APPEND', key('times', session), time)
-  call('PUBLISH', key('news'), session)
+  tell(key('news'), 1024, 'session', session)
   return call('HINCRBY', key('session', session), 'left', -1)
 end

@@ -143,36 +143,24 @@ class Store:
         """Decisions in the order they took effect, "+" before one that did, "-" before one that came too late."""
         return [line.decode() for line in self.answered(lambda: self.client.lrange(self.key("log"), 0, -1))]
 
-    def events(self, after: str, wait_s: float) -> list[tuple[str, dict[str, str]]]:
-        """Rounds that ended since event ``after``; waits for the first."""
-        block = max(1, int(min(wait_s, ANSWER_S / 2) * 1000))
-        found = self.answered(lambda: self.client.xread({self.key("events"): after}, block=block))
-        if isinstance(found, Mapping):
-            streams = [
-                entries[0] if entries and isinstance(entries[0], list) else entries for entries in found.values()
-            ]
-        else:
-            streams = [entries for _, entries in found]
-        return [(mark.decode(), texts(fields)) for entries in streams for mark, fields in entries]
+    def follow(self, *parts: object) -> Callable[[float], list[dict[str, str]]]:
+        """What a stream tells since the last time it was asked; waits up to so many seconds for the first. For one thread."""
+        key, mark = self.key(*parts), "0"
 
-    def sleep(self, worker_id: int, wait_s: float) -> str | None:
-        """Until the worker is woken: "task" where one is queued, "left" where a session's client has left; None if it was not."""
-        found = self.answered(lambda: self.client.blpop([self.key("wake", worker_id)], timeout=wait_s))
-        return None if found is None else found[1].decode()
+        def told(wait_s: float) -> list[dict[str, str]]:
+            nonlocal mark
+            block = max(1, int(min(wait_s, ANSWER_S / 2) * 1000))
+            found = self.answered(lambda: self.client.xread({key: mark}, block=block))
+            if isinstance(found, Mapping):
+                found = [
+                    (name, entries[0] if isinstance(entries[0], list) else entries) for name, entries in found.items()
+                ]
+            entries = [entry for _, entries in found for entry in entries]
+            if entries:
+                mark = entries[-1][0].decode()
+            return [texts(fields) for _, fields in entries]
 
-    def heard(self) -> Callable[[float], set[int]]:
-        """Waits up to so many seconds for sessions that get a token, and says which; what is said while Redis is away is
-        lost. For one thread."""
-        listening = self.client.pubsub(ignore_subscribe_messages=True)
-        self.answered(lambda: listening.subscribe(self.key("news")))
-
-        def hear(wait_s: float) -> set[int]:
-            found: set[int] = set()
-            while (said := self.answered(lambda: listening.get_message(timeout=0 if found else wait_s))) is not None:
-                found.add(int(said["data"]))
-            return found
-
-        return hear
+        return told
 
     def losses(self) -> Losses:
         lost = self.answered(lambda: self.client.lrange(self.key("lost"), 0, -1))

@@ -76,7 +76,7 @@ def test_a_session_runs_its_rounds(store: Store) -> None:
     assert (again["history"], again["tokens"], again["kind"]) == ("8", "2", "incremental")
     setting.second.start(again)
     assert setting.home.land(again) == [b"ok", b"end", b"0"]
-    assert [event["what"] for _, event in store.events("0", 0.01)] == ["round", "end"]
+    assert [event["what"] for event in store.follow("events")(0.01)] == ["round", "end"]
     assert store.members()[0].view.num_sessions == 0
 
 
@@ -234,7 +234,7 @@ def test_a_session_whose_client_leaves_is_nobody_s(store: Store, when: str) -> N
     assert not setting.coordinator.leave(7, order), "told twice"
     assert setting.first.queued() == []
     assert (setting.num_tokens(7), store.members()[0].view.num_sessions) == (0, 1)
-    assert store.sleep(0, 0.01) == "left"
+    assert store.follow("wake", 0)(0.01) == [{"word": "left"}]
     assert store.call("strangers", 0, "a", 16, 7, 0, 8, 0) == [b"7"]
     assert setting.home.decode((7, 0))[0] == [b"7"]
     if task is not None:
