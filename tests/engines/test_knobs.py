@@ -1,0 +1,121 @@
+"""Settings say for themselves what they may be: kinds, choices, ranges, and beside what they have an effect."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from engines.errors import UserError
+from engines.knobs import Fixed, Only, Range, check_fields, check_given, check_value, given_to, helps_of, knobs_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cache:
+    kind: Literal["dense", "sparse"] = "sparse"
+    kept: Annotated[float, Range(above=0, most=1), Only(kind="sparse")] = 0.5
+    """Share of rows
+    that stay."""
+    floor: Annotated[int, Fixed] = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    rows: Annotated[int, Range(1, 2**20)] = 8
+    wait_s: Annotated[float, Range(0)] | None = None
+    graphs: Annotated[bool, Only(executor="torch")] = True
+    cache: Cache = field(default_factory=Cache)
+    other: Annotated[Cache, Fixed] = field(default_factory=Cache)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_knobs_are_the_fields_that_are_not_fixed_of_settings_inside_too() -> None:
+    assert list(knobs_of(Engine)) == ["rows", "wait_s", "graphs", "kind", "kept"]
+    assert knobs_of(Engine)["kind"].choices == ("dense", "sparse")
+    assert knobs_of(Engine)["wait_s"].may_be_none
+    assert helps_of(Engine)["kept"] == "Share of rows that stay."
+
+
+def test_given_values_reach_the_settings_they_are_of_as_their_kind() -> None:
+    made = given_to(Engine(), {"rows": 3, "wait_s": 2, "kept": 1, "elsewhere": 7, "kind": None})
+    assert made == Engine(rows=3, wait_s=2.0, cache=Cache(kept=1.0))
+    assert (type(made.wait_s), type(made.cache.kept)) == (float, float)
+    assert given_to(Engine(), {"floor": 4}) == Engine()
+
+
+@pytest.mark.parametrize(
+    ("given", "beside", "sentence"),
+    [
+        ({"kind": "dense", "kept": 0.5}, {}, "kept=0.5 has no effect with kind='dense': leave it out"),
+        (
+            {"graphs": False},
+            {"executor": "roofline"},
+            "graphs=false has no effect with executor='roofline': leave it out",
+        ),
+        ({"rows": 0}, {}, "rows=0 must be at least 1"),
+        ({"rows": 2**20 + 1}, {}, "rows=1048577 is more than 1,048,576, the most that is taken"),
+        ({"rows": 2.5}, {}, "rows=2.5 must be a whole number"),
+        ({"rows": True}, {}, "rows=True must be a whole number"),
+        ({"kept": 0.0}, {}, "kept=0.0 must be in (0, 1]"),
+        ({"kept": math.nan}, {}, "kept=nan must be a finite number"),
+        ({"wait_s": -1}, {}, "wait_s=-1 must not be negative"),
+        ({"kind": "denser"}, {}, "kind='denser' is unknown: use one of dense, sparse"),
+    ],
+)
+def test_what_a_field_may_not_be_or_has_no_effect_is_refused(
+    given: dict[str, Any], beside: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        given_to(Engine(), given, **beside)
+    assert str(refused.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("given", "beside"), [({"graphs": False}, {}), ({"graphs": False}, {"executor": "torch"}), ({"kept": 0.1}, {})]
+)
+def test_what_has_an_effect_is_taken(given: dict[str, Any], beside: dict[str, str]) -> None:
+    given_to(Engine(), given, **beside)
+
+
+def test_a_name_that_none_has_is_refused_and_what_was_meant_is_told() -> None:
+    with pytest.raises(
+        UserError, match=r"^rwos=3 has no effect with here: leave it out, or use one of rows, wait_s, gr"
+    ):
+        check_given({"rwos": 3}, Engine, who="here")
+    check_given({"rows": 3, "wait_s": None}, Engine, who="here")
+    with pytest.raises(UserError, match="rows=None must be a whole number"):
+        check_given({"rows": None}, Engine, who="here")
+
+
+def test_of_many_names_only_those_spelled_alike_are_told() -> None:
+    many: Any = dataclass(frozen=True)(
+        type(
+            "Many",
+            (),
+            {"__annotations__": {f"setting_{number:02}": int for number in range(41)}, "__module__": __name__},
+        )
+    )
+    for name, told in (("setting_400", ": leave it out, or use one of setting_40"), ("color", ": leave it out")):
+        with pytest.raises(UserError) as refused:
+            check_given({name: 1}, many, who="here")
+        assert told in str(refused.value)
+        assert str(refused.value).count("setting_0") <= 2
+
+
+def test_a_value_by_itself_is_held_to_what_is_declared() -> None:
+    check_value(Annotated[int, Range(1, 3)] | None, "jobs", None)
+    check_value(Annotated[int, Range(1, 3)] | None, "jobs", 3)
+    with pytest.raises(UserError, match="jobs=4 must be between 1 and 3"):
+        check_value(Annotated[int, Range(1, 3)] | None, "jobs", 4)
+
+
+def test_what_is_made_directly_is_checked_too() -> None:
+    with pytest.raises(UserError, match="floor='x' must be a whole number"):
+        Cache(floor="x")  # type: ignore[arg-type]
