@@ -111,53 +111,15 @@ def test_a_stop_text_ends_the_answer_before_it(server: Running, stream: bool) ->
 
 REFUSALS = [
     (b"{", 400, "the body is not JSON"),
-    (b"\xff", 400, "the body is not UTF-8"),
-    (b"[1]", 400, "the body is [1]: send one JSON object"),
-    (b"[" * 4000, 400, "nested too deeply"),
-    (b'{"prompt": "a", "prompt": "b"}', 400, "the body is not clear, the key 'prompt' is given twice: keep one"),
-    (b'{"max_tokens": %s}' % (b"9" * 4400), 400, "the body has a number of too many digits: send finite numbers"),
-    (b'{"model": "echo", "prompt": "a", "temperature": NaN}', 400, "NaN is no JSON"),
-    ({"prompt": "a"}, 400, "model is missing"),
     ({"model": "gpt", "prompt": "a"}, 404, "model='gpt' is not served here: use 'echo'"),
     ({"model": "echo"}, 400, "prompt is missing"),
-    (body(""), 400, "prompt[0]='' is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
-    (body([]), 400, "prompt=[] is wrong, prompt must be a text"),
-    (body({"a": 1}), 400, "prompt={'a': 1} is wrong"),
-    (body([[1], "a", 2]), 400, "prompt[2]=2 is wrong"),
-    (body([[1], []]), 400, "prompt[1]=[] is wrong"),
-    (body(["a"] * 129), 400, "is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
-    (body([True]), 400, "prompt[0]=True is wrong"),
-    (body(max_tokens=0), 400, "max_tokens=0 must be at least 1"),
-    (body(max_tokens=1.5), 400, "max_tokens=1.5 must be a whole number"),
-    (body(max_tokens=True), 400, "max_tokens=True must be a whole number"),
     (body(max_tokens=600), 400, "max_tokens=600 make more than max_model_len=512"),
     (body("a" * 600), 400, "prompt of 600 tokens"),
-    (body(temperature=-1), 400, "temperature=-1 must be at least 0"),
-    (body(temperature="1"), 400, "temperature='1' must be a number"),
-    (body(temperature=10**400), 400, "must be a number"),
-    (b'{"model": "echo", "prompt": "a", "timeout": 1e999}', 400, "timeout=inf must be a finite number"),
-    (body(n=0), 400, "n=0 must be at least 1"),
     (body(n=129), 400, "n=129 for 1 prompts makes 129 answers, more than 128"),
-    (body(["a", "b"], n=int("9" * 4300)), 400, "must be at most 2,147,483,648"),
     (body(["a", "b"], n=65), 400, "n=65 for 2 prompts makes 130 answers, more than 128"),
     (body(seed=-1), 400, "seed=-1 must not be negative"),
     (body(seed=2**63), 400, "must not be negative, and below 2^63"),
-    (body(stop=[""]), 400, "stop[0]='' is wrong, stop must be a text or a list of up to 4 texts, each of 1 to 256"),
-    (body(stop=["a" * 257]), 400, "stop must be a text or a list of up to 4 texts"),
-    (body(stop=3), 400, "stop=3 is wrong"),
-    (body(stop=["a"] * 5), 400, "stop must be a text or a list of up to 4 texts"),
-    (body(stream_options={"include_usage": True}), 400, "stream_options has no effect without stream"),
-    (body(stream=True, stream_options={"x": 1}), 400, "stream_options.x=1 is unknown: leave it out"),
-    (body(stream=True, stream_options=1), 400, "stream_options=1 is wrong, stream_options must be an object like"),
-    (body(logprobs=1), 400, "logprobs=1 is not supported"),
-    (body(echo=True), 400, "echo=True is not supported"),
-    (body(echo=0), 400, "echo=0 is not supported"),
-    (body(presence_penalty=0.5), 400, "presence_penalty=0.5 is not supported"),
-    (body(temprature=1), 400, "temprature=1 is unknown: leave it out; besides OpenAI's fields there are steps"),
-    (body(**dict.fromkeys(map(str, range(100)), 1)), 400, "an object has 103 fields, more than 100"),
     (body(steps=2), 400, "steps=2 must be 1"),
-    (body(steps="2"), 400, "steps='2' must be a whole number"),
-    (body(timeout=0), 400, "timeout=0 must be above 0"),
     (body([REFUSE, 1]), 400, "prompt_ids begin with 252"),
     (b"x" * 6000, 413, "the body has more than 5000 bytes"),
 ]
@@ -174,24 +136,13 @@ def test_refusals_are_one_sentence_in_openai_s_form(server: Running, given: Any,
     assert server.call(lambda: (server.service.num_open, server.service.num_waiting)) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("messages", "sentence"),
-    [
-        (None, "messages is missing"),
-        ([], "messages=[] is wrong, messages must be a list of at least one message"),
-        ("hi", "messages='hi' is wrong"),
-        ([{"role": "user"}], "messages[0].content is missing: messages must be a list of at least one message"),
-        ([{"content": "a", "role": 1}], "messages[0].role=1 is wrong"),
-        ([{"role": "user", "content": "a"}, 1], "messages[1]=1 is wrong"),
-        ([{"role": "user", "content": 3}], "messages[0].content=3 is wrong"),
-        ([{"role": "user", "content": "a", "name": "b"}], "messages[0].name='b' is unknown: leave it out"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type='image_url' is wrong"),
-    ],
-)
-def test_refusals_of_conversations(server: Running, messages: Any, sentence: str) -> None:
-    said = ask(server.port, CHAT, {"model": "echo", "messages": messages})
-    assert (said.status, said.body["error"]["type"]) == (400, "invalid_request_error")
-    assert sentence in said.body["error"]["message"]
+def test_a_refusal_of_a_conversation(server: Running) -> None:
+    said = ask(server.port, CHAT, {"model": "echo", "messages": [{"role": "user"}]})
+    assert (said.status, said.body["error"]["type"], said.body["error"]["param"]) == (
+        400,
+        "invalid_request_error",
+        "messages",
+    )
 
 
 @pytest.mark.parametrize(

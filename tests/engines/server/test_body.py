@@ -1,4 +1,4 @@
-"""Bodies as they are read, without a server; refusals one by one are in test_app.py."""
+"""Bodies as they are read, and refused, without a server."""
 
 from __future__ import annotations
 
@@ -27,6 +27,82 @@ def refusal(kind: type[Asked] = CompletionBody, **fields: Any) -> str:
     with pytest.raises(ApiError) as caught:
         read(kind, **fields)
     return caught.value.message
+
+
+def body(prompt: Any = "a", **fields: Any) -> dict[str, Any]:
+    return {"model": "m", "prompt": prompt, **fields}
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (b"\xff", "the body is not UTF-8"),
+        (b"[1]", "the body is [1]: send one JSON object"),
+        (b"[" * 4000, "nested too deeply"),
+        (b'{"prompt": "a", "prompt": "b"}', "the body is not clear, the key 'prompt' is given twice: keep one"),
+        (b'{"max_tokens": %s}' % (b"9" * 4400), "the body has a number of too many digits: send finite numbers"),
+        (b'{"model": "m", "prompt": "a", "temperature": NaN}', "NaN is no JSON"),
+        ({"prompt": "a"}, "model is missing"),
+        (body(""), "prompt[0]='' is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
+        (body([]), "prompt=[] is wrong, prompt must be a text"),
+        (body({"a": 1}), "prompt={'a': 1} is wrong"),
+        (body([[1], "a", 2]), "prompt[2]=2 is wrong"),
+        (body([[1], []]), "prompt[1]=[] is wrong"),
+        (body(["a"] * 129), "is wrong, prompt must be a text, a list of token ids, or a list of up to 128"),
+        (body([True]), "prompt[0]=True is wrong"),
+        (body(max_tokens=0), "max_tokens=0 must be at least 1"),
+        (body(max_tokens=1.5), "max_tokens=1.5 must be a whole number"),
+        (body(max_tokens=True), "max_tokens=True must be a whole number"),
+        (body(temperature=-1), "temperature=-1 must be at least 0"),
+        (body(temperature="1"), "temperature='1' must be a number"),
+        (body(temperature=10**400), "must be a number"),
+        (b'{"model": "m", "prompt": "a", "timeout": 1e999}', "timeout=inf must be a finite number"),
+        (body(n=0), "n=0 must be at least 1"),
+        (body(["a", "b"], n=int("9" * 4300)), "must be at most 2,147,483,648"),
+        (body(stop=[""]), "stop[0]='' is wrong, stop must be a text or a list of up to 4 texts, each of 1 to 256"),
+        (body(stop=["a" * 257]), "stop must be a text or a list of up to 4 texts"),
+        (body(stop=3), "stop=3 is wrong"),
+        (body(stop=["a"] * 5), "stop must be a text or a list of up to 4 texts"),
+        (body(stream_options={"include_usage": True}), "stream_options has no effect without stream"),
+        (body(stream=True, stream_options={"x": 1}), "stream_options.x=1 is unknown: leave it out"),
+        (body(stream=True, stream_options=1), "stream_options=1 is wrong, stream_options must be an object like"),
+        (body(logprobs=1), "logprobs=1 is not supported"),
+        (body(echo=True), "echo=True is not supported"),
+        (body(echo=0), "echo=0 is not supported"),
+        (body(presence_penalty=0.5), "presence_penalty=0.5 is not supported"),
+        (
+            body(temprature=1),
+            "temprature=1 is unknown: leave it out; besides OpenAI's fields there are steps, threshold, remasking",
+        ),
+        (body(**dict.fromkeys(map(str, range(100)), 1)), "an object has 102 fields, more than 100"),
+        (body(steps="2"), "steps='2' must be a whole number"),
+        (body(timeout=0), "timeout=0 must be above 0"),
+    ],
+)
+def test_refusals(given: Any, sentence: str) -> None:
+    content = given if isinstance(given, bytes) else json.dumps(given).encode()
+    with pytest.raises(ApiError) as caught:
+        SCHEMAS[CompletionBody].read(content)
+    assert caught.value.status == 400
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("messages", "sentence"),
+    [
+        (None, "messages is missing"),
+        ([], "messages=[] is wrong, messages must be a list of at least one message"),
+        ("hi", "messages='hi' is wrong"),
+        ([{"role": "user"}], "messages[0].content is missing: messages must be a list of at least one message"),
+        ([{"content": "a", "role": 1}], "messages[0].role=1 is wrong"),
+        ([{"role": "user", "content": "a"}, 1], "messages[1]=1 is wrong"),
+        ([{"role": "user", "content": 3}], "messages[0].content=3 is wrong"),
+        ([{"role": "user", "content": "a", "name": "b"}], "messages[0].name='b' is unknown: leave it out"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0].type='image_url' is wrong"),
+    ],
+)
+def test_refusals_of_conversations(messages: Any, sentence: str) -> None:
+    assert sentence in refusal(ChatBody, messages=messages)
 
 
 @pytest.mark.parametrize(
