@@ -21,16 +21,19 @@ from engines.errors import RunError, UserError
 START_S = 10.0
 
 
+def redis_program() -> str:
+    """Where it is; UserError where it is not installed."""
+    if (found := shutil.which("redis-server")) is None:
+        raise UserError("redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT")
+    return found
+
+
 class RedisServer:
     """On a free loopback port, with its files in ``directory``."""
 
     def __init__(self, directory: Path) -> None:
         load_redis()
-        program = shutil.which("redis-server")
-        if program is None:
-            raise UserError(
-                "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT"
-            )
+        program = redis_program()
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]

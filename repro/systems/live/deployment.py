@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from engines.ampd.live.intake import Deciding
+from engines.ampd.live.server import RedisServer, redis_program
 from engines.ampd.live.store import Store, client_of, load_redis, shown
-from engines.errors import UserError, require
+from engines.errors import UserError
 from engines.policies.binding import LeastKvMemory
 from engines.policies.queue import PrefillQueue
 from engines.policies.routing import Router
@@ -62,14 +63,10 @@ class LiveDeployment:
 
     def check_machine(self) -> None:
         """The client and, where none is there already, a server."""
-        import shutil
-
         load_redis()
-        require(
-            self.settings.knobs.redis is not None or shutil.which("redis-server") is not None,
-            "redis-server is not installed: apt-get install redis-server, or give redis=redis://HOST:PORT",
-        )
-        if self.settings.knobs.redis is not None:
+        if self.settings.knobs.redis is None:
+            redis_program()
+        else:
             _check_redis(self.settings.knobs.redis)
         self.front.check_machine()
 
@@ -140,7 +137,6 @@ class LiveDeployment:
     def _fleet(self) -> Iterator[tuple[Store, Fleet, str]]:
         """Workers that take part, and the address of their Redis."""
         from engines.ampd.live.fleet import Fleet
-        from engines.ampd.live.server import RedisServer
         from engines.ampd.live.worker import WorkerSpec
 
         settings, prefix = self.settings, f"{{ampd:{uuid.uuid4().hex[:12]}}}"
