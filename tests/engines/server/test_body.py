@@ -121,6 +121,12 @@ def test_the_engine_is_told_what_was_given(fields: dict[str, Any], generation: d
     assert read(**fields).generation == read(ChatBody, **fields).generation == generation
 
 
+def test_what_is_not_asked_for() -> None:
+    asked = read()
+    assert (asked.n, asked.stop, asked.stream, asked.stream_options.include_usage) == (1, [], False, False)
+    assert (asked.return_token_ids, asked.timeout, asked.ignore_eos) == (False, None, False)
+
+
 def test_the_newer_name_of_an_answer_s_length() -> None:
     assert read(ChatBody, max_completion_tokens=4).generation == {"max_tokens": 4}
     assert read(ChatBody, max_completion_tokens=None, max_tokens=3).generation == {"max_tokens": 3}
@@ -154,6 +160,7 @@ NEUTRAL = {
 def test_what_asks_for_nothing_is_taken_and_anything_else_of_the_kind_is_not() -> None:
     assert read(**NEUTRAL, metadata={"a": "b"}, prompt_cache_key="k", safety_identifier=1).generation == {}
     assert read(**dict.fromkeys(NEUTRAL)).generation == {}
+    assert read(parallel_tool_calls=False, service_tier="default").generation == {}
     for name in NEUTRAL:
         assert refusal(**{name: [7]}) == f"{name}=[7] is not supported: leave it out"
 
