@@ -14,12 +14,21 @@ from torch import Tensor
 from engines.attention.spans import Run, Spans
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Bidirectional attention, scale 1/sqrt(D); q [n, Lq, H, D], k and v [n, Lk, Hkv, D], mask [n, 1, 1, Lk]."""
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
+    """Scale 1/sqrt(D); q [n, Lq, H, D], k and v [n, Lk, Hkv, D]; a mask [n, 1, 1 or Lq, Lk] is of keys that are seen, or
+    to be added to the scores. ``is_causal``: query i sees keys 0 … i."""
     group = q.shape[2] // k.shape[2]
-    if group > 1:
+    shares_keys = group > 1 and q.device.type == "cpu"
+    if group > 1 and not shares_keys:  # CUDA's fused kernels refuse grouped heads together with a mask
         k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
-    out = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=is_causal,
+        enable_gqa=shares_keys,
+    )
     return out.transpose(1, 2)
 
 

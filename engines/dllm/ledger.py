@@ -12,7 +12,7 @@ from engines.dllm.plan import PlanItem, StepOutcome, StepPlan
 from engines.dllm.record import Completion
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import Phase
-from engines.dllm.scheduling.scheduler import Scheduler, due_fields, plan_item
+from engines.dllm.scheduling.scheduler import Scheduler, booked, due_fields, plan_item
 from engines.dllm.sequence import Sequence, hold_together
 from engines.errors import RunError
 
@@ -86,22 +86,11 @@ class Ledger:
 
     def end(self, plan: StepPlan, outcome: StepOutcome, reported: Completion) -> None:
         """Book an executed plan; raise RunError where the scheduler reports something else of it."""
-        first_block, finished, stopped = [], [], []
-        for item, count in zip(plan.items, outcome.committed, strict=True):
-            request_id = item.request_id
-            sequence = self._running[request_id]
-            was_first = sequence.block == 0
-            sequence.advance(count, outcome.stops.get(request_id))
-            if was_first and sequence.block > 0:
-                first_block.append(request_id)
-            if sequence.is_finished:
-                finished.append(request_id)
-                if sequence.stop is not None:
-                    stopped.append((request_id, sequence.output_len))
-                self.drop(request_id)
+        due = booked(self._running, plan, outcome.committed, outcome.stops)
+        for request_id in due.finished:
+            self.drop(request_id)
         if not isinstance(reported, Completion):
             raise self._fault(f"reports {reported!r} of a step, which is no Completion")
-        due = Completion(tuple(first_block), tuple(finished), tuple(stopped))
         if reported != due:
             for what, said, is_so in zip(Completion._fields, reported, due, strict=True):
                 if said != is_so:

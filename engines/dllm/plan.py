@@ -120,3 +120,25 @@ class Executor(Protocol):
     def close(self) -> None:
         """Give back what it holds of a device. Nothing is executed afterwards; may be called twice."""
         ...
+
+
+class DelegatingExecutor:
+    """Asks another executor; what it does beside that is in subclasses."""
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+
+    def validate(self, request: Request) -> None:
+        self.executor.validate(request)
+
+    def wait(self) -> None:
+        self.executor.wait()
+
+    def times(self) -> Mapping[int, StepTimes]:
+        return self.executor.times()
+
+    def release(self, request_id: int) -> tuple[int, ...] | None:
+        return self.executor.release(request_id)
+
+    def close(self) -> None:
+        self.executor.close()

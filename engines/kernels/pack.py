@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engines.kernels.building import Building
-from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.kernels.launch import expect, expect_alike, power_of_two, tiles
 from engines.runtime.device import on
 
 ROWS = 32
@@ -92,10 +92,7 @@ def _check(
         k.shape[1:] == pool_k.shape[1:] and all(t.stride(2) == 1 for t in (k, v, pool_k, pool_v)),
         "the same Hkv and D in k, v and the pool, with contiguous D",
     )
-    expect(
-        k.dtype in DTYPES and all(t.dtype == k.dtype and t.device == k.device for t in (v, pool_k, pool_v)),
-        "k, v and the pool in one floating dtype, on one device",
-    )
+    expect_alike("k, v and the pool", k, v, pool_k, pool_v)
     building.check(k.device)
     if chosen is not None:
         expect(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.kernels.launch import DTYPES, expect, expect_alike, power_of_two, tiles
 from engines.models.layers import rotate_halves
 from engines.runtime.device import on
 
@@ -69,10 +69,8 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         k.dim() == 3 and k.shape[0] == rows and k.shape[2] == width and width % 2 == 0,
         "q [N, H, D] and k [N, Hkv, D], even D",
     )
-    expect(
-        q.dtype in DTYPES and q.dtype == k.dtype and q.device == k.device and q.stride(2) == k.stride(2) == 1,
-        "q and k in one floating dtype, on one device, with contiguous D",
-    )
+    expect_alike("q and k", q, k)
+    expect(q.stride(2) == k.stride(2) == 1, "q and k with contiguous D")
     expect(
         cos.shape == sin.shape
         and cos.shape == (rows, 1, width)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engines.kernels.building import Building
 from engines.kernels.importance import ContextRows, Selection, importance
-from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.kernels.launch import expect, expect_alike, power_of_two, tiles
 from engines.runtime.device import on
 
 QUERY_ROWS = 16
@@ -110,9 +110,7 @@ def _check(q: Tensor, k: Tensor, building: Building, selection: Selection, kerne
         q.dim() == k.dim() == 3 and q.shape[::2] == k.shape[::2] and q.shape[1] % k.shape[1] == 0,
         "q [N, H, D] and k [N, Hkv, D], H a multiple of Hkv",
     )
-    expect(
-        q.dtype in DTYPES and q.dtype == k.dtype and q.device == k.device and q.stride(2) == k.stride(2) == 1,
-        "q and k in one floating dtype, on one device, with contiguous D",
-    )
+    expect_alike("q and k", q, k)
+    expect(q.stride(2) == k.stride(2) == 1, "q and k with contiguous D")
     expect(selection in ("head", "uniform") and kernel % 2 == 1, "selection head or uniform and an odd kernel")
     building.check(q.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, power_of_two, tiles
+from engines.kernels.launch import expect, expect_alike, power_of_two, tiles
 from engines.runtime.device import on
 
 TILE = 2048
@@ -56,10 +56,7 @@ def _check(pool_k: Tensor, pool_v: Tensor, rows: Tensor, k: Tensor, v: Tensor) -
         k.shape[1:] == pool_k.shape[1:] and all(_has_whole_rows(t) for t in (k, v, pool_k, pool_v)),
         "the same Hkv and D in k, v and the pool, heads side by side in a row",
     )
-    expect(
-        k.dtype in DTYPES and all(t.dtype == k.dtype and t.device == k.device for t in (v, pool_k, pool_v)),
-        "k, v and the pool in one floating dtype, on one device",
-    )
+    expect_alike("k, v and the pool", k, v, pool_k, pool_v)
     expect(
         rows.shape == k.shape[:1] and rows.dtype == torch.int64 and rows.is_contiguous() and rows.device == k.device,
         "contiguous rows [M] int64 on the device of k",

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engines.kernels.launch import DTYPES, expect, tiles
+from engines.kernels.launch import expect, expect_alike, tiles
 from engines.runtime.device import on
 
 TILE = 2048
@@ -40,7 +40,4 @@ def _check(gate: Tensor, up: Tensor) -> None:
         gate.dim() == 2 and gate.shape == up.shape and gate.stride(1) == up.stride(1) == 1,
         "gate and up [N, F] with contiguous F",
     )
-    expect(
-        gate.dtype in DTYPES and gate.dtype == up.dtype and gate.device == up.device,
-        "gate and up in one floating dtype, on one device",
-    )
+    expect_alike("gate and up", gate, up)

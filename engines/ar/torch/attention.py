@@ -13,11 +13,11 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.rows import Members, StepRows
+from engines.attention import sdpa
 from engines.models.protocol import Attend
 from engines.runtime.pool import PoolTensors
 from engines.runtime.rows import Ints
@@ -66,7 +66,7 @@ class _Group(NamedTuple):
             (x[rows] if isinstance(rows, slice) else x.index_select(0, rows)).unflatten(0, (self.size, -1))
             for x, rows in ((q, self.queries), (k, self.keys), (v, self.keys))
         )
-        return sdpa(q, k, v, self.mask).flatten(0, 1)
+        return sdpa(q, k, v, self.mask, is_causal=self.mask is None).flatten(0, 1)
 
 
 class SdpaAttention:
@@ -141,23 +141,6 @@ class SdpaAttention:
         )
         mask = torch.zeros(seen.shape, dtype=pool.k.dtype, device=device).masked_fill_(~seen, -torch.inf)
         return keys, mask.unsqueeze(1)
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Scale 1/sqrt(D); q [g, Lq, H, D], k and v [g, Lk, Hkv, D]; without a mask query i sees keys 0 … i."""
-    group = q.shape[2] // k.shape[2]
-    shares_keys = group > 1 and q.device.type == "cpu"
-    if group > 1 and not shares_keys:  # CUDA's fused kernels refuse grouped heads together with a mask
-        k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
-    out = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        is_causal=mask is None,
-        enable_gqa=shares_keys,
-    )
-    return out.transpose(1, 2)
 
 
 def _alike(members: Members) -> list[Ints]:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engines.ar.torch.attention import sdpa
 from engines.ar.torch.blocks import BlockTables
 from engines.ar.torch.rows import Members, StepRows
+from engines.attention import sdpa
 from engines.attention.kernels import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.probe import TOLERANCE
 from engines.models.protocol import Attend

@@ -6,15 +6,12 @@ them from the same numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from engines.dllm.plan import Executor, ExecutorError, StepOutcome, StepPlan
-from engines.dllm.request import Request
+from engines.dllm.plan import DelegatingExecutor, Executor, ExecutorError, StepOutcome, StepPlan
 from engines.parallel.group import TensorParallel
-from engines.runtime.step_timer import StepTimes
 
 
 class Execute(NamedTuple):
@@ -38,21 +35,19 @@ class RanksDiffer(RuntimeError):
     """Ranks that should have got the same result did not: their numbers can no longer be trusted."""
 
 
-class LeadingExecutor:
+class LeadingExecutor(DelegatingExecutor):
     """Rank 0's executor, whose every step the other ranks run too (``follow``). Call ``stop`` at the end.
+
+    Requests are validated here alone: what is refused is never sent to the others.
 
     ``verify`` compares the ranks' counts after each step and their tokens when a request ends, for debugging: all
     ranks then wait for each other.
     """
 
     def __init__(self, executor: Executor, group: TensorParallel, *, verify: bool = False) -> None:
-        self.executor = executor
+        super().__init__(executor)
         self._group = group
         self._verify = verify
-
-    def validate(self, request: Request) -> None:
-        """Here alone: what is refused is never sent to the others."""
-        self.executor.validate(request)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """An ExecutorError is no longer one: the other ranks may wait for what this one did not send."""
@@ -61,12 +56,6 @@ class LeadingExecutor:
             return _execute(self.executor, plan, self._group, self._verify)
         except ExecutorError as error:
             raise RuntimeError(f"rank {self._group.rank} could not run a step and the others did: {error}") from error
-
-    def wait(self) -> None:
-        self.executor.wait()
-
-    def times(self) -> Mapping[int, StepTimes]:
-        return self.executor.times()
 
     def release(self, request_id: int) -> tuple[int, ...] | None:
         self._send(Release(request_id))
@@ -80,7 +69,7 @@ class LeadingExecutor:
     def close(self) -> None:
         """This rank's executor alone, which has to be before it leaves the group, after an error too: what a
         communicator captured in graphs keeps it from ending."""
-        self.executor.close()
+        super().close()
 
     def _send(self, what: Execute | Release | Stop) -> None:
         self._group.from_leader(Command(what, self._verify))

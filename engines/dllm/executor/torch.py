@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import wraps
 from traceback import clear_frames
 from typing import Any, ParamSpec, TypeVar
@@ -45,42 +46,33 @@ def on_its_device(method: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+@dataclass(kw_only=True, eq=False)
 class TorchExecutor:
-    """One step after another, by the parts it is given; ``packed_executor`` and the baselines' like it compose them.
+    """One step after another, by the parts it is given; ``packed_executor`` and the baselines' like it compose them."""
 
-    ``scope`` makes the device of its tensors the current one. ``checks`` refuse requests that the model or the method
-    cannot run. Every ``profile_every``-th step is divided into parts (``STEP_PARTS``), none if 0.
-    """
+    config: EngineConfig
+    kernels: KernelChoice
+    state: RequestState
+    pool: PoolTensors
+    layouts: Layouts
+    forward: Forward
+    candidates: CandidateChoice
+    head: Head
+    commit: Commit
+    timer: StepTimer
+    scope: Callable[[], AbstractContextManager[object]]
+    """Makes the device of its tensors the current one."""
+    checks: Sequence[Callable[[Request], None]]
+    """They refuse requests that the model or the method cannot run."""
+    graphs: StepGraphs | None = None
+    profile_every: int = 0
+    """Every so many steps one is divided into parts (``STEP_PARTS``); 0 divides none."""
+    _num_steps: int = field(default=0, init=False)
+    _is_closed: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        *,
-        config: EngineConfig,
-        kernels: KernelChoice,
-        state: RequestState,
-        pool: PoolTensors,
-        layouts: Layouts,
-        forward: Forward,
-        candidates: CandidateChoice,
-        head: Head,
-        commit: Commit,
-        timer: StepTimer,
-        scope: Callable[[], AbstractContextManager[object]],
-        checks: Sequence[Callable[[Request], None]],
-        graphs: StepGraphs | None = None,
-        profile_every: int = 0,
-    ) -> None:
-        self.config, self.kernels = config, kernels
-        self.state, self.pool = state, pool
-        self.layouts, self.forward, self.candidates = layouts, forward, candidates
-        self.head, self.commit = head, commit
-        self.timer, self.graphs = timer, graphs
-        self.device = state.tokens.device
-        self.scope = scope
-        self._checks = checks
-        self._profile_every = profile_every
-        self._num_steps = 0
-        self._is_closed = False
+    @property
+    def device(self) -> torch.device:
+        return self.state.tokens.device
 
     @on_its_device
     def paths(self) -> dict[str, Any]:
@@ -119,7 +111,7 @@ class TorchExecutor:
 
     def validate(self, request: Request) -> None:
         """Refuse what cannot run, before it is queued."""
-        for check in self._checks:
+        for check in self.checks:
             check(request)
 
     @on_its_device
@@ -143,7 +135,7 @@ class TorchExecutor:
         assert not self._is_closed, "a closed executor has no pool"
         if self.state.is_empty:
             self.timer.rest()
-        self.timer.begin(detailed=self._profile_every > 0 and self._num_steps % self._profile_every == 0)
+        self.timer.begin(detailed=self.profile_every > 0 and self._num_steps % self.profile_every == 0)
         try:
             return self._run(plan)
         except RuntimeError as error:  # of which torch.OutOfMemoryError is one

@@ -135,21 +135,12 @@ class Scheduler(ABC):
     ) -> Completion:
         """Book an executed plan (``committed`` and ``stops`` are StepOutcome's); frees the rows of requests
         it finished."""
-        first_block, finished, stopped = [], [], []
-        for item, count in zip(plan.items, committed, strict=True):
-            sequence = self._by_id[item.request_id]
-            was_first = sequence.block == 0
-            sequence.advance(count, stops.get(item.request_id))
-            if was_first and sequence.block > 0:
-                first_block.append(item.request_id)
-            if sequence.is_finished:
-                finished.append(item.request_id)
-                if sequence.stop is not None:
-                    stopped.append((item.request_id, sequence.output_len))
-                self._drop(sequence)
-        if finished:
+        done = booked(self._by_id, plan, committed, stops)
+        for request_id in done.finished:
+            self._drop(self._by_id[request_id])
+        if done.finished:
             self.running = [sequence for sequence in self.running if not sequence.is_finished]
-        return Completion(tuple(first_block), tuple(finished), tuple(stopped))
+        return done
 
     def fail(self, plan: StepPlan) -> tuple[int, ...]:
         """Give up the requests of a plan that could not be executed, and free their rows; their ids."""
@@ -171,6 +162,24 @@ class Scheduler(ABC):
         if sequence.is_admitted:
             self.pool.release(sequence.kv_start, sequence.kv_rows)
         del self._by_id[sequence.request.request_id]
+
+
+def booked(
+    sequences: Mapping[int, Sequence], plan: StepPlan, committed: Seq[int], stops: Mapping[int, int]
+) -> Completion:
+    """Advance the sequences, by id of request, by an executed plan; what became of them in it."""
+    first_block, finished, stopped = [], [], []
+    for item, count in zip(plan.items, committed, strict=True):
+        sequence = sequences[item.request_id]
+        was_first = sequence.block == 0
+        sequence.advance(count, stops.get(item.request_id))
+        if was_first and sequence.block > 0:
+            first_block.append(item.request_id)
+        if sequence.is_finished:
+            finished.append(item.request_id)
+            if sequence.stop is not None:
+                stopped.append((item.request_id, sequence.output_len))
+    return Completion(tuple(first_block), tuple(finished), tuple(stopped))
 
 
 _ASKED = {"request_id": "request.request_id", "commit": "quota"}
