@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.recorder import Recorder
+from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, MHA, TinyModel, network, prompt_of
 
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
@@ -25,10 +26,9 @@ from engines.dllm.record import StepRecord
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache
 from engines.dllm.scheduling.scheduler import PhaseScheduler
-from engines.hardware.catalogue import H200, L40S
+from engines.hardware.catalogue import H200
 from engines.hardware.peaks import REPEATS, measured_peaks, seconds_of
-from engines.hardware.roofline import Calibration, Roofline
-from engines.models.shape import ModelShape
+from engines.hardware.roofline import Roofline
 from engines.runtime.step_timer import STEP_PARTS, StepTimes
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
@@ -37,19 +37,6 @@ from repro.systems.dllm.deployment import Deployment
 
 GENERATION = GenerationConfig(gen_length=8, block_length=4, steps=8)
 CONFIG = EngineConfig(max_num_batched_tokens=64, max_num_seqs=4)
-CALIBRATION = Calibration(
-    gpu=L40S.name,
-    matmul_efficiency=0.5,
-    attention_efficiency=0.4,
-    bandwidth_efficiency=0.6,
-    step_overhead_s=1e-3,
-    fitted_on=("test",),
-    note="made up",
-)
-
-
-def roofline(model: TinyModel = GQA, calibration: Calibration | None = None) -> Roofline:
-    return Roofline(ModelShape.from_config(model.config, name=model.name, dtype_bytes=4), L40S, calibration)
 
 
 def requests(model: TinyModel = GQA, lengths: tuple[int, ...] = (5, 12, 3)) -> list[Request]:

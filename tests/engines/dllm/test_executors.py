@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recorder import Recorder
+from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, prompt_of
 
 from baselines.dllm.static.executor import padded_executor
@@ -27,22 +28,10 @@ from engines.dllm.scheduling.registry import SCHEDULERS
 from engines.dllm.scheduling.scheduler import Scheduler
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
-from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Calibration, Roofline
-from engines.models.shape import ModelShape
 
 MAX_TOTAL = 40
 Arrivals = Sequence[tuple[int, Request]]
-CALIBRATION = Calibration(
-    gpu=L40S.name,
-    matmul_efficiency=0.5,
-    attention_efficiency=0.4,
-    bandwidth_efficiency=0.6,
-    step_overhead_s=1e-3,
-    fitted_on=("test",),
-    note="made up",
-)
-ROOFLINE = Roofline(ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
+ROOFLINE = roofline(calibration=CALIBRATION)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
+from support.rooflines import CALIBRATION, roofline
 from support.tiny_models import GQA, network, prompt_of
 
 from engines.dllm.cache.kv_pool import KvPool
@@ -27,9 +28,6 @@ from engines.dllm.scheduling.scheduler import PhaseScheduler, Scheduler
 from engines.dllm.sequence import Sequence as Machine
 from engines.dllm.sequence import cache_rows
 from engines.errors import UserError
-from engines.hardware.catalogue import L40S
-from engines.hardware.roofline import Calibration, Roofline
-from engines.models.shape import ModelShape
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 
@@ -272,16 +270,7 @@ def test_nobody_overtakes_the_head_of_the_queue() -> None:
     ]
 
 
-CALIBRATION = Calibration(
-    gpu=L40S.name,
-    matmul_efficiency=0.5,
-    attention_efficiency=0.4,
-    bandwidth_efficiency=0.6,
-    step_overhead_s=1e-3,
-    fitted_on=("test",),
-    note="made up",
-)
-ROOFLINE = Roofline(ModelShape.from_config(GQA.config, name=GQA.name, dtype_bytes=4), L40S, CALIBRATION)
+ROOFLINE = roofline(calibration=CALIBRATION)
 
 
 def serve(engine: Engine, arrivals: Arrivals) -> tuple[list[StepRecord], dict[int, tuple[int, ...] | None]]:
