@@ -11,7 +11,7 @@ from engines.errors import UserError
 from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.card import load_card
 from repro.workloads.data_dir import Local
-from repro.workloads.source import HubLoader, Record, Records, hub_records, open_records, read_records
+from repro.workloads.source import Record, Records, hub_records, open_records, read_records
 
 NAME = "gsm8k"
 NUM_FEWSHOT = 5
@@ -31,25 +31,18 @@ _IGNORED = (re.compile(","), re.compile(r"\$"), re.compile(r"(?s).*#### "), re.c
 _NONE = "[invalid]"
 
 
-def gsm8k_task(
-    options: TaskOptions, *, data_dir: Path | None = None, hub_loader: HubLoader | None = None
-) -> Task | None:
+def gsm8k_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | None:
     """The first problems of the test split; None where only the embedded lengths are there.
 
     Examples are the first rows of the training split (lm-eval draws others for each problem), or ``EXAMPLES``
     where it is not at hand.
     """
     records = open_records(
-        load_card(NAME),
-        options.source,
-        COLUMNS,
-        dataset_path=options.dataset_path,
-        data_dir=data_dir,
-        hub_loader=hub_loader,
+        load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
     )
     if records is None:
         return None
-    examples, whose = _examples(records, hub_loader)
+    examples, whose = _examples(records)
     num_fewshot = NUM_FEWSHOT if options.num_fewshot is None else options.num_fewshot
     if not 0 <= num_fewshot <= len(examples):
         raise UserError(f"num_fewshot={num_fewshot} must be between 0 and {len(examples)}, the examples there are")
@@ -101,9 +94,9 @@ def _question(row: Record) -> str:
     return f"Question: {row['question']}\nAnswer:"
 
 
-def _examples(records: Records, hub_loader: HubLoader | None) -> tuple[tuple[Record, ...], str]:
+def _examples(records: Records) -> tuple[tuple[Record, ...], str]:
     if records.origin.source == "hub":
-        return hub_records(load_card(NAME), COLUMNS, split="train", hub_loader=hub_loader).rows, "of the training split"
+        return hub_records(load_card(NAME), COLUMNS, split="train").rows, "of the training split"
     assert records.path is not None
     train = records.path.with_name(TRAIN_FILE)
     if train.is_file():

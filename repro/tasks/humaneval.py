@@ -8,7 +8,7 @@ from pathlib import Path
 from repro.tasks.programs import passes
 from repro.tasks.task import Grade, Task, TaskEntry, TaskOptions, TaskProblem
 from repro.workloads.card import load_card
-from repro.workloads.source import HubLoader, Record, open_records
+from repro.workloads.source import Record, open_records
 
 NAME = "humaneval"
 UNTIL = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
@@ -16,17 +16,10 @@ CHAT_UNTIL = (*UNTIL, "```")
 COLUMNS = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
 
 
-def humaneval_task(
-    options: TaskOptions, *, data_dir: Path | None = None, hub_loader: HubLoader | None = None
-) -> Task | None:
+def humaneval_task(options: TaskOptions, *, data_dir: Path | None = None) -> Task | None:
     """The first problems; None where only the embedded lengths are there."""
     records = open_records(
-        load_card(NAME),
-        options.source,
-        COLUMNS,
-        dataset_path=options.dataset_path,
-        data_dir=data_dir,
-        hub_loader=hub_loader,
+        load_card(NAME), options.source, COLUMNS, dataset_path=options.dataset_path, data_dir=data_dir
     )
     if records is None:
         return None

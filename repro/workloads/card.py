@@ -58,9 +58,6 @@ class RowFilter(Part):
     column: str
     values: tuple[str, ...]
 
-    def keeps(self, record: Mapping[str, object]) -> bool:
-        return record.get(self.column) in self.values
-
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFile(LocalFile):
@@ -115,6 +112,10 @@ class DatasetCard(Card):
     local: tuple[PromptFile, ...]
     embedded: EmbeddedGenerator
     paper_run: PaperRun
+
+    def keeps(self, record: Mapping[str, object]) -> bool:
+        """Tells whether a published row is of the data set."""
+        return self.filter is None or record.get(self.filter.column) in self.filter.values
 
 
 def known_datasets(cards_dir: Path = CARDS_DIR) -> tuple[str, ...]:

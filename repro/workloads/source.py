@@ -6,10 +6,11 @@ generator. The network is used only when ``hub`` is asked for by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import Literal, get_args
 
 from engines.errors import UserError, require
 from engines.strict_json import DECODER
@@ -28,13 +29,6 @@ from repro.workloads.trace import (
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 Record = Mapping[str, str]
-Read = TypeVar("Read")
-
-
-class HubLoader(Protocol):
-    """Loads whole columns of a hub data set, by name, all equally long."""
-
-    def __call__(self, hub: HubReference, columns: tuple[str, ...]) -> Mapping[str, Sequence[object]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +62,14 @@ def check_source(kind: str, dataset_path: str | None) -> None:
 
 
 def open_source(
-    card: DatasetCard,
-    kind: SourceKind,
-    *,
-    dataset_path: str | None = None,
-    data_dir: Path | None = None,
-    hub_loader: HubLoader | None = None,
+    card: DatasetCard, kind: SourceKind, *, dataset_path: str | None = None, data_dir: Path | None = None
 ) -> PromptSource:
-    keep = card.filter.keeps if card.filter is not None else lambda record: True
     file = _local_file(card, kind, dataset_path, data_dir)
     if file is not None:
         found, entry = file
-        origin, rows = found.origin, _prompts_of(card, found.paths[0], entry, keep)
+        origin, rows = found.origin, _prompts_of(card, found.paths[0], entry)
     elif kind == "hub":
-        names = card.columns
-        wanted = [(names.prompt or names.prompt_tokens or "").partition("[")[0], names.timestamp_s]
-        wanted += [names.response_tokens, None if card.filter is None else card.filter.column]
-        columns = tuple(filter(None, wanted))
-        origin = _hub_origin(card)
-        rows = _hub_rows(card, columns, lambda row: _hub_prompt(card, row), keep=keep, loader=hub_loader)
+        origin, rows = _hub_origin(card), _hub_prompts(card)
     else:
         origin = Origin(source="embedded", location=f"datasets/{card.name}.yaml", revision=None)
         return PromptSource(origin=origin, rows=None)
@@ -105,26 +88,24 @@ def open_records(
     *,
     dataset_path: str | None = None,
     data_dir: Path | None = None,
-    hub_loader: HubLoader | None = None,
 ) -> Records | None:
     """Reads text ``columns`` of every row; None where the source has none (``auto`` without a file,
     ``embedded``, a trace, which has lengths and times)."""
     file = _local_file(card, kind, dataset_path, data_dir)
     if kind == "hub":
-        return hub_records(card, columns, hub_loader=hub_loader)
+        return hub_records(card, columns)
     if file is None or file[1].format != "prompts_jsonl":
         return None
     return read_records(file[0], columns)
 
 
-def hub_records(
-    card: DatasetCard, columns: Sequence[str], *, split: str | None = None, hub_loader: HubLoader | None = None
-) -> Records:
+def hub_records(card: DatasetCard, columns: Sequence[str], *, split: str | None = None) -> Records:
     """``split`` None is the card's own."""
     if split is not None:
         card = replace(card, hub=replace(card.hub, split=split))
-    rows = _hub_rows(card, tuple(columns), lambda row: _record(row, columns), loader=hub_loader)
-    return Records(origin=_hub_origin(card), rows=rows)
+    rows = _hub_rows(card, tuple(columns))
+    with _pinned(card):
+        return Records(origin=_hub_origin(card), rows=tuple(_record(row, columns) for row in rows))
 
 
 def read_records(found: Local[PromptFile], columns: Sequence[str]) -> Records:
@@ -194,13 +175,11 @@ def _begins_with_prompt(path: Path, column: str) -> bool:
     return isinstance(Row(path.name, record).at(column), str)
 
 
-def _prompts_of(
-    card: DatasetCard, path: Path, entry: PromptFile, keep: Callable[[Mapping[str, object]], bool]
-) -> tuple[PromptRow, ...]:
+def _prompts_of(card: DatasetCard, path: Path, entry: PromptFile) -> tuple[PromptRow, ...]:
     if entry.format == "prompts_jsonl":
         if card.columns.prompt is None:
             raise UserError(f"{path.name}: the card of {card.name!r} names no prompt column: use a trace file")
-        return parse_prompts_jsonl(path, card.columns.prompt, keep=keep)
+        return parse_prompts_jsonl(path, card.columns.prompt, keep=card.keeps)
     if entry.format == "lengths_csv":
         assert entry.column is not None
         return parse_lengths_csv(path, entry.column, unit=entry.unit, offset=entry.offset)
@@ -215,24 +194,30 @@ def _hub_origin(card: DatasetCard) -> Origin:
     return Origin(source="hub", location=card.hub.id, revision=card.hub.revision)
 
 
-def _hub_rows(
-    card: DatasetCard,
-    columns: tuple[str, ...],
-    read: Callable[[Row], Read],
-    *,
-    keep: Callable[[Mapping[str, object]], bool] = lambda record: True,
-    loader: HubLoader | None,
-) -> tuple[Read, ...]:
-    found = (loader or load_hub_columns)(card.hub, columns)
+def _hub_rows(card: DatasetCard, columns: tuple[str, ...]) -> Iterator[Row]:
+    found = load_hub_columns(card.hub, columns)
     absent = [name for name in columns if name not in found]
     require(not absent, f"{card.hub.id} has no column {', '.join(absent)}: pin an older revision in the card")
-    records = (dict(zip(columns, cells, strict=True)) for cells in zip(*(found[name] for name in columns), strict=True))
+    rows = enumerate(zip(*(found[name] for name in columns), strict=True))
+    return (Row(f"{card.hub.id} row {number}", dict(zip(columns, cells, strict=True))) for number, cells in rows)
+
+
+@contextmanager
+def _pinned(card: DatasetCard) -> Iterator[None]:
+    """Adds to a refusal of the hub's rows what can be done about it."""
     try:
-        return tuple(
-            read(Row(f"{card.hub.id} row {number}", record)) for number, record in enumerate(records) if keep(record)
-        )
+        yield
     except UserError as error:
         raise UserError(f"{error}: pin another revision in datasets/{card.name}.yaml") from error
+
+
+def _hub_prompts(card: DatasetCard) -> tuple[PromptRow, ...]:
+    names = card.columns
+    wanted = [(names.prompt or names.prompt_tokens or "").partition("[")[0], names.timestamp_s]
+    wanted += [names.response_tokens, None if card.filter is None else card.filter.column]
+    rows = _hub_rows(card, tuple(filter(None, wanted)))
+    with _pinned(card):
+        return tuple(_hub_prompt(card, row) for row in rows if card.keeps(row.values))
 
 
 def _hub_prompt(card: DatasetCard, row: Row) -> PromptRow:

@@ -24,7 +24,7 @@ from repro.workloads.card import DatasetCard, load_card
 from repro.workloads.data_dir import Origin, Provenance, checksum
 from repro.workloads.lengths import Floats, Ints
 from repro.workloads.seed import derive_seed, shuffled
-from repro.workloads.source import HubLoader, PromptSource, SourceKind, check_source, open_source
+from repro.workloads.source import PromptSource, SourceKind, check_source, open_source
 from repro.workloads.text import TextStyle, more_text, prompt_text
 from repro.workloads.trace import PromptRow, estimate_tokens, parse_trace
 
@@ -101,12 +101,7 @@ class Workload:
 
 
 def build_workload(
-    config: WorkloadConfig,
-    generation: GenerationConfig,
-    *,
-    encode: Encode | None = None,
-    data_dir: Path | None = None,
-    hub_loader: HubLoader | None = None,
+    config: WorkloadConfig, generation: GenerationConfig, *, encode: Encode | None = None, data_dir: Path | None = None
 ) -> Workload:
     """Makes the requests of ``config``. ``generation.seed`` is replaced by one seed per request.
 
@@ -114,9 +109,7 @@ def build_workload(
     tokens, rounded up. With it they carry token ids, exactly as many as the length says.
     """
     card = load_card(config.dataset)
-    source = open_source(
-        card, config.source, dataset_path=config.dataset_path, data_dir=data_dir, hub_loader=hub_loader
-    )
+    source = open_source(card, config.source, dataset_path=config.dataset_path, data_dir=data_dir)
     if not config.may_replace_arrivals:
         _refuse_replaced_arrivals(config.arrivals, source)
     source, trace_s = _with_trace_times(config.arrivals, source)

@@ -133,22 +133,23 @@ def test_gsm8k_has_examples_of_its_own(tmp_path: Path) -> None:
             assert eval(formula) == int(value)
 
 
-def test_gsm8k_from_the_hub() -> None:
+def test_gsm8k_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def load(hub: HubReference, columns: Sequence[str]) -> Mapping[str, Sequence[object]]:
         asked.append((hub.id, hub.config, hub.split))
         return {name: [row[name] for row in QUESTIONS] for name in columns}
 
-    task = gsm8k_task(TaskOptions(num_problems=1, num_fewshot=1, source="hub"), hub_loader=load)
+    monkeypatch.setattr("repro.workloads.source.load_hub_columns", load)
+    task = gsm8k_task(TaskOptions(num_problems=1, num_fewshot=1, source="hub"))
     assert task is not None
     assert asked == [("openai/gsm8k", "main", "test"), ("openai/gsm8k", "main", "train")]
     assert task.origin.source == "hub"
-    with pytest.raises(UserError, match="row 0: field 'answer' is 7: expected text"):
-        gsm8k_task(
-            TaskOptions(num_problems=1, source="hub"),
-            hub_loader=lambda hub, columns: {name: [7 if name == "answer" else "x"] for name in columns},
-        )
+    monkeypatch.setitem(QUESTIONS[0], "answer", 7)
+    with pytest.raises(
+        UserError, match="row 0: field 'answer' is 7: expected text: pin another revision in datasets/gsm8k"
+    ):
+        gsm8k_task(TaskOptions(num_problems=1, source="hub"))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from engines.errors import UserError
 from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.card import CARDS_DIR, HubReference, known_datasets, load_card
 from repro.workloads.data_dir import find_data_dir
-from repro.workloads.source import HubLoader, load_hub_columns
+from repro.workloads.source import load_hub_columns
 from repro.workloads.text import more_text, prompt_text
 from repro.workloads.trace import estimate_tokens
 from repro.workloads.workload import WorkloadConfig, build_workload
@@ -430,22 +430,27 @@ def test_quality_set_statistics_are_those_of_the_files(name: str, path: str, row
 # The hub -------------------------------------------------------------------------------------------------------------
 
 
-def hub_of(columns: Mapping[str, Sequence[object]]) -> tuple[HubLoader, list[tuple[HubReference, tuple[str, ...]]]]:
-    """A loader that serves ``columns`` and remembers what it was asked for."""
-    asked: list[tuple[HubReference, tuple[str, ...]]] = []
+Asked = list[tuple[HubReference, tuple[str, ...]]]
+
+
+def hub_has(monkeypatch: pytest.MonkeyPatch, columns: Mapping[str, Sequence[object]]) -> Asked:
+    """Puts ``columns`` on the hub; returns what is asked for."""
+    asked: Asked = []
 
     def load(hub: HubReference, wanted: tuple[str, ...]) -> Mapping[str, Sequence[object]]:
         asked.append((hub, wanted))
         return columns
 
-    return load, asked
+    monkeypatch.setattr("repro.workloads.source.load_hub_columns", load)
+    return asked
 
 
-def test_hub_text_with_filter() -> None:
-    loader, asked = hub_of(
-        {"turns": [["a" * 80], ["b" * 4000], ["c" * 40]], "task": ["LCB_generation", "agentic", "coding_completion"]}
+def test_hub_text_with_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = hub_has(
+        monkeypatch,
+        {"turns": [["a" * 80], ["b" * 4000], ["c" * 40]], "task": ["LCB_generation", "agentic", "coding_completion"]},
     )
-    workload = build_workload(config("livebench", source="hub", num_requests=2), GENERATION, hub_loader=loader)
+    workload = build_workload(config("livebench", source="hub", num_requests=2), GENERATION)
     assert sorted(lengths(workload)) == [10, 20]
     ((hub, wanted),) = asked
     assert (hub.id, hub.split, wanted) == ("livebench/coding", "test", ("turns", "task"))
@@ -454,10 +459,10 @@ def test_hub_text_with_filter() -> None:
     assert provenance.revision == hub.revision is not None
 
 
-def test_hub_token_counts_with_timestamps() -> None:
-    loader, asked = hub_of({"Request tokens": [40, 0, 90], "Response tokens": [1, 0, 2], "Timestamp": [5, 6, 9]})
+def test_hub_token_counts_with_timestamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = hub_has(monkeypatch, {"Request tokens": [40, 0, 90], "Response tokens": [1, 0, 2], "Timestamp": [5, 6, 9]})
     cfg = config("burst", source="hub", num_requests=2, arrivals=ArrivalConfig(kind="trace"))
-    workload = build_workload(cfg, GENERATION, hub_loader=loader)
+    workload = build_workload(cfg, GENERATION)
     assert [(r.prompt_len, r.arrival_s) for r in workload.requests] == [(40, 0.0), (90, 4.0)]
     assert asked[0][1] == ("Request tokens", "Timestamp", "Response tokens")
     assert workload.provenance.revision is None
@@ -484,10 +489,12 @@ def test_hub_token_counts_with_timestamps() -> None:
         ),
     ],
 )
-def test_hub_rows_of_another_shape_are_refused(name: str, columns: dict, message: str) -> None:
-    loader, _ = hub_of(columns)
+def test_hub_rows_of_another_shape_are_refused(
+    name: str, columns: dict, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_has(monkeypatch, columns)
     with pytest.raises(UserError) as caught:
-        build_workload(config(name, source="hub"), GENERATION, hub_loader=loader)
+        build_workload(config(name, source="hub"), GENERATION)
     assert message in str(caught.value)
 
 
