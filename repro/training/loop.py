@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from engines.errors import UserError
@@ -192,8 +194,7 @@ def train_tiny(
     if trainer.step < config.steps:
         return {"step": trainer.step, "history": trainer.history}
     with _progress() as bar:
-        if bar:
-            bar.add_task("evaluating on held-out problems", total=None)
+        bar.add_task("evaluating on held-out problems", total=None)
         return export_checkpoint(
             trainer.model, config, out_dir, step=trainer.step, wall_s=trainer.wall_s, history=trainer.history
         )
@@ -204,38 +205,30 @@ def _train(trainer: Trainer, last: int, state_path: Path) -> None:
     before, began = trainer.wall_s, time.perf_counter()
     losses: list[float] = []
     with _progress() as bar:
-        task = bar.add_task("training", total=config.steps, completed=trainer.step) if bar else None
+        task = bar.add_task("training", total=config.steps, completed=trainer.step)
         while trainer.step < last:
             losses.append(trainer.advance())
             trainer.wall_s = before + time.perf_counter() - began
             step = trainer.step
             at_end = step == last
-            if bar and task is not None:
-                bar.update(task, completed=step)
+            bar.update(task, completed=step)
             if step % config.log_every == 0 or at_end:
                 entry: dict[str, Any] = {"step": step, "loss": sum(losses) / len(losses), "wall_s": trainer.wall_s}
                 losses.clear()
                 if config.quick_problems and (step % config.evaluate_every == 0 or step == config.steps):
-                    if bar and task is not None:
-                        bar.update(task, description="training: a quick evaluation")
+                    bar.update(task, description="training: a quick evaluation")
                     entry |= {"quick_accuracy": trainer.quick_accuracy()}
                     trainer.wall_s = before + time.perf_counter() - began
-                    if bar and task is not None:
-                        bar.update(task, description="training")
+                    bar.update(task, description="training")
                 trainer.history.append(entry)
                 log.info("%s", "  ".join(f"{key} {_short(value)}" for key, value in entry.items()))
             if step % config.save_every == 0 or at_end:
                 trainer.save(state_path)
 
 
-def _progress() -> AbstractContextManager[Any]:
-    """A bar on a terminal, of which nothing stays; nothing otherwise: the log carries the same facts."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-    from rich.progress import Progress
-
-    return Progress(console=Console(stderr=True), transient=True)
+def _progress() -> Progress:
+    """Shows a bar on a terminal, of which nothing stays; nothing otherwise: the log carries the same facts."""
+    return Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty())
 
 
 def _short(value: Any) -> str:
