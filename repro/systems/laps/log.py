@@ -39,13 +39,14 @@ def window_of(arrivals_s: Sequence[float], closes_s: float) -> Window:
 
 
 def closing_s(run: PrefillRun, last_sessions: Sequence[int]) -> float:
-    """When the first of the closed loops, whose last conversations these are, runs out; the last arrival without any."""
+    """When the first of the closed loops, whose last conversations these are, runs out, or the run ends before that; the last arrival
+    without any."""
     requests = run.requests
     if not last_sessions:
         return max(requests["arrival_s"], default=0.0)
     turns = rows_of(requests, "session_id", "turn", "arrival_s")
     begun = {session: arrival_s for session, turn, arrival_s in turns if turn == 0}
-    return min(begun.get(session, float("inf")) for session in last_sessions)
+    return min(begun.get(session, run.facts["end_s"]) for session in last_sessions)
 
 
 def tables_of(run: PrefillRun, window: Window) -> dict[str, Table]:

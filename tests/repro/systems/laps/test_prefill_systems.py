@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -98,6 +99,14 @@ def test_a_closed_loop_keeps_its_clients_in_the_system_or_thinking() -> None:
     busy, idle = summary(cell(clients=12)), summary(cell(clients=12, think_s=0.5))
     assert busy["in_system"] == pytest.approx(12, abs=1e-6)
     assert idle["in_system"] + 0.5 * idle["rps"] == pytest.approx(12, rel=0.1)
+
+
+def test_a_closed_loop_that_dies_before_its_last_conversation_is_counted_up_to_its_end() -> None:
+    """As printed the wait for company ends for ever in a round without a request, and with it LAPS."""
+    _, record = ran(cell(clients=12, num_prompts=300, wait="printed"))
+    assert record.facts["window_s"][1] == record.facts["end_s"]
+    json.dumps([record.facts, PREFILL.summarize(record)], allow_nan=False)
+    assert PREFILL.assess(record).reasons == ("12 of 70 requests did not finish",)
 
 
 def test_one_client_alone_never_waits() -> None:
