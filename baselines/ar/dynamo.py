@@ -18,8 +18,8 @@ from engines.policies.routing import Decision, Dispatch, Estimator, RemoteOnly
 from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView, PrefillView
 
-BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
-CONDITIONAL = Only(conditional=get_args(BypassPolicy))
+_BypassPolicy = Literal["isl_bounding", "prefill_load", "isl_or_load"]
+_CONDITIONAL = Only(conditional=get_args(_BypassPolicy))
 Level = Annotated[float, Range(0, 1e6)]
 
 
@@ -29,16 +29,16 @@ class DynamoConfig:
 
     dispatch: Dispatch = "shortest"
     """Which prefill worker gets a prefill."""
-    conditional: BypassPolicy | None = None
+    conditional: _BypassPolicy | None = None
     """What keeps a prefill on the decode worker: that it is short (isl_bounding), that prefill workers are busy (prefill_load), or
     either; nothing by default."""
-    eff_isl_threshold: Annotated[int, Range(0, 10**6), CONDITIONAL] = 2048
+    eff_isl_threshold: Annotated[int, Range(0, 10**6), _CONDITIONAL] = 2048
     """Tokens to prefill beyond the decode worker's prefix cache; fewer may stay."""
-    eff_isl_ratio_threshold: Annotated[float, Range(0, 1), CONDITIONAL] = 0.7
+    eff_isl_ratio_threshold: Annotated[float, Range(0, 1), _CONDITIONAL] = 0.7
     """Share of the whole prompt; a smaller one may stay."""
-    prefill_busy_threshold: Annotated[Level | None, CONDITIONAL] = None
+    prefill_busy_threshold: Annotated[Level | None, _CONDITIONAL] = None
     """Batches of prefill tokens at the chosen prefill worker above which a prefill stays; never by default."""
-    decode_busy_threshold: Annotated[Level | None, CONDITIONAL] = None
+    decode_busy_threshold: Annotated[Level | None, _CONDITIONAL] = None
     """Share of the decode worker's K/V memory above which nothing stays; no such gate by default."""
     max_num_batched_tokens: Annotated[int, Fixed] = 8192
     """What counts as one batch of prefill tokens."""

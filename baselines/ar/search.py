@@ -23,7 +23,7 @@ from engines.ar.slo import Reading, attainment
 from engines.errors import require
 from engines.policies.slo import Slo
 
-SHORTLIST = 12
+_SHORTLIST = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def _rank(scores: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def disaggregated_shortlist(
-    hardware: Hardware, model: PerformanceModel, workload: PlanningWorkload, num_gpus: int, *, size: int = SHORTLIST
+    hardware: Hardware, model: PerformanceModel, workload: PlanningWorkload, num_gpus: int, *, size: int = _SHORTLIST
 ) -> tuple[Deployment, ...]:
     """The deployments with the least worst phase by closed forms: what is worth simulating."""
     longest = max(session.context_tokens for session in workload.sessions)

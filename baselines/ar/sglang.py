@@ -23,7 +23,7 @@ from engines.policies.task import PrefillTask
 
 Routing = Literal["round-robin", "least-requests", "least-tokens", "cache-aware"]
 CHUNKED_PREFILL_SIZE = 8192
-MAX_PADDING = 2.0
+_MAX_PADDING = 2.0
 """Largest padded over real tokens at which SGLang replays a graph (pull request 31487)."""
 
 
@@ -48,7 +48,7 @@ class TokenBudget:
 
 
 class GuardedRungs:
-    """The next captured size, unless that pads beyond ``MAX_PADDING``."""
+    """The next captured size, unless that pads beyond ``_MAX_PADDING``."""
 
     def __init__(self, captured: Sequence[Rung]) -> None:
         self._rungs = sorted(captured)
@@ -56,7 +56,7 @@ class GuardedRungs:
     def choose(self, chunks: Sequence[Chunk]) -> StepMode:
         tokens = sum(chunk.tokens for chunk in chunks)
         index = bisect_left(self._rungs, Rung(tokens))
-        if index == len(self._rungs) or self._rungs[index].tokens > MAX_PADDING * tokens:
+        if index == len(self._rungs) or self._rungs[index].tokens > _MAX_PADDING * tokens:
             return FALLBACK
         return self._rungs[index]
 

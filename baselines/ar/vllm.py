@@ -17,10 +17,10 @@ from engines.policies.step import Batching
 from engines.policies.task import PrefillTask
 
 Scheduling = Literal["prefill-first", "chunked"]
-Balance = Literal["memory", "sessions", "round-robin"]
+_Balance = Literal["memory", "sessions", "round-robin"]
 
 CHUNK_TOKENS = 2048
-PREFILL_TOKENS = 8192
+_PREFILL_TOKENS = 8192
 
 
 class InFlightFirst(PrefillQueue):
@@ -50,7 +50,7 @@ class VllmConfig:
     pieces of what is left of the token budget."""
     max_num_batched_tokens: Tokens | None = None
     """Tokens of a step; 8192 for whole prompts and 2048 for chunks by default."""
-    balance: Balance = "memory"
+    balance: _Balance = "memory"
     """Which replica a new session goes to, for life, so that its prefix cache serves all its rounds."""
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ def continuum(hardware: Hardware, deployment: Deployment, config: ContinuumConfi
     return _colocated("vllm-continuum", hardware, deployment, config, config.keep_s)
 
 
-_BINDERS: Mapping[Balance, type[Binder]] = {
+_BINDERS: Mapping[_Balance, type[Binder]] = {
     "memory": LeastKvMemory,
     "sessions": FewestSessions,
     "round-robin": RoundRobin,
@@ -85,7 +85,7 @@ def _colocated(
 ) -> Cluster:
     require(not deployment.prefill, f"deployment={deployment}: {name} is co-located, give no prefill workers")
     is_chunked = config.scheduling == "chunked"
-    tokens = config.max_num_batched_tokens or (CHUNK_TOKENS if is_chunked else PREFILL_TOKENS)
+    tokens = config.max_num_batched_tokens or (CHUNK_TOKENS if is_chunked else _PREFILL_TOKENS)
     batching: Batching = (Chunked if is_chunked else PrefillFirst)(max_num_batched_tokens=tokens)
     return Cluster(
         name=name,

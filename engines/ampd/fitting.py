@@ -15,7 +15,7 @@ from engines.least_squares import least_squares
 
 Floats = npt.NDArray[np.float64]
 
-MAX_PIECES = 4
+_MAX_PIECES = 4
 TOLERANCE = 0.01
 
 
@@ -35,7 +35,7 @@ class Piecewise:
 
 
 def fit_piecewise(
-    x: Floats, features: Floats, y: Floats, *, max_pieces: int = MAX_PIECES, tolerance: float = TOLERANCE
+    x: Floats, features: Floats, y: Floats, *, max_pieces: int = _MAX_PIECES, tolerance: float = TOLERANCE
 ) -> Piecewise:
     """As few pieces as bring the mean relative error under ``tolerance``, at most ``max_pieces``.
 
@@ -56,15 +56,15 @@ def fit_piecewise(
     return best
 
 
-Segments = dict[tuple[int, int], tuple[float, Floats]]
+_Segments = dict[tuple[int, int], tuple[float, Floats]]
 """(first, end) of the distinct x -> loss and coefficients of one piece over them."""
 
 
-def _fit_segments(x: Floats, scaled: Floats, values: Floats) -> Segments:
+def _fit_segments(x: Floats, scaled: Floats, values: Floats) -> _Segments:
     least = scaled.shape[1] + 1
     order = np.argsort(x, kind="stable")
     starts = np.append(np.searchsorted(x[order], values), len(x))
-    found: Segments = {}
+    found: _Segments = {}
     for first in range(len(values)):
         for end in range(first + 1, len(values) + 1):
             rows = scaled[order[starts[first] : starts[end]]]
@@ -78,7 +78,7 @@ def _fit_segments(x: Floats, scaled: Floats, values: Floats) -> Segments:
     return found
 
 
-def _best_bounds(segments: Segments, num_values: int, num_pieces: int) -> list[int] | None:
+def _best_bounds(segments: _Segments, num_values: int, num_pieces: int) -> list[int] | None:
     """Where the pieces begin and end: dynamic programming over the last piece's first value."""
     best: list[dict[int, tuple[float, int]]] = [{0: (0.0, -1)}]
     for _ in range(num_pieces):
@@ -96,7 +96,7 @@ def _best_bounds(segments: Segments, num_values: int, num_pieces: int) -> list[i
     return bounds[::-1]
 
 
-def _piece(x: Floats, features: Floats, y: Floats, bounds: list[int], values: Floats, segments: Segments) -> Piecewise:
+def _piece(x: Floats, features: Floats, y: Floats, bounds: list[int], values: Floats, segments: _Segments) -> Piecewise:
     knees = tuple(float(values[end - 1]) for end in bounds[1:-1])
     pieces = [segments[first, end][1] for first, end in pairwise(bounds)]
     which = np.searchsorted(np.array(knees), x)

@@ -21,14 +21,14 @@ from engines.policies.views import DecodeView, PrefillView, QueueView
 
 RouteOrder = Literal["random", "load"]
 WindowSignal = Literal["done", "age", "backlog"]
-Slack = Annotated[float, Range(0, 1e6)]
+_Slack = Annotated[float, Range(0, 1e6)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingConfig:
-    alpha: Slack = 0.9
+    alpha: _Slack = 0.9
     """Share of the TTFT objective that the windowed mean of a prefill worker may reach for it to be taken (Algorithm 1, line 2)."""
-    beta: Slack = 0.85
+    beta: _Slack = 0.85
     """Share of the ITL objective that the decode worker may reach for it to prefill itself (Algorithm 1, line 4)."""
     route_order: RouteOrder = "random"
     """How prefill workers are visited: as printed, or those with the shortest backlog first (load)."""

@@ -9,22 +9,22 @@ from typing import Any, Generic, Protocol, TypeVar
 from engines.ar.session import ClosedLoop, Session
 
 
-class Arriving(Protocol):
+class _Arriving(Protocol):
     @property
     def arrival_s(self) -> float: ...
 
 
-Item = TypeVar("Item", bound=Arriving)
+Item = TypeVar("Item", bound=_Arriving)
 
 
-class Schedule(Protocol):
+class _Schedule(Protocol):
     def at(self, time_s: float, handler: Callable[..., None], *args: Any) -> None: ...
 
 
 class OpenArrivals(Generic[Item]):
     """``arrive`` is called with each item when it is due; one is drawn when the one before it arrives."""
 
-    def __init__(self, loop: Schedule, items: Iterable[Item], arrive: Callable[[Item], None]) -> None:
+    def __init__(self, loop: _Schedule, items: Iterable[Item], arrive: Callable[[Item], None]) -> None:
         self._loop, self._items, self._arrive = loop, iter(items), arrive
         self.is_over = False
         """Whether all have arrived."""
@@ -45,7 +45,7 @@ class OpenArrivals(Generic[Item]):
 class Clients:
     """``arrive`` is called with a client's next session ``think_s`` after it has ended the one before."""
 
-    def __init__(self, loop: Schedule, closed: ClosedLoop, arrive: Callable[[Session], None]) -> None:
+    def __init__(self, loop: _Schedule, closed: ClosedLoop, arrive: Callable[[Session], None]) -> None:
         self._loop, self._sessions, self._arrive = loop, deque(closed.sessions), arrive
         self.think_s = closed.think_s
         self.num_thinking = 0

@@ -17,7 +17,7 @@ Role = Literal["assumed", "fitted", "implied"]
 """assumed: chosen beforehand, from common experience. fitted: the best of a search against printed results, which
 are then no prediction. implied: follows from one printed figure, named in the note."""
 
-INTER_SERVER_GB_S = 25.0
+_INTER_SERVER_GB_S = 25.0
 """Per GPU: the paper prints 200 GB/s per server of 8 GPUs (AMPD §7.1), which is one 200 Gb/s port each."""
 
 
@@ -45,7 +45,7 @@ class CostConstants:
     all_reduce_latency_s: float = 12e-6
     """Of each of the two all-reduces per layer."""
     nvlink_efficiency: float = 0.7
-    inter_server_gb_s: float = INTER_SERVER_GB_S
+    inter_server_gb_s: float = _INTER_SERVER_GB_S
     """Per GPU, one direction."""
     inter_server_efficiency: float = 0.8
     transfer_latency_s: float = 1e-3
@@ -86,14 +86,14 @@ TRIAL_R2 = replace(
     layer_launch_s=0.1e-3,
     remote_prefill_overhead_s=10e-3,
 )
-LAUNCH_BOUND = replace(
+_LAUNCH_BOUND = replace(
     PHYSICAL,
     name="launch-bound",
     role="implied",
     note="Decode steps of 21 to 30 ms, as the axes of Figure 8 ask: 0.3 ms a layer.",
     layer_launch_s=0.3e-3,
 )
-COSTLY_REQUEST = replace(
+_COSTLY_REQUEST = replace(
     PHYSICAL,
     name="costly-request",
     role="implied",
@@ -101,7 +101,7 @@ COSTLY_REQUEST = replace(
     prefill_overhead_s=50e-3,
     layer_launch_s=0.1e-3,
 )
-COSTLY_REMOTE = replace(
+_COSTLY_REMOTE = replace(
     PHYSICAL,
     name="costly-remote",
     role="implied",
@@ -111,7 +111,7 @@ COSTLY_REMOTE = replace(
     layer_launch_s=0.2e-3,
 )
 
-CONSTANTS: tuple[CostConstants, ...] = (PHYSICAL, TRIAL_R2, LAUNCH_BOUND, COSTLY_REQUEST, COSTLY_REMOTE)
+CONSTANTS: tuple[CostConstants, ...] = (PHYSICAL, TRIAL_R2, _LAUNCH_BOUND, _COSTLY_REQUEST, _COSTLY_REMOTE)
 
 
 def cost_constants(name: str) -> CostConstants:

@@ -63,10 +63,6 @@ class Deployment:
     def gpus(self) -> int:
         return sum(pool.gpus for pool in (*self.prefill, *self.decode))
 
-    @property
-    def prefill_gpus(self) -> int:
-        return sum(pool.gpus for pool in self.prefill)
-
     def __str__(self) -> str:
         decode = "+".join(map(str, self.decode))
         return f"P:{'+'.join(map(str, self.prefill))} D:{decode}" if self.prefill else decode

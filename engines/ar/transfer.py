@@ -10,12 +10,12 @@ from engines.ar.cost import link_bytes_per_s
 from engines.hardware.catalogue import Gpu
 from engines.models.shape import ModelShape
 
-LinkName = Literal["intra-server", "inter-server"]
+_LinkName = Literal["intra-server", "inter-server"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    name: LinkName
+    name: _LinkName
     latency_s: float
     bytes_per_s: float
     """Of one GPU; ranks of a tensor-parallel group send in parallel."""

@@ -81,10 +81,10 @@ class PrefillCluster:
             spatial is None or spatial.controller is None or until_s < math.inf,
             f"until_s={until_s}: a controller never stops by itself, give an end",
         )
-        return PrefillSimulation(self).run(streams, until_s, facts or {})
+        return _PrefillSimulation(self).run(streams, until_s, facts or {})
 
 
-class PrefillSimulation:
+class _PrefillSimulation:
     """One run."""
 
     def __init__(self, cluster: PrefillCluster) -> None:

@@ -20,7 +20,7 @@ from engines.knobs import Count, Range, Seconds, check_fields
 from engines.policies.instances import LengthClass
 
 Form = Literal["printed", "mended"]
-Weight = Annotated[float, Range(0, 1e6)]
+_Weight = Annotated[float, Range(0, 1e6)]
 
 
 class Signals(NamedTuple):
@@ -43,13 +43,13 @@ class ControllerConfig:
     """Delta t."""
     cooldown_s: Seconds = 5.0
     """T_cool."""
-    tau: Weight = 1.0
+    tau: _Weight = 1.0
     """Hysteresis."""
     n_min: Count = 1
     """Instances that a pool keeps."""
-    alpha: Weight = 1.0
-    beta: Weight = 1.0
-    gamma: Weight = 0.5
+    alpha: _Weight = 1.0
+    beta: _Weight = 1.0
+    gamma: _Weight = 0.5
     quantile: Annotated[float, Range(0, 1)] = 0.9
     """The aggregate over a pool: P90."""
     window_s: Seconds = 10.0

@@ -15,7 +15,7 @@ from engines.policies.step import Batching, StepPlan, StepTimes, padded_tokens
 from engines.policies.task import PrefillTask
 
 
-class PrefillHost(Host, Protocol):
+class _PrefillHost(Host, Protocol):
     def cached_tokens(self, task: PrefillTask, instance: int) -> int: ...
 
 
@@ -24,7 +24,7 @@ class PrefillInstance(Worker):
 
     def __init__(
         self,
-        host: PrefillHost,
+        host: _PrefillHost,
         *,
         worker_id: int,
         cost: StepTimes,

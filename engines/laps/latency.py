@@ -32,12 +32,6 @@ class PaperForm:
     gamma_w: float
     gamma_r: float
 
-    def comp_s(self, tokens: float, history: float) -> float:
-        return self.alpha * tokens * (tokens + 2 * history) + self.beta * tokens
-
-    def mem_s(self, tokens: float, history: float) -> float:
-        return self.gamma_w * tokens + self.gamma_r * history
-
     def boundary(self, history: float = 0.0) -> float:
         """L_m of prefill (H = 0) and re-prefill: the root of alpha L^2 + (2 alpha H + beta - gamma_w) L = gamma_r H."""
         return _positive_root(self.alpha, 2 * self.alpha * history + self.beta - self.gamma_w, self.gamma_r * history)

@@ -11,7 +11,7 @@ from engines.laps.buckets import LENGTHS
 from engines.policies.queue import OpenQueue
 from engines.policies.task import PrefillTask
 
-RATE_WEIGHT = 0.1
+_RATE_WEIGHT = 0.1
 """Of the newest gap between arrivals in their moving average."""
 
 
@@ -48,7 +48,7 @@ class ClassQueue(OpenQueue):
             if self._last_short_s is not None:
                 gap_s = max(0.0, task.ready_s - self._last_short_s)
                 old = gap_s if self._gap_s is None else self._gap_s
-                self._gap_s = old + RATE_WEIGHT * (gap_s - old)
+                self._gap_s = old + _RATE_WEIGHT * (gap_s - old)
             self._last_short_s = task.ready_s
         else:
             self.longs[task.task_id] = task

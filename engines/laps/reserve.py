@@ -21,7 +21,7 @@ from engines.policies.task import PrefillTask
 Step = Annotated[float, Range(above=0, most=1e6)]
 
 
-class WorkModel(Protocol):
+class _WorkModel(Protocol):
     """What Reserve knows about speed (``StepModel``): T = base + request B + token N + alpha sum L (L + 2H)."""
 
     @property
@@ -64,7 +64,7 @@ class ReserveConfig:
         )
 
 
-def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: WorkModel) -> float:
+def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: _WorkModel) -> float:
     """Upper bound on the TTFT of a request behind ``ahead_s`` of work (its own included) that arrived no later.
 
     It is late after at most the objective, and the step running then ends within T_max = max_step + o, where o is the
@@ -82,7 +82,7 @@ def longest_wait_s(config: ReserveConfig, share: float, ahead_s: float, model: W
     return config.slo_s + ahead_s / share * (1 + overhead_s / config.min_step_s) + 2 * step_s
 
 
-def share_for(config: ReserveConfig, model: WorkModel) -> float:
+def share_for(config: ReserveConfig, model: _WorkModel) -> float:
     """The least share by the bound above, for one objective's worth of work ahead."""
     if config.slo_s is None:
         return 1.0
@@ -98,7 +98,7 @@ def share_for(config: ReserveConfig, model: WorkModel) -> float:
 class Reserve:
     """One instance's batching policy; any ``OpenQueue`` will do."""
 
-    def __init__(self, model: WorkModel, config: ReserveConfig) -> None:
+    def __init__(self, model: _WorkModel, config: ReserveConfig) -> None:
         self.config = config
         self.share = share_for(config, model) if config.share is None else config.share
         self._model = model
@@ -149,7 +149,7 @@ class Reserve:
 class _Step:
     """A step in the making: tokens of each request, within room and places."""
 
-    def __init__(self, at: Situation, model: WorkModel, places: int) -> None:
+    def __init__(self, at: Situation, model: _WorkModel, places: int) -> None:
         self.shares: dict[int, Share] = {}
         self.admitted: list[PrefillTask] = []
         self._model, self._need_of = model, at.need_of

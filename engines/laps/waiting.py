@@ -19,8 +19,8 @@ from engines.knobs import Fixed, Only, Range, Seconds, Tokens, check_fields
 from engines.laps.queue import ClassQueue
 
 WaitRule = Literal["off", "printed", "guarded", "repaired"]
-WAITING = Only(wait=("printed", "guarded", "repaired"))
-FULL_ROUNDS = 2
+_WAITING = Only(wait=("printed", "guarded", "repaired"))
+_FULL_ROUNDS = 2
 """Rounds that reached D, in a row, after which D rises."""
 
 
@@ -30,19 +30,19 @@ class WaitConfig:
 
     wait: WaitRule = "repaired"
     """How long short requests wait for company: off, as printed, guarded against ending for ever, or repaired."""
-    min_window_s: Annotated[Seconds, WAITING] = 0.0
+    min_window_s: Annotated[Seconds, _WAITING] = 0.0
     """Least seconds of a window."""
-    max_window_s: Annotated[Seconds, WAITING] = 5e-3
+    max_window_s: Annotated[Seconds, _WAITING] = 5e-3
     """Most seconds of a window."""
-    slack_s: Annotated[Seconds, WAITING] = 50e-3
+    slack_s: Annotated[Seconds, _WAITING] = 50e-3
     """sigma: a deadline this near is dispatched at once."""
-    margin_s: Annotated[Seconds, WAITING] = 10e-3
+    margin_s: Annotated[Seconds, _WAITING] = 10e-3
     """delta, the safety margin of W_SLA."""
-    max_wait_s: Annotated[Seconds, WAITING] = 0.2
+    max_wait_s: Annotated[Seconds, _WAITING] = 0.2
     """T_max, of the head of the line."""
     slo_s: Annotated[float, Range(above=0, most=1e6), Fixed] | None = 0.4
     """TTFT objective; None is the deadline-free mode, which waits for ``token_max`` tokens."""
-    token_max: Annotated[Tokens, WAITING] = 8192
+    token_max: Annotated[Tokens, _WAITING] = 8192
     """M_s: tokens that are waited for where there is no deadline."""
 
     def __post_init__(self) -> None:
@@ -147,7 +147,7 @@ class AdaptiveWait:
                 self.window_s = min(max(took_s, config.min_window_s), config.max_window_s)
                 return
             self._full_rounds += 1
-            if self._full_rounds >= FULL_ROUNDS:
+            if self._full_rounds >= _FULL_ROUNDS:
                 self._full_rounds = 0
                 above = bisect_right(self.depths, self.target)
                 self.target = self.depths[min(above, len(self.depths) - 1)]

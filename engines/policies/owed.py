@@ -15,7 +15,7 @@ from engines.policies.routing import Decision
 from engines.policies.step import IDLE, Share, StepPlan
 from engines.policies.task import PrefillTask
 
-MOST_WAKES = 10_000
+_MOST_WAKES = 10_000
 """Times in a row that policies ask to be asked again without a prefill."""
 _LATEST_S = 1e12
 
@@ -112,9 +112,9 @@ class Owed:
 
     def woken(self) -> None:
         self._num_wakes += 1
-        if self._num_wakes > MOST_WAKES:
+        if self._num_wakes > _MOST_WAKES:
             raise RunError(
-                f"a batching policy asked to be asked again {MOST_WAKES} times, and runs nothing of what waits"
+                f"a batching policy asked to be asked again {_MOST_WAKES} times, and runs nothing of what waits"
             )
 
 

@@ -17,7 +17,7 @@ Options = tuple[tuple[str, Any], ...]
 """A system's own knobs that a cell sets, by name."""
 
 
-class HasBasis(Protocol):
+class _HasBasis(Protocol):
     @property
     def basis(self) -> str: ...
     @property
@@ -25,7 +25,7 @@ class HasBasis(Protocol):
 
 
 Build = TypeVar("Build")
-SettingsOf = TypeVar("SettingsOf", bound=HasBasis)
+SettingsOf = TypeVar("SettingsOf", bound=_HasBasis)
 
 
 @dataclass(frozen=True, kw_only=True)

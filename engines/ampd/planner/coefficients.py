@@ -36,8 +36,8 @@ from engines.policies.step import Chunk
 Method = Literal["direct", "cached", "closed"]
 """direct: simulate the phase for every (n, k), on the very cluster code. cached: simulate some k a degree and
 interpolate ln tau over ln k between them. closed: formulas."""
-DIRECT_UP_TO_GPUS = 32
-CACHED_UP_TO_GPUS = 64
+_DIRECT_UP_TO_GPUS = 32
+_CACHED_UP_TO_GPUS = 64
 _CACHED_PER_OCTAVE = 2
 _UNBOUNDED_KV = 10**15
 
@@ -63,9 +63,9 @@ class Coefficients:
 
 
 def default_method(num_gpus: int) -> Method:
-    if num_gpus <= DIRECT_UP_TO_GPUS:
+    if num_gpus <= _DIRECT_UP_TO_GPUS:
         return "direct"
-    return "cached" if num_gpus <= CACHED_UP_TO_GPUS else "closed"
+    return "cached" if num_gpus <= _CACHED_UP_TO_GPUS else "closed"
 
 
 def coefficients(
@@ -124,7 +124,7 @@ def simulate_decode(model: PerformanceModel, workload: PlanningWorkload, degree:
     for index in range(replicas):
         parts = _parts(index, degree, ModelCost(model, degree))
         simulation.add_home(DecodeWorker(simulation, kv_capacity=_UNBOUNDED_KV, **parts))
-    simulation.add_prefill(PrefillWorker(simulation, **_parts(replicas, degree, NoCost())))
+    simulation.add_prefill(PrefillWorker(simulation, **_parts(replicas, degree, _NoCost())))
     run = simulation.run(OpenLoop(sessions=workload.at_rate()))
     itl_s = observe(run).round_itl_s["mean"]
     known = itl_s[~np.isnan(itl_s)]
@@ -159,7 +159,7 @@ class ModelCost:
         return DecodeLine(self.model.decode_s(decoding, self.degree), 0.0, 0.0)
 
 
-class NoCost:
+class _NoCost:
     """Prefills in no time."""
 
     def prefill_s(self, history: int, tokens: int) -> float:

@@ -15,7 +15,7 @@ from engines.ar.window import WINDOW_S, Window
 from engines.policies.step import Share, StepPlan
 
 
-class Staged(NamedTuple):
+class _Staged(NamedTuple):
     plan: StepPlan
     ready_s: float
     """When its history is here."""
@@ -27,7 +27,7 @@ class PrefillWorker(Worker):
         super().__init__(hub, **parts)
         self._hub, self._overlaps = hub, overlaps
         self._ttft = Window(window_s)
-        self._staged: Staged | None = None
+        self._staged: _Staged | None = None
         """The step after this one."""
 
     # ---- what policies see -----------------------------------------------------------------------
@@ -83,7 +83,7 @@ class PrefillWorker(Worker):
         plan = self._planned(max(self._end_s, self._loop.now))
         if plan.shares:
             ready, ready_s = self._with_history(plan)
-            self._staged = Staged(ready, ready_s, estimate_s(ready.shares))
+            self._staged = _Staged(ready, ready_s, estimate_s(ready.shares))
 
     def _with_history(self, plan: StepPlan) -> tuple[StepPlan, float]:
         """The step and the time all history it needs is here; what its home has lost is prefilled again."""

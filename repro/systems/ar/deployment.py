@@ -19,7 +19,7 @@ from repro.workloads.sessions import SessionWorkload
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
 
-MOST_LIVE_SESSIONS = 20_000
+_MOST_LIVE_SESSIONS = 20_000
 """More at once mean that arrivals outrun the cluster: the run is given up, and says so."""
 
 
@@ -92,7 +92,7 @@ class ClusterDeployment(PolicyDeployment[Build, Settings]):
     def run(self, workload: SessionWorkload, on_progress: OnProgress | None = None) -> RunRecord:
         settings, placed = self.settings, self.placed()
         run = placed.cluster.simulate(
-            workload.arrivals, seed=self.seed, stop=StopRule(max_live_sessions=MOST_LIVE_SESSIONS)
+            workload.arrivals, seed=self.seed, stop=StopRule(max_live_sessions=_MOST_LIVE_SESSIONS)
         )
         constants = settings.hardware.constants
         facts = {

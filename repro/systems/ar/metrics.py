@@ -21,16 +21,16 @@ from repro.systems.simulated import column, known
 
 def attainment_by_reading(record: RunRecord) -> dict[str, float | None]:
     """Every reading of the paper's words, by its name ``scope/ttft/itl``."""
-    found = attainments(observed_of(record), slo_of(record))
+    found = attainments(observed_of(record), _slo_of(record))
     return {str(reading): _defined(share) for reading, share in found.items()}
 
 
 def slo_attainment(record: RunRecord) -> float | None:
     reading = reading_of(record)
-    return _defined(attainments(observed_of(record), slo_of(record), (reading,))[reading])
+    return _defined(attainments(observed_of(record), _slo_of(record), (reading,))[reading])
 
 
-def slo_of(record: RunRecord) -> Slo:
+def _slo_of(record: RunRecord) -> Slo:
     slo: Mapping[str, float] = record.facts["slo"]
     return Slo(ttft_s=slo["ttft_s"], itl_s=slo["itl_s"])
 

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Objectives(NamedTuple):
+class _Objectives(NamedTuple):
     """Milliseconds, as printed."""
 
     ttft_ms: float
     itl_ms: float
 
 
-PAPER_OBJECTIVES: Mapping[tuple[str, str], Objectives] = {
-    ("Qwen3-32B", "toolbench"): Objectives(350, 40),
-    ("Qwen3-32B", "gaia"): Objectives(1000, 35),
-    ("Qwen3-32B", "hotpotqa"): Objectives(450, 30),
-    ("Qwen3-32B", "dureader"): Objectives(1200, 40),
-    ("Llama-3.1-70B", "toolbench"): Objectives(1000, 50),
-    ("Llama-3.1-70B", "gaia"): Objectives(1500, 35),
-    ("Llama-3.1-70B", "hotpotqa"): Objectives(2500, 45),
-    ("Llama-3.1-70B", "dureader"): Objectives(5000, 50),
-    ("Mixtral-8x7B", "toolbench"): Objectives(130, 30),
-    ("Mixtral-8x7B", "gaia"): Objectives(350, 20),
-    ("Mixtral-8x7B", "hotpotqa"): Objectives(150, 25),
-    ("Mixtral-8x7B", "dureader"): Objectives(300, 50),
+PAPER_OBJECTIVES: Mapping[tuple[str, str], _Objectives] = {
+    ("Qwen3-32B", "toolbench"): _Objectives(350, 40),
+    ("Qwen3-32B", "gaia"): _Objectives(1000, 35),
+    ("Qwen3-32B", "hotpotqa"): _Objectives(450, 30),
+    ("Qwen3-32B", "dureader"): _Objectives(1200, 40),
+    ("Llama-3.1-70B", "toolbench"): _Objectives(1000, 50),
+    ("Llama-3.1-70B", "gaia"): _Objectives(1500, 35),
+    ("Llama-3.1-70B", "hotpotqa"): _Objectives(2500, 45),
+    ("Llama-3.1-70B", "dureader"): _Objectives(5000, 50),
+    ("Mixtral-8x7B", "toolbench"): _Objectives(130, 30),
+    ("Mixtral-8x7B", "gaia"): _Objectives(350, 20),
+    ("Mixtral-8x7B", "hotpotqa"): _Objectives(150, 25),
+    ("Mixtral-8x7B", "dureader"): _Objectives(300, 50),
 }
 """Titles of the panels of AMPD Figure 4."""
 
@@ -46,5 +46,5 @@ class ArPart:
     rates: tuple[float, ...]
     """Arrival rates of Figure 4, sessions/s."""
     num_sessions: int
-    objectives: Mapping[tuple[str, str], Objectives]
+    objectives: Mapping[tuple[str, str], _Objectives]
     """By model and trace."""

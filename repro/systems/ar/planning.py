@@ -31,7 +31,7 @@ from repro.workloads.sessions import SessionWorkload
 if TYPE_CHECKING:
     from repro.runs.drivers.steps import OnProgress
 
-MOST_GPUS = 4096
+_MOST_GPUS = 4096
 """Beyond the platform's own: planning is of interest there."""
 MOST_PLANS = 100
 """Each is one more program to solve."""
@@ -179,7 +179,7 @@ class Planner:
     family: ClassVar[Family] = PLANNING
 
     def prepare(self, cell: Cell) -> tuple[Planning, SessionWorkload]:
-        settings = resolve(cell, self.name, PlannerKnobs, most_gpus=MOST_GPUS)
+        settings = resolve(cell, self.name, PlannerKnobs, most_gpus=_MOST_GPUS)
         require(cell.rate is not None, "request_rate=inf: the planner needs a number of sessions/s")
         assert cell.rate is not None
         given = cell.asked

@@ -24,10 +24,10 @@ from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig
 
 PLANNER, SEARCH = "planner", "search"
-OTHER_SEED = 10**6
+_OTHER_SEED = 10**6
 """Of the samples that plans are made on; runs that are reported have smaller ones."""
-NUM_SAMPLES = 3
-NUM_CANDIDATES = 6
+_NUM_SAMPLES = 3
+_NUM_CANDIDATES = 6
 """Disaggregated deployments that a search simulates, the likeliest by closed forms."""
 
 Build = Callable[["Ground", Deployment, Mapping[str, Any]], Cluster]
@@ -57,7 +57,7 @@ class Ground:
             num_gpus=settings.num_gpus,
             slo=settings.slo,
             reading=settings.reading,
-            workload=replace(settings.workload, seed=OTHER_SEED),
+            workload=replace(settings.workload, seed=_OTHER_SEED),
         )
 
     @property
@@ -74,7 +74,7 @@ class Ground:
         return self.sampled(turn, rate=rate).sessions
 
     def sampled(self, turn: int = 0, *, rate: float | None = None) -> SessionWorkload:
-        config = replace(self.workload, seed=OTHER_SEED + turn)
+        config = replace(self.workload, seed=_OTHER_SEED + turn)
         if rate is not None:
             config = replace(config, arrivals=ArrivalConfig(kind="poisson", rate=rate))
         return sessions_of(config)
@@ -128,18 +128,18 @@ def planned(ground: Ground, rate: float, top: int = 1) -> tuple[Plan, ...]:
 
 @kept(maxsize=2048)
 def searched(ground: Ground, build: Build, is_disaggregated: bool, tried: tuple[Options, ...]) -> Placed:
-    """The best by simulating ``NUM_SAMPLES`` other samples, half of the candidates dropped after each."""
+    """The best by simulating ``_NUM_SAMPLES`` other samples, half of the candidates dropped after each."""
     samples = [
-        sessions_of(replace(ground.workload, seed=OTHER_SEED + 1 + turn)).arrivals for turn in range(NUM_SAMPLES)
+        sessions_of(replace(ground.workload, seed=_OTHER_SEED + 1 + turn)).arrivals for turn in range(_NUM_SAMPLES)
     ]
     deployments = candidates(ground, is_disaggregated)
     choices = [(deployment, options) for deployment in deployments for options in tried]
     clusters = [build(ground, deployment, dict(options)) for deployment, options in choices]
-    best = search(clusters, samples, ground.slo, ground.reading, seed=OTHER_SEED)[0]
+    best = search(clusters, samples, ground.slo, ground.reading, seed=_OTHER_SEED)[0]
     place = next(index for index, cluster in enumerate(clusters) if cluster is best.cluster)
     return Placed(
         cluster=best.cluster,
-        chosen=f"best of {len(clusters)} on {NUM_SAMPLES} other samples of this workload",
+        chosen=f"best of {len(clusters)} on {_NUM_SAMPLES} other samples of this workload",
         options=choices[place][1],
     )
 
@@ -157,7 +157,7 @@ def candidates(ground: Ground, is_disaggregated: bool) -> tuple[Deployment, ...]
         return found
     rate = ground.workload.arrivals.rate or 1e3
     workload = PlanningWorkload(sessions=ground.sample(rate=rate), rate=rate, slo=ground.slo)
-    likely = disaggregated_shortlist(hardware, ground.performance, workload, ground.num_gpus, size=NUM_CANDIDATES)
+    likely = disaggregated_shortlist(hardware, ground.performance, workload, ground.num_gpus, size=_NUM_CANDIDATES)
     even = even_split(ground.num_gpus, hardware.degrees(min_kv_tokens=longest))
     return likely if even is None or even in likely else (*likely, even)
 

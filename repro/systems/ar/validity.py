@@ -11,7 +11,7 @@ from repro.runs.record import RunRecord
 from repro.systems.ar.columns import ROUNDS, TASKS, TRANSFERS, WORKERS
 
 
-def drained(record: RunRecord) -> Iterator[str]:
+def _drained(record: RunRecord) -> Iterator[str]:
     facts = record.facts
     if (reason := facts["stop_reason"]) is not None:
         yield f"it was given up: {reason}"
@@ -19,7 +19,7 @@ def drained(record: RunRecord) -> Iterator[str]:
         yield f"the rate never drains: {reason}; lower it, or set transient=true to read this number of sessions alone"
 
 
-def rounds_are_whole(record: RunRecord) -> Iterator[str]:
+def _rounds_are_whole(record: RunRecord) -> Iterator[str]:
     """Finished sessions have all their rounds and tokens."""
     rounds, sessions = record.tables[ROUNDS], record.requests
     ids = np.asarray(sessions["request_id"], dtype=np.int64)
@@ -34,7 +34,7 @@ def rounds_are_whole(record: RunRecord) -> Iterator[str]:
             yield f"{wrong} finished sessions do not have the {what} they asked for"
 
 
-def transfers_match(record: RunRecord) -> Iterator[str]:
+def _transfers_match(record: RunRecord) -> Iterator[str]:
     """A remote prefill sends back what it was asked for and the history it had to compute again."""
     transfers = rows_of(record.tables[TRANSFERS], "task_id", "content", "tokens")
     tasks = rows_of(record.tables[TASKS], "task_id", "is_local", "computed_tokens")
@@ -44,10 +44,10 @@ def transfers_match(record: RunRecord) -> Iterator[str]:
         yield f"{wrong} remote prefills sent back other K/V than they computed"
 
 
-def memory_held(record: RunRecord) -> Iterator[str]:
+def _memory_held(record: RunRecord) -> Iterator[str]:
     pairs = rows_of(record.tables[WORKERS], "kv_peak", "kv_capacity")
     if wrong := sum(peak is not None and peak > capacity for peak, capacity in pairs):
         yield f"{wrong} workers held more K/V than they have memory for"
 
 
-AR_CHECKS = (drained, rounds_are_whole, transfers_match, memory_held)
+AR_CHECKS = (_drained, _rounds_are_whole, _transfers_match, _memory_held)

@@ -50,13 +50,13 @@ def simulate_with_decode(
     else:
         # A turn goes where the fewest tokens are.
         simulation = Simulation(binder=FewestSessions(), router=RemoteOnly("shared"), stop=stop)
-        simulation.add_home(Sink(simulation, worker_id=0, itl_s=pace_s(cost, workload, clients / num, kv_capacity)))
+        simulation.add_home(Sink(simulation, worker_id=0, itl_s=_pace_s(cost, workload, clients / num, kv_capacity)))
         for index in range(num):
             simulation.add_prefill(PrefillWorker(simulation, overlaps=False, **parts(1 + index)))
     return _record(cluster, simulation.run(arrivals))  # type: ignore[arg-type]
 
 
-def pace_s(cost: PrefillCost, workload: PrefillWorkload, sequences: float, kv_capacity: int) -> float:
+def _pace_s(cost: PrefillCost, workload: PrefillWorkload, sequences: float, kv_capacity: int) -> float:
     """Time of a decode step of so many sequences, all clients', at their mean context."""
     (conversations,) = workload.streams
     turns = [turn for session in conversations.sessions for turn in session.rounds]

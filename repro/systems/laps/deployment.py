@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 GIVEN_UP_S = 600.0
 """Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
 ends."""
-SLOWEST_TOKEN_S = 0.05
+_SLOWEST_TOKEN_S = 0.05
 """Of an answer, where it is decoded."""
-ON_TORCH = "repro.systems.laps.on_torch"
+_ON_TORCH = "repro.systems.laps.on_torch"
 """Of measured runs: a simulation loads no torch, nor depends on its code."""
 Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
 
@@ -44,7 +44,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
         return (
             self.build.__module__,
             "repro.systems.laps.system",
-            *(() if self.settings.is_simulated else (ON_TORCH,)),
+            *(() if self.settings.is_simulated else (_ON_TORCH,)),
         )
 
     @property
@@ -72,7 +72,7 @@ class PrefillDeployment(PolicyDeployment[Build, Settings]):
         """In its body there is an instance to measure on, where it is not simulated."""
         if self.settings.is_simulated:
             return nullcontext(self.settings)
-        serving: AbstractContextManager[Settings] = import_module(ON_TORCH).serving(self.settings)
+        serving: AbstractContextManager[Settings] = import_module(_ON_TORCH).serving(self.settings)
         return serving
 
     def run(self, workload: PrefillWorkload, on_progress: OnProgress | None = None) -> RunRecord:
@@ -133,7 +133,7 @@ def _until_s(workload: PrefillWorkload, decode: str) -> float:
     waits_s = 0.0
     for stream, each in zip(config.streams, workload.streams, strict=True):
         answers = sum(session.decode_tokens for session in each.sessions) if decode != "none" else 0
-        alone_s = each.num_turns * config.think_s + answers * SLOWEST_TOKEN_S
+        alone_s = each.num_turns * config.think_s + answers * _SLOWEST_TOKEN_S
         waits_s = max(waits_s, alone_s / (stream.clients or 1))
     return GIVEN_UP_S + waits_s
 

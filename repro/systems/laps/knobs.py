@@ -15,7 +15,7 @@ Decode = Literal["none", "apart", "mixed"]
 SIMULATED = Only(executor="roofline")
 """What means nothing to a measured instance."""
 Clients = Annotated[int, Range(1, 10**5)]
-MaybeClients = Annotated[int, Range(0, 10**5)]
+_MaybeClients = Annotated[int, Range(0, 10**5)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,9 @@ class InstanceKnobs(ArrivalKnobs):
     """Only prompts of so many tokens or more."""
     max_tokens: Annotated[int, Range(0, 10**6)] | None = None
     """Only prompts of so many tokens or fewer."""
-    long_clients: MaybeClients | None = None
+    long_clients: _MaybeClients | None = None
     """Clients of a closed loop of prompts above 1,000 tokens (LAPS Figures 1 and 3)."""
-    short_clients: MaybeClients | None = None
+    short_clients: _MaybeClients | None = None
     """Clients of a closed loop of prompts below 64 tokens beside them."""
     slo_ttft_s: Annotated[float, Range(1e-6, 1e6)] | None = None
     """Objective of the time to the first token, in seconds."""

@@ -20,7 +20,7 @@ from repro.systems.laps.columns import INSTANCES, MOVES, STEPS
 from repro.systems.laps.log import Window
 from repro.systems.simulated import column, known
 
-Mask = npt.NDArray[np.bool_]
+_Mask = npt.NDArray[np.bool_]
 BUCKETS: tuple[tuple[str, int, float], ...] = (
     ("1-63", 1, 64),
     ("64-255", 64, 256),
@@ -30,9 +30,9 @@ BUCKETS: tuple[tuple[str, int, float], ...] = (
 """Prompt tokens, from and below; of the data set, where a platform scales its lengths."""
 
 
-def mask(record: RunRecord, name: str, value: object = True) -> Mask:
+def mask(record: RunRecord, name: str, value: object = True) -> _Mask:
     """Where a column of the requests has this value."""
-    kept: dict[tuple[str, object], Mask] = vars(record).setdefault("_masks", {})
+    kept: dict[tuple[str, object], _Mask] = vars(record).setdefault("_masks", {})
     if (name, value) not in kept:
         kept[name, value] = np.array([each == value for each in record.requests[name]], dtype=np.bool_)
     return kept[name, value]
@@ -51,25 +51,25 @@ def rps(record: RunRecord) -> float | None:
     return float(((start_s <= finished) & (finished < end_s)).sum()) / (end_s - start_s)
 
 
-def ttft_of(record: RunRecord, chosen: Mask) -> Floats:
+def ttft_of(record: RunRecord, chosen: _Mask) -> Floats:
     """Of the finished ones of these."""
     return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
 
 
-def counted(record: RunRecord) -> Mask:
+def counted(record: RunRecord) -> _Mask:
     return mask(record, "counted")
 
 
-def of_class(record: RunRecord, name: str) -> Mask:
+def _of_class(record: RunRecord, name: str) -> _Mask:
     return counted(record) & mask(record, "length_class", name)
 
 
-def violations(record: RunRecord, chosen: Mask) -> float | None:
+def violations(record: RunRecord, chosen: _Mask) -> float | None:
     late = mask(record, "violated")[chosen]
     return float(late.mean()) if late.size else None
 
 
-def by_bucket(record: RunRecord) -> dict[str, dict[str, Any]]:
+def _by_bucket(record: RunRecord) -> dict[str, dict[str, Any]]:
     tokens, counts = column(record, "prompt_len"), counted(record)
     tokens = tokens / record.facts.get("length_scale", 1.0)
     found = {}
@@ -154,17 +154,17 @@ def mixed_steps(record: RunRecord) -> float | None:
     return sum(short > 0 and long > 0 for short, long in pairs) / len(pairs) if pairs else None
 
 
-def distribution_of(length_class: str | None = None) -> Callable[[RunRecord], dict[str, Any]]:
+def _distribution_of(length_class: str | None = None) -> Callable[[RunRecord], dict[str, Any]]:
     """TTFT of the turns that count, or of those of a class."""
     return lambda record: distribution(ttft_of(record, _counted(record, length_class)))
 
 
-def violations_of(length_class: str | None = None) -> Callable[[RunRecord], float | None]:
+def _violations_of(length_class: str | None = None) -> Callable[[RunRecord], float | None]:
     return lambda record: violations(record, _counted(record, length_class))
 
 
-def _counted(record: RunRecord, length_class: str | None) -> Mask:
-    return counted(record) if length_class is None else of_class(record, length_class)
+def _counted(record: RunRecord, length_class: str | None) -> _Mask:
+    return counted(record) if length_class is None else _of_class(record, length_class)
 
 
 _EMPTY = "the window is empty"
@@ -176,19 +176,19 @@ PREFILL_METRICS: tuple[Metric, ...] = (
     Metric(
         "end_s", "s", "when the run ended, answers included where they are decoded", "never", lambda r: r.facts["end_s"]
     ),
-    Metric("ttft_all_s", "s", "distribution of TTFT over turns that count", _NO_TURN, distribution_of()),
-    Metric("ttft_short_s", "s", "the same, short ones", _NO_TURN, distribution_of("short")),
-    Metric("ttft_long_s", "s", "the same, long ones", _NO_TURN, distribution_of("long")),
-    Metric("by_length", "s, share", "TTFT and share of violations by tokens of the prompt", _NO_TURN, by_bucket),
+    Metric("ttft_all_s", "s", "distribution of TTFT over turns that count", _NO_TURN, _distribution_of()),
+    Metric("ttft_short_s", "s", "the same, short ones", _NO_TURN, _distribution_of("short")),
+    Metric("ttft_long_s", "s", "the same, long ones", _NO_TURN, _distribution_of("long")),
+    Metric("by_length", "s, share", "TTFT and share of violations by tokens of the prompt", _NO_TURN, _by_bucket),
     Metric(
         "slo_violations",
         "share",
         "turns whose TTFT exceeds the objective, or that never had a token / turns that count",
         "no turn counts",
-        violations_of(),
+        _violations_of(),
     ),
-    Metric("slo_violations_short", "share", "the same, short ones", "no short turn counts", violations_of("short")),
-    Metric("slo_violations_long", "share", "the same, long ones", "no long turn counts", violations_of("long")),
+    Metric("slo_violations_short", "share", "the same, short ones", "no short turn counts", _violations_of("short")),
+    Metric("slo_violations_long", "share", "the same, long ones", "no long turn counts", _violations_of("long")),
     Metric(
         "in_system", "turns", "integral over the window of turns without a first token / its length", _EMPTY, in_system
     ),

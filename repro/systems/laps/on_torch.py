@@ -16,7 +16,7 @@ import torch
 from repro.prefill.instance import TINY, MeasuredInstance, measured_instance
 from repro.systems.laps.settings import MEASURED_GRID, Settings
 
-THREADS = 1
+_THREADS = 1
 """The model's products are too small to divide."""
 PROFILED = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Prompts whose steps the policies' step model is fitted to: one in a thousand of the workload's is longer."""
@@ -31,7 +31,7 @@ def serving(settings: Settings) -> Iterator[Settings]:
         yield settings
         return
     before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(_THREADS)
     try:
         yield replace(settings, instance=instance(settings.part.most_tokens))
     finally:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SHORT_PROMPT = 63
 """Most tokens of a short prompt in LAPS Figures 1 and 3."""
-MEMORY_SHARE = 0.85
+_MEMORY_SHARE = 0.85
 """Of a GPU's memory, for weights and K/V."""
 BOUNDARY = 256
 """L_m, tokens of the data set."""
@@ -87,12 +87,12 @@ class Settings:
     def roofline(self) -> PrefillCost:
         """Of a simulated card."""
         assert self.part.gpu is not None
-        return cost_of(self.model, self.part.gpu, self.constants)
+        return _cost_of(self.model, self.part.gpu, self.constants)
 
     def step_model(self, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
         """What policies know of the instances' speed: a fit to profiled steps, and the replay of every captured graph."""
         if self.part.gpu is not None:
-            return step_model_of(self.model, self.part.gpu, self.constants, shapes)
+            return _step_model_of(self.model, self.part.gpu, self.constants, shapes)
         model = UNMEASURED if self.instance is None else self.instance.step_model
         return replace(model, shapes={shape: model.shapes[shape] for shape in shapes})
 
@@ -119,7 +119,7 @@ class Settings:
         if self.part.gpu is None:
             return self.part.most_tokens
         shape = model_shape(self.model)
-        return int((MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
+        return int((_MEMORY_SHARE * gpu(self.part.gpu).memory_bytes - shape.weight_bytes) / shape.kv_bytes_per_token)
 
     @property
     def basis(self) -> str:
@@ -132,14 +132,14 @@ class Settings:
 
 
 @lru_cache(maxsize=64)
-def cost_of(model: str, card: str, constants: PrefillConstants) -> PrefillCost:
+def _cost_of(model: str, card: str, constants: PrefillConstants) -> PrefillCost:
     return PrefillCost(model_shape(model), gpu(card), constants)
 
 
 @lru_cache(maxsize=256)
-def step_model_of(model: str, card: str, constants: PrefillConstants, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
+def _step_model_of(model: str, card: str, constants: PrefillConstants, shapes: tuple[Bucket | Rung, ...]) -> StepModel:
     """The mixing penalty is not in it: policies know what a step of one prompt takes."""
-    return StepModel.profile(cost_of(model, card, replace(constants, kappa=0.0)), shapes)
+    return StepModel.profile(_cost_of(model, card, replace(constants, kappa=0.0)), shapes)
 
 
 def resolve(cell: Cell, system: str, own: type, part: PrefillPart | None = None) -> Settings:

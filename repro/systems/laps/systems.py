@@ -22,7 +22,7 @@ from repro.systems.laps.settings import Settings
 from repro.systems.laps.system import PrefillSystemEntry
 
 Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig)
-SHORT_SHARE = 0.25
+_SHORT_SHARE = 0.25
 """Of the instances, for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
 
 
@@ -77,36 +77,36 @@ class SglangKnobs(VllmPdKnobs):
     """Replay captured sizes, as SGLang does by now; the paper's baselines did not."""
 
 
-def build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_laps(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     model, graphs = _captured(settings, options, "cheapest")
     return laps(model, _laps_config(settings, graphs, options), name="laps")
 
 
-def build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_disaggregation(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     """No graphs, and so nothing to wait for."""
     config = _laps_config(settings, "none", {"wait": "off", **options})
     return laps(settings.step_model(()), config, name="laps-disaggregation-only")
 
 
-def build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_graphs(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     """SGLang's one queue, with the graphs of LAPS."""
     model, graphs = _captured(settings, options, "cheapest")
     budget = _tokens(settings.part.length_scale, CHUNKED_PREFILL_SIZE)
     return graphs_only(model, graphs=graphs, chunked_prefill_size=budget, name="laps-graphs-only")
 
 
-def build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_reserve(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     model, graphs = _captured(settings, options, "ladder" if settings.is_simulated else "none")
     usual = scaled_reserve(settings.deadline_s, time_scale=settings.part.time_scale)
     config = given_to(replace(usual, max_num_seqs=settings.part.max_num_seqs), options)
     return reserve(model, config, graphs=graphs)
 
 
-def build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_sglang(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     return _sglang(settings, options, "round-robin", "sglang-pd")
 
 
-def build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_sglang_router(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     return _sglang(settings, options, "least-tokens", "sglang-pd-router")
 
 
@@ -121,7 +121,7 @@ def _sglang(settings: Settings, options: Mapping[str, Any], routing: Routing, na
     return sglang(config, settings.step_model(shapes), name=name)
 
 
-def build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
+def _build_vllm(settings: Settings, options: Mapping[str, Any]) -> PrefillSystem:
     knobs = given_to(VllmPdKnobs(), options)
     config = VllmPdConfig(
         max_num_batched_tokens=knobs.max_num_batched_tokens or _tokens(settings.part.length_scale, CHUNK_TOKENS),
@@ -190,7 +190,7 @@ def _spatial(settings: Settings, options: Mapping[str, Any]) -> Spatial | None:
             )
         return None
     return Spatial(
-        num_short=knobs.num_short or max(1, round(SHORT_SHARE * settings.num_instances)),
+        num_short=knobs.num_short or max(1, round(_SHORT_SHARE * settings.num_instances)),
         controller=None if knobs.controller == "off" else ControllerConfig(form=knobs.controller),
         pooling=knobs.pooling or ("each" if settings.cache == "instance" else "global"),
     )
@@ -201,47 +201,47 @@ LAPS = PrefillSystemEntry(
     title="LAPS",
     summary="length-aware prefill: classes apart, graphs, adaptive waiting; simulated",
     own=LapsKnobs,
-    build=build_laps,
+    build=_build_laps,
 )
 LAPS_GRAPHS = PrefillSystemEntry(
     name="laps-graphs-only",
     title="LAPS, graphs only",
     summary="one queue, first come, first served, with LAPS's graphs; simulated",
     own=GraphKnobs,
-    build=build_graphs,
+    build=_build_graphs,
 )
 LAPS_DISAGGREGATION = PrefillSystemEntry(
     name="laps-disaggregation-only",
     title="LAPS, disaggregation only",
     summary="classes apart without graphs or waiting; simulated",
     own=DisaggregationKnobs,
-    build=build_disaggregation,
+    build=_build_disaggregation,
 )
 RESERVE = PrefillSystemEntry(
     name="reserve",
     title="Reserve",
     summary="shortest remaining prefill first, mixed steps, a share kept for late turns; ours, simulated",
     own=ReserveKnobs,
-    build=build_reserve,
+    build=_build_reserve,
 )
 SGLANG_PD = PrefillSystemEntry(
     name="sglang-pd",
     title="SGLang PD",
     summary="token-budget batches, first come, first served, instances in turn; simulated",
     own=SglangKnobs,
-    build=build_sglang,
+    build=_build_sglang,
 )
 SGLANG_PD_ROUTER = PrefillSystemEntry(
     name="sglang-pd-router",
     title="SGLang PD + router",
     summary="the same behind a router to the least loaded instance; simulated",
     own=SglangKnobs,
-    build=build_sglang_router,
+    build=_build_sglang_router,
 )
 VLLM_PD = PrefillSystemEntry(
     name="vllm-pd",
     title="vLLM PD",
     summary="chunked prefill, first come, first served, instances in turn; simulated",
     own=VllmPdKnobs,
-    build=build_vllm,
+    build=_build_vllm,
 )

@@ -17,7 +17,7 @@ BUSY, WAITED = 0.999, 0.5
 """Instances this busy while the last quarter of the turns waits this much longer than the first: the rate outruns them."""
 
 
-def window_is_long_enough(record: RunRecord) -> Iterator[str]:
+def _window_is_long_enough(record: RunRecord) -> Iterator[str]:
     num = int(counted(record).sum())
     if num < 10:
         yield f"{num} turns count: give more num_prompts, or fewer clients"
@@ -35,7 +35,7 @@ def tokens_are_whole(record: RunRecord) -> Iterator[str]:
         yield f"{sum(instances['num_finished'])} turns finished of {len(requests['status'])}"
 
 
-def steps_do_not_overlap(record: RunRecord) -> Iterator[str]:
+def _steps_do_not_overlap(record: RunRecord) -> Iterator[str]:
     steps = record.tables[STEPS]
     by_instance: dict[int, float] = {}
     for instance, start_s, duration_s in rows_of(steps, "instance", "start_s", "duration_s"):
@@ -72,7 +72,7 @@ def littles_law(record: RunRecord) -> Iterator[str]:
             yield f"{held:.4f} clients are in the system or thinking, of {clients}"
 
 
-def keeps_up(record: RunRecord) -> Iterator[str]:
+def _keeps_up(record: RunRecord) -> Iterator[str]:
     """An open loop's rate that grows the queue for as long as it lasts."""
     if record.facts["closed_loops"] or record.facts["is_transient"]:
         return
@@ -90,4 +90,4 @@ def keeps_up(record: RunRecord) -> Iterator[str]:
         )
 
 
-PREFILL_CHECKS = (window_is_long_enough, tokens_are_whole, steps_do_not_overlap, littles_law, keeps_up)
+PREFILL_CHECKS = (_window_is_long_enough, tokens_are_whole, _steps_do_not_overlap, littles_law, _keeps_up)
