@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from engines.ar.cluster.events import EventLoop
@@ -13,45 +14,29 @@ from engines.policies.task import PrefillTask
 from engines.policies.views import DecodeView
 
 
+@dataclass(slots=True, eq=False)
 class Live:
     """Mutable state of one session."""
 
-    __slots__ = (
-        "context",
-        "finish_step",
-        "first_gap_s",
-        "home",
-        "joined_step",
-        "left",
-        "lent",
-        "order",
-        "round_index",
-        "row",
-        "session",
-        "stay_start",
-        "token_s",
-    )
-
-    def __init__(self, session: Session, order: int, home: Home) -> None:
-        self.session = session
-        self.order = order
-        """Rank by arrival."""
-        self.home = home
-        self.round_index = 0
-        self.row = -1
-        """Of the current round in the record."""
-        self.context = 0
-        """Tokens so far: prompts and answers, the newest token included. Behind while it decodes."""
-        self.left = 0
-        """Tokens of the current round still to come. Behind while it decodes."""
-        self.lent = 0
-        """Tokens of its history the home holds while a prefill runs elsewhere."""
-        self.token_s = 0.0
-        """When its newest token came."""
-        self.joined_step = -1
-        self.finish_step = -1
-        self.stay_start = -1
-        self.first_gap_s = 0.0
+    session: Session
+    order: int
+    """Rank by arrival."""
+    home: Home
+    round_index: int = 0
+    row: int = -1
+    """Of the current round in the record."""
+    context: int = 0
+    """Tokens so far: prompts and answers, the newest token included. Behind while it decodes."""
+    left: int = 0
+    """Tokens of the current round still to come. Behind while it decodes."""
+    lent: int = 0
+    """Tokens of its history the home holds while a prefill runs elsewhere."""
+    token_s: float = 0.0
+    """When its newest token came."""
+    joined_step: int = -1
+    finish_step: int = -1
+    stay_start: int = -1
+    first_gap_s: float = 0.0
 
 
 Log = tuple[Sequence[float], Sequence[int]]
