@@ -137,7 +137,7 @@ def columns_of(row: type) -> tuple[Column, ...]:
         nullable = type(None) in get_args(hint)
         base = next(kind for kind in get_args(hint) if kind is not type(None)) if nullable else hint
         kind: ColumnKind = base.__name__ if isinstance(base, type) else "str"  # type: ignore[assignment]
-        found.append(Column(name=each.name, kind=kind, nullable=nullable, meaning=meanings.get(each.name, "")))
+        found.append(Column(each.name, kind, meanings.get(each.name, ""), nullable))
     return tuple(found)
 
 

@@ -17,22 +17,18 @@ ITL_STATS: tuple[ItlStat, ...] = get_args(ItlStat)
 def _itl_columns(scope: str) -> tuple[Column, ...]:
     return tuple(
         Column(
-            name=f"itl_{stat}_s",
-            kind="float",
-            nullable=True,
-            meaning=f"{stat} gap between tokens of the {scope}; null where it has none",
+            f"itl_{stat}_s", "float", f"{stat} gap between tokens of the {scope}; null where it has none", nullable=True
         )
         for stat in ITL_STATS
     )
 
 
 REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column(name="num_rounds", kind="int", meaning="rounds of the session, those never reached included"),
-    Column(name="decode_tokens", kind="int", meaning="tokens to generate, over all rounds"),
-    Column(name="worker_id", kind="int", meaning="the decode worker it is bound to"),
+    Column("num_rounds", "int", "rounds of the session, those never reached included"),
+    Column("decode_tokens", "int", "tokens to generate, over all rounds"),
+    Column("worker_id", "int", "the decode worker it is bound to"),
     *_itl_columns("session"),
 )
-
 ROUND_COLUMNS: tuple[Column, ...] = (*columns_of(RoundRow), *_itl_columns("round"))
 TASK_COLUMNS = columns_of(TaskRow)
 TRANSFER_COLUMNS = columns_of(TransferRow)

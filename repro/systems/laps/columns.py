@@ -8,15 +8,13 @@ from repro.runs.record import Column, columns_of
 STEPS, MOVES, INSTANCES = "steps", "moves", "instances"
 
 REQUEST_COLUMNS: tuple[Column, ...] = (
-    Column(name="session_id", kind="int", meaning="the conversation it is a turn of"),
-    Column(name="turn", kind="int", meaning="0 is the first"),
-    Column(name="length_class", kind="str", meaning="short or long, by the run's boundary"),
-    Column(name="history", kind="int", meaning="tokens whose K/V was there"),
-    Column(name="instance", kind="int", nullable=True, meaning="where it was prefilled"),
-    Column(
-        name="violated", kind="bool", meaning="whether its first token came later than the objective allows, or never"
-    ),
-    Column(name="counted", kind="bool", meaning="whether it arrived in the measured window"),
+    Column("session_id", "int", "the conversation it is a turn of"),
+    Column("turn", "int", "0 is the first"),
+    Column("length_class", "str", "short or long, by the run's boundary"),
+    Column("history", "int", "tokens whose K/V was there"),
+    Column("instance", "int", "where it was prefilled", nullable=True),
+    Column("violated", "bool", "whether its first token came later than the objective allows, or never"),
+    Column("counted", "bool", "whether it arrived in the measured window"),
 )
 STEP_COLUMNS = columns_of(StepRow)
 MOVE_COLUMNS = columns_of(MoveRow)
