@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,9 +152,13 @@ def goodput(record: RunRecord, slo: Slo) -> dict[str, Any]:
     for metric, limit in slo.limits:
         # A comparison with NaN, a missing stamp, is False.
         good = good & (floats(record.requests[REQUEST_TIMES[metric]]) - arrival <= limit)
+    return {"limits": dict(slo.limits), **told_of_good(record, good)}
+
+
+def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """How many requests are good, a second and of all."""
     num_good, n = int(good.sum()), record.num_requests
     return {
-        "limits": dict(slo.limits),
         "num_good": num_good,
         "requests_s": per_second(num_good, window_s(record)),
         "attainment": num_good / n if n else None,
@@ -178,6 +183,10 @@ def per_second(count: int, seconds: float | None) -> float | None:
     return None if seconds is None else count / seconds
 
 
+def _distributed(record: RunRecord, name: str) -> dict[str, Any]:
+    return distribution(request_times(record, name))
+
+
 _NO_WINDOW = "no ok request, or the window has no length"
 _NO_SAMPLE = "per entry: no ok request with the stamp; std below 2, pQ below 100 / (100 - Q) of them"
 
@@ -188,26 +197,9 @@ METRICS: tuple[Metric, ...] = (
         "throughput_tok_s", "tokens/s", "sum of output_len over ok requests / window_s", _NO_WINDOW, throughput_tok_s
     ),
     Metric("request_throughput", "requests/s", "ok requests / window_s", _NO_WINDOW, request_throughput),
-    Metric(
-        "e2el_s",
-        "s",
-        "distribution of finished - arrival",
-        _NO_SAMPLE,
-        lambda r: distribution(request_times(r, "e2el_s")),
-    ),
-    Metric(
-        "ttft_s",
-        "s",
-        "distribution of first output - arrival",
-        _NO_SAMPLE,
-        lambda r: distribution(request_times(r, "ttft_s")),
-    ),
-    Metric(
-        "queue_wait_s",
-        "s",
-        "distribution of admitted - arrival",
-        _NO_SAMPLE,
-        lambda r: distribution(request_times(r, "queue_wait_s")),
+    *(
+        Metric(name, "s", f"distribution of {stamp} - arrival", _NO_SAMPLE, partial(_distributed, name=name))
+        for name, stamp in (("e2el_s", "finished"), ("ttft_s", "first output"), ("queue_wait_s", "admitted"))
     ),
     Metric(
         "goodput",

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.runs.metrics import Floats, Metric, distribution, floats, is_ok, metric, per_second, window_s
+from repro.runs.metrics import Floats, Metric, distribution, floats, is_ok, metric, told_of_good
 from repro.runs.record import RunRecord
 from repro.systems.http.columns import CHUNKS
 
@@ -125,13 +125,7 @@ def goodput_http(record: RunRecord) -> dict[str, Any]:
     for name, limit in limits.items():
         # An answer in one piece has no time per token, and breaks no limit of it.
         good = good & ((times[name] <= limit) | (np.isnan(times[name]) if name == "tpot" else False))
-    num_good, n = int(good.sum()), record.num_requests
-    return {
-        "limits_s": limits,
-        "num_good": num_good,
-        "requests_s": per_second(num_good, window_s(record)),
-        "attainment": num_good / n if n else None,
-    }
+    return {"limits_s": limits, **told_of_good(record, good)}
 
 
 def _known(times: Floats) -> dict[str, Any]:
