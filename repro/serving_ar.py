@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engines.bounds import check_most
 from engines.errors import UserError, require
 from engines.models.causal_text import CausalText, load_causal_text
-from engines.models.checkpoint import checkpoint_dir, read_json, weight_files
+from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, digest_of, read_json
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
 from engines.named import load_named
 from engines.runtime.machine import machine_memory_bytes
@@ -147,14 +146,8 @@ class ArModel:
         """Digest of the checkpoint's files; of the shape alone where weights are random."""
         model = self.settings.model
         if self.settings.weights == "random":
-            return hashlib.sha256(repr(self.config).encode()).hexdigest()[:12]
-        folder = checkpoint_dir(model)
-        names = {*weight_files(folder), *(path.name for kind in ("*.json", "*.jinja") for path in folder.glob(kind))}
-        whole = hashlib.sha256()
-        for name in sorted(names):
-            with (folder / name).open("rb") as file:
-                whole.update(name.encode() + hashlib.file_digest(file, "sha256").digest())
-        return whole.hexdigest()[:12]
+            return digest_of(repr(self.config))
+        return checkpoint_digest(checkpoint_dir(model))
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 MOST_TEXT_BYTES = 1 << 28
 """Of a configuration, tokenizer or template; published ones have some 10 MB."""
+
+_TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
 
 MODEL_TYPES = ("llada", "Dream")
 """Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
@@ -140,3 +144,26 @@ def weight_files(directory: Path) -> dict[str, set[str] | None]:
             f"model directory {directory} lacks weights {', '.join(missing)}: restore them, or use --weights random"
         )
     return files
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def checkpoint_digest(directory: Path) -> str:
+    """Digest of all files behind a model: weights, configuration, tokenizer."""
+    names = {*weight_files(directory), *(path.name for what in _TEXT_FILES for path in directory.glob(what))}
+    found = [directory / name for name in sorted(names)]
+    stats = [path.stat() for path in found]
+    return _digest_of_files(tuple(found), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
+
+
+@lru_cache(maxsize=32)
+def _digest_of_files(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
+    """Read once, and again once a size or a time of change is another; a checkpoint may be larger than memory."""
+    whole = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            own = hashlib.file_digest(file, "sha256").digest()
+        whole.update(path.name.encode() + own)
+    return whole.hexdigest()[:12]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
@@ -14,7 +11,7 @@ from engines.dllm.config import MEASURED, PACKED, EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.errors import UserError, require
 from engines.knobs import Fixed, Range, check_fields, check_given, given_to, knobs_of
-from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of, weight_files
+from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
@@ -106,39 +103,15 @@ class Settings:
         """Digest of what is behind the numbers: the constants a simulated run is charged by, or the checkpoint."""
         if self.is_simulated:
             assert self.platform.gpu is not None
-            return _digest(repr(load_calibration(self.platform.gpu)).encode())
+            return digest_of(repr(load_calibration(self.platform.gpu)))
         return self.checkpoint_digest
 
     @property
     def checkpoint_digest(self) -> str:
-        """Digest of all files behind a measured run: weights, configuration, tokenizer; of the configuration alone
-        where weights are random."""
+        """What is behind a measured run: the checkpoint's files, or the configuration alone where weights are random."""
         if self.on.weights == "random":
-            return _digest(repr(config_of(self.model)).encode())
-        folder = checkpoint_dir(self.model)
-        names = {*weight_files(folder), *(path.name for what in _TEXT_FILES for path in folder.glob(what))}
-        found = [folder / name for name in sorted(names)]
-        stats = [path.stat() for path in found]
-        return _digest_of_files(tuple(found), tuple((stat.st_size, stat.st_mtime_ns) for stat in stats))
-
-
-_TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:12]
-
-
-@lru_cache(maxsize=32)
-def _digest_of_files(paths: tuple[Path, ...], _: tuple[tuple[int, int], ...]) -> str:
-    """Read once for all cells, and again once a size or a time of change is another; a checkpoint may be larger than
-    memory."""
-    whole = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            own = hashlib.file_digest(file, "sha256").digest()
-        whole.update(path.name.encode() + own)
-    return whole.hexdigest()[:12]
+            return digest_of(repr(config_of(self.model)))
+        return checkpoint_digest(checkpoint_dir(self.model))
 
 
 def default_profile_every(device: str) -> int:
