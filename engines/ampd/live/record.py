@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from engines.ampd.live.store import Store
+from engines.ampd.live.store import Store, held
 from engines.ar.cluster.record import ClusterRun, Gaps, RoundRow, SessionRow, TaskRow, TransferRow, WorkerRow
 from engines.ar.session import Session
 from engines.ar.table import table_of
@@ -50,7 +50,7 @@ def collect(
 ) -> ClusterRun:
     """``roles`` is that of every worker there was."""
     tasks = _tasks(store, began, since.task)
-    first = {(task["session_id"], task["round"]): task for task in tasks if task["kind"] != "recompute"}
+    first = {(task.session_id, task.round): task for task in tasks if task.kind != "recompute"}
     session_rows: list[SessionRow] = []
     round_rows: list[RoundRow] = []
     gap_rows: list[tuple[int, float]] = []
@@ -67,7 +67,7 @@ def collect(
             whole = len(own) == decode
             ends = (float(own[0]) if len(own) else None, float(own[-1]) if whole else None)
             round_rows.append(
-                RoundRow(session.session_id, index, task["ready_s"], context, prefill, decode, *ends, task["is_local"])
+                RoundRow(session.session_id, index, task.ready_s, context, prefill, decode, *ends, task.is_local)
             )
             gap_rows += [(row, gap) for gap in np.diff(own).tolist()]
             place, context = place + decode, context + prefill + decode
@@ -87,7 +87,7 @@ def collect(
     return ClusterRun(
         sessions=table_of(SessionRow, session_rows),
         rounds=table_of(RoundRow, round_rows),
-        tasks={field.name: [task[field.name] for task in tasks] for field in fields(TaskRow)},
+        tasks=table_of(TaskRow, tasks),
         transfers=table_of(TransferRow, _transfers(store, began, since.task)),
         workers=table_of(
             WorkerRow, [_worker(store, worker, role, tasks, since) for worker, role in sorted(roles.items())]
@@ -112,25 +112,18 @@ def answers(store: Store, session: Session) -> list[list[int]]:
     return found
 
 
-def _tasks(store: Store, began: float, first: int) -> list[dict[str, Any]]:
+def _tasks(store: Store, began: float, first: int) -> list[TaskRow]:
     last = int(store.fields("run").get("next_task", 0))
     return [_task(store.fields("task", number), number - first, began) for number in range(first, last)]
 
 
-def _task(fields: Mapping[str, str], number: int, began: float) -> dict[str, Any]:
-    computed = fields.get("computed_tokens")
-    return {
-        "task_id": number,
-        "round": int(fields["round_index"]),
-        "kind": fields["kind"],
-        "worker_id": int(fields["worker"] or -1),
-        "is_local": fields["is_local"] == "1",
-        "reason": fields["reason"],
-        "estimate_s": float(fields["estimate_s"]),
-        "computed_tokens": None if computed is None else int(computed),
-        **{name: int(fields[name]) for name in ("session_id", "history", "tokens", "postponed")},
-        **{name: float(fields[name]) - began if name in fields else None for name in _TIMES},
-    }
+def _task(words: Mapping[str, str], number: int, began: float) -> TaskRow:
+    own = {"task_id": str(number), "round": words["round_index"], "worker_id": words["worker"] or "-1"}
+    row = held(TaskRow, {**words, **own})
+    for name in _TIMES:
+        if (at := getattr(row, name)) is not None:
+            setattr(row, name, at - began)
+    return row
 
 
 def _transfers(store: Store, began: float, first: int) -> list[TransferRow]:
@@ -150,10 +143,10 @@ def _busy(fields: Mapping[str, str]) -> tuple[float, ...]:
     return tuple(float(fields.get(name, 0.0)) for name in _BUSY)
 
 
-def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str, Any]], since: Mark) -> WorkerRow:
+def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[TaskRow], since: Mark) -> WorkerRow:
     fields = store.fields("worker", worker_id)
     before = since.busy_s.get(worker_id, (0.0, 0.0))
-    own = [task for task in tasks if task["worker_id"] == worker_id and task["landed_s"] is not None]
+    own = [task for task in tasks if task.worker_id == worker_id and task.landed_s is not None]
     is_home = role == "decode"
     prefill_s, decode_s = (max(now - then, 0.0) for now, then in zip(_busy(fields), before, strict=True))
     return WorkerRow(
@@ -164,7 +157,7 @@ def _worker(store: Store, worker_id: int, role: str, tasks: Sequence[Mapping[str
         prefill_s,
         decode_s,
         len(own),
-        sum(task["computed_tokens"] or 0 for task in own),
+        sum(task.computed_tokens or 0 for task in own),
         int(fields["kv_capacity"]) if is_home else None,
         int(fields.get("kv_peak", 0)) if is_home else None,
         int(fields.get("kv_evicted", 0)) if is_home else None,

@@ -19,7 +19,14 @@ from engines.policies.views import WorkerSnapshot
 
 T = TypeVar("T")
 
-_KINDS: Mapping[str, Callable[[str], Any]] = {"int": int, "float": float}
+_KINDS: Mapping[str, Callable[[str], Any]] = {
+    "int": int,
+    "int | None": int,
+    "float": float,
+    "float | None": float,
+    "bool": lambda word: word == "1",
+}
+"""How a field of a dataclass is read, by how it is declared; others are texts."""
 
 _RETRY_S = 0.05
 ANSWER_S = 5.0
