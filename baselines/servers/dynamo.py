@@ -16,7 +16,7 @@ from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
-from engines.knobs import Count, Range, Tokens
+from engines.knobs import Range
 
 VERSION = "1.6.1"
 _VLLM_VERSION = "0.31.0"
@@ -91,9 +91,6 @@ class Dynamo(Launch):
     num_workers: Annotated[int, Range(1, 64)] = 1
     router: Literal["round-robin", "random", "power-of-two", "kv", "least-loaded"] = "round-robin"
     block_size: Annotated[int, Range(1)] = 16
-    max_num_seqs: Count | None = None
-    max_num_batched_tokens: Tokens | None = None
-    prefix_caching: bool = False
     speedup_ratio: Annotated[float, Range(above=0)] = 1.0
     """The mocker's times are divided by this."""
     prefill_us: Annotated[float, Range(0)] = 50.0
@@ -129,47 +126,24 @@ class Dynamo(Launch):
         return tuple(made)
 
     def _worker_arguments(self, place: Place) -> Iterator[tuple[str, ...]]:
+        """What each worker's process is started with; the mocker is one for all workers."""
+        bounds = {
+            "block_size": self.block_size,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "enable_prefix_caching": self.prefix_caching,
+            "no_enable_prefix_caching": not self.prefix_caching,
+        }
+        named = {"model_path": place.model, "model_name": SERVED_NAME}
         if self.workers == "mocker":
-            yield (
-                *("-m", "dynamo.mocker"),
-                *options(
-                    model_path=place.model,
-                    model_name=SERVED_NAME,
-                    num_workers=self.num_workers,
-                    block_size=self.block_size,
-                    max_model_len=self.max_model_len,
-                    max_num_seqs=self.max_num_seqs,
-                    max_num_batched_tokens=self.max_num_batched_tokens,
-                    speedup_ratio=self.speedup_ratio,
-                    enable_prefix_caching=self.prefix_caching,
-                    no_enable_prefix_caching=not self.prefix_caching,
-                ),
-            )
+            own = options(**named, num_workers=self.num_workers, speedup_ratio=self.speedup_ratio, **bounds)
+            yield ("-m", "dynamo.mocker", *own)
             return
         for _ in range(self.num_workers):
             if self.workers == "python":
-                yield (
-                    # Not with the folder of this module on its path, which would be taken for Dynamo's package.
-                    *("-P", str(_WORKER)),
-                    *options(
-                        model_path=place.model,
-                        model_name=SERVED_NAME,
-                        block_size=self.block_size,
-                        prefill_us=self.prefill_us,
-                        decode_ms=self.decode_ms,
-                    ),
-                )
+                times = {"prefill_us": self.prefill_us, "decode_ms": self.decode_ms}
+                # Not with the folder of this module on its path, which would be taken for Dynamo's package.
+                yield ("-P", str(_WORKER), *options(**named, block_size=self.block_size, **times))
             else:
-                yield (
-                    *("-m", "dynamo.vllm"),
-                    *options(
-                        model=place.model,
-                        served_model_name=SERVED_NAME,
-                        block_size=self.block_size,
-                        max_model_len=self.max_model_len,
-                        max_num_seqs=self.max_num_seqs,
-                        max_num_batched_tokens=self.max_num_batched_tokens,
-                        enable_prefix_caching=self.prefix_caching,
-                        no_enable_prefix_caching=not self.prefix_caching,
-                    ),
-                )
+                yield ("-m", "dynamo.vllm", *options(model=place.model, served_model_name=SERVED_NAME, **bounds))

@@ -15,7 +15,7 @@ from baselines.servers.checkpoint import MAX_MODEL_LEN, TINY, write_tiny
 from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.process import Address, Command, free_port, running
 from engines.errors import UserError
-from engines.knobs import Range, Tokens, check_fields
+from engines.knobs import Count, Range, Tokens, check_fields
 
 SERVED_NAME = "served"
 """What requests call the model."""
@@ -46,6 +46,11 @@ class Launch(ABC):
     """'tiny' is a Qwen2 of random weights, made on the spot; else a checkpoint's folder or hub id."""
     device: Device = "cpu"
     max_model_len: Tokens | None = None
+    max_num_seqs: Count | None = None
+    max_num_batched_tokens: Tokens | None = None
+    """What a step, or a chunk of prefill, has at most."""
+    prefix_caching: bool = False
+    """vLLM's and SGLang's own default is on; off, a prompt costs its length."""
     start_timeout_s: Annotated[float, Range(above=0)] = 900.0
 
     def __post_init__(self) -> None:

