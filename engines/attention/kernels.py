@@ -124,7 +124,7 @@ def parameters_of(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def flash_attn_kernels() -> tuple[VarlenKernel, ...]:
-    """Those of the package ``flash_attn``, the best first; ImportError where it is not installed or does not load."""
+    """Kernels of the package ``flash_attn``, the best first; ImportError where it is not installed or does not load."""
     interface = importlib.import_module("flash_attn.flash_attn_interface")
     kernels = []
     for name in ("_flash_attn_varlen_forward", "flash_attn_varlen_func"):
@@ -137,7 +137,7 @@ def flash_attn_kernels() -> tuple[VarlenKernel, ...]:
 
 
 def torch_varlen_kernels() -> tuple[VarlenKernel, ...]:
-    """Those of this torch, the best first; ImportError where it has none."""
+    """Kernels of this torch, the best first; ImportError where it has none."""
     varlen = importlib.import_module("torch.nn.attention.varlen")
     kernels: list[VarlenKernel] = []
     for name in ("varlen_attn_out", "varlen_attn"):

@@ -12,7 +12,7 @@ from engines.dllm.config import GenerationConfig
 from engines.errors import UserError, require
 
 DATA = ("confidences", "ids")
-"""Of the tokens of a step, and the tokens themselves, prompts included."""
+"""Confidences of a step's tokens, and the ids themselves, prompts included."""
 
 
 def check_simulated(kind: str, policy: object, *, keeps_state: bool = False) -> None:

@@ -14,8 +14,8 @@ from engines.runtime.store import Store, store_by_index
 
 @dataclass(frozen=True, kw_only=True)
 class TritonKernels:
-    """Those of one device and dtype; none where they are not wanted. A float32 model is for comparing, operator by
-    operator."""
+    """The kernels that serve one device and dtype; none where they are not wanted, and none in float32, which is for
+    comparing, operator by operator."""
 
     device: torch.device
     dtype: torch.dtype

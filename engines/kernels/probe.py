@@ -121,7 +121,7 @@ def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
 
 
 def fused_ops(device: torch.device, dtype: torch.dtype) -> FusedOps:
-    """Those of a model's layers that serve here."""
+    """The kernels of a model's layers that serve here."""
     broken = faults(device, dtype)
     return FusedOps(
         rms_norm=None if "rms_norm" in broken else rms_norm,

@@ -30,38 +30,20 @@ def scores(
     the longest of the step, or more; ``kernel`` is odd.
     """
     _check(q, k, building, selection, kernel)
-    from engines.kernels.jit.scores import mean_queries, pooled_scores
+    from engines.kernels.jit.scores import pooled_scores
 
     n, (kv_heads, width) = len(building.kept), k.shape[1:]
     uniform = selection == "uniform"
     group = q.shape[1] // kv_heads
-    # ``uniform`` averages all heads, so those of a group may be averaged before they meet their keys.
-    mean_heads = kv_heads if uniform else q.shape[1]
     heads = 1 if uniform else kv_heads
-    mean_q = torch.empty((n, mean_heads, width), dtype=torch.float32, device=q.device)
     out = torch.empty((n, heads, max_context), dtype=torch.float32, device=q.device)
     if out.numel() == 0:
         return out
     radius = kernel // 2
     tile = max(UNIFORM_TILE if uniform else HEAD_TILE, power_of_two(4 * radius))
-    padded = power_of_two(width)
+    # ``uniform`` averages all heads, so those of a group may be averaged before they meet their keys.
+    mean_q = _mean_queries(q, building, group if uniform else 1, max_block)
     with on(q.device):
-        mean_queries[(mean_heads, n)](
-            mean_q,
-            q,
-            building.run_start,
-            building.block_start,
-            building.block_len,
-            q.stride(0),
-            q.stride(1),
-            D=width,
-            GROUP=group if uniform else 1,
-            TILES=tiles(max_block, QUERY_ROWS),
-            ROWS=QUERY_ROWS,
-            WIDTH=padded,
-            num_warps=4,
-            enable_fp_fusion=True,
-        )
         pooled_scores[(tiles(max_context, tile - 2 * radius), heads, n)](
             out,
             mean_q,
@@ -79,11 +61,37 @@ def scores(
             UNIFORM=uniform,
             RADIUS=radius,
             TILE=tile,
-            WIDTH=padded,
+            WIDTH=power_of_two(width),
             num_warps=4 if tile <= HEAD_TILE else 8,
             enable_fp_fusion=True,
         )
     return out
+
+
+def _mean_queries(q: Tensor, building: Building, group: int, max_block: int) -> Tensor:
+    """[n, H / group, D] float32 means over the rows of each request's block, and over ``group`` neighbouring heads."""
+    from engines.kernels.jit.scores import mean_queries
+
+    n, heads, width = len(building.kept), q.shape[1] // group, q.shape[2]
+    mean_q = torch.empty((n, heads, width), dtype=torch.float32, device=q.device)
+    with on(q.device):
+        mean_queries[(heads, n)](
+            mean_q,
+            q,
+            building.run_start,
+            building.block_start,
+            building.block_len,
+            q.stride(0),
+            q.stride(1),
+            D=width,
+            GROUP=group,
+            TILES=tiles(max_block, QUERY_ROWS),
+            ROWS=QUERY_ROWS,
+            WIDTH=power_of_two(width),
+            num_warps=4,
+            enable_fp_fusion=True,
+        )
+    return mean_q
 
 
 def scores_reference(

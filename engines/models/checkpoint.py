@@ -19,12 +19,12 @@ PUBLISHED_CONFIGS: dict[str, LLaDAConfig | DreamConfig] = {"llada-8b": LLADA_8B,
 """Full-size shapes that need no download with ``weights="random"``."""
 
 _LONGEST_NAME = 255
-"""Of a file, in bytes."""
+"""Bytes of a file's name."""
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
 MOST_TEXT_BYTES = 1 << 28
-"""Of a configuration, tokenizer or template; published ones have some 10 MB."""
+"""A configuration, tokenizer or template has no more; published ones have some 10 MB."""
 
 _TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engines.ar.torch.blocks import BlockTables
-from engines.ar.torch.rows import Members, StepRows
+from engines.ar.torch.rows import CausalRows, Members
 from engines.attention import sdpa
 from engines.models.protocol import Attend
 from engines.runtime.pool import PoolTensors
@@ -46,7 +46,7 @@ class StepAttention(Protocol):
         """Tokens of a block, of the tables and the pool it is given."""
         ...
 
-    def attend(self, rows: StepRows, tables: BlockTables, pool: PoolTensors) -> Attend: ...
+    def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend: ...
 
 
 class _Group(NamedTuple):
@@ -79,7 +79,7 @@ class SdpaAttention:
         self.block_size = block_size
         self._store, self._staging = store, staging
 
-    def attend(self, rows: StepRows, tables: BlockTables, pool: PoolTensors) -> Attend:
+    def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
         groups, order = [], []
         for which in [np.arange(len(members.slot))] if rows.is_grid else _alike(members):
@@ -98,7 +98,7 @@ class SdpaAttention:
             offset += len(found)
         return self._attend(rows, pool, groups, self._staging.ints(where))
 
-    def _attend(self, rows: StepRows, pool: PoolTensors, groups: Sequence[_Group], where: Tensor | None) -> Attend:
+    def _attend(self, rows: CausalRows, pool: PoolTensors, groups: Sequence[_Group], where: Tensor | None) -> Attend:
         store = self._store
         pool_row = self._staging.ints(rows.pool_row)
 

@@ -31,7 +31,7 @@ class Sequence:
     left: int = 0
     """Tokens of the round still to come. Behind while it decodes."""
     row: int = -1
-    """Of the current round in the record."""
+    """Row of the record that the current round has."""
     num_written: int = 0
     """Tokens that were written to its slot; those it got there itself count from the end of their round on."""
     saved: list[int] | None = None

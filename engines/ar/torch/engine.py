@@ -184,7 +184,7 @@ class _Run:
         raise NotImplementedError("answers are read when they are whole")
 
     def ids(self, sequence: Sequence, start: int) -> Ints:
-        """Of the current prompt where ``start`` is its first; else of all prompts so far, and the answers between them."""
+        """The current prompt where ``start`` is its first token; else all prompts so far, and the answers between them."""
         prompt = self.prompts(sequence.session, sequence.round_index)
         if start == sequence.context:
             return prompt

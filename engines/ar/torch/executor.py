@@ -15,9 +15,9 @@ from torch import Tensor
 
 from engines.ar.torch.attention import SdpaAttention, StepAttention
 from engines.ar.torch.blocks import BlockTables
-from engines.ar.torch.graphs import CaptureCost, StepGraphs
+from engines.ar.torch.graphs import CaptureCost, CausalGraphs
 from engines.ar.torch.paged import PagedAttention, Served, probe
-from engines.ar.torch.rows import Size, StepRows, StepWork, flat_index, most_sequences, packed_rows, rows_in
+from engines.ar.torch.rows import CausalRows, Size, StepWork, flat_index, most_sequences, packed_rows, rows_in
 from engines.ar.torch.sampling import GREEDY, Draws, SamplingParams, draw_keys, next_tokens
 from engines.errors import UserError, require
 from engines.kernels.choice import TritonKernels
@@ -93,13 +93,13 @@ class TorchExecutor:
             self._tokens = torch.zeros((num_slots + 1, max_len + 2), dtype=torch.int64, device=self.device)
             if recorder is None and self.device.type == "cuda" and uses_graphs:
                 recorder = CudaRecorder(self.device)
-            self.graphs: StepGraphs | None = None
+            self.graphs: CausalGraphs | None = None
             if recorder is not None and isinstance(self.attention, PagedAttention):
-                self.graphs = StepGraphs(
+                self.graphs = CausalGraphs(
                     model, self.attention, self.tables, self.pool, self._tokens, self._staging, recorder
                 )
         self._sampling: dict[int, SamplingParams] = {}
-        """Of the slots that do not take the likeliest token."""
+        """By slot; a slot that is missing takes the likeliest token."""
         self._is_closed = False
 
     # ---- slots -------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class TorchExecutor:
             return hidden.new_empty((0, self.model.config.vocab_size)), rows.num_rows
         return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows
 
-    def _last(self, rows: StepRows, samples: np.ndarray) -> tuple[Ints, int]:
+    def _last(self, rows: CausalRows, samples: np.ndarray) -> tuple[Ints, int]:
         """Rows that get logits, repeated up to ``min_rows``, and how many are wanted."""
         last = rows.last[samples]
         wanted = len(last)

@@ -32,7 +32,7 @@ class CaptureCost(NamedTuple):
     """Device memory that was reserved for it; 0 where it fits into what larger graphs left, or without a device."""
 
 
-class StepGraphs(Graphs[Size]):
+class CausalGraphs(Graphs[Size]):
     def __init__(
         self,
         model: CausalModel,

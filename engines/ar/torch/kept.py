@@ -20,13 +20,13 @@ from engines.runtime.rows import Ints
 class _Kept(NamedTuple):
     slot: int
     ids: Ints
-    """Of the tokens whose K/V was kept."""
+    """Tokens whose K/V was kept."""
 
 
 class Adopted(NamedTuple):
     slot: int
     tokens: int
-    """Of the prompt, whose K/V is there."""
+    """Tokens of the prompt whose K/V is there."""
 
 
 class KeptSequences:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engines.ar.torch.blocks import BlockTables
-from engines.ar.torch.rows import Members, StepRows
+from engines.ar.torch.rows import CausalRows, Members
 from engines.attention import sdpa
 from engines.attention.kernels import KernelSpans, TorchVarlenKernel, flash_attn_kernels, torch_varlen_kernels
 from engines.attention.probe import TOLERANCE
@@ -67,7 +67,7 @@ class PagedAttention:
         self.name, self.kernel, self.block_size = name, kernel, block_size
         self._store, self._staging = store, staging
 
-    def attend(self, rows: StepRows, tables: BlockTables, pool: PoolTensors) -> Attend:
+    def attend(self, rows: CausalRows, tables: BlockTables, pool: PoolTensors) -> Attend:
         members = rows.members
         # For max_q of 1 FlashAttention takes q for one row per sequence, which with padding is wrong.
         max_q = max(int(members.tokens.max()), 1 if rows.is_grid else 2)
@@ -101,7 +101,7 @@ def spans_of(arrays: list[Tensor], *, max_q: int, max_k: int) -> KernelSpans:
 
 
 def kernels() -> Iterator[tuple[str, PagedKernel]]:
-    """Those that are installed, in order of preference."""
+    """Kernels of installed packages, in order of preference."""
     with suppress(ImportError):
         yield from (("flash-attn", kernel) for kernel in flash_attn_kernels() if kernel.takes_table)
     with suppress(ImportError):

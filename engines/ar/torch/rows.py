@@ -59,7 +59,7 @@ class Members(NamedTuple):
         return self.start + self.tokens
 
 
-class StepRows(NamedTuple):
+class CausalRows(NamedTuple):
     slot: Ints
     position: Ints
     pool_row: Ints
@@ -75,7 +75,7 @@ class StepRows(NamedTuple):
         return len(self.slot)
 
 
-def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: int = 0) -> StepRows:
+def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: int = 0) -> CausalRows:
     """The sequences' rows one behind the other, padded to at least ``least`` rows, and to ``sequences`` members."""
     tokens = work.total
     size = max(tokens, least)
@@ -90,10 +90,10 @@ def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: i
         empty = np.zeros(sequences - work.size, dtype=np.int64)
         fills = (empty + tables.padding_slot, empty, empty, empty)
         members = Members(*(np.concatenate(pair) for pair in zip(members, fills, strict=True)))
-    return StepRows(slot, position, pool_row, first + work.tokens - 1, members, is_grid=False)
+    return CausalRows(slot, position, pool_row, first + work.tokens - 1, members, is_grid=False)
 
 
-def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -> StepRows:
+def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -> CausalRows:
     """Sequence i in row i of a grid [batch, length], its tokens first (LAPS §3.1).
 
     What follows them is computed as if the sequence went on. No real token sees it, and its K/V goes to places that a
@@ -106,7 +106,7 @@ def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) ->
     position = start[:, None] + np.arange(length)
     slots = np.broadcast_to(slot[:, None], position.shape)
     first = np.arange(batch) * length
-    return StepRows(
+    return CausalRows(
         slots.ravel(),
         position.ravel(),
         tables.rows(slots, position).ravel(),
@@ -116,7 +116,7 @@ def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) ->
     )
 
 
-def rows_in(size: Size, work: StepWork, tables: BlockTables, *, sequences: int = 0) -> StepRows:
+def rows_in(size: Size, work: StepWork, tables: BlockTables, *, sequences: int = 0) -> CausalRows:
     """The rows of a step that runs in a bucket or a rung."""
     if isinstance(size, Bucket):
         return padded_rows(work, tables, size.length, size.batch)
@@ -127,6 +127,6 @@ def most_sequences(size: Size) -> int:
     return size.batch if isinstance(size, Bucket) else min(size.tokens, RUNG_SEQUENCES)
 
 
-def flat_index(rows: StepRows, width: int) -> Ints:
+def flat_index(rows: CausalRows, width: int) -> Ints:
     """Places in the flattened token store; past its end, a row's last column, which is no token's."""
     return rows.slot * width + np.minimum(rows.position, width - 1)

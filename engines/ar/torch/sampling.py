@@ -38,7 +38,7 @@ GREEDY = SamplingParams()
 
 
 class Draws(NamedTuple):
-    """Of m sequences, some of which do not take the likeliest token."""
+    """Random numbers of m sequences, some of which do not take the likeliest token."""
 
     temperature: Tensor
     """[m] float64"""

@@ -72,7 +72,7 @@ class Step(NamedTuple):
     """Tokens of these."""
     ran: Ran
     tokens: list[int]
-    """Of those that finished their prefill, then of those that decoded; empty where nobody hears them."""
+    """Ids of the sequences that finished their prefill, then of those that decoded; empty where nobody hears them."""
 
 
 class Worker:
@@ -91,7 +91,7 @@ class Worker:
         self.decode = DecodeColumns()
         self.begun: list[PrefillTask] = []
         self.sequences: dict[int, Sequence] = {}
-        """Those that wait, run, or are between rounds, by ``order``."""
+        """By ``order``: all that wait, run, or are between rounds."""
         self.num_preemptions = 0
         self._owed = Owed()
         self._batching, self._driver, self._estimate_s = batching, driver, estimate_s

@@ -184,7 +184,7 @@ def booked(
 
 _ASKED = {"request_id": "request.request_id", "commit": "quota"}
 due_fields = attrgetter(*(_ASKED.get(name, name) for name in PlanItem._fields))
-"""Of a sequence, in the order of an item's fields: every request of every step passes here."""
+"""Reads from a sequence what is due, in the order of an item's fields: every request of every step passes here."""
 
 
 def plan_item(sequence: Sequence) -> PlanItem:
