@@ -70,6 +70,12 @@ class Deployment:
         return {"reading": self.settings.baseline.reading} if has_readings else {}
 
     @property
+    def published(self) -> PublishedMethod:
+        """The method of a static batch: no other has them."""
+        assert isinstance(self.method, PublishedMethod)
+        return self.method
+
+    @property
     def device(self) -> str:
         return self.settings.on.device
 

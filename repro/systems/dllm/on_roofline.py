@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from baselines.dllm.published import PublishedMethod
 from engines.dllm.engine import Engine
 from engines.dllm.executor.roofline import RooflineExecutor
 from engines.hardware.catalogue import gpu
@@ -35,6 +34,7 @@ def executor_on(deployment: Deployment, roofline: Roofline, *, is_upstream: bool
     method = deployment.method
     if deployment.batching.kind == "packed":
         return method.packed_roofline(roofline, deployment.config, deployment.sampler)
-    assert isinstance(method, PublishedMethod)
     copied = deployment.sampler.reduction_traffic_per_value(roofline.shape.dtype_bytes) if is_upstream else 0
-    return method.static_roofline(roofline, deployment.config, deployment.sampler, copied_bytes_per_logit=copied)
+    return deployment.published.static_roofline(
+        roofline, deployment.config, deployment.sampler, copied_bytes_per_logit=copied
+    )

@@ -131,9 +131,8 @@ def _executor(deployment: Deployment, model: DiffusionModel, stops: Collection[i
             block_length=settings.generation.block_length,
             profile_every=settings.on.profile_every or 0,
         )
-    assert isinstance(method, PublishedMethod)
     assert deployment.batch_size is not None
-    return method.static_torch(
+    return deployment.published.static_torch(
         model,
         deployment.config,
         deployment.sampler,
@@ -252,11 +251,10 @@ def _graph_bytes(config: EngineConfig, settings: Settings, peak: MeasuredPeak) -
 
 
 def _measured_batch(deployment: Deployment) -> Mapping[str, Any]:
-    settings, method = deployment.settings, deployment.method
-    assert isinstance(method, PublishedMethod)
+    settings = deployment.settings
     most = static.most_members(deployment)
     found = _largest_measured(
-        method,
+        deployment.published,
         model_key(settings),
         replace(deployment.config, max_num_batched_tokens=settings.engine.max_num_batched_tokens),
         deployment.sampler,

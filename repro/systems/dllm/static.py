@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.memory import StaticFootprint
 from baselines.dllm.static.search import FoundBatch, largest_batch
 from engines.errors import UserError, require
@@ -62,17 +61,15 @@ def sized(deployment: Deployment, facts: Mapping[str, Any]) -> Deployment:
 
 def most_members(deployment: Deployment) -> int:
     """No batch is larger, whatever the memory."""
-    settings, method = deployment.settings, deployment.method
-    asked = settings.asked.num_prompts if settings.baseline.batch_size is None else settings.baseline.batch_size
-    most = min(asked, settings.asked.num_prompts, settings.engine.max_num_seqs)
-    if settings.baseline.batch_size is not None:
-        return most
-    if settings.baseline.batch_rule == "one":
+    settings, baseline = deployment.settings, deployment.settings.baseline
+    most = min(settings.asked.num_prompts, settings.engine.max_num_seqs)
+    if baseline.batch_size is not None:
+        return min(most, baseline.batch_size)
+    if baseline.batch_rule == "one":
         return 1
     if not deployment.batching.is_upstream:
         return most
-    assert isinstance(method, PublishedMethod)
-    return min(most, _upstream_size(deployment) if method.batches_upstream else 1)
+    return min(most, _upstream_size(deployment) if deployment.published.batches_upstream else 1)
 
 
 def member_tokens(deployment: Deployment) -> int:
@@ -92,10 +89,9 @@ def found_facts(found: FoundBatch, deployment: Deployment, most: int) -> Mapping
 
 
 def _planned(deployment: Deployment, most: int) -> Mapping[str, Any]:
-    settings, method = deployment.settings, deployment.method
+    settings = deployment.settings
     if deployment.batching.is_upstream and settings.is_simulated:
-        assert isinstance(method, PublishedMethod)
-        if not method.batches_upstream:
+        if not deployment.published.batches_upstream:
             return {"batch_size": most, "batch_obtained": "one request at a time, as published code serves"}
         return {"batch_size": most, "batch_obtained": f"{_rule(deployment)}, in published code's memory"}
     footprint = _footprint(deployment, member_tokens(deployment))
@@ -124,9 +120,8 @@ def _upstream_size(deployment: Deployment) -> int:
 
 
 def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = False) -> StaticFootprint:
-    settings, method = deployment.settings, deployment.method
-    assert isinstance(method, PublishedMethod)
-    return method.footprint(
+    settings = deployment.settings
+    return deployment.published.footprint(
         model_shape(settings),
         deployment.sampler,
         settings.generation,
@@ -137,19 +132,14 @@ def _footprint(deployment: Deployment, longest: int, *, is_upstream: bool = Fals
 
 
 def _check_rule(deployment: Deployment) -> None:
-    settings, method, batching = deployment.settings, deployment.method, deployment.batching
-    if settings.baseline.batch_rule == DEFAULT_BATCH_RULE:
+    method, baseline = deployment.published, deployment.settings.baseline
+    if baseline.batch_rule == DEFAULT_BATCH_RULE:
         return
-    assert isinstance(method, PublishedMethod)
-    given = f"batch_rule={settings.baseline.batch_rule!r} has no effect with"
+    given = f"batch_rule={baseline.batch_rule!r} has no effect with"
+    require(baseline.batch_size is None, f"{given} batch_size={baseline.batch_size}: leave one of them out")
     require(
-        settings.baseline.batch_size is None,
-        f"{given} batch_size={settings.baseline.batch_size}: leave one of them out",
-    )
-    require(
-        method.batches_upstream or not batching.is_upstream,
-        f"{given} system={method.name!r} and reading={settings.baseline.reading!r}, whose code serves one request at a time: leave "
-        f"it out",
+        method.batches_upstream or not deployment.batching.is_upstream,
+        f"{given} system={method.name!r} and reading={baseline.reading!r}, whose code serves one request at a time: leave it out",
     )
 
 
