@@ -479,7 +479,7 @@ def test_the_floor_counts_products_and_bytes() -> None:
 @pytest.mark.parametrize("phase", benchmark.PHASES)
 def test_the_benchmark_times_what_it_counts(phase: str) -> None:
     heads = benchmark.MODELS["tiny"]
-    batch = benchmark.Batch.make(heads, phase, 3, CPU, torch.float32)
+    batch = benchmark.AttentionBatch.make(heads, phase, 3, CPU, torch.float32)
     taken: set[int] = set()
     products = 0
     for (q0, q1), (k0, k1) in zip(batch.spans.q_runs or (), batch.spans.k_runs or (), strict=True):

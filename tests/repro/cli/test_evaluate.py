@@ -71,7 +71,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
             ("--selection", "dense", "--retention-ratio", "0.5"),
             "retention_ratio=0.5 has no effect with selection='dense'",
         ),
-        (("--limit", "0"), "num_problems=0 must be at least 1"),
+        (("--limit", "0"), "num_prompts=0 must be at least 1"),
     ],
 )
 def test_command_refuses(

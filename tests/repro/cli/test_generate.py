@@ -448,7 +448,7 @@ def test_requests_of_a_bench_run_carry_it(folders: dict[str, Path]) -> None:
     for system, alg in (("fast-dllm", "confidence_threshold"), ("dream", "origin")):
         with pytest.raises(UserError, match=f"alg='{alg}' cannot be simulated"):
             prepared(system, "roofline", "rtx4090", alg=alg, model="dream-7b")
-    for name, value in (("cfg_scale", 1.0), ("top_p", 0.9), ("alg_temp", 0.5)):
+    for name, value in (("cfg_scale", 1.0), ("temperature", 0.5), ("alg_temp", 0.5)):
         with pytest.raises(UserError, match=f"{name}={value} has no effect with executor='roofline'"):
             prepared("llada", "roofline", "rtx4090", **{name: value})
     with pytest.raises(UserError, match="transfer_ratio=2 must be in"):
