@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"-?\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grade:
+class Marks:
     exact: bool
     """The whole answer equals the reference, trailing white space aside."""
     strict: bool
@@ -36,10 +36,10 @@ def extract_flexible(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def grade(problem: Problem, text: str) -> Grade:
+def grade(problem: Problem, text: str) -> Marks:
     exact = text.rstrip() == problem.answer.rstrip()
     if problem.final == problem.answer:
-        return Grade(exact=exact, strict=exact, flexible=exact)
-    return Grade(
+        return Marks(exact=exact, strict=exact, flexible=exact)
+    return Marks(
         exact=exact, strict=extract_strict(text) == problem.final, flexible=extract_flexible(text) == problem.final
     )

@@ -29,6 +29,7 @@ _SHOWN = 60
 _ENCODING = "utf-8-sig"
 """UTF-8, with or without the mark that some editors put in front."""
 _CHUNK = 1 << 20
+_BLANKS = re.compile(r"\s*")
 
 
 class Row(NamedTuple):
@@ -217,31 +218,35 @@ def array_rows(path: Path) -> Iterator[Row]:
 
 
 def _values(file: TextIO) -> Iterator[object]:
-    text, before, is_whole = "", "", False
+    text, at, before, is_whole = "", 0, "", False
     while True:
-        text = text.lstrip()
-        if text.startswith("]"):
-            if (text[1:] + file.read()).strip():
-                raise json.JSONDecodeError("more behind the list", text, 1)
+        at = _behind_blanks(text, at)
+        if text.startswith("]", at):
+            if (text[at + 1 :] + file.read()).strip():
+                raise json.JSONDecodeError("more behind the list", text, at)
             return
-        if text and not text.startswith(before):
-            raise json.JSONDecodeError("Expecting ',' delimiter", text, 0)
-        rest = text.removeprefix(before).lstrip()
+        if at < len(text) and not text.startswith(before, at):
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, at)
         try:
-            value, end = DECODER.raw_decode(rest)
+            value, end = DECODER.raw_decode(text, _behind_blanks(text, at + len(before)))
             # A number at the end of a piece may go on in the next.
-            if end == len(rest) and not is_whole:
-                raise json.JSONDecodeError("it may go on", rest, end)
+            if end == len(text) and not is_whole:
+                raise json.JSONDecodeError("it may go on", text, end)
         except json.JSONDecodeError as error:
             if is_whole or isinstance(error, RepeatedKeyError):
                 raise
             # Growing pieces: a value of many of them is parsed a few times, not once for each.
-            piece = file.read(max(_CHUNK, len(text)))
+            piece = file.read(max(_CHUNK, len(text) - at))
             is_whole = not piece
-            text += piece
+            text, at = text[at:] + piece, 0
             continue
         yield value
-        text, before = rest[end:], ","
+        at, before = end, ","
+
+
+def _behind_blanks(text: str, at: int) -> int:
+    found = _BLANKS.match(text, at)
+    return len(text) if found is None else found.end()
 
 
 def parquet_rows(path: Path, *columns: str) -> Iterator[Row]:
