@@ -48,6 +48,15 @@ class Range(NamedTuple):
             and (self.most is None or value <= self.most)
         )
 
+    @property
+    def said(self) -> str:
+        """In words, behind what kind of number it is."""
+        if self.least is not None and self.most is not None:
+            return f"from {_short(self.least)} to {_short(self.most)}"
+        low = f"above {_short(self.above)}" if self.above is not None else ""
+        low = low if self.least is None else f"at least {_short(self.least)}"
+        return ", ".join(filter(None, (low, "" if self.most is None else f"at most {_short(self.most)}")))
+
     def refusal(self, value: float) -> str:
         """What is wrong with a number that is not in the range: a clause that follows it."""
         if self.most is not None and self.most <= 1:
@@ -72,6 +81,14 @@ class Only:
         """All conditions among the marks."""
         return cls(**{name: value for mark in marks if isinstance(mark, cls) for name, value in mark.values.items()})
 
+    @property
+    def said(self) -> str:
+        return ", ".join(f"{name}={' or '.join(map(_written_in, values))}" for name, values in self.values.items())
+
+
+class Size:
+    """Marks a number of bytes, which a command line takes with a unit: 24GB."""
+
 
 class Fixed:
     """Marks a field that is no knob: the method, the platform or other settings say it."""
@@ -82,6 +99,8 @@ Tokens = Annotated[int, Range(1, 2**20)]
 Seconds = Annotated[float, Range(0, 1e6)]
 Proportion = Annotated[float, Range(above=0, most=1)]
 Seed = Annotated[int, Range(0, 2**63 - 1)]
+Memory = Annotated[int, Range(1, 10**15), Size]
+"""Bytes."""
 
 
 class Knob(NamedTuple):
@@ -94,8 +113,16 @@ class Knob(NamedTuple):
     range: Range | None
     only: Only
     is_fixed: bool
+    is_size: bool
     default: Any
     """MISSING where one has to be given."""
+
+    @property
+    def takes(self) -> str:
+        """Which values it may have, in words."""
+        if self.choices:
+            return ", ".join(self.choices)
+        return ", ".join(filter(None, (_KIND_SAID[self.kind], self.range.said if self.range else "")))
 
     def check(self, value: object, *, prefix: str = "") -> None:
         """Raise UserError unless the value is of the knob's kind, one of its choices, finite and in its range."""
@@ -177,7 +204,7 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     given = {name: value for name, value in given.items() if value is not None}
     changed = _replaced(settings, given)
     values = beside | {name: getattr(part, name) for part in _parts(changed) for name in _own_knobs(_kind(part))}
-    for name, only in _conditions(_kind(changed)):
+    for name, only in conditions_of(_kind(changed)):
         if name in given:
             _check_effect(name, given[name], only, values)
     return changed
@@ -202,6 +229,17 @@ def helps_of(kind: type) -> Mapping[str, str]:
             found |= _texts_of(base)
     for inner in _inside(kind).values():
         found |= helps_of(inner.kind)
+    return found
+
+
+def declared_in(kind: type) -> Mapping[str, type]:
+    """The class that each field is declared in, of settings inside of settings too."""
+    found: dict[str, type] = {}
+    for base in reversed(kind.__mro__):
+        if is_dataclass(base):
+            found |= dict.fromkeys(vars(base).get("__annotations__", ()), base)
+    for inner in _inside(kind).values():
+        found |= declared_in(inner.kind)
     return found
 
 
@@ -233,11 +271,11 @@ def _parts(settings: Any) -> Iterator[Any]:
 
 
 @cache
-def _conditions(kind: Any) -> tuple[tuple[str, Only], ...]:
+def conditions_of(kind: Any) -> tuple[tuple[str, Only], ...]:
     """Every field that has an effect only beside some values of others, and what they are."""
     own = [(name, knob.only) for name, knob in _own_knobs(kind).items()]
     for inner in _inside(kind).values():
-        own += _conditions(inner.kind)
+        own += conditions_of(inner.kind)
         own += [(name, inner.only) for name in knobs_of(inner.kind)]
     return tuple((name, only) for name, only in own if only.values)
 
@@ -246,11 +284,12 @@ def _check_effect(name: str, value: object, only: Only, values: Mapping[str, obj
     for other, wanted in only.values.items():
         found = values.get(other, wanted[0])  # what stands nowhere here is checked elsewhere
         require(
-            found in wanted, f"{name}={_as_given(value)} has no effect with {other}={_as_given(found)}: leave it out"
+            found in wanted,
+            f"{name}={_written_in(value)} has no effect with {other}={_written_in(found)}: leave it out",
         )
 
 
-def _as_given(value: object) -> str:
+def _written_in(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
@@ -273,6 +312,7 @@ def _knob(name: str, default: Any, declared: Any) -> Knob | None:
         range=next((mark for mark in marks if isinstance(mark, Range)), None),
         only=Only.of(marks),
         is_fixed=Fixed in marks,
+        is_size=Size in marks,
         default=default,
     )
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
-
+from baselines.dllm.options import RANKINGS, Algorithm, DreamOptions, Ranking
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import Confidence, DecodeConfig, FirstStep
 from engines.dllm.method import Options, Sampler
 from engines.dllm.scheduling.phase import NoCache
 from engines.errors import require
-from engines.knobs import Only
-
-Ranking = Literal["maskgit_plus", "topk_margin", "entropy"]
-RANKINGS: tuple[Ranking, ...] = get_args(Ranking)
-Algorithm = Literal["origin", Ranking]
-DREAM_ALONE = Only(family="dream")
-
-
-@dataclass(frozen=True, kw_only=True)
-class DreamOptions:
-    alg: Annotated[Algorithm, DREAM_ALONE] = "origin"
-    """Dream: which masks are committed, by chance (origin) or by a ranking: maskgit_plus, topk_margin or entropy."""
 
 
 class Dream(PublishedMethod):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import replace
 
-from baselines.dllm.dream import DREAM_ALONE, RANKINGS, Algorithm, dream_decode, timestep_decode
+from baselines.dllm.dream import dream_decode, timestep_decode
+from baselines.dllm.options import RANKINGS, FastDllmOptions
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import DecodeConfig, GenerationConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
@@ -14,14 +14,6 @@ from engines.errors import require
 
 THRESHOLD = 0.9
 """Its published threshold on Dream, where its algorithm is named without one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FastDllmOptions:
-    cache: Literal["none", "prefix", "dual"] = "dual"
-    """Fast-dLLM: none, prefix or dual."""
-    alg: Annotated[Literal[Algorithm, "confidence_threshold"], DREAM_ALONE] | None = None
-    """Dream: origin, maskgit_plus, topk_margin, entropy, or confidence_threshold, the default beside a threshold."""
 
 
 class FastDllm(PublishedMethod):

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from baselines.dllm.dream import DREAM_ALONE, Ranking, timestep_decode
+from baselines.dllm.dream import timestep_decode
+from baselines.dllm.options import SparseOptions
 from baselines.dllm.published import PublishedMethod
-from engines.dllm.config import DecodeConfig, GenerationConfig, Retention, SparsityConfig
+from engines.dllm.config import DecodeConfig, GenerationConfig, SparsityConfig
 from engines.dllm.method import BLOCKS, Options, Sampler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.errors import require
-
-
-@dataclass(frozen=True, kw_only=True)
-class SparseOptions(Retention):
-    alg: Annotated[Ranking, DREAM_ALONE] = "entropy"
-    """Dream: how masks are ranked: maskgit_plus, topk_margin or entropy."""
 
 
 class SparseDllm(PublishedMethod):

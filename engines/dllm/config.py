@@ -17,6 +17,7 @@ Confidence = Literal["max_prob", "margin", "neg_entropy"]
 ConfidenceOf = Literal["model", "sampler"]
 ConfidenceDtype = Literal["native", "float64"]
 AttentionName = Literal["auto", "flash-attn", "torch-varlen", "sdpa-padded", "sdpa"]
+Compat = Literal["paper", "upstream"]
 Quota = Literal["even", "timestep", "origin"]
 FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
@@ -182,3 +183,10 @@ class EngineConfig:
             self.scheduler in SCHEDULER_NAMES or ":" in self.scheduler,
             f"scheduler={self.scheduler!r} is unknown: use one of {', '.join(SCHEDULER_NAMES)}",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    sparsity: SparsityConfig = field(default_factory=SparsityConfig)
+    compat: Annotated[Compat, Only(family="llada")] = "paper"
+    """paper, or upstream for its first-token rule."""

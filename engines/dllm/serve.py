@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
-
-from engines.dllm.config import DecodeConfig, SparsityConfig
+from engines.dllm.config import Compat, DecodeConfig, ServeOptions
 from engines.dllm.method import BLOCKS, Method, Options, Sampler
 from engines.dllm.scheduling.phase import DelayedCache
 from engines.errors import require
-from engines.knobs import Only
-
-Compat = Literal["paper", "upstream"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    sparsity: SparsityConfig = field(default_factory=SparsityConfig)
-    compat: Annotated[Compat, Only(family="llada")] = "paper"
-    """paper, or upstream for its first-token rule."""
 
 
 class DllmServe(Method):

@@ -18,7 +18,7 @@ from repro.runs.cell import COMPARISON, Cell, Scalar
 from repro.runs.record import Obtained
 from repro.runs.store import StoredRun
 from repro.systems.dllm import batching
-from repro.systems.dllm.batching import ReadingName
+from repro.systems.dllm.knobs import ReadingName
 from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import PLATFORMS, Platform
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from engines.knobs import Count, Range, Seed, check_fields
 from repro.workloads.data_dir import Origin
-from repro.workloads.source import SourceKind
+from repro.workloads.knobs import SourceKind
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,15 @@ numbers): a difference between two rates is not the luck of two draws.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.errors import UserError
-from engines.knobs import Range, check_fields
+from engines.knobs import check_fields
+from repro.workloads.knobs import ArrivalKind, ArrivalKnobs, Burstiness, Rate
 from repro.workloads.seed import derive_seed
 
-ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
-
-Rate = Annotated[float, Range(1e-6, 1e6)]
-"""Arrivals a second; times would lose their digits beyond."""
-Burstiness = Annotated[float, Range(1e-6, 1e6)]
 _DECIMALS = 6  # microseconds: hides the last bits of exp and log, which differ between machines
 
 
@@ -53,14 +48,6 @@ class ArrivalConfig:
             )
         if self.kind != "trace" and self.path is not None:
             raise UserError(f"path={self.path!r} has no effect when arrivals={self.kind!r}: use 'trace'")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArrivalKnobs:
-    arrivals: ArrivalKind | None = None
-    """poisson, gamma or constant at the rate; trace for those of the data file; burst for all at once."""
-    burstiness: Burstiness | None = None
-    """Shape of gamma arrivals; 1 is Poisson."""
 
 
 def arrivals_asked(rate: float | None, knobs: ArrivalKnobs) -> ArrivalConfig:

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from engines.errors import UserError, require
 from engines.strict_json import DECODER
 from repro.workloads.card import DatasetCard, HubReference, PromptFile
 from repro.workloads.data_dir import Local, Origin, find_local, no_local_file
+from repro.workloads.knobs import SourceKind
 from repro.workloads.rows import Row, first_line, json_rows
 from repro.workloads.trace import (
     OWN_KEYS,
@@ -27,7 +28,6 @@ from repro.workloads.trace import (
     parse_trace,
 )
 
-SourceKind = Literal["auto", "hub", "local", "embedded"]
 Record = Mapping[str, str]
 
 

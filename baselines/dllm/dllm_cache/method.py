@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from baselines.dllm.dllm_cache.memory import FeatureCaches, feature_cache_footprint, memory_bytes_per_token
 from baselines.dllm.dllm_cache.schedule import FeatureCacheConfig
 from baselines.dllm.dllm_cache.work import FeatureCacheRooflineExecutor, PackedFeatureCacheRooflineExecutor
-from baselines.dllm.dream import DreamOptions, dream_decode
+from baselines.dllm.dream import dream_decode
+from baselines.dllm.options import DllmCacheOptions
 from baselines.dllm.published import PublishedMethod
 from baselines.dllm.static.memory import StaticFootprint
 from baselines.dllm.static.scheduler import StaticBatchScheduler
@@ -26,11 +27,6 @@ from engines.models.shape import ModelShape
 
 if TYPE_CHECKING:
     from engines.models.protocol import DiffusionModel
-
-
-@dataclass(frozen=True, kw_only=True)
-class DllmCacheOptions(DreamOptions):
-    features: FeatureCacheConfig = field(default_factory=FeatureCacheConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 from engines.ar.metrics import ItlStat
 from engines.ar.slo import Scope, TtftRule
 from engines.knobs import Range, Seconds, check_fields
-from repro.workloads.arrivals import ArrivalKnobs, Rate
+from repro.workloads.knobs import ArrivalKnobs, Rate
 from repro.workloads.sessions.card import Lengths
 from repro.workloads.sessions.workload import Source
 
@@ -20,7 +20,7 @@ Objective = Annotated[float, Range(1e-6, 1e6)]
 class SessionKnobs(ArrivalKnobs):
     """What the sessions are, and what they are held to."""
 
-    num_prompts: Annotated[int, Range(1, 10**6)] | None = None
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
     """Sessions."""
     dataset_source: Source | None = None
     """embedded or local; local where there is a file."""

@@ -31,7 +31,7 @@ _NUM_CANDIDATES = 6
 """Disaggregated deployments that a search simulates, the likeliest by closed forms."""
 
 Build = Callable[["Ground", Deployment, Mapping[str, Any]], Cluster]
-_POOLS = re.compile(r"TP(\d+)x(\d+)(?:\+TP(\d+)x(\d+))*")
+_POOLS = re.compile(r"TP[1-9]\d*x[1-9]\d*(?:\+TP[1-9]\d*x[1-9]\d*)*")
 
 
 @dataclass(frozen=True, kw_only=True)

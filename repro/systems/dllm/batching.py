@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Literal
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method
-from engines.knobs import Only, Range, check_fields
-
-ReadingName = Literal["published", "efficient", "policy"]
-BatchRule = Literal["one", "workload", "max_model_len"]
-STATIC = Only(reading=("published", "efficient"))
-"""What continuous batching does not heed."""
+from repro.systems.dllm.knobs import BatchRule, ReadingName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +32,6 @@ BATCH_RULES: Mapping[BatchRule, str] = MappingProxyType(
 """How large a static batch is. The paper (§6.1) says "the maximum static batch size that fits in memory", found by
 "preliminary profiling", and not what was profiled."""
 
-DEFAULT_BATCH_RULE: BatchRule = "workload"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -60,22 +53,6 @@ READINGS: Mapping[ReadingName, Reading] = MappingProxyType(
 )
 """What a baseline stands for in a comparison. Only the first can be held against the paper; the last isolates the policy:
 nothing differs from dLLM-Serve but refresh rule, retention and decode rule."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaselineKnobs:
-    """What a baseline stands for, and how large its batches are; dLLM-Serve heeds none of it."""
-
-    reading: ReadingName = "efficient"
-    """Of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
-    batch_size: Annotated[int, Range(1, 2**14), STATIC] | None = None
-    """Static batch of a baseline; what batch_rule says by default."""
-    batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
-    """Static batch of a baseline: one, or the largest that holds the workload's longest request or one of max_model_len: workload
-    or max_model_len."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 def default_reading(executor: str) -> ReadingName:

@@ -7,69 +7,26 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from baselines.dllm.published import PublishedMethod
-from engines.dllm.config import MEASURED, PACKED, EngineConfig, GenerationConfig
+from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.errors import UserError, require
-from engines.knobs import Fixed, Range, check_fields, check_given, given_to, knobs_of
+from engines.knobs import Fixed, check_fields, check_given, given_to, knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
 from repro.systems.calibration import load_calibration
-from repro.systems.dllm.batching import BaselineKnobs, default_reading
-from repro.systems.dllm.part import DllmPart, Dtype
+from repro.systems.dllm.batching import default_reading
+from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs
+from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform, platform
 from repro.tasks.registry import TASKS
-from repro.workloads.arrivals import ArrivalKnobs
 from repro.workloads.card import load_card
-from repro.workloads.source import SourceKind
 
 Executor = Literal["torch", "roofline"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(ArrivalKnobs):
-    """What the requests are: how many, of what lengths, from where, arriving how."""
-
-    num_prompts: Annotated[int, Range(1, 10**5)]
-    """Requests."""
-    length_scale: Annotated[float, Range(above=0, most=1e3)]
-    """Factor of the data set's prompt lengths."""
-    dataset_source: SourceKind = "auto"
-    """auto, hub, local or embedded."""
-    dataset_path: str | None = None
-    """Local file in a format of the dataset's card."""
-    input_len: Annotated[int, Range(1, 2**20)] | None = None
-    """Fix every prompt to this many tokens."""
-    num_fewshot: Annotated[int, Range(0, 64)] | None = None
-    """Examples before each question of a graded task; the task's own number by default."""
-    chat: bool = False
-    """Ask a graded task's questions in a conversation."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Device:
-    """Where a measured run is made, and with what."""
-
-    device: Annotated[str, MEASURED] = "cpu"
-    """cpu, cuda or cuda:N."""
-    dtype: Annotated[Dtype, MEASURED] = "float32"
-    """float32, float16 or bfloat16."""
-    weights: Annotated[Literal["checkpoint", "random"], MEASURED] = "checkpoint"
-    """checkpoint, or random for a shape without a download."""
-    tensor_parallel: Annotated[int, Range(1, 64), MEASURED, PACKED] = 1
-    """Devices of this machine that the model is divided among; the memory limit is of each."""
-    profile_every: Annotated[int, Range(1, 10**9), MEASURED] | None = None
-    """Profile one measured step in this many, which slows it; none by default."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(ModelKnobs):
     """Everything a run needs besides its requests."""
 
     platform: Annotated[Platform, Fixed]
@@ -80,10 +37,6 @@ class Settings:
     engine: EngineConfig
     asked: Asked
     on: Device = field(default_factory=Device)
-    model: str
-    """Checkpoint directory, hub id, 'tiny', or a shape (llada-8b, dream-7b) with random weights."""
-    memory_limit: Annotated[int, Range(1, 10**15)]
-    """Bytes the plan may split."""
     baseline: Annotated[BaselineKnobs, Fixed]
     """What a baseline stands for; of no effect on dLLM-Serve."""
 

@@ -12,8 +12,7 @@ from engines.errors import UserError, require
 from engines.knobs import Range, Tokens, check_fields, check_given, given_to
 from engines.strict_json import json_object
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
-from repro.workloads.arrivals import ArrivalKnobs
-from repro.workloads.source import SourceKind
+from repro.workloads.knobs import ArrivalKnobs, SourceKind
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from engines.errors import require
 from engines.knobs import Only, Range, Seconds, check_fields
 from engines.laps.cluster import Cache
 from engines.laps.cost import PrefillConstants
-from repro.workloads.arrivals import ArrivalKnobs
+from repro.workloads.knobs import ArrivalKnobs
 from repro.workloads.sessions.workload import Source
 
 Decode = Literal["none", "apart", "mixed"]
@@ -32,7 +33,7 @@ class InstanceKnobs(ArrivalKnobs):
     decode: Annotated[Decode, SIMULATED] = "none"
     """none: turns end with their first token. apart: answers are decoded on as many other GPUs; mixed: on the instances; with
     either the next turn comes after the whole answer."""
-    num_prompts: Annotated[int, Range(1, 10**6)] | None = None
+    num_prompts: Annotated[int, Range(1, 10**5)] | None = None
     """Turns."""
     clients: Clients | None = None
     """Conversations held at once, one after the other by each client, in a closed loop; a rate is of turns, whatever became of those
@@ -45,9 +46,9 @@ class InstanceKnobs(ArrivalKnobs):
     """embedded or local; local where there is a file."""
     dataset_path: str | None = None
     """A file of recorded conversations."""
-    min_tokens: Annotated[int, Range(0, 10**6)] | None = None
+    min_tokens: Annotated[int, Range(1, 10**6)] | None = None
     """Only prompts of so many tokens or more."""
-    max_tokens: Annotated[int, Range(0, 10**6)] | None = None
+    max_tokens: Annotated[int, Range(1, 10**6)] | None = None
     """Only prompts of so many tokens or fewer."""
     long_clients: _MaybeClients | None = None
     """Clients of a closed loop of prompts above 1,000 tokens (LAPS Figures 1 and 3)."""
@@ -62,3 +63,7 @@ class InstanceKnobs(ArrivalKnobs):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        require(
+            self.min_tokens is None or self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}: exchange them",
+        )

@@ -35,9 +35,10 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.record import RunRecord
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import on_torch
-from repro.systems.dllm.batching import BATCH_RULES, READINGS, BaselineKnobs
+from repro.systems.dllm.batching import BATCH_RULES, READINGS
 from repro.systems.dllm.deployment import Deployment
 from repro.systems.dllm.family import DLLM
+from repro.systems.dllm.knobs import BaselineKnobs
 from repro.systems.dllm.metrics import num_steps
 from repro.systems.dllm.platforms import CPU_TINY
 from repro.systems.dllm.settings import Settings

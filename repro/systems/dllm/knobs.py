@@ -1,0 +1,85 @@
+"""The knobs that cells of diffusion LLMs have beside those of the engine and of their method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from engines.dllm.config import MEASURED, PACKED
+from engines.knobs import Memory, Only, Range, check_fields
+from repro.systems.dllm.part import Dtype
+from repro.workloads.knobs import ArrivalKnobs, SourceKind
+
+ReadingName = Literal["published", "efficient", "policy"]
+BatchRule = Literal["one", "workload", "max_model_len"]
+STATIC = Only(reading=("published", "efficient"))
+"""What continuous batching does not heed."""
+DEFAULT_BATCH_RULE: BatchRule = "workload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked(ArrivalKnobs):
+    """What the requests are: how many, of what lengths, from where, arriving how."""
+
+    num_prompts: Annotated[int, Range(1, 10**5)]
+    """Requests."""
+    length_scale: Annotated[float, Range(above=0, most=1e3)]
+    """Factor of the data set's prompt lengths."""
+    dataset_source: SourceKind = "auto"
+    """auto, hub, local or embedded."""
+    dataset_path: str | None = None
+    """Local file in a format of the dataset's card."""
+    input_len: Annotated[int, Range(1, 2**20)] | None = None
+    """Fix every prompt to this many tokens."""
+    num_fewshot: Annotated[int, Range(0, 64)] | None = None
+    """Examples before each question of a graded task; the task's own number by default."""
+    chat: bool = False
+    """Ask a graded task's questions in a conversation."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """Where a measured run is made, and with what."""
+
+    device: Annotated[str, MEASURED] = "cpu"
+    """cpu, cuda or cuda:N."""
+    dtype: Annotated[Dtype, MEASURED] = "float32"
+    """float32, float16 or bfloat16."""
+    weights: Annotated[Literal["checkpoint", "random"], MEASURED] = "checkpoint"
+    """checkpoint, or random for a shape without a download."""
+    tensor_parallel: Annotated[int, Range(1, 64), MEASURED, PACKED] = 1
+    """Devices of this machine that the model is divided among; the memory limit is of each."""
+    profile_every: Annotated[int, Range(1, 10**9), MEASURED] | None = None
+    """Profile one measured step in this many, which slows it; none by default."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelKnobs:
+    """What is run, and in how much memory."""
+
+    model: str
+    """Checkpoint directory, hub id, 'tiny', or with random weights a shape (llada-8b, dream-7b)."""
+    memory_limit: Memory
+    """Emulated device memory, e.g. 24GB: the bytes that the plan may split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaselineKnobs:
+    """What a baseline stands for, and how large its batches are; dLLM-Serve heeds none of it."""
+
+    reading: ReadingName = "efficient"
+    """Of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
+    batch_size: Annotated[int, Range(1, 2**14), STATIC] | None = None
+    """Static batch of a baseline; what batch_rule says by default."""
+    batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE
+    """Static batch of a baseline: one, or the largest that holds the workload's longest request or one of max_model_len: workload
+    or max_model_len."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -1,0 +1,23 @@
+"""What a user may say of a workload, whatever serves it; light, for the options of the command line are read off it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from engines.knobs import Range
+
+SourceKind = Literal["auto", "hub", "local", "embedded"]
+ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
+
+Rate = Annotated[float, Range(1e-6, 1e6)]
+"""Arrivals a second; times would lose their digits beyond."""
+Burstiness = Annotated[float, Range(1e-6, 1e6)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalKnobs:
+    arrivals: ArrivalKind | None = None
+    """poisson, gamma or constant at the rate; trace for those of the data file; burst for all at once."""
+    burstiness: Burstiness | None = None
+    """Shape of gamma arrivals; 1 is Poisson."""
