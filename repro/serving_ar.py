@@ -1,4 +1,4 @@
-"""A causal language model to serve with the autoregressive engine: the checked settings behind ``repro serve``."""
+"""A causal language model to serve with the autoregressive engine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from engines.bounds import check_most
 from engines.errors import UserError, require
 from engines.models.causal_text import CausalText, load_causal_text
 from engines.models.checkpoint import checkpoint_digest, checkpoint_dir, digest_of, read_json
 from engines.models.qwen2_config import CAUSAL_SHAPES, CAUSAL_TYPES, CausalConfig, causal_config, tiny_causal
-from engines.named import load_named
 from engines.runtime.machine import machine_memory_bytes
 from engines.server.ar.engine import ArGeneration
+from engines.server.ar.settings import DTYPE_BYTES, SYSTEM, ArSettings
 from engines.server.codec import Codec, IdsAlone
 from engines.server.protocol import Kind, ServedEngine
 
@@ -23,13 +22,9 @@ if TYPE_CHECKING:
     from engines.ar.torch.executor import TorchExecutor
     from engines.models.decoder import CausalModel
 
-SYSTEM = "ar"
-SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve")
-
 SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAPES}
 """Served with random weights: the full-size ones, and one for a CPU."""
 
-DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ID_BYTES = 8
 """Of a token in its slot."""
 CPU_KV_BYTES = 1 << 30
@@ -47,60 +42,6 @@ def is_causal(model: str) -> bool:
         return path.is_file() and read_json(path).get("model_type") in CAUSAL_TYPES
     except UserError:
         return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArSettings:
-    """How the engine is run. None is for the device, or the checkpoint, to say."""
-
-    model: str
-    weights: str = "checkpoint"
-    dtype: str | None = None
-    device: str = "cpu"
-    scheduler: str = "chunked"
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    max_model_len: int | None = None
-    kv_tokens: int | None = None
-    """Tokens of K/V in the pool."""
-    memory_limit: int | None = None
-    """Bytes of the device, weights included."""
-    keep_kv: bool = True
-    """Keep the K/V of answers for the prompts that go on from them."""
-    gen_length: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if ":" in self.scheduler:
-            load_named("scheduler", self.scheduler, having=("next_step",))
-        else:
-            known = ", ".join(SCHEDULERS)
-            require(
-                self.scheduler in SCHEDULERS,
-                f"scheduler={self.scheduler!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME",
-            )
-        require(
-            self.dtype is None or self.dtype in DTYPE_BYTES,
-            f"dtype={self.dtype!r} is unknown: use one of {', '.join(DTYPE_BYTES)}",
-        )
-        require(
-            self.weights in ("checkpoint", "random"), f"weights={self.weights!r} is unknown: use checkpoint or random"
-        )
-        for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "memory_limit", "gen_length"):
-            value = getattr(self, name)
-            if value is not None:
-                require(value >= 1, f"{name}={value} must be at least 1")
-                check_most(name, value)
-        require(
-            self.kv_tokens is None or self.kv_tokens >= 2,
-            f"kv_tokens={self.kv_tokens} holds no prompt and its answer: raise it",
-        )
-        require(
-            self.max_model_len is None or self.max_model_len >= 2,
-            f"max_model_len={self.max_model_len} leaves no token for an answer: raise it",
-        )
-        ArGeneration(temperature=self.temperature, top_p=self.top_p)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from repro.cli import options as opt
-from repro.cli.ablate_paired import Paired, Row
 from repro.cli.output import percent
+from repro.cli.study import Row, Runs, Study
 
 if TYPE_CHECKING:
-    from repro.runs.store import StoredRun
+    from repro.cli.ablate import Asked
 
 TRACES = ("dureader", "gaia")
 RATE = 2.0
 """Of the paper's Figure 5."""
+NUM_RUNS = 10
+"""Where none are asked for: one seed is an anecdote."""
+
+COLUMNS = {
+    "attainment": lambda row: f"{_said(row['slo_attainment'], row['half_width'], 100)} %",
+    "added, points": lambda row: _said(row["added_points"], row["added_half_width"]),
+    "TTFT initial s": lambda row: _said(row["ttft_initial_s"]),
+    "incremental s": lambda row: _said(row["ttft_incremental_s"]),
+    "ITL ms": lambda row: _said(row["itl_s"], scale=1e3),
+    "local": lambda row: percent(row["local_share"]),
+}
 
 
-def of_cluster(component: str, platform: str, request_rate: str | None) -> Paired:
-    from repro.reports.ablation import CLUSTER_COMPONENTS
+def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
+    from repro.reports.ablation import paired_cells
     from repro.systems.platforms import platform as platform_of
 
-    where, rate = platform_of(platform), RATE if request_rate is None else opt.parse_rate(request_rate)
-    return Paired(
-        variants=CLUSTER_COMPONENTS[component],
+    asked.refuse("reading", "limit")
+    where, rate = platform_of(asked.platform or "h20x32"), asked.rate(RATE)
+    return Study(
+        component=asked.component,
         platform=where,
         title=where.title,
-        datasets=TRACES,
+        cells=paired_cells(asked.component, where, asked.dataset or TRACES, rate, asked.seeds(NUM_RUNS), knobs),
         dataset="trace",
-        rate=rate,
-        rate_said="all at once" if rate is None else f"{rate:g} session{'' if rate == 1 else 's'}/s",
-        columns=("attainment", "added, points", "TTFT initial s", "incremental s", "ITL ms", "local"),
+        said="all at once" if rate is None else f"{rate:g} session{'' if rate == 1 else 's'}/s",
+        about={"rate": rate},
         row=_row,
-        as_text=_as_text,
+        columns=COLUMNS,
         plotted={"slo_attainment": "SLO attainment", "itl_s": "mean ITL (s)"},
     )
 
 
-def _row(runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> Row:
+def _row(runs: Runs, base: Runs) -> Row:
     """Differences are paired by seed."""
     from repro.runs.statistics import mean_interval
     from repro.runs.store import over_repeats
@@ -61,17 +71,7 @@ def _row(runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> Row:
     }
 
 
-def _as_text(row: Row) -> tuple[str, ...]:
-    def pm(value: float | None, half: float | None, scale: float = 1.0) -> str:
-        if value is None:
-            return "-"
-        return f"{scale * value:z.1f}" + ("" if half is None else f" ± {scale * half:.1f}")
-
-    return (
-        f"{pm(row['slo_attainment'], row['half_width'], 100)} %",
-        pm(row["added_points"], row["added_half_width"]),
-        pm(row["ttft_initial_s"], None),
-        pm(row["ttft_incremental_s"], None),
-        pm(row["itl_s"], None, 1e3),
-        percent(row["local_share"]),
-    )
+def _said(value: float | None, half_width: float | None = None, scale: float = 1.0) -> str:
+    if value is None:
+        return "-"
+    return f"{scale * value:z.1f}" + ("" if half_width is None else f" ± {scale * half_width:.1f}")

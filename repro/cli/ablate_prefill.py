@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from repro.cli import options as opt
-from repro.cli.ablate_paired import Paired, Row
 from repro.cli.output import number
+from repro.cli.study import Row, Runs, Study
 
 if TYPE_CHECKING:
-    from repro.runs.store import StoredRun
+    from repro.cli.ablate import Asked
 
 RATE = 60.0
 """Turns/s, seven tenths of what an instance serves with Qwen2.5-14B."""
+NUM_RUNS = 10
+
+COLUMNS = {
+    "late %": lambda row: _said(row["slo_violations"], row["half_width"], 100),
+    "added, points": lambda row: _said(row["added_points"], row["added_half_width"], 1),
+    "turns/s": lambda row: number(row["rps"]),
+    "mean ms": lambda row: _scaled(row["ttft_mean_s"], 1e3),
+    "P90 short": lambda row: _scaled(row["ttft_p90_short_s"], 1e3),
+    "P90 long": lambda row: _scaled(row["ttft_p90_long_s"], 1e3),
+    "longest s": lambda row: number(row["longest_s"]),
+    "graphs %": lambda row: _scaled(row["graph_share"], 100),
+}
 
 
-def of_prefill(component: str, platform: str, request_rate: str | None) -> Paired:
-    from repro.reports.ablation import PREFILL_COMPONENTS
+def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
+    from repro.reports.ablation import paired_cells
     from repro.systems.laps.part import part_of
     from repro.systems.platforms import platform as platform_of
 
-    where, rate = platform_of(platform), RATE if request_rate is None else opt.parse_rate(request_rate)
+    asked.refuse("reading", "limit")
+    where, rate = platform_of(asked.platform or "h200"), asked.rate(RATE)
     part = part_of(where)
-    return Paired(
-        variants=PREFILL_COMPONENTS[component],
+    datasets = asked.dataset or (part.dataset,)
+    return Study(
+        component=asked.component,
         platform=where,
         title=part.title,
-        datasets=(part.dataset,),
-        dataset="dataset",
-        rate=rate,
-        rate_said=f"{part.clients} clients" if rate is None else f"{rate:g} turn{'' if rate == 1 else 's'}/s",
-        columns=("late %", "added, points", "turns/s", "mean ms", "P90 short", "P90 long", "longest s", "graphs %"),
+        cells=paired_cells(asked.component, where, datasets, rate, asked.seeds(NUM_RUNS), knobs),
+        said=f"{part.clients} clients" if rate is None else f"{rate:g} turn{'' if rate == 1 else 's'}/s",
+        about={"rate": rate},
         row=_row,
-        as_text=_as_text,
+        columns=COLUMNS,
         plotted={"slo_violations": "TTFT over the objective (share)", "ttft_mean_s": "mean TTFT (s)"},
     )
 
 
-def _row(runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> Row:
+def _row(runs: Runs, base: Runs) -> Row:
     """Of all runs, INVALID ones too: that a policy never ends is what some of these show. Differences are paired by seed."""
     from repro.runs.statistics import mean_interval
 
@@ -66,20 +77,11 @@ def _row(runs: Sequence[StoredRun], base: Sequence[StoredRun]) -> Row:
     }
 
 
-def _as_text(row: Row) -> tuple[str, ...]:
-    def pm(value: float | None, half: float | None, scale: float) -> str:
-        return number(None if value is None else scale * value) + ("" if half is None else f" ± {scale * half:.1f}")
-
-    def ms(name: str) -> str:
-        return number(None if row[name] is None else 1e3 * row[name], 0)
-
-    return (
-        pm(row["slo_violations"], row["half_width"], 100),
-        pm(row["added_points"], row["added_half_width"], 1),
-        number(row["rps"]),
-        ms("ttft_mean_s"),
-        ms("ttft_p90_short_s"),
-        ms("ttft_p90_long_s"),
-        number(row["longest_s"]),
-        number(None if row["graph_share"] is None else 100 * row["graph_share"], 0),
+def _said(value: float | None, half_width: float | None, scale: float) -> str:
+    return number(None if value is None else scale * value) + (
+        "" if half_width is None else f" ± {scale * half_width:.1f}"
     )
+
+
+def _scaled(value: float | None, scale: float) -> str:
+    return number(None if value is None else scale * value, 0)

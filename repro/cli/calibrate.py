@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,9 @@ from repro.cli.output import counting, print_json, print_table, say
 if TYPE_CHECKING:
     from repro.reports.claims import Judged
     from repro.reports.fitting import CardProtocol
+
+
+_SHARED = "calibrate replaces files that an installed package shares with others"
 
 
 def calibrate(
@@ -40,7 +44,7 @@ def calibrate(
     from repro.files import writable_folder
     from repro.paths import CALIBRATION, IS_INSTALLED, LOCAL, RESULTS
     from repro.reports.fitting import PROTOCOLS, protocol_of
-    from repro.reports.predictions import medians_sentence, report, write_report
+    from repro.reports.predictions import report, write_report
     from repro.systems import platforms
     from repro.systems.calibration import load_calibration
 
@@ -50,10 +54,7 @@ def calibrate(
         return
     protocol = protocol_of(platform)
     if IS_INSTALLED and not dry_run:
-        raise UserError(
-            "calibrate replaces files that an installed package shares with others: run it in a clone of the repository, or "
-            "give --dry-run to see the fit alone"
-        )
+        raise UserError(f"{_SHARED}: run it in a clone of the repository, or give --dry-run to see the fit alone")
     if sensitivity:
         for name, given in (("dry_run", dry_run), ("keep", keep), ("write", write)):
             require(not given, f"{name} has no effect with sensitivity, which fits nothing that is kept: leave it out")
@@ -61,29 +62,38 @@ def calibrate(
         return
     if dry_run and (keep or write):
         raise UserError(f"dry_run and {'keep' if keep else 'write'}: give one of them")
-    if not (dry_run or write or keep):
-        raise UserError(
-            f"calibrate replaces {CALIBRATION / platform}.json and its report, which every simulation rests on: add --write, or "
-            f"--dry-run to see the fit alone"
-        )
-    if not dry_run:
+    require(dry_run or write or keep, _unasked(platform))
+    if dry_run:
+        calibration = _fit(protocol)
+        found = report(calibration, [])
+    else:
         writable_folder("calibration", CALIBRATION)
-    calibration = Calibration.load(CALIBRATION / f"{platform}.json") if keep else _fit(protocol)
-    judged: list[Judged] = []
-    if not dry_run:
+        calibration = Calibration.load(CALIBRATION / f"{platform}.json") if keep else _fit(protocol)
         calibration.save(CALIBRATION / f"{platform}.json")
         load_calibration.cache_clear()
-        judged = _judged(platform, result_dir or LOCAL)
-    found = report(calibration, judged)
-    if not dry_run:
+        found = report(calibration, _judged(platform, result_dir or LOCAL))
         write_report(found)
     if json:
         print_json(found)
         return
     say(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
     say(f"fitted on {'; '.join(calibration.fitted_on)}")
-    if dry_run:
-        return
+    if not dry_run:
+        _print_comparisons(found)
+
+
+def _unasked(card: str) -> str:
+    from repro.paths import CALIBRATION
+
+    return (
+        f"calibrate replaces {CALIBRATION / card}.json and its report, which every simulation rests on: add --write, or "
+        f"--dry-run to see the fit alone"
+    )
+
+
+def _print_comparisons(found: Mapping[str, Any]) -> None:
+    from repro.reports.predictions import medians_sentence
+
     print_table(
         "Stated numbers and what the calibration gives",
         ("claim", "what", "stated", "ours", "error", "role", "verdict"),
@@ -105,7 +115,7 @@ def calibrate(
 
 def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -> None:
     """The constants that a GPU suite fitted on its own card."""
-    from engines.errors import UserError, require
+    from engines.errors import require
     from repro.files import writable_folder
     from repro.gpu_suite.adoption import constants, read_fit, report
     from repro.paths import CALIBRATION, IS_INSTALLED
@@ -113,13 +123,8 @@ def _adopt(card: str, folder: Path, *, write: bool, dry_run: bool, json: bool) -
     from repro.systems.calibration import load_calibration
 
     require(not (write and dry_run), "dry_run and write: give one of them")
-    require(
-        write or dry_run,
-        f"calibrate replaces {CALIBRATION / card}.json and its report, which every simulation rests on: add --write, or "
-        f"--dry-run to see the fit alone",
-    )
-    if IS_INSTALLED and write:
-        raise UserError("calibrate replaces files that an installed package shares with others: run it in a clone")
+    require(write or dry_run, _unasked(card))
+    require(not (IS_INSTALLED and write), f"{_SHARED}: run it in a clone")
     value = read_fit(folder, card)
     calibration, found = constants(value), report(value)
     if write:

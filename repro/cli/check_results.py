@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
 from repro.cli.output import counted, counting, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from repro.checks.results import Checked
 
 
 def check_results(
@@ -51,47 +55,39 @@ def check_results(
         if root == RESULTS:
             found += [*check_reports(today), *check_documents(root, REPO)]
     if json:
-        print_json(
-            {
-                "figures": [
-                    {
-                        "figure": each.figure,
-                        "file": _name(each.path, root),
-                        "status": each.status,
-                        "measured": each.is_measured,
-                        "fault": each.is_fault,
-                        "reason": each.reason,
-                        "command": each.command,
-                    }
-                    for each in found
-                ]
-            }
-        )
+        print_json({"figures": [_as_json(each, root) for each in found]})
     else:
-        print_table(
-            "Committed results",
-            ("file", "obtained", "status", "why"),
-            [
-                (
-                    _name(each.path, root),
-                    "-"
-                    if each.status == "no stamp" or each.figure in ("documents", "files")
-                    else "measured"
-                    if each.is_measured
-                    else "simulated",
-                    each.status,
-                    each.reason,
-                )
-                for each in found
-            ],
-        )
-        commands = list(dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"))
-        faults = sum(each.is_fault for each in found)
-        say(f"{counted(len(found), 'result')}, {faults} to be made again; {process_time():.0f} s of processor time")
-        for command in commands:
-            say(command, "  ")
+        _print_found(found, root)
     if any(each.is_fault for each in found):
         raise typer.Exit(1)
+
+
+def _as_json(each: Checked, root: Path) -> dict[str, Any]:
+    return {
+        "figure": each.figure,
+        "file": _name(each.path, root),
+        "status": each.status,
+        "measured": each.is_measured,
+        "fault": each.is_fault,
+        "reason": each.reason,
+        "command": each.command,
+    }
+
+
+def _print_found(found: Sequence[Checked], root: Path) -> None:
+    rows = [(_name(each.path, root), _obtained(each), each.status, each.reason) for each in found]
+    print_table("Committed results", ("file", "obtained", "status", "why"), rows)
+    commands = list(dict.fromkeys(each.command for each in found if each.is_fault and each.command != "-"))
+    faults = sum(each.is_fault for each in found)
+    say(f"{counted(len(found), 'result')}, {faults} to be made again; {process_time():.0f} s of processor time")
+    for command in commands:
+        say(command, "  ")
+
+
+def _obtained(each: Checked) -> str:
+    if each.status == "no stamp" or each.figure in ("documents", "files"):
+        return "-"
+    return "measured" if each.is_measured else "simulated"
 
 
 def _name(path: Path, root: Path) -> str:

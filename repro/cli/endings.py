@@ -19,7 +19,6 @@ except ImportError:
     from click.exceptions import ClickException, NoArgsIsHelpError  # type: ignore[assignment]
 
 from engines.errors import RunError, UserError
-from repro.runs.code import PACKAGES
 
 DONE, FAILED, REFUSED, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes: all done; something failed while it ran, or a run is INVALID; bad input, before any work; Ctrl-C; SIGTERM."""
@@ -177,6 +176,8 @@ def _of_the_program(error: BaseException) -> Ending:
 
 def _place_in_own_code(error: BaseException) -> str | None:
     """Where it was raised, if in a module that the user wrote."""
+    from repro.runs.code import PACKAGES
+
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return None

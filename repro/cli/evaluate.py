@@ -2,90 +2,90 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from repro.cli import options as opt
-from repro.cli.option_groups import Decoding, Place, spread
+from repro.cli.dllm_knobs import decoding_knobs, of_platform
 from repro.cli.output import number, print_json, print_table
+from repro.cli.spread import Given, Knobs, Some
 
 if TYPE_CHECKING:
+    from repro.runs.cell import Cell
     from repro.runs.store import StoredRun
     from repro.systems.dllm.deployment import Deployment
 
 
-@spread
+def _evaluated() -> dict[str, Sequence[type | Some]]:
+    from repro.systems.dllm.knobs import Asked, BaselineKnobs, Device, ModelKnobs
+
+    return {
+        opt.WHAT: (Some(ModelKnobs, ("model",)),),
+        opt.WORKLOAD: (Some(Asked, ("num_fewshot", "chat", "dataset_source")),),
+        opt.ENGINE: (
+            Some(BaselineKnobs, ("batch_size",)),
+            Some(ModelKnobs, ("memory_limit",)),
+            Some(Device, ("dtype", "device")),
+        ),
+        **decoding_knobs(),
+    }
+
+
+KNOBS = Knobs(_evaluated, usual=of_platform)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    panel: ClassVar[str] = opt.WHAT
+    task: str = "mini-gsm"
+    """mini-gsm, mini-code, gsm8k or humaneval."""
+    system: str = "dllm-serve"
+    """Any of 'repro list'."""
+    platform: str = "cpu-tiny"
+    """Memory and defaults; the model always runs."""
+    limit: int | None = None
+    """First problems only [default: all; 500 of a generated task]."""
+    seed: opt.Seed = 0
+
+    def cell(self, knobs: Mapping[str, Any]) -> Cell:
+        from repro.runs.cell import Cell
+
+        return Cell(
+            system=self.system,
+            dataset=self.task,
+            platform=self.platform,
+            executor="torch",
+            rate=None,
+            seed=self.seed,
+            knobs=tuple({**knobs, **opt.given(num_prompts=self.limit)}.items()),
+        )
+
+
 def evaluate(
     *,
-    task: Annotated[str, typer.Option(help="mini-gsm, mini-code, gsm8k or humaneval.")] = "mini-gsm",
-    system: Annotated[str, typer.Option(help="Any of 'repro list'.")] = "dllm-serve",
-    limit: Annotated[
-        int | None, typer.Option(help="First problems only [default: all; 500 of a generated task].")
-    ] = None,
-    num_fewshot: Annotated[int | None, typer.Option(help="Examples before each question (gsm8k) [default: 5].")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask in a conversation, by the checkpoint's template.")] = False,
-    platform: Annotated[str, typer.Option(help="Memory and defaults; the model always runs.")] = "cpu-tiny",
-    dataset_path: Annotated[Path | None, typer.Option(help="Local file in a format of the dataset's card.")] = None,
-    dataset_source: Annotated[str | None, typer.Option(help="auto, hub or local.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Static batch of a baseline [default: largest that fits].")
-    ] = None,
-    memory_limit: Annotated[str | None, typer.Option(help="Emulated device memory, e.g. 24GB.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Checkpoint directory, hub id or 'tiny' [default: the platform's].")
-    ] = None,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    decoding: Decoding,
-    seed: opt.Seed = 0,
-    result_dir: opt.ResultDir = None,
-    place: Place,
-    force: opt.Force = False,
-    accept_other_code: opt.OtherCode = False,
+    asked: Asked,
+    dataset_path: opt.DatasetPath = None,
+    given: Annotated[Given, KNOBS],
+    stored: opt.Stored,
+    place: opt.Place,
     json: opt.Json = False,
 ) -> None:
     """Ask a task's problems, all at once, and grade the answers; the model always runs, nothing is simulated."""
     from repro.cli.data_file import readable
     from repro.cli.sweep import run_sweep, say_what_ran, sweep_of
-    from repro.paths import LOCAL
-    from repro.runs.cell import Cell
-    from repro.runs.store import Store
     from repro.systems.dllm.deployment import Deployment
     from repro.systems.dllm.graded import require_task
     from repro.tasks.registry import task_entry
 
     opened = place.opened()
-    task_entry(task)
-    knobs = opt.given(
-        num_prompts=limit,
-        num_fewshot=num_fewshot,
-        chat=chat or None,
-        dataset_path=None if dataset_path is None else str(dataset_path),
-        dataset_source=dataset_source,
-        batch_size=batch_size,
-        memory_limit=opt.parse_memory_limit(memory_limit),
-        model=model,
-        dtype=dtype,
-        device=device,
-        **decoding.given(),
-    )
-    if dataset_path is not None and dataset_source is None:
-        knobs["dataset_source"] = "local"
-    cell = Cell(
-        system=system,
-        dataset=task,
-        platform=platform,
-        executor="torch",
-        rate=None,
-        seed=seed,
-        knobs=tuple(knobs.items()),
-    )
-    store = Store(result_dir or LOCAL, accept_other_code=accept_other_code)
+    task_entry(asked.task)
+    cell = asked.cell({**opt.with_steps(given), **opt.of_data_file(dataset_path, given)})
     with opened as pool:
-        with readable("dataset_path", dataset_path, [task]):
-            sweep = sweep_of([cell], store, force=force, pool=pool)
+        with readable("dataset_path", dataset_path, [asked.task]):
+            sweep = sweep_of([cell], stored.store, force=stored.force, pool=pool)
         deployment = sweep.experiments[0].deployment
         assert isinstance(deployment, Deployment)
         require_task(deployment.task, cell)

@@ -7,67 +7,69 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import typer
 
 from engines.errors import UserError
+from engines.knobs import Range, check_fields
 from repro.cli import options as opt
-from repro.cli.option_groups import Placement, spread
 from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from repro.reports.figures import View
+    from repro.reports.figures import Figure, FigureEntry, Rendered, View
     from repro.runs.cell import Cell
-    from repro.runs.store import Store
+    from repro.runs.store import Store, StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureOptions:
     """Which views of a figure, from which runs."""
 
-    platform: Annotated[list[str] | None, typer.Option(help="Several times [default: the figure's own].")] = None
+    panel: ClassVar[str] = opt.WHAT
+    platform: Annotated[
+        list[str] | None, typer.Option(help="Several times [default: the figure's own].", rich_help_panel=opt.WHAT)
+    ] = None
     reading: Annotated[
         list[str] | None,
         typer.Option(
             help="Of the baselines: published, efficient or policy; several times [default: published where simulated, "
-            "else efficient]."
+            "else efficient].",
+            rich_help_panel=opt.WHAT,
         ),
     ] = None
-    num_runs: Annotated[
-        int | None,
-        typer.Option(
-            help="Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what "
-            "the figure's claims take, 1 to 10]."
-        ),
-    ] = None
-    executor: Annotated[
-        str | None, typer.Option(help="torch (measured) or roofline (simulated) [default: the platform's].")
-    ] = None
+    num_runs: Annotated[int, Range(1, 1000)] | None = None
+    """Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what the figure's claims
+    take, 1 to 10]."""
+    executor: Literal["torch", "roofline"] | None = None
+    """torch (measured) or roofline (simulated) [default: the platform's]."""
     request_rate: Annotated[
-        list[str] | None, typer.Option(help="Instead of the platform's rates, requests/s; several times.")
+        list[str] | None,
+        typer.Option(help="Instead of the platform's rates, requests/s; several times.", rich_help_panel=opt.WORKLOAD),
     ] = None
-    num_prompts: Annotated[int | None, typer.Option(help="Requests per run, where the figure does not fix them.")] = (
-        None
-    )
-    weights: opt.Weights = None
+    num_prompts: Annotated[int, Range(most=10**5)] | None = None
+    """Requests per run, where the figure does not fix them."""
+    weights: str | None = None
+    """checkpoint, or random for a shape without a download."""
     result_dir: opt.ResultDir = None
     accept_other_code: opt.OtherCode = False
     out_dir: Annotated[
         Path | None,
-        typer.Option(help="Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."),
+        typer.Option(
+            help="Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir].",
+            rich_help_panel=opt.RUNS,
+        ),
     ] = None
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     def views(self, name: str) -> list[View]:
-        from engines.bounds import check_most
         from repro.reports.figures import View, default_reading
         from repro.reports.figures import figure as figure_of
         from repro.systems.dllm.part import DllmPart
         from repro.systems.platforms import platform as platform_of
 
-        check_most("num_prompts", self.num_prompts)
-        if self.executor not in (None, "torch", "roofline"):
-            raise UserError(f"executor={self.executor!r} is unknown: use torch or roofline")
         parsed = [opt.parse_rate(rate) for rate in self.request_rate or []]
         if None in parsed:
             raise UserError("request_rate='inf' has no place on an axis of rates: give numbers of requests/s")
@@ -123,19 +125,19 @@ Name = Annotated[
     str, typer.Argument(help="Name of the figure ('repro list' shows them), or a module of your own and a colon.")
 ]
 
+Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.", rich_help_panel=opt.RUNS)]
 
-@spread
+
 def reproduce(
-    *, name: Name, asked: FigureOptions, placement: Placement, force: opt.Force = False, json: opt.Json = False
+    *, name: Name, asked: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
 ) -> None:
     """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF and CSV."""
     _make(name, asked, placement, force=force, json=json, draw_only=False)
 
 
-@spread
 def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs; runs nothing."""
-    _make(name, asked, Placement(), force=False, json=json, draw_only=True)
+    _make(name, asked, opt.Placement(), force=False, json=json, draw_only=True)
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
@@ -166,12 +168,12 @@ def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> N
         )
 
 
-def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool, json: bool, draw_only: bool) -> None:
-    from repro.cli.said import lengths_json, lengths_line
-    from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, say_what_ran, sweep_of
+def _make(
+    name: str, asked: FigureOptions, placement: opt.Placement, *, force: bool, json: bool, draw_only: bool
+) -> None:
+    from repro.cli.sweep import require_folders, require_runs, run_sweep, say_what_ran, sweep_of
     from repro.files import readable_folder, writable_folder
     from repro.reports.costs import processor_s, write_cost
-    from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
 
     began, opened = processor_s(), placement.opened()
@@ -196,41 +198,16 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
         outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
     require_runs(sweep, name, asked.command(name))
     writable_folder("out_dir", out)
-    drawn = []
-    for view, runs in zip(views, sweep.by_grid(grids), strict=True):
-        assert runs is not None
-        require_alike(runs, name)
-        rendered = draw(entry, view, runs, out)
-        drawn.append((view, rendered, lengths_json(runs)))
-        if not json:
-            print_table(f"{drawing.title} - {drawing.place(view.platform)}", rendered.columns, rendered.rows)
-            if runs:
-                say(lengths_line(runs), "  ")
-            for note in rendered.notes:
-                say(note, "  ")
-            say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")
+    drawn = [_drawn(entry, name, view, runs, out) for view, runs in zip(views, sweep.by_grid(grids), strict=True)]
+    if not json:
+        for each in drawn:
+            each.say(drawing)
     is_whole = bool(outcomes) and all(outcome.status == "ran" for outcome in outcomes)
     # What a cluster's nodes take is not seen here.
     if is_whole and placement.pool == "local" and len(views) == 1 and not (views[0].knobs or views[0].rates):
         write_cost(store.root, entry, views[0], processor_s() - began)
     if json:
-        print_json(
-            {
-                "figures": [
-                    {
-                        "figure": entry.name,
-                        "platform": view.platform.name,
-                        "reading": view.reading,
-                        "lengths": lengths,
-                        "files": [str(path) for path in rendered.files],
-                        "columns": rendered.columns,
-                        "rows": rendered.rows,
-                        "notes": rendered.notes,
-                    }
-                    for view, rendered, lengths in drawn
-                ]
-            }
-        )
+        print_json({"figures": [each.as_json(entry.name) for each in drawn]})
     if outcomes:
         say_what_ran(outcomes, store.root)
         if all(outcome.status == "reused" for outcome in outcomes):
@@ -238,6 +215,46 @@ def _make(name: str, asked: FigureOptions, placement: Placement, *, force: bool,
                 "nothing new to run: every run behind this figure is stored; the figure was drawn from them",
                 file=sys.stderr,
             )
+
+
+class Drawn(NamedTuple):
+    view: View
+    runs: Sequence[StoredRun]
+    rendered: Rendered
+
+    def say(self, drawing: Figure) -> None:
+        from repro.cli.said import lengths_line
+
+        rendered = self.rendered
+        print_table(f"{drawing.title} - {drawing.place(self.view.platform)}", rendered.columns, rendered.rows)
+        if self.runs:
+            say(lengths_line(self.runs), "  ")
+        for note in rendered.notes:
+            say(note, "  ")
+        say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")
+
+    def as_json(self, name: str) -> dict[str, Any]:
+        from repro.cli.said import lengths_json
+
+        return {
+            "figure": name,
+            "platform": self.view.platform.name,
+            "reading": self.view.reading,
+            "lengths": lengths_json(self.runs),
+            "files": [str(path) for path in self.rendered.files],
+            "columns": self.rendered.columns,
+            "rows": self.rendered.rows,
+            "notes": self.rendered.notes,
+        }
+
+
+def _drawn(entry: FigureEntry, name: str, view: View, runs: Sequence[StoredRun] | None, out: Path) -> Drawn:
+    from repro.cli.sweep import require_alike
+    from repro.reports.drawing import draw
+
+    assert runs is not None
+    require_alike(runs, name)
+    return Drawn(view, runs, draw(entry, view, runs, out))
 
 
 def _relative(path: Path) -> str:

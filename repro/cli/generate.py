@@ -5,39 +5,93 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from engines.errors import UserError, require
 from repro.cli import options as opt
-from repro.cli.option_groups import Decoding, spread
+from repro.cli.dllm_knobs import decoding_knobs
 from repro.cli.output import print_json, say
+from repro.cli.spread import Given, Knobs, Some
+
+ENDED_AT_ONCE = (
+    "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in the README "
+    "for one it answers"
+)
 
 
-@spread
-def generate(
-    *,
-    system: Annotated[
-        str, typer.Option(help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, or the plain llada or dream sampler.")
-    ] = "dllm-serve",
-    model: Annotated[str, typer.Option(help="Checkpoint directory, hub id or 'tiny'.")] = "tiny",
-    prompt: Annotated[str | None, typer.Option(help="Prompt text; '-' reads standard input.")] = None,
-    prompt_ids: Annotated[Path | None, typer.Option(help="File of token ids, as a JSON list.")] = None,
+def _usual() -> dict[str, object]:
+    return {"gen_length": 64, "steps": "one a token", "weights": "checkpoint"}
+
+
+KNOBS = Knobs(decoding_knobs, usual=_usual)
+LOADED = Knobs(lambda: {opt.ENGINE: (Some(_device(), ("dtype", "device", "weights")),)})
+
+
+def _device() -> type:
+    from repro.systems.dllm.knobs import Device
+
+    return Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompted:
+    """What is asked."""
+
+    panel: ClassVar[str] = opt.WHAT
+    prompt: str | None = None
+    """Prompt text; '-' reads standard input."""
+    prompt_ids: Annotated[
+        Path | None, typer.Option(help="File of token ids, as a JSON list.", rich_help_panel=opt.WHAT)
+    ] = None
     chat: Annotated[
         bool | None,
         typer.Option(
             "--chat/--no-chat",
             help="Prompt as a user's turn or raw [default: chat where the checkpoint has a template].",
+            rich_help_panel=opt.WHAT,
         ),
-    ] = None,
-    system_prompt: Annotated[str | None, typer.Option(help="System turn in front of the prompt, in a chat.")] = None,
-    decoding: Decoding,
+    ] = None
+    system_prompt: str | None = None
+    """System turn in front of the prompt, in a chat."""
+
+    def encoded(self, model: str, *, is_text_wanted: bool) -> tuple[tuple[int, ...], Any]:
+        """The prompt's ids, and the tokenizer that an answer in words takes; None where there is none, or none is wanted."""
+        from repro.prompt import TextPrompt, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
+
+        if (self.prompt is None) == (self.prompt_ids is None):
+            raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
+        if self.prompt is not None:
+            own = tokenizer_of(model)
+            _check_input(self.prompt)
+            text = TextPrompt(text=read_text(self.prompt), chat=self.chat, system_prompt=self.system_prompt)
+            return text.encode(model, own), own
+        for name, value in opt.given(chat=self.chat, system_prompt=self.system_prompt).items():
+            raise UserError(f"{name}={value!r} has no effect with --prompt-ids: leave it out, or give --prompt")
+        assert self.prompt_ids is not None
+        tokenizer = find_tokenizer(model) if is_text_wanted else None
+        return read_prompt_ids(self.prompt_ids), tokenizer
+
+
+def generate(
+    *,
+    system: Annotated[
+        str,
+        typer.Option(
+            help="dllm-serve, fast-dllm, dllm-cache, sparse-dllm, or the plain llada or dream sampler.",
+            rich_help_panel=opt.WHAT,
+        ),
+    ] = "dllm-serve",
+    model: Annotated[
+        str, typer.Option(help="Checkpoint directory, hub id or 'tiny'.", rich_help_panel=opt.WHAT)
+    ] = "tiny",
+    prompted: Prompted,
+    decoding: Annotated[Given, KNOBS],
     seed: opt.Seed = 0,
-    dtype: opt.Dtype = None,
-    device: opt.Device = None,
-    weights: opt.Weights = None,
+    loaded: Annotated[Given, LOADED],
     json: opt.Json = False,
 ) -> None:
     """Generate from one prompt. --steps defaults to --gen-length, one token per step."""
@@ -45,40 +99,23 @@ def generate(
     from engines.dllm.method import EVERYONES
     from engines.knobs import given_to
     from repro.generation import GenerateOptions, prepare_generation, run_prepared
-    from repro.prompt import TextPrompt, answer_of, find_tokenizer, read_prompt_ids, read_text, tokenizer_of
+    from repro.prompt import answer_of
 
-    given = {"gen_length": 64, "steps": 64, **decoding.given()}
+    given = {"gen_length": 64, "steps": 64, **opt.with_steps(decoding)}
     options = GenerateOptions(
         system=system,
         model=model,
         generation=given_to(GenerationConfig(seed=seed), given),
         knobs={name: value for name, value in given.items() if name not in {*EVERYONES, "tie_policy"}},
-        **opt.given(tie_policy=decoding.tie_policy, dtype=dtype, device=device, weights=weights),
+        tie_policy=given.get("tie_policy"),
+        **loaded,
     )
     prepared = prepare_generation(options)
-    tokenizer = None
-    if prompt is not None and prompt_ids is None:
-        tokenizer = tokenizer_of(model)
-        _check_input(prompt)
-        text = TextPrompt(text=read_text(prompt), chat=chat, system_prompt=system_prompt)
-        ids = text.encode(model, tokenizer)
-    elif prompt_ids is not None and prompt is None:
-        for name, value in opt.given(chat=chat, system_prompt=system_prompt).items():
-            raise UserError(f"{name}={value!r} has no effect with --prompt-ids: leave it out, or give --prompt")
-        tokenizer = None if json else find_tokenizer(model)
-        ids = read_prompt_ids(prompt_ids)
-    else:
-        raise UserError("prompt: give either --prompt TEXT or --prompt-ids FILE, and not both")
+    ids, tokenizer = prompted.encoded(model, is_text_wanted=not json)
     result = run_prepared(prepared, ids)
     answer = None if tokenizer is None else answer_of(result.token_ids, model, tokenizer)
     if answer is not None and not answer.text.strip():
-        say(
-            "the model ended at once: it was trained on other prompts, or asks for a chat template; see 'repro generate' in "
-            "the README for one it answers"
-            if answer.finish_reason == "stop"
-            else "the model generated no text",
-            file=sys.stderr,
-        )
+        say(ENDED_AT_ONCE if answer.finish_reason == "stop" else "the model generated no text", file=sys.stderr)
     if json:
         as_text = {} if answer is None else answer._asdict()
         print_json({"token_ids": list(result.token_ids), "forward_passes": result.forward_passes, **as_text})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +16,9 @@ from repro.cli import options as opt
 from repro.cli.output import counted, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from repro.gpu_suite.suite import Suite
+    from repro.checks.doctor import FoundGpu
+    from repro.gpu_suite.stages import Scale
+    from repro.gpu_suite.suite import JobOutcome, Suite
 
 LISTED = "h200"
 """Platform whose jobs are listed where none is given and no card tells."""
@@ -22,82 +26,120 @@ EXPECTED = "gpu-suite-expected.json"
 """Below the results of this machine: what its simulations expect of every cell."""
 
 
-def gpu_suite(
-    budget: Annotated[float, typer.Option(help="Seconds this call may take; the next job has to fit.")] = 520.0,
-    result_dir: Annotated[Path | None, typer.Option(help="Where results go [default: results/PLATFORM].")] = None,
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    budget: float = 520.0
+    """Seconds this call may take; the next job has to fit."""
+    result_dir: Annotated[Path | None, typer.Option(help="Where results go [default: results/PLATFORM].")] = None
     export: Annotated[
         Path | None, typer.Option(help="Folder for one archive of the results, written anew after every job.")
-    ] = None,
-    platform: Annotated[
-        str | None, typer.Option(help="The card's, which is read off it; cpu-tiny runs the stages small, on this CPU.")
-    ] = None,
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None,
-    first: Annotated[bool, typer.Option("--first", help="Only the stages of the first minutes on a card.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the jobs with their estimates, on any machine.")
-    ] = False,
-    json: opt.Json = False,
-) -> None:
+    ] = None
+    platform: str | None = None
+    """The card's, which is read off it; cpu-tiny runs the stages small, on this CPU."""
+    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None
+    first: bool = False
+    """Only the stages of the first minutes on a card."""
+    dry_run: bool = False
+    """List the jobs with their estimates, on any machine."""
+
+    def check(self) -> None:
+        from repro.paths import IS_INSTALLED
+
+        if not self.budget > 0:
+            raise UserError(f"budget={self.budget:g} must be a positive number of seconds")
+        if IS_INSTALLED and not self.dry_run:
+            raise UserError(
+                "gpu-suite runs the tests and benchmarks of a checkout: clone the repository, and run it there"
+            )
+        if self.first and self.stage:
+            raise UserError(f"stage={self.stage[0]!r} and first: give one of them")
+
+    def wanted(self, known: Sequence[str]) -> Sequence[str]:
+        """The stages that are run."""
+        from repro.gpu_suite import stages as plan
+
+        wanted = [name for name in plan.FIRST if name in known] if self.first else self.stage or known
+        if unknown := sorted(set(wanted) - set(known)):
+            raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(known)}")
+        return wanted
+
+    def command(self, platform: str, root: Path) -> str:
+        """What goes on where this call stops."""
+        from repro.paths import REPO
+
+        # As it was given: a machine's own path would be of use nowhere else.
+        shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
+        words = [f"python3 -m repro gpu-suite --budget {self.budget:g} --platform {platform} --result-dir {shown}"]
+        return " ".join(
+            [*words, *(["--first"] if self.first else []), *(f"--stage {each}" for each in self.stage or ())]
+        )
+
+
+def gpu_suite(*, asked: Asked, json: opt.Json = False) -> None:
     """Tests, throughput, steps, figures and checks on a card, in order of worth; goes on where the last call stopped."""
     began = time.monotonic()
     from repro.files import writable_folder
     from repro.gpu_suite import stages as plan
-    from repro.gpu_suite.calibration import Calibrating
+    from repro.gpu_suite.summary import draw
+    from repro.paths import RESULTS
+
+    asked.check()
+    card, platform = _place(asked)
+    scale = plan.scale_of(platform, None if card is None else card.memory_bytes)
+    root = asked.result_dir or RESULTS / platform
+    suite = _suite(asked, scale, platform, root)
+    if asked.dry_run:
+        _list_jobs(suite, scale.where.title, json=json)
+        return
+    for option, folder in opt.given(export=asked.export, result_dir=root).items():
+        writable_folder(option, folder)
+    outcome = suite.run(asked.budget, began=began)
+    drawn = draw(suite, plan.figures(scale)) if "figures" in (suite.stages or ()) else []
+    if json:
+        print_json({**asdict(outcome), "drawn": drawn, "command": suite.command})
+    else:
+        _say_outcome(suite, outcome, drawn, is_first=asked.first)
+    if outcome.failed or (outcome.left and not outcome.ran):
+        raise typer.Exit(1)
+
+
+def _place(asked: Asked) -> tuple[FoundGpu | None, str]:
+    """The card, if there is one, and the platform that it is; ends the command where a card is missing."""
     from repro.gpu_suite.card import driver_card, platform_on, torch_card
-    from repro.gpu_suite.suite import Suite, jobs_of
-    from repro.gpu_suite.summary import README, draw, write_summary
-    from repro.gpu_suite.verdict import VERDICT, write_verdict
-    from repro.paths import IS_INSTALLED, LOCAL, REPO, RESULTS
     from repro.systems.dllm.part import DllmPart
     from repro.systems.platforms import platform as find_platform
 
-    if not budget > 0:
-        raise UserError(f"budget={budget:g} must be a positive number of seconds")
-    if IS_INSTALLED and not dry_run:
-        raise UserError("gpu-suite runs the tests and benchmarks of a checkout: clone the repository, and run it there")
-    if first and stage:
-        raise UserError(f"stage={stage[0]!r} and first: give one of them")
-    card = driver_card()
-    if dry_run:
-        platform = platform or (LISTED if card is None else platform_on(card, None))
-    elif platform is not None or card is not None:
+    card, platform = driver_card(), asked.platform
+    if asked.dry_run:
+        return card, platform or (LISTED if card is None else platform_on(card, None))
+    if platform is not None or card is not None:
         platform = platform_on(card, platform)  # a card that is another is said at once, before torch is loaded
-    needs_card = platform is None or find_platform(platform).part(DllmPart).device != "cpu"
-    if needs_card and not dry_run:
-        found = torch_card()
-        if isinstance(found, str):
-            say(f"gpu-suite: nothing was run, {found}. It needs")
-            say("an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B", "  ")
-            say("a CUDA build of torch: make clean, then make setup TORCH=torch", "  ")
-            say(
-                "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says "
-                "what they are."
-            )
-            raise typer.Exit(1)
-        card, platform = found, platform_on(found, platform)
-    assert platform is not None
-    scale = plan.scale_of(platform, None if card is None else card.memory_bytes)
-    root = result_dir or RESULTS / platform
-    asked = plan.stages(scale)
-    known = list(dict.fromkeys(each.stage for each in asked))
-    wanted = [name for name in plan.FIRST if name in known] if first else stage or known
-    if unknown := sorted(set(wanted) - set(known)):
-        raise UserError(f"stage={unknown[0]!r} is unknown: use one of {', '.join(known)}")
-    told = {*wanted, *(() if dry_run else plan.FIRST)}  # the pages speak of the first stages, whatever is run
-    jobs = jobs_of([each for each in asked if each.stage in told], LOCAL / EXPECTED)
-    # As it was given: a machine's own path would be of use nowhere else.
-    shown = str(root.relative_to(REPO)) if root.is_relative_to(REPO) else str(root)
-    command = " ".join(
-        [
-            "python3 -m repro gpu-suite",
-            f"--budget {budget:g}",
-            f"--platform {platform}",
-            f"--result-dir {shown}",
-            *(["--first"] if first else []),
-            *(f"--stage {name}" for name in stage or ()),
-        ]
+    if platform is not None and find_platform(platform).part(DllmPart).device == "cpu":
+        return card, platform
+    found = torch_card()
+    if not isinstance(found, str):
+        return found, platform_on(found, platform)
+    say(f"gpu-suite: nothing was run, {found}. It needs")
+    say("an NVIDIA GPU with its driver (nvidia-smi must work); 24 GB for LLaDA-8B", "  ")
+    say("a CUDA build of torch: make clean, then make setup TORCH=torch", "  ")
+    say(
+        "'repro doctor' says what this machine can run; 'repro gpu-suite --dry-run' lists the jobs, docs/gpu.md says what they "
+        "are."
     )
-    calibrating = Calibrating()
+    raise typer.Exit(1)
+
+
+def _suite(asked: Asked, scale: Scale, platform: str, root: Path) -> Suite:
+    from repro.gpu_suite import stages as plan
+    from repro.gpu_suite.calibration import Calibrating
+    from repro.gpu_suite.suite import Suite, jobs_of
+    from repro.gpu_suite.summary import write_summary
+    from repro.gpu_suite.verdict import VERDICT, write_verdict
+    from repro.paths import LOCAL
+
+    stages, calibrating = plan.stages(scale), Calibrating()
+    wanted = asked.wanted(list(dict.fromkeys(each.stage for each in stages)))
+    told = {*wanted, *(() if asked.dry_run else plan.FIRST)}  # the pages speak of the first stages, whatever is run
 
     def write_pages(suite: Suite) -> None:
         write_summary(suite)
@@ -106,51 +148,36 @@ def gpu_suite(
         except Exception as error:  # minutes on a card are not lost to a page that any machine writes again
             say(f"{VERDICT} is not written ({type(error).__name__}: {error})", file=sys.stderr)
 
-    suite = Suite(
-        jobs=jobs,
+    return Suite(
+        jobs=jobs_of([each for each in stages if each.stage in told], LOCAL / EXPECTED),
         root=root,
         platform=platform,
-        command=command,
-        export=export,
+        command=asked.command(platform, root),
+        export=asked.export,
         on_line=lambda line: say(line, file=sys.stderr),
         on_done=write_pages,
         stages=frozenset(wanted),
     )
-    if dry_run:
-        _list_jobs(suite, scale.where.title, json=json)
-        return
-    for option, folder in opt.given(export=export, result_dir=root).items():
-        writable_folder(option, folder)
-    outcome = suite.run(budget, began=began)
-    drawn = draw(suite, plan.figures(scale)) if "figures" in wanted else []
-    if json:
-        print_json(
-            {
-                "ran": outcome.ran,
-                "failed": outcome.failed,
-                "left": outcome.left,
-                "left_s": outcome.left_s,
-                "stopped": outcome.stopped,
-                "drawn": drawn,
-                "command": command,
-            }
-        )
-    else:
-        say(
-            f"{counted(outcome.ran, 'job')} ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
-            f"{outcome.left_s:.0f} s): {outcome.stopped}"
-        )
-        for name in outcome.failed:
-            say(f"failed {name}: {suite.entries[name].note}")
-        if drawn:
-            say(f"drawn: {', '.join(drawn)}")
-        if outcome.left or outcome.failed:
-            print(f"to go on: {command}")
-        if first and (root / VERDICT).is_file():
-            print("", (root / VERDICT).read_text(encoding="utf-8"), sep="\n")
-        say(f"summary: {root / README}, verdict: {root / VERDICT}")
-    if outcome.failed or (outcome.left and not outcome.ran):
-        raise typer.Exit(1)
+
+
+def _say_outcome(suite: Suite, outcome: JobOutcome, drawn: Sequence[str], *, is_first: bool) -> None:
+    from repro.gpu_suite.summary import README
+    from repro.gpu_suite.verdict import VERDICT
+
+    say(
+        f"{counted(outcome.ran, 'job')} ran, {len(outcome.failed)} failed, {len(outcome.left)} are left (about "
+        f"{outcome.left_s:.0f} s): {outcome.stopped}"
+    )
+    for name in outcome.failed:
+        say(f"failed {name}: {suite.entries[name].note}")
+    if drawn:
+        say(f"drawn: {', '.join(drawn)}")
+    if outcome.left or outcome.failed:
+        print(f"to go on: {suite.command}")
+    verdict = suite.root / VERDICT
+    if is_first and verdict.is_file():
+        print("", verdict.read_text(encoding="utf-8"), sep="\n")
+    say(f"summary: {suite.root / README}, verdict: {verdict}")
 
 
 def _list_jobs(suite: Suite, title: str, *, json: bool) -> None:

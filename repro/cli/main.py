@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import zip_longest
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -19,44 +20,61 @@ import typer
 from typer.main import get_command
 
 from engines.errors import UserError
-from repro.cli.ablate import ablate
-from repro.cli.bench import bench
-from repro.cli.calibrate import calibrate
-from repro.cli.check_results import check_results
-from repro.cli.claims import claims
-from repro.cli.doctor import doctor
 from repro.cli.endings import DONE, FAILED, INTERRUPTED, TERMINATED, Ending, ending_of
-from repro.cli.evaluate import evaluate
-from repro.cli.figure import figure, reproduce
-from repro.cli.generate import generate
-from repro.cli.gpu_suite import gpu_suite
-from repro.cli.install import install
-from repro.cli.list_command import list_command
 from repro.cli.output import say, terminal_size_of
-from repro.cli.panels import PanelCommand, WholeGroup
-from repro.cli.plan import plan
-from repro.cli.plan_cluster import plan_cluster
-from repro.cli.serve import serve
-from repro.cli.train import train_tiny
-from repro.cli.verify import verify_baselines
+from repro.cli.panels import PanelCommand, WholeGroup, first_sentence
+from repro.cli.spread import spread
 
-PATHS = {
-    "--dataset-path",
-    "--export",
-    "--golden",
-    "--out",
-    "--out-dir",
-    "--plot",
-    "--prompt-ids",
-    "--result-dir",
-    "--results",
-    "--trace-path",
+COMMANDS: Mapping[str, str] = {
+    "reproduce": "figure:reproduce",
+    "figure": "figure:figure",
+    "bench": "bench:bench",
+    "claims": "claims:claims",
+    "check-results": "check_results:check_results",
+    "ablate": "ablate:ablate",
+    "eval": "evaluate:evaluate",
+    "generate": "generate:generate",
+    "serve": "serve:serve",
+    "install": "install:install",
+    "list": "list_command:list_command",
+    "doctor": "doctor:doctor",
+    "plan": "plan:plan",
+    "plan-cluster": "plan_cluster:plan_cluster",
+    "calibrate": "calibrate:calibrate",
+    "train-tiny": "train:train_tiny",
+    "verify-baselines": "verify:verify_baselines",
+    "gpu-suite": "gpu_suite:gpu_suite",
 }
-"""Options that take a path."""
+"""Where the function of each is, below ``repro.cli``; it is loaded, and its options are made, when it is asked for."""
+
+
+def _function(name: str) -> Callable[..., None]:
+    module, _, function = COMMANDS[name].partition(":")
+    found: Callable[..., None] = getattr(import_module(f"repro.cli.{module}"), function)
+    return found
+
+
+@cache
+def _built(name: str) -> Any:
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name=name, cls=PanelCommand)(spread(_function(name)))
+    return get_command(alone)
+
+
+class Root(WholeGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*COMMANDS]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return _built(cmd_name) if cmd_name in COMMANDS else None
+
+    def summary(self, name: str) -> str:
+        return first_sentence(inspect.getdoc(_function(name)) or "")
+
 
 app = typer.Typer(
     name="repro",
-    cls=WholeGroup,
+    cls=Root,
     help="Reproduce, benchmark and extend LLM-serving research. Every number says how it was obtained: "
     "measured, simulated or paper.",
     no_args_is_help=True,
@@ -64,28 +82,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-COMMANDS: Mapping[str, Callable[..., None]] = {
-    "reproduce": reproduce,
-    "figure": figure,
-    "bench": bench,
-    "claims": claims,
-    "check-results": check_results,
-    "ablate": ablate,
-    "eval": evaluate,
-    "generate": generate,
-    "serve": serve,
-    "install": install,
-    "list": list_command,
-    "doctor": doctor,
-    "plan": plan,
-    "plan-cluster": plan_cluster,
-    "calibrate": calibrate,
-    "train-tiny": train_tiny,
-    "verify-baselines": verify_baselines,
-    "gpu-suite": gpu_suite,
-}
-for name, command in COMMANDS.items():
-    app.command(name=name, cls=PanelCommand)(command)
 
 
 def _say_version(is_asked: bool) -> None:
@@ -140,9 +136,6 @@ def _command(arguments: list[str]) -> int:
         # Bytes that are no text end up in messages, file names and stored runs.
         if not _is_text(argument):
             raise UserError(f"argument {argument!r} is not UTF-8 text: write it as UTF-8, or rename the file")
-    for option, value in _given_paths(arguments):
-        if value == "":
-            raise UserError(f"{option}='' is empty: give a path, or leave it out")
     # Not ``app()``, which has its own ideas of interrupts and closed pipes.
     command = _tree()
     with command.make_context("repro", arguments) as context:
@@ -153,14 +146,6 @@ def _command(arguments: list[str]) -> int:
 @cache
 def _tree() -> Any:
     return get_command(app)
-
-
-def _given_paths(arguments: list[str]) -> Iterator[tuple[str, str]]:
-    """Options that take a path, as they stand: an empty one would be the working directory."""
-    for argument, following in zip_longest(arguments, arguments[1:], fillvalue="-"):
-        option, equals, value = argument.partition("=")
-        if option in PATHS:
-            yield option, value if equals else following
 
 
 def _is_text(argument: str) -> bool:

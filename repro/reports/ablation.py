@@ -80,7 +80,41 @@ PREFILL_COMPONENTS = _paired(_STORED["laps"], "laps")
 
 
 def component(name: str) -> Component:
-    if name not in COMPONENTS:
-        known = (*COMPONENTS, "ladder", *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
-        raise UserError(f"component={name!r} is unknown: use one of {', '.join(known)}")
+    """One of dLLM-Serve's."""
+    system_of(name)
     return COMPONENTS[name]
+
+
+def system_of(component: str) -> str:
+    """The system that a component, or the ladder, is of."""
+    for system, names in ((OURS, (*COMPONENTS, "ladder")), ("ampd", CLUSTER_COMPONENTS), ("laps", PREFILL_COMPONENTS)):
+        if component in names:
+            return system
+    known = (*COMPONENTS, "ladder", *CLUSTER_COMPONENTS, *PREFILL_COMPONENTS)
+    raise UserError(f"component={component!r} is unknown: use one of {', '.join(known)}")
+
+
+def variants_of(name: str) -> tuple[Variant, ...]:
+    """A component's, or the ladder's rungs."""
+    return LADDER if name == "ladder" else component(name).variants
+
+
+def changes_tokens(name: str) -> bool:
+    return name != "ladder" and component(name).changes_tokens
+
+
+def paired_cells(
+    component: str,
+    where: Platform,
+    datasets: Iterable[str],
+    rate: float | None,
+    seeds: Iterable[int],
+    knobs: Mapping[str, Any],
+) -> dict[tuple[str, Variant], list[Cell]]:
+    """The cells of a simulated family's component, by data set and variant."""
+    variants = {**CLUSTER_COMPONENTS, **PREFILL_COMPONENTS}[component]
+    return {
+        (dataset, variant): [variant.paired_cell(where, dataset, rate, seed, tuple(knobs.items())) for seed in seeds]
+        for dataset in datasets
+        for variant in variants
+    }

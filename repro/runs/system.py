@@ -54,8 +54,9 @@ class Deployment(Protocol):
 
 
 class System(Protocol):
-    """One whose cells can ask for a device may have ``check_device(cell)`` besides: it raises UserError where this machine
-    lacks it, at once, before the cell's requests are looked at."""
+    """One may have besides: ``knobs``, the settings whose fields are its cells' knobs; ``default_dataset(platform)``, the data set where
+    none is named; ``implied(given)``, what the knobs that a user gave say of others; and, where cells can ask for a device,
+    ``check_device(cell)``, which raises UserError where this machine lacks it, before the cell's requests are looked at."""
 
     @property
     def name(self) -> str: ...
@@ -107,3 +108,14 @@ SYSTEMS: Registry[System] = Registry(
     },
     having=("name", "title", "summary", "family", "prepare"),
 )
+
+
+def settings_of(name: str) -> tuple[type, ...]:
+    """The settings whose fields are the knobs of a system's cells; none where it does not say."""
+    return tuple(getattr(SYSTEMS.get(name), "knobs", ()))
+
+
+def default_dataset(name: str, platform: Any) -> str:
+    """What a system serves on a platform where no data set is named."""
+    own = getattr(SYSTEMS.get(name), "default_dataset", None)
+    return "osc" if own is None else str(own(platform))

@@ -26,6 +26,11 @@ class Platform:
     parts: tuple[Any, ...] = ()
     """Defaults of each family that runs on it."""
 
+    @property
+    def default_system(self) -> str:
+        """What is run on it where nothing is named."""
+        return next((part.system for part in self.parts if hasattr(part, "system")), "dllm-serve")
+
     def part(self, kind: type[P]) -> P:
         """The defaults of one family."""
         for part in self.parts:

@@ -15,12 +15,10 @@ import pytest
 import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.command import refused
+from support.command import commands, refused
 from support.command import repro as run
 from support.hostile import HOSTILE
-from typer.main import get_command
 
-from repro.cli.main import app
 from repro.reports.ablation import CLUSTER_COMPONENTS, PREFILL_COMPONENTS
 from repro.reports.figures import FIGURES
 from repro.runs.system import SYSTEMS
@@ -170,7 +168,7 @@ ARGUMENTS = {"reproduce": sorted(FIGURES), "figure": sorted(FIGURES)}
 
 def words_of(asked: str) -> st.SearchStrategy[list[str]]:
     command, *before = asked.split()
-    params = get_command(app).commands[command].params  # type: ignore[attr-defined]
+    params = commands()[command].params
     flags = [st.just([param.opts[0]]) for param in params if getattr(param, "is_flag", False)]
     options = [
         st.tuples(st.just(param.opts[0]), values).map(list)

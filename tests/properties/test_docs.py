@@ -8,13 +8,11 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.main import get_command
+from support.command import commands
 
 import repro
-from repro.cli.main import app
 from repro.gpu_suite import stages
 from repro.paths import REPO
 from repro.runs.metrics import METRICS
@@ -135,10 +133,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @cache
 def options() -> dict[str, set[str]]:
     """Command -> its options."""
-    commands: dict[str, Any] = get_command(app).commands  # type: ignore[attr-defined]
     return {
         name: {"--help"} | {opt for parameter in command.params for opt in (*parameter.opts, *parameter.secondary_opts)}
-        for name, command in commands.items()
+        for name, command in commands().items()
     }
 
 

@@ -31,10 +31,11 @@ from engines.models.causal_text import load_causal_text
 from engines.models.loader import load_causal
 from engines.policies.batching import OneByOne
 from engines.server.ar.engine import ServedAr
+from engines.server.ar.settings import SCHEDULERS, ArSettings
 from engines.server.codec import IdsAlone
 from engines.server.protocol import Finished, Submission
 from repro.ar_schedulers import scheduled
-from repro.serving_ar import SCHEDULERS, ArModel, ArSettings, is_causal
+from repro.serving_ar import ArModel, is_causal
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPTS = (
@@ -317,7 +318,7 @@ def test_a_causal_checkpoint_is_told_from_a_diffusion_one(folder: Path, tmp_path
         ({"dtype": "int8"}, "dtype='int8' is unknown"),
         ({"weights": "some"}, "weights='some' is unknown"),
         ({"max_num_seqs": 0}, "max_num_seqs=0 must be at least 1"),
-        ({"kv_tokens": 1}, "kv_tokens=1 holds no prompt"),
+        ({"kv_tokens": 1}, "kv_tokens=1 must be at least 2"),
         ({"max_model_len": 513}, "max_model_len=513 exceeds the model's 512 positions"),
         ({"kv_tokens": None, "memory_limit": 1000}, "memory_limit=1000 is less than"),
         ({"top_p": 0.5}, "top_p=0.5 has no effect at temperature=0"),

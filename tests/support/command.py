@@ -7,9 +7,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from typing import Any
 from unittest import mock
 
-from repro.cli.main import main
+from typer.main import get_command
+
+from repro.cli.main import COMMANDS, app, main
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +31,12 @@ def repro(*arguments: object) -> Result:
             code = stop.code
     assert isinstance(code, int)
     return Result(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def commands() -> dict[str, Any]:
+    """Every command with its options."""
+    root: Any = get_command(app)
+    return {name: root.get_command(None, name) for name in COMMANDS}
 
 
 def instead(defaults: Sequence[object], options: Sequence[object]) -> list[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 
 class _Objectives(NamedTuple):
@@ -35,6 +35,8 @@ PAPER_OBJECTIVES: Mapping[tuple[str, str], _Objectives] = {
 class ArPart:
     """A cell's knobs override these by name."""
 
+    system: ClassVar[str] = "ampd"
+    """Where none is named."""
     model: str
     """A shape by name (engines.models.shape)."""
     num_gpus: int

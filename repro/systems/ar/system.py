@@ -10,8 +10,11 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.ar.deployment import ClusterDeployment
 from repro.systems.ar.family import AR
+from repro.systems.ar.knobs import ClusterKnobs
+from repro.systems.ar.part import ArPart
 from repro.systems.ar.plans import Build
 from repro.systems.ar.settings import Settings, resolve, sessions_of
+from repro.systems.platforms import Platform
 from repro.systems.simulated import Options, PolicySystem
 from repro.workloads.sessions import SessionWorkload
 
@@ -26,6 +29,13 @@ class ArSystem(PolicySystem[Build]):
     """Where a cell asks for none: ``planner`` or ``search``."""
     tried: tuple[Options, ...] = ((),)
     """Options that a search chooses among, besides deployments."""
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return ClusterKnobs, self.own
+
+    def default_dataset(self, where: Platform) -> str:
+        return where.part(ArPart).trace
 
     def prepare(self, cell: Cell) -> tuple[ClusterDeployment, SessionWorkload]:
         """Every refusal a user can cause is raised here."""

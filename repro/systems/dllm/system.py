@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.method import Method, check_ties
@@ -18,6 +20,7 @@ from repro.systems.dllm.batching import batching_of
 from repro.systems.dllm.deployment import BACKENDS, Deployment
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import task_of, task_workload
+from repro.systems.dllm.knobs import BaselineKnobs
 from repro.systems.dllm.requests import requests_of, room_for_prompt
 from repro.systems.dllm.settings import Settings, resolve
 from repro.workloads.scale import MIN_PROMPT_LEN
@@ -50,6 +53,15 @@ class DllmSystem:
     @property
     def family(self) -> Family:
         return DLLM
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return (Settings, self.method.own, *((BaselineKnobs,) if self.has_readings else ()))
+
+    def implied(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """One token a step where a length is given; a length of all prompts is not scaled."""
+        found: dict[str, Any] = {"steps": given["gen_length"]} if "gen_length" in given else {}
+        return found | ({"length_scale": 1.0} if "input_len" in given else {})
 
     def prepare(self, cell: Cell) -> tuple[Deployment, Workload]:
         """Every refusal a user can cause is raised here; nothing heavy is loaded."""

@@ -127,6 +127,7 @@ class HttpSystem:
     name = "openai-http"
     title = "OpenAI-compatible endpoint"
     summary = "any server at --url, driven over HTTP and measured at the client"
+    knobs = (HttpKnobs,)
 
     @property
     def family(self) -> Family:

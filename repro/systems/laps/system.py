@@ -10,9 +10,11 @@ from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.laps.deployment import Build, PrefillDeployment
 from repro.systems.laps.family import PREFILL
-from repro.systems.laps.part import PrefillPart
+from repro.systems.laps.knobs import InstanceKnobs
+from repro.systems.laps.part import PrefillPart, part_of
 from repro.systems.laps.settings import resolve
 from repro.systems.laps.workload import PrefillWorkload, draw_workload
+from repro.systems.platforms import Platform
 from repro.systems.simulated import PolicySystem
 
 
@@ -21,6 +23,13 @@ class PrefillSystemEntry(PolicySystem[Build]):
     """``build`` makes the policies of a run's settings and the system's own knobs."""
 
     family: ClassVar[Family] = PREFILL
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return InstanceKnobs, self.own
+
+    def default_dataset(self, where: Platform) -> str:
+        return part_of(where).dataset
 
     def prepare(self, cell: Cell, part: PrefillPart | None = None) -> tuple[PrefillDeployment, PrefillWorkload]:
         """Every refusal a user can cause is raised here. ``part`` replaces the platform's."""

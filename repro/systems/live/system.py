@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.ampd.live.intake import Limits
+from engines.ampd.system import AmpdConfig
 from engines.errors import require
 from repro.runs.cell import Cell
 from repro.runs.family import Family
 from repro.systems.live.deployment import MAX_LEN, LiveDeployment
 from repro.systems.live.family import LIVE
 from repro.systems.live.front import Direct, Front
-from repro.systems.live.settings import TINY, Settings, resolve
+from repro.systems.live.settings import TINY, LiveKnobs, Settings, resolve
 from repro.workloads.sessions import SessionWorkload, build_sessions
 
 _MODULES = (
@@ -32,6 +33,10 @@ class LiveSystem:
     @property
     def family(self) -> Family:
         return LIVE
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return LiveKnobs, AmpdConfig
 
     def prepare(self, cell: Cell) -> tuple[LiveDeployment, SessionWorkload]:
         settings = resolve(cell, self.name)

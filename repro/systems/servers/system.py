@@ -23,7 +23,7 @@ from repro.systems.http.family import HTTP
 from repro.systems.http.knobs import HttpKnobs, resolve
 from repro.systems.http.system import EXECUTOR, HttpDeployment, attached
 from repro.systems.http.workload import HttpWorkload, workload_of
-from repro.systems.platforms import platform
+from repro.systems.platforms import Platform, platform
 
 logger = logging.getLogger(__name__)
 
@@ -107,8 +107,13 @@ class ServerSystem:
     title: str
     summary: str
     launch: type[Launch]
-    dataset = "gsm8k"
-    """Where none is asked for."""
+
+    def default_dataset(self, where: Platform) -> str:
+        return "gsm8k"
+
+    @property
+    def knobs(self) -> tuple[type, ...]:
+        return self.launch, HttpKnobs
 
     @property
     def family(self) -> Family:

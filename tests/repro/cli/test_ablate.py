@@ -62,7 +62,7 @@ def test_the_ladder_and_its_repeats(tmp_path: Path) -> None:
     [
         (["--component", "nosuch"], "component='nosuch' is unknown"),
         (["--component", "engine", "--reading", "nosuch"], "reading='nosuch' is unknown"),
-        (["--component", "engine", "--num-runs", "0"], "num_runs=0 must be at least 1"),
+        (["--component", "engine", "--num-runs", "0"], "num_runs=0 must be between 1 and 1,000"),
         (["--component", "engine", "--request-rate", "-1"], "request_rate='-1' must be"),
     ],
 )

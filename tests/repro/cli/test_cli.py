@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.command import instead
+from support.command import commands, instead
 from support.run_files import parts
 from support.tiny_models import GQA
 from tokenizers import Regex, Tokenizer
@@ -120,7 +120,7 @@ OPTIONS = {
     "--max-num-batched-tokens --max-num-logits --max-num-seqs --memory-limit --model --num-prompts --platform "
     "--plot --pool-kernel --profile --profile-every --reading --refresh-delay --request-rate --result-dir --retention-ratio "
     "--scheduler --seed --selection --steps --stop-at-eos --system --temperature --threshold --tie-policy --weights",
-    "ablate": "--address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
+    "ablate": "--knob --address --jobs --pool --accept-other-code --component --dataset --force --json --limit --model --num-runs --platform --plot --reading --request-rate --result-dir",
     "calibrate": "--dry-run --json --keep --platform --result-dir --sensitivity --write",
     "check-results": "--accept --json --results",
     "claims": "--accept-other-code --json --out-dir --paper --result-dir",
@@ -137,7 +137,7 @@ OPTIONS = {
     "--refresh-delay --retention-ratio --seed --selection --steps --stop-at-eos --system --temperature --threshold "
     "--tie-policy --weights",
     "install": "--device --dry-run",
-    "list": "--json",
+    "list": "--json --knobs",
     "plan": "--input-len --json --max-num-batched-tokens --max-num-logits --memory-limit --platform --retention-ratio",
     "plan-cluster": "--constants --gpus --hardware --json --method --model --num-sessions --rate --slo-itl-s --slo-ttft-s --solver --top "
     "--trace --trace-path",
@@ -157,10 +157,8 @@ OPTIONS = {
 
 
 def test_the_options_are_these() -> None:
-    root = get_command(app)
-    commands = {"": root, **root.commands}  # type: ignore[attr-defined]
     found = {}
-    for name, command in commands.items():
+    for name, command in {"": get_command(app), **commands()}.items():
         options = [o for p in command.params for o in p.opts if o.startswith("--") and p.param_type_name == "option"]
         found[name] = " ".join(sorted(options))
     assert found == {name: " ".join(sorted(options.split())) for name, options in OPTIONS.items()}
@@ -561,7 +559,7 @@ def test_a_simulation_cannot_know_how_many_tokens_pass(repro: Repro, tmp_path: P
         (["--dtype", "int8"], "dtype='int8' is unknown: use one of float32"),
         (["--weights", "foo"], "weights='foo' is unknown: use one of checkpoint, random"),
         (["--device", "cpu:"], "device='cpu:' is unknown: use cpu, cuda or cuda:N"),
-        (["--num-prompts", "99999999999999999999999"], "num_prompts=99999999999999999999999 is more than 100000,"),
+        (["--num-prompts", "99999999999999999999999"], "num_prompts=99999999999999999999999 is more than 100,000,"),
         (["--max-num-seqs", "99999999999"], "max_num_seqs=99999999999 is more than 16,384, the most that is taken"),
         (["--attention-backend", "nosuch"], "attention_backend='nosuch' is unknown: use one of auto, flash-attn"),
         (
@@ -685,7 +683,7 @@ def test_plan_is_labelled_simulated(repro: Repro) -> None:
         (["--input-len", "100000"], "input_len=100000"),
         (["--max-num-logits", "0"], "max_num_logits=0 must be at least 1"),
         (["--max-num-batched-tokens", "0"], "max_num_batched_tokens=0 must be at least 1"),
-        (["--memory-limit", "0.1B"], "memory_limit='0.1B' is less than a byte"),
+        (["--memory-limit", "0.1B"], "memory_limit='0.1B' is not a size"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -695,7 +693,10 @@ def test_plan_refuses(repro: Repro, options: list[str], says: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--limit", "-1"], "limit=-1 must not be negative"), (["--reading", ""], "reading='' is unknown")],
+    [
+        (["--limit", "-1"], "limit=-1 must not be negative"),
+        (["--reading", ""], "reading='' has no effect on component='sparsity'"),
+    ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_ablate_refuses(repro: Repro, tmp_path: Path, options: list[str], says: str) -> None:

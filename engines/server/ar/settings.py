@@ -1,0 +1,63 @@
+"""What a served causal language model may be told: the settings behind ``repro serve``, light, for its options are read off them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from engines.errors import require
+from engines.knobs import Count, Memory, Proportion, Range, Tokens, check_fields
+from engines.named import load_named
+
+SYSTEM = "ar"
+SCHEDULERS = ("chunked", "prefill-first", "sglang", "laps", "reserve")
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArSettings:
+    """How the engine is run. None is for the device, or the checkpoint, to say."""
+
+    model: str
+    """Checkpoint directory or hub id of a Qwen2 or Llama, or a shape with random weights."""
+    weights: Literal["checkpoint", "random"] = "checkpoint"
+    """checkpoint, or random for a shape without a download."""
+    dtype: Literal["float32", "float16", "bfloat16"] | None = None
+    """float32, float16 or bfloat16."""
+    device: str = "cpu"
+    """cpu, cuda or cuda:N."""
+    scheduler: str = "chunked"
+    """chunked, prefill-first, sglang, laps, reserve, or a class of one's own as module:NAME."""
+    max_num_batched_tokens: Tokens = 2048
+    """Query tokens per step."""
+    max_num_seqs: Count = 256
+    """Requests running at once."""
+    max_model_len: Annotated[int, Range(2, 2**20)] | None = None
+    """Of ar: most tokens of a prompt and its answer [default: the model's positions]."""
+    kv_tokens: Annotated[int, Range(2)] | None = None
+    """Of ar: tokens of K/V in the pool [default: what memory leaves; on a CPU 1 GiB of them]."""
+    memory_limit: Memory | None = None
+    """Bytes of the device, weights included."""
+    keep_kv: bool = True
+    """Of ar: keep the K/V of answers for the prompts that go on from them."""
+    gen_length: Annotated[int, Range(1, 2**17)] = 256
+    """Tokens of an answer where a request asks for no number."""
+    temperature: Annotated[float, Range(0, 1e6)] = 0.0
+    """0 is greedy."""
+    top_p: Proportion = 1.0
+    """Sample from the most probable tokens up to this sum."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if ":" in self.scheduler:
+            load_named("scheduler", self.scheduler, having=("next_step",))
+        else:
+            known = ", ".join(SCHEDULERS)
+            require(
+                self.scheduler in SCHEDULERS,
+                f"scheduler={self.scheduler!r} is unknown with system='{SYSTEM}': use one of {known}, or module:NAME",
+            )
+        require(
+            self.temperature > 0 or self.top_p == 1,
+            f"top_p={self.top_p} has no effect at temperature=0, which takes the likeliest token: leave it out",
+        )

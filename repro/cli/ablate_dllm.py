@@ -1,0 +1,114 @@
+"""``repro ablate`` of dLLM-Serve's components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from repro.cli.output import number
+from repro.cli.study import Row, Runs, Study
+
+if TYPE_CHECKING:
+    from repro.cli.ablate import Asked
+    from repro.reports.ablation import Variant
+    from repro.reports.figures import View
+    from repro.runs.cell import Cell
+    from repro.systems.platforms import Platform
+
+NUM_PROBLEMS = 200
+"""Of a task, where no limit is given."""
+
+COLUMNS = {
+    "tok/s": lambda row: number(row["throughput_tok_s"]) + _plus_minus(row["throughput_half_width"]),
+    "relative": lambda row: "-" if row["relative"] is None else f"{row['relative']:.2f}x",
+    "mean s": lambda row: number(row["mean_latency_s"], 2),
+    "p99 s": lambda row: number(row["p99_latency_s"], 2),
+    "running": lambda row: number(row["mean_running"]),
+    "KV rows": lambda row: "-" if row["kv_rows"] is None else f"{row['kv_rows']:,}",
+    "accuracy": lambda row: "-" if row["accuracy"] is None else f"{100 * row['accuracy']:.1f} %",
+    "obtained": lambda row: row["obtained"],
+}
+
+
+def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
+    from repro.reports.ablation import BASE, variants_of
+    from repro.reports.figures import MEASURED_RUNS, View, default_reading
+    from repro.systems.dllm.part import DllmPart
+    from repro.systems.platforms import platform as platform_of
+
+    asked.refuse("model")
+    where = platform_of(asked.platform or "cpu-tiny")
+    part, variants = where.part(DllmPart), variants_of(asked.component)
+    has_baseline = any(variant.system == BASE for variant in variants)
+    if not has_baseline:
+        asked.refuse("reading", why=", which compares with no baseline")
+    view = View(
+        platform=where,
+        reading=default_reading(where) if asked.reading is None else asked.reading,  # type: ignore[arg-type]
+        num_runs=len(asked.seeds(MEASURED_RUNS if where.executor != "roofline" else 1)),
+        knobs=tuple(knobs.items()),
+    )
+    rate = asked.rate(max(part.rates))
+    tasks = _tasks(asked, where)
+    datasets = dict.fromkeys([*(asked.dataset or part.num_requests), *tasks])
+    problems = NUM_PROBLEMS if asked.limit is None else asked.limit
+    return Study(
+        component=asked.component,
+        platform=where,
+        title=where.title,
+        cells={
+            (name, variant): _cells(variant, view, name, rate, asked.component, problems)
+            for name in datasets
+            for variant in variants
+        },
+        said=("all at once" if rate is None else f"{rate:g} req/s")
+        + (f", Sparse-dLLM as {view.reading}" if has_baseline else ""),
+        about={"reading": view.reading if has_baseline else None},
+        row=_row,
+        columns=COLUMNS,
+    )
+
+
+def _tasks(asked: Asked, where: Platform) -> Sequence[str]:
+    """The generated tasks, where variants commit other tokens and are measured."""
+    from repro.reports.ablation import changes_tokens
+    from repro.tasks.registry import TASKS
+
+    has_tasks = changes_tokens(asked.component) and where.executor == "torch"
+    if not has_tasks:
+        asked.refuse("limit", why=f" of platform={where.name!r}, where nothing is graded")
+    return [entry.name for entry in TASKS.values() if entry.is_generated and has_tasks and asked.limit != 0]
+
+
+def _cells(variant: Variant, view: View, name: str, rate: float | None, component: str, problems: int) -> list[Cell]:
+    from repro.tasks.registry import TASKS
+
+    if name in TASKS and TASKS[name].is_generated:
+        cells = [variant.cell(view, name, None, seed) for seed in view.seeds]
+        cells = [replace(cell, knobs=(*cell.knobs, ("num_prompts", problems))) for cell in cells]
+    else:
+        cells = [variant.cell(view, name, rate, seed, f"ablate-{component}") for seed in view.seeds]
+    return [view.applied(cell) for cell in cells]
+
+
+def _row(runs: Runs, base: Runs) -> Row:
+    from repro.runs.store import over_repeats
+
+    throughput, first = (over_repeats(each, "throughput_tok_s") for each in (runs, base))
+    known = first.mean and throughput.mean is not None
+    return {
+        "throughput_tok_s": throughput.mean,
+        "throughput_half_width": throughput.half_width,
+        "relative": throughput.mean / first.mean if known else None,  # type: ignore[operator]
+        "mean_latency_s": over_repeats(runs, "e2el_s", "mean").mean,
+        "p99_latency_s": over_repeats(runs, "e2el_s", "p99").mean,
+        "std_latency_s": over_repeats(runs, "e2el_s", "std").mean,
+        "mean_running": over_repeats(runs, "mean_running").mean,
+        "kv_rows": runs[0].record.manifest.get("facts", {}).get("kv_rows"),
+        "accuracy": over_repeats(runs, "accuracy", "value").mean,
+    }
+
+
+def _plus_minus(half_width: float | None) -> str:
+    return "" if half_width is None else f" ± {half_width:.1f}"
