@@ -2,12 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from repro.cli import options as opt
 from repro.cli.output import print_json, print_table
 
 
-def list_command(json: opt.Json = False) -> None:
+def list_command(
+    knobs: Annotated[
+        str | None, typer.Option(help="Instead the knobs of this system: what each takes, its default, what it is.")
+    ] = None,
+    json: opt.Json = False,
+) -> None:
     """Systems, datasets, session traces, conversations, tasks, platforms and figures."""
+    if knobs is None:
+        _list_all(json=json)
+    else:
+        _list_knobs(knobs, json=json)
+
+
+def _list_knobs(system: str, *, json: bool) -> None:
+    from repro.reports.knob_reference import entries_of
+
+    found = entries_of(system)
+    if json:
+        names = ("name", "takes", "default", "only", "what")
+        print_json({"system": system, "knobs": [dict(zip(names, entry[:-1], strict=True)) for entry in found]})
+    else:
+        columns = ("knob", "takes", "default", "with", "what it is")
+        print_table(f"Knobs of {system}", columns, [entry[:-1] for entry in found])
+
+
+def _list_all(*, json: bool) -> None:
     from repro.reports.figures import FIGURES
     from repro.runs.system import SYSTEMS
     from repro.systems.platforms import PLATFORMS

@@ -261,7 +261,7 @@ def test_any_part_of_an_open_loop_has_first_and_later_turns_in_their_shares() ->
         (cell(burstiness=0.5), "burstiness has no effect without a request rate"),
         (cell(long_clients=0, short_clients=0), "give one of them clients"),
         (cell(long_clients=1, max_tokens=9), "max_tokens=9 has no effect with long_clients"),
-        (cell(min_tokens=9, max_tokens=3), "low=9, high=3"),
+        (cell(min_tokens=9, max_tokens=3), "min_tokens=9 is more than max_tokens=3"),
         (cell(slo_ttft_s=0.0), "slo_ttft_s=0.0 must be at least 1e-06"),
         (cell(boundary=0), "boundary=0 must be at least 1"),
         (cell(kappa=-2.0), "kappa=-2.0"),
