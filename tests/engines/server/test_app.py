@@ -199,6 +199,20 @@ def test_a_step_that_raises_costs_its_batch_alone(server: Running) -> None:
     server.wait_until_idle()
 
 
+def test_a_fault_of_the_server_is_said_without_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(ByteCodec):
+        def encode(self, text: str) -> tuple[int, ...]:
+            raise RuntimeError("a secret")
+
+    with running_server(EchoModel(), Broken()) as server:
+        said = ask(server.port, COMPLETIONS, body())
+        assert (said.status, said.body["error"]["type"]) == (500, "server_error")
+        assert said.body["error"]["message"] == "a fault of this server (RuntimeError): see its log"
+        assert "a secret" in caplog.text
+        assert ask(server.port, COMPLETIONS, body([104, 105])).status == 200
+        server.wait_until_idle()
+
+
 def test_a_client_that_leaves_frees_its_rows() -> None:
     with running_server(EchoModel(max_running=2, step_s=0.02), ByteCodec()) as server:
         long = body(max_tokens=400)
