@@ -24,7 +24,7 @@ from repro.systems.laps.part import PrefillPart, part_of
 from repro.systems.laps.workload import PrefillWorkloadConfig, Stream
 from repro.systems.platforms import Platform, platform
 from repro.workloads.arrivals import arrivals_asked
-from repro.workloads.conversations import load_conversation_card
+from repro.workloads.conversations import ConversationConfig, load_conversation_card
 from repro.workloads.conversations.card import LONG
 
 if TYPE_CHECKING:
@@ -191,8 +191,7 @@ def _model(system: str, part: PrefillPart, knobs: InstanceKnobs) -> str:
 
 
 def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWorkloadConfig:
-    path, think_s = knobs.dataset_path, knobs.think_s
-    arrivals = None
+    arrivals, think_s = None, knobs.think_s
     if cell.rate is not None or knobs.arrivals is not None:
         require(
             knobs.arrivals not in ("burst", "trace"),
@@ -202,23 +201,23 @@ def _workload(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> PrefillWor
         require(think_s == 0, f"think_s={think_s} has no effect at a request rate: leave one of them out")
     else:
         require(knobs.burstiness is None, "burstiness has no effect without a request rate: leave it out")
-    return PrefillWorkloadConfig(
-        dataset=cell.dataset.lower(),
-        seed=cell.seed,
-        streams=_streams(cell, part, knobs),
-        arrivals=arrivals,
-        think_s=think_s,
-        answer_tokens=knobs.answer_tokens,
-        source=knobs.dataset_source or ("embedded" if path is None else "local"),
-        path=path,
-        length_scale=part.length_scale,
-    )
+    return PrefillWorkloadConfig(streams=_streams(cell, part, knobs), arrivals=arrivals, length_scale=part.length_scale)
 
 
 def _streams(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> tuple[Stream, ...]:
     """One of whole conversations or of a band of prompts; or two closed loops, of long and of short ones."""
     asked = cell.asked
-    num = part.num_turns if knobs.num_prompts is None else knobs.num_prompts
+    whole = ConversationConfig(
+        dataset=cell.dataset,
+        num_turns=part.num_turns if knobs.num_prompts is None else knobs.num_prompts,
+        seed=cell.seed,
+        think_s=knobs.think_s,
+        answer_tokens=knobs.answer_tokens,
+        low=knobs.min_tokens,
+        high=knobs.max_tokens,
+        source=knobs.dataset_source or ("embedded" if knobs.dataset_path is None else "local"),
+        path=knobs.dataset_path,
+    )
     pair: dict[str, int] = {name: getattr(knobs, name) for name in ("long_clients", "short_clients") if name in asked}
     for name in ("clients", *pair):
         require(
@@ -226,15 +225,17 @@ def _streams(cell: Cell, part: PrefillPart, knobs: InstanceKnobs) -> tuple[Strea
             f"{name}={asked.get(name)} has no effect at a request rate: leave one of them out",
         )
     if not pair:
-        clients = None if cell.rate is not None else knobs.clients or part.clients
-        return (Stream(num_turns=num, clients=clients, low=knobs.min_tokens, high=knobs.max_tokens),)
+        return (Stream(conversations=whole, clients=None if cell.rate is not None else knobs.clients or part.clients),)
     for name in ("clients", "min_tokens", "max_tokens", "arrivals"):
         require(name not in asked, f"{name}={asked.get(name)!r} has no effect with {next(iter(pair))}: leave one out")
     total = sum(pair.values())
     require(total > 0, "long_clients=0 and short_clients=0: give one of them clients")
-    # As many turns for each client.
-    return tuple(
-        Stream(num_turns=max(1, round(num * pair[name] / total)), clients=pair[name], low=low, high=high)
-        for name, low, high in (("long_clients", LONG + 1, None), ("short_clients", None, SHORT_PROMPT))
-        if pair.get(name)
-    )
+    bands = {"long_clients": (LONG + 1, None), "short_clients": (None, SHORT_PROMPT)}
+    streams: list[Stream] = []
+    for name, (low, high) in bands.items():
+        if pair.get(name):
+            # As many turns for each client.
+            num_turns = max(1, round(whole.num_turns * pair[name] / total))
+            band = replace(whole, num_turns=num_turns, seed=whole.seed + 1000 * len(streams), low=low, high=high)
+            streams.append(Stream(conversations=band, clients=pair[name]))
+    return tuple(streams)

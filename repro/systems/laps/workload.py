@@ -14,33 +14,30 @@ from repro.workloads.arrivals import ArrivalConfig
 from repro.workloads.conversations import ConversationConfig, Conversations, draw_conversations
 from repro.workloads.conversations.arrivals import open_turns
 from repro.workloads.conversations.workload import ConversationProvenance
-from repro.workloads.sessions.workload import Source
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """``low`` and ``high`` keep prompts of so many tokens alone."""
-
-    num_turns: int
+    conversations: ConversationConfig
     clients: int | None
     """None: at a rate."""
-    low: int | None = None
-    high: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillWorkloadConfig:
-    dataset: str
-    seed: int
     streams: tuple[Stream, ...]
     arrivals: ArrivalConfig | None
     """None: closed loops."""
-    think_s: float
-    answer_tokens: int | None
-    source: Source
-    path: str | None
     length_scale: float = 1.0
     """Of prompts and answers, after they are drawn: ``low`` and ``high`` are the data set's tokens."""
+
+    @property
+    def dataset(self) -> str:
+        return self.streams[0].conversations.dataset
+
+    @property
+    def think_s(self) -> float:
+        return self.streams[0].conversations.think_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +51,8 @@ class PrefillWorkload:
     def arrivals(self) -> tuple[PrefillArrivals, ...]:
         config = self.config
         if config.arrivals is not None:
-            return tuple(open_turns(each, config.arrivals, config.seed) for each in self.streams)
+            seed = config.streams[0].conversations.seed
+            return tuple(open_turns(each, config.arrivals, seed) for each in self.streams)
         return tuple(
             ClosedLoop(sessions=each.sessions, num_clients=stream.clients or 1, think_s=config.think_s)
             for each, stream in zip(self.streams, config.streams, strict=True)
@@ -81,23 +79,11 @@ def draw_workload(config: PrefillWorkloadConfig) -> PrefillWorkload:
     """The systems of a comparison serve the same turns."""
     streams = []
     first_id = 0
-    for index, stream in enumerate(config.streams):
-        drawn = _conversations(
-            ConversationConfig(
-                dataset=config.dataset,
-                num_turns=stream.num_turns,
-                seed=config.seed + 1000 * index,
-                think_s=config.think_s,
-                answer_tokens=config.answer_tokens,
-                low=stream.low,
-                high=stream.high,
-                source=config.source,
-                path=config.path,
-            )
-        )
+    for stream in config.streams:
+        drawn = _conversations(stream.conversations)
         require(
             stream.clients is None or len(drawn.sessions) > stream.clients,
-            f"num_prompts={stream.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
+            f"num_prompts={stream.conversations.num_turns} makes {len(drawn.sessions)} conversations for {stream.clients} clients: give more",
         )
         if config.length_scale != 1:
             drawn = _scaled(drawn, config.length_scale)
