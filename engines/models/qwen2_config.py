@@ -94,7 +94,7 @@ class CausalConfig:
         )
 
     @staticmethod
-    def from_shape(shape: ModelShape, *, max_sequence_length: int = 32768, theta: float = 1e6) -> CausalConfig:
+    def from_shape(shape: ModelShape) -> CausalConfig:
         """What sizes random weights; a checkpoint's own config.json is what is served."""
         require(
             shape.num_experts == 1 and not shape.qk_norm,
@@ -109,8 +109,8 @@ class CausalConfig:
             head_dim=shape.head_dim,
             mlp_hidden_size=shape.mlp_hidden,
             vocab_size=shape.vocab_rows,
-            max_sequence_length=max_sequence_length,
-            rope=Rope(theta=theta),
+            max_sequence_length=32768,
+            rope=Rope(theta=1e6),
             rms_norm_eps=1e-6,
             qkv_bias=shape.qkv_bias,
             weight_tying=shape.tied,

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 from support.forks import forks
 from support.graph_recorders import CountingRecorder
+from support.ranks import ComparingExecutor, RanksDiffer
 from support.tiny_models import DREAM, GQA, LOUD, MHA, TinyCheckpoint, prompt_of
 from torch import Tensor
 
@@ -31,7 +32,7 @@ from engines.dllm.decode.denoise import Reduction, reduce_in_chunks
 from engines.dllm.decode.vocabulary import vocabulary_reduction
 from engines.dllm.engine import Engine
 from engines.dllm.executor.packed import packed_executor
-from engines.dllm.executor.ranks import LeadingExecutor, RanksDiffer, follow
+from engines.dllm.executor.ranks import LeadingExecutor, follow
 from engines.dllm.plan import Executor, StepOutcome, StepPlan
 from engines.dllm.request import Request
 from engines.dllm.scheduling.phase import DelayedCache, NoCache, RefreshRule
@@ -189,7 +190,7 @@ def serving(group: TensorParallel, folder: Path) -> None:
 
 
 def mismatches(group: TensorParallel, _: Path) -> None:
-    """``verify`` finds a rank that committed something else."""
+    """The control of ``serving``: a rank that committed something else is found."""
     plan = StepPlan(items=(), admitted=(), scheduled_tokens=0)
     for wrong in ("committed", "ids"):
         executor = Constant(group.rank if wrong == "committed" else 0, group.rank if wrong == "ids" else 0)
@@ -260,10 +261,11 @@ class Constant:
 
 
 def lead_or_follow(executor: Executor, group: TensorParallel, plan: StepPlan) -> None:
+    executor = ComparingExecutor(executor, group)
     if group.rank:
         follow(executor, group)
     else:
-        leading = LeadingExecutor(executor, group, verify=True)
+        leading = LeadingExecutor(executor, group)
         leading.execute(plan)
         leading.release(3)
 
@@ -324,14 +326,14 @@ def serve(group: TensorParallel, name: str, case: Case) -> None:
     # The end of a run closes the executor.
     parts = own.pool.k, own.pool.v
     if group.rank:
-        follow(own, group)
+        follow(ComparingExecutor(own, group), group)
         wholes = group.from_leader()
     else:
         alone = packed_executor(load_model(name, device=group.device), config, KV_ROWS)
         alone.pool.fill_with_zeros()
         wholes = alone.pool.k, alone.pool.v
         expected = outputs(alone, config, rule, requests)
-        leading = LeadingExecutor(own, group, verify=True)
+        leading = LeadingExecutor(ComparingExecutor(own, group), group)
         found = outputs(leading, config, rule, requests)
         leading.stop()
         assert found == expected, f"{name} {case}"

@@ -1,4 +1,4 @@
-"""The time an engine lives in: that of the wall, the same without the waiting, or a cost model's."""
+"""The time an engine lives in: that of the wall, or a cost model's."""
 
 from __future__ import annotations
 
@@ -23,24 +23,15 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """``skips_idle`` leaves waiting times out: whatever the engine does is measured, the time it would sleep is added
-    at once. Latencies are those of the wall, the run is as short as its work."""
-
-    def __init__(self, *, skips_idle: bool = False) -> None:
-        self._skips_idle = skips_idle
+    def __init__(self) -> None:
         self._began = time.perf_counter()
-        self._skipped = 0.0
 
     def now(self) -> float:
-        return time.perf_counter() - self._began + self._skipped
+        return time.perf_counter() - self._began
 
     def wait_until(self, time_s: float) -> None:
         left = time_s - self.now()
-        if left <= 0:
-            return
-        if self._skips_idle:
-            self._skipped += left
-        else:
+        if left > 0:
             time.sleep(left)
 
     def charge(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object) -> None:

@@ -46,8 +46,7 @@ class Ran(NamedTuple):
 class TorchExecutor:
     """``num_slots`` sequences of up to ``max_len`` tokens over ``num_blocks`` blocks of K/V.
 
-    ``attention`` and ``recorder`` replace what the device would choose. Without ``min_rows`` = 8 a narrow step is a
-    little faster and a sequence's numbers depend on its company in the last bit.
+    ``attention`` and ``recorder`` replace what the device would choose.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class TorchExecutor:
         attention: StepAttention | None = None,
         recorder: Recorder | None = None,
         uses_graphs: bool = True,
-        min_rows: int = MIN_ROWS,
     ) -> None:
         """``num_tokens`` tokens of K/V, in whole blocks. ``block_size`` is the CPU's; a flash kernel has its own.
         ``longest_bucket`` is the length of the longest bucket that will be asked for."""
@@ -73,7 +71,6 @@ class TorchExecutor:
         )
         require(num_tokens >= 1, f"num_tokens={num_tokens} must be at least 1")
         self.model, self.device = model, model.device
-        self._min_rows = min_rows
         with on(self.device):
             self._staging: Staging = staging_to(self.device)
             kernels = TritonKernels(device=self.device, dtype=model.dtype)
@@ -232,10 +229,7 @@ class TorchExecutor:
 
     def _eager(self, work: StepWork, size: Size | None) -> tuple[Tensor, int]:
         """[sampling sequences, V] logits and the rows computed."""
-        if size is None:
-            rows = packed_rows(work, self.tables, least=self._min_rows)
-        else:
-            rows = rows_in(size, work, self.tables)
+        rows = packed_rows(work, self.tables, least=MIN_ROWS) if size is None else rows_in(size, work, self.tables)
         attend = self.attention.attend(rows, self.tables, self.pool)
         last, wanted = self._last(rows, work.samples)
         flat, position, index = self._staging.send(flat_index(rows, self._tokens.shape[1]), rows.position, last)
@@ -245,11 +239,11 @@ class TorchExecutor:
         return self.model.logits(hidden.index_select(0, index))[:wanted], rows.num_rows
 
     def _last(self, rows: CausalRows, samples: np.ndarray) -> tuple[Ints, int]:
-        """Rows that get logits, repeated up to ``min_rows``, and how many are wanted."""
+        """Rows that get logits, repeated up to MIN_ROWS, and how many are wanted."""
         last = rows.last[samples]
         wanted = len(last)
-        if wanted < self._min_rows:
-            last = np.concatenate((last, np.full(self._min_rows - wanted, rows.last[0], dtype=np.int64)))
+        if wanted < MIN_ROWS:
+            last = np.concatenate((last, np.full(MIN_ROWS - wanted, rows.last[0], dtype=np.int64)))
         return last, wanted
 
     def _draws(self, work: StepWork) -> Draws | None:

@@ -62,7 +62,7 @@ def offline(model: CausalModel, session: Session) -> list[list[int]]:
 )
 def test_answers_are_those_of_each_session_alone(model: CausalModel, batching: Batching, options: Any) -> None:
     worker = executor(model, **options)
-    run = Engine(executor=worker, batching=batching, clock=WallClock(skips_idle=True)).run(OpenLoop(sessions=SESSIONS))
+    run = Engine(executor=worker, batching=batching, clock=WallClock()).run(OpenLoop(sessions=SESSIONS))
     assert run.answers == {session.session_id: offline(model, session) for session in SESSIONS}
     assert run.facts["stop_reason"] is None
     assert worker.tables.num_free == worker.tables.num_blocks

@@ -105,7 +105,7 @@ def model() -> Any:
 
 
 def worker(model: Any, kv_tokens: int) -> TorchExecutor:
-    return executor(model, num_slots=32, max_len=512, num_tokens=kv_tokens, block_size=1, longest_bucket=32, min_rows=1)
+    return executor(model, num_slots=32, max_len=512, num_tokens=kv_tokens, block_size=1, longest_bucket=32)
 
 
 def compare(model: Any, policy: Policy, arrivals: Arrivals, kv_tokens: int) -> tuple[EngineRun, int]:
