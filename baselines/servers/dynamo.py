@@ -89,8 +89,11 @@ class Dynamo(Launch):
     workers: Literal["mocker", "python", "vllm"] = "mocker"
     """mocker: Dynamo's simulated engine; python: every prompt and token takes a time that is known; vllm: a GPU's."""
     num_workers: Annotated[int, Range(1, 64)] = 1
+    """Workers behind the frontend."""
     router: Literal["round-robin", "random", "power-of-two", "kv", "least-loaded"] = "round-robin"
+    """How a request finds its worker."""
     block_size: Annotated[int, Range(1)] = 16
+    """Tokens of a block of K/V."""
     speedup_ratio: Annotated[float, Range(above=0)] = 1.0
     """The mocker's times are divided by this."""
     prefill_us: Annotated[float, Range(0)] = 50.0

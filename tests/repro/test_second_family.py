@@ -87,10 +87,16 @@ def test_its_table_shows_its_own_columns(repro: Repro) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (("--knob", "service_s=0"), "error: service_s=0 must be above 0 seconds"),
-        (("--knob", "speed=2"), "error: speed=2 has no effect with system='md1': leave it out"),
+        (("--knob", "service_s=0"), "error: service_s=0 must be above 0"),
+        (
+            ("--knob", "speed=2"),
+            "error: speed=2 has no effect with system='md1': leave it out, or use one of service_s, num_prompts",
+        ),
         (("--knob", "speed"), "error: knob='speed' is no setting: write NAME=VALUE"),
-        (("--retention-ratio", "0.5"), "error: retention_ratio=0.5 has no effect with system='md1': leave it out"),
+        (
+            ("--retention-ratio", "0.5"),
+            "error: retention_ratio=0.5 has no effect with system='md1': leave it out, or use one of service_s, num_prompts",
+        ),
         (
             ("--system", "support.md1:MD2"),
             "error: system='support.md1:MD2': module 'support.md1' has no 'MD2': write module:NAME",

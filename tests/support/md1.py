@@ -8,11 +8,12 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from engines.errors import UserError, require
+from engines.errors import require
+from engines.knobs import Range, check_given, given_to
 from paper_figures.common import style
 from repro.reports.claims import Finding
 from repro.reports.figures import Paper, Rendered, View
@@ -96,26 +97,30 @@ class Server:
         return RunRecord(tables=tables, manifest={"obtained": "simulated", "dataset": asdict(workload.provenance)})
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueueKnobs:
+    service_s: Annotated[float, Range(above=0)] = 1.0
+    """Seconds of a job."""
+    num_prompts: Annotated[int, Range(1, 10**5)] = 200
+    """Jobs."""
+
+
 class Md1:
     name = "md1"
     title = "M/D/1"
     summary = "one server, constant service"
     family = QUEUE
+    knobs = (QueueKnobs,)
 
     def prepare(self, cell: Cell) -> tuple[Server, Jobs]:
-        knobs = {name: value for name, value in cell.knobs if name != "basis"}
-        service_s, num = knobs.pop("service_s", 1.0), knobs.pop("num_prompts", 200)
-        for name, value in knobs.items():
-            raise UserError(f"{name}={value!r} has no effect with system='md1': leave it out")
-        assert isinstance(service_s, int | float)
-        assert isinstance(num, int)
-        require(service_s > 0, f"service_s={service_s} must be above 0 seconds")
+        check_given(cell.asked, QueueKnobs, who="system='md1'")
+        asked = given_to(QueueKnobs(), cell.asked)
         require(cell.rate is not None, "rate: jobs need an arrival rate")
-        gaps = np.random.default_rng(cell.seed).exponential(1 / (cell.rate or 1), num)
+        gaps = np.random.default_rng(cell.seed).exponential(1 / (cell.rate or 1), asked.num_prompts)
         times = np.cumsum(gaps).tolist()
         jobs = tuple(Job(request_id=i, arrival_s=time_s) for i, time_s in enumerate(times))
         checksum = hashlib.sha256(repr(times).encode()).hexdigest()
-        return Server(service_s=float(service_s)), Jobs(
+        return Server(service_s=asked.service_s), Jobs(
             requests=jobs, provenance=Origin(source="exponential gaps", checksum=checksum)
         )
 
