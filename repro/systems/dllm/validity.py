@@ -15,11 +15,7 @@ from repro.systems.dllm.metrics import num_steps
 
 def step_times(record: RunRecord) -> Iterator[str]:
     table = record.tables[STEPS]
-    start, end = np.asarray(table["start_s"], dtype=np.float64), np.asarray(table["end_s"], dtype=np.float64)
-    duration, forward = (
-        np.asarray(table["duration_s"], dtype=np.float64),
-        np.asarray(table["forward_s"], dtype=np.float64),
-    )
+    start, end, duration, forward = (floats(table[name]) for name in ("start_s", "end_s", "duration_s", "forward_s"))
     if wrong := int((end < start).sum()):
         yield f"{wrong} steps end before they start"
         return
@@ -37,15 +33,14 @@ def step_times(record: RunRecord) -> Iterator[str]:
 def step_counts(record: RunRecord) -> Iterator[str]:
     if num_steps(record) == 0:
         return
-    counts = status_counts(record)
+    counts, table = status_counts(record), record.tables[STEPS]
     for status, column in (("ok", "num_finished"), ("failed", "num_failed")):
-        if (reported := sum(record.tables[STEPS][column])) != counts[status]:
+        if (reported := sum(table[column])) != counts[status]:
             yield f"steps report {reported} requests as {status}, the request table has {counts[status]}"
-    used, total = np.asarray(record.tables[STEPS]["kv_rows_used"]), np.asarray(record.tables[STEPS]["kv_rows_total"])
+    used, total, computed = (np.asarray(table[name]) for name in ("kv_rows_used", "kv_rows_total", "query_tokens"))
     if wrong := int((used > total).sum()):
         yield f"{wrong} steps use more KV rows than the pool has"
     cap = record.manifest.get("max_num_batched_tokens")
-    computed = np.asarray(record.tables[STEPS]["query_tokens"])
     if cap is not None and (wrong := int((computed > cap).sum())):
         yield f"{wrong} steps compute up to {int(computed.max())} query tokens, max_num_batched_tokens={cap}"
 

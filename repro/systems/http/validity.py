@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -45,11 +46,18 @@ def _queue(record: RunRecord) -> list[float]:
     return [value for value in record.requests["client_queue_s"] if value is not None]
 
 
+def _ok_rows(record: RunRecord, *names: str) -> Iterator[tuple[Any, ...]]:
+    """These columns of the requests that are ok."""
+    for ok, *row in zip(is_ok(record), *(record.requests[name] for name in names), strict=True):
+        if ok:
+            yield tuple(row)
+
+
 def output_lengths(record: RunRecord) -> Iterator[str]:
     """Exactly as long as asked for where ends of text are ignored, else at most."""
-    table, is_exact = record.requests, record.facts.get("ignore_eos", False)
-    rows = zip(table["asked_tokens"], table["output_len"], is_ok(record), strict=True)
-    wrong = sum((got != asked if is_exact else got > asked) for asked, got, ok in rows if ok)
+    is_exact = record.facts.get("ignore_eos", False)
+    rows = _ok_rows(record, "asked_tokens", "output_len")
+    wrong = sum((got != asked if is_exact else got > asked) for asked, got in rows)
     if wrong:
         rule = "exactly" if is_exact else "at most"
         yield f"{wrong} answers have not {rule} the tokens that were asked for"
@@ -57,9 +65,8 @@ def output_lengths(record: RunRecord) -> Iterator[str]:
 
 def prompt_lengths(record: RunRecord) -> Iterator[str]:
     """As the endpoint counts them, where it does: it cannot have read more or less than was sent."""
-    names = ("prompt_len", "least_prompt", "most_prompt")
-    rows = zip(*(record.requests[name] for name in names), is_ok(record), strict=True)
-    wrong = [row[:3] for row in rows if row[3] and not row[1] <= row[0] <= row[2]]
+    rows = _ok_rows(record, "prompt_len", "least_prompt", "most_prompt")
+    wrong = [(told, least, most) for told, least, most in rows if not least <= told <= most]
     if wrong:
         told, least, most = wrong[0]
         sent = f"{least} that were sent" if least == most else f"{least} to {most} that what was sent can be"
@@ -70,11 +77,8 @@ def prompt_lengths(record: RunRecord) -> Iterator[str]:
 
 def answers_sent(record: RunRecord) -> Iterator[str]:
     """A token comes in one piece, and with its id where ids come; an end of text that was heeded may stay unsaid."""
-    names = ("output_len", "num_ids", "num_chunks", "finish_reason")
     wrong = []
-    for told, ids, pieces, reason, ok in zip(*(record.requests[name] for name in names), is_ok(record), strict=True):
-        if not ok:
-            continue
+    for told, ids, pieces, reason in _ok_rows(record, "output_len", "num_ids", "num_chunks", "finish_reason"):
         unsaid = 0 if ids is None else told - ids
         if pieces > told or unsaid not in (0, int(reason == "stop")):
             wrong.append(f"{told} (pieces: {pieces}" + (")" if ids is None else f", ids: {ids})"))
@@ -124,8 +128,8 @@ def nobody_else(record: RunRecord) -> Iterator[str]:
 
 def unseen_tokens(record: RunRecord) -> Iterator[str]:
     """What a reader of valid numbers has to know: ends of text that are ignored leave no text, and neither does a lie."""
-    rows = zip(*(record.requests[name] for name in ("output_len", "text_bytes", "num_ids")), is_ok(record), strict=True)
-    if unseen := sum(ok and ids is None and told > num_bytes for told, num_bytes, ids, ok in rows):
+    rows = _ok_rows(record, "output_len", "text_bytes", "num_ids")
+    if unseen := sum(ids is None and told > num_bytes for told, num_bytes, ids in rows):
         yield (
             f"{unseen} answers have fewer bytes of text than tokens (usage), and nothing shows the others: let the endpoint tell "
             f"ids, as with --knob extra='{{\"return_token_ids\": true}}'"
