@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from engines.knobs import Range
+from engines.knobs import Range, Tokens
 
 SourceKind = Literal["auto", "hub", "local", "embedded"]
 ArrivalKind = Literal["poisson", "gamma", "constant", "burst", "trace"]
@@ -21,3 +21,15 @@ class ArrivalKnobs:
     """poisson, gamma or constant at the rate; trace for those of the data file; burst for all at once."""
     burstiness: Burstiness | None = None
     """Shape of gamma arrivals; 1 is Poisson."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestKnobs(ArrivalKnobs):
+    """What requests of a data set are."""
+
+    dataset_source: SourceKind = "auto"
+    """auto, hub, local or embedded."""
+    dataset_path: str | None = None
+    """Local file in a format of the dataset's card."""
+    input_len: Tokens | None = None
+    """Fix every prompt to this many tokens."""

@@ -18,7 +18,7 @@ LAYERS = ("engines", "baselines", "repro", "paper_figures")
 """A layer imports those before it."""
 
 LEAVES = {
-    "engines.models": {"engines.bounds", "engines.errors", "engines.models"},
+    "engines.models": {"engines.errors", "engines.models"},
     "engines.hardware": {"engines.errors", "engines.models", "engines.hardware"},
     "engines.runtime": {"engines.errors", "engines.runtime"},
     "engines.attention": {"engines.errors", "engines.attention"},

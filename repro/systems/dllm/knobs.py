@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from engines.dllm.config import MEASURED, PACKED
 from engines.knobs import Memory, Only, Range, check_fields
 from repro.systems.dllm.part import Dtype
-from repro.workloads.knobs import ArrivalKnobs, SourceKind
+from repro.workloads.knobs import RequestKnobs
 
 ReadingName = Literal["published", "efficient", "policy"]
 BatchRule = Literal["one", "workload", "max_model_len"]
@@ -18,19 +18,13 @@ DEFAULT_BATCH_RULE: BatchRule = "workload"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked(ArrivalKnobs):
+class Asked(RequestKnobs):
     """What the requests are: how many, of what lengths, from where, arriving how."""
 
     num_prompts: Annotated[int, Range(1, 10**5)]
     """Requests."""
     length_scale: Annotated[float, Range(above=0, most=1e3)]
     """Factor of the data set's prompt lengths."""
-    dataset_source: SourceKind = "auto"
-    """auto, hub, local or embedded."""
-    dataset_path: str | None = None
-    """Local file in a format of the dataset's card."""
-    input_len: Annotated[int, Range(1, 2**20)] | None = None
-    """Fix every prompt to this many tokens."""
     num_fewshot: Annotated[int, Range(0, 64)] | None = None
     """Examples before each question of a graded task; the task's own number by default."""
     chat: bool = False

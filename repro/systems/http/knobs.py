@@ -12,7 +12,7 @@ from engines.errors import UserError, require
 from engines.knobs import Range, Tokens, check_fields, check_given, given_to
 from engines.strict_json import json_object
 from repro.systems.http.endpoint import EXTRA_HEADERS, Endpoint
-from repro.workloads.knobs import ArrivalKnobs, SourceKind
+from repro.workloads.knobs import RequestKnobs
 
 GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096
@@ -35,7 +35,7 @@ _NOT_EXTRA: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class HttpKnobs(ArrivalKnobs):
+class HttpKnobs(RequestKnobs):
     """Lengths are tokens, and of sessions scale every round."""
 
     endpoint: Endpoint
@@ -45,18 +45,12 @@ class HttpKnobs(ArrivalKnobs):
     """Checkpoint whose tokenizer makes the prompts; ids of the embedded one are valid in any larger vocabulary."""
     num_prompts: Annotated[int, Range(1, 10**5)] = 100
     """Requests, or sessions."""
-    input_len: Tokens | None = None
-    """Fix every prompt to this many tokens."""
     gen_length: AnswerTokens = 64
     """Tokens to generate."""
     length_scale: Annotated[float, Range(above=0, most=1e3)] | None = None
     """Factor of the data set's lengths; by default as in this process, by the server's context, and 1 of sessions."""
     max_prompt_len: Tokens | None = None
     """Longest prompt; by default what the server's context leaves, or 4096."""
-    dataset_source: SourceKind = "auto"
-    """auto, hub, local or embedded."""
-    dataset_path: str | None = None
-    """Local file in a format of the dataset's card."""
     delay_mean_s: float | None = None
     """Mean seconds between an answer and the next round."""
     temperature: Level = 0.0
