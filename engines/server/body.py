@@ -197,18 +197,12 @@ class ChatBody(_Body):
     @model_validator(mode="before")
     @classmethod
     def _with_one_length(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        old, new = (fields.get(name) for name in ("max_tokens", "max_completion_tokens"))
-        if new is None:
-            return {name: value for name, value in fields.items() if name != "max_completion_tokens"}
-        if old is not None and old != new:
-            raise refused(
-                f"max_tokens={_shown(old)} and max_completion_tokens={_shown(new)} are two lengths of one answer: give one "
-                f"of them",
-                "max_tokens",
-            )
-        left = {**fields, "max_tokens": new}
-        del left["max_completion_tokens"]
-        return left
+        left = dict(fields)
+        new, old = left.pop("max_completion_tokens", None), left.get("max_tokens")
+        if new is not None and old is not None and old != new:
+            sentence = f"max_tokens={_shown(old)} and max_completion_tokens={_shown(new)} are two lengths of one answer"
+            raise refused(f"{sentence}: give one of them", "max_tokens")
+        return left if new is None else left | {"max_tokens": new}
 
     @property
     def turns(self) -> Sequence[Mapping[str, str]]:
