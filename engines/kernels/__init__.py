@@ -23,7 +23,7 @@ def _installed() -> bool:
     return find_spec("triton") is not None
 
 
-def interpreted() -> bool:
+def _interpreted() -> bool:
     """Whether triton runs kernels in its interpreter, on any device (for tests); it looks at the variable
     once, when it is imported."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
@@ -31,4 +31,4 @@ def interpreted() -> bool:
 
 def available(device: torch.device) -> bool:
     """Whether the kernels can run on tensors of ``device``."""
-    return _installed() and (device.type == "cuda" or interpreted())
+    return _installed() and (device.type == "cuda" or _interpreted())

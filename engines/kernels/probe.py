@@ -30,7 +30,7 @@ from engines.models.layers import FusedOps
 ROUNDING = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9, torch.float32: 1e-5}
 """Largest difference that rounding explains, relative to values of order 1."""
 
-Outputs = tuple[Tensor, ...]
+_Outputs = tuple[Tensor, ...]
 
 
 class Examples:
@@ -55,28 +55,28 @@ class Examples:
     def draw(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._random).to(self.device, self.dtype)
 
-    def packed(self, run: Callable[..., None]) -> Outputs:
+    def packed(self, run: Callable[..., None]) -> _Outputs:
         pools = torch.zeros(2, 20, 2, 32, dtype=self.dtype, device=self.device).unbind()
         run(*pools, self.k, self.v, self.building, self.chosen, 7)
         return pools
 
-    def scored(self, run: Callable[..., Tensor]) -> Outputs:
+    def scored(self, run: Callable[..., Tensor]) -> _Outputs:
         return tuple(
             run(self.q, self.k, self.building, selection, 3, 4, 16) / 32**0.5 for selection in ("head", "uniform")
         )
 
-    def decided(self, run: Callable[..., Outputs]) -> Outputs:
+    def decided(self, run: Callable[..., _Outputs]) -> _Outputs:
         return run(self.logits, 17)
 
-    def divided(self, part: Callable[..., Partial], join: Callable[[Partial], Outputs]) -> Outputs:
+    def divided(self, part: Callable[..., Partial], join: Callable[[Partial], _Outputs]) -> _Outputs:
         half = [part(self.logits[:, :2500], 17, 0), part(self.logits[:, 2500:], 17, 2500)]
         return join(Partial(*(torch.stack(fields) for fields in zip(*half, strict=True))))
 
-    def normalized(self, run: Callable[..., Tensor]) -> Outputs:
+    def normalized(self, run: Callable[..., Tensor]) -> _Outputs:
         sum_of = self.x.clone()
         return run(self.x, self.weight, 1e-5), run(sum_of, self.weight, 1e-5, self.y), sum_of
 
-    def rotated(self, run: Callable[..., None]) -> Outputs:
+    def rotated(self, run: Callable[..., None]) -> _Outputs:
         found: list[Tensor] = []
         for full_precision in (True, False):
             q, k = self.q.clone(), self.k.clone()
@@ -84,16 +84,16 @@ class Examples:
             found += [q, k]
         return tuple(found)
 
-    def stored(self, run: Callable[..., None]) -> Outputs:
+    def stored(self, run: Callable[..., None]) -> _Outputs:
         pools = torch.zeros(2, 60, 2, 32, dtype=self.dtype, device=self.device).unbind()
         run(*pools, self.rows, self.k, self.v)
         return pools
 
-    def gated(self, run: Callable[..., Tensor]) -> Outputs:
+    def gated(self, run: Callable[..., Tensor]) -> _Outputs:
         return (run(self.x, self.y),)
 
 
-_PAIRS: Mapping[str, tuple[Callable[[Examples], Outputs], Callable[[Examples], Outputs]]] = MappingProxyType(
+_PAIRS: Mapping[str, tuple[Callable[[Examples], _Outputs], Callable[[Examples], _Outputs]]] = MappingProxyType(
     {
         "pack": (lambda e: e.packed(pack), lambda e: e.packed(pack_reference)),
         "scores": (lambda e: e.scored(scores), lambda e: e.scored(scores_reference)),
@@ -105,7 +105,7 @@ _PAIRS: Mapping[str, tuple[Callable[[Examples], Outputs], Callable[[Examples], O
         "swiglu": (lambda e: e.gated(swiglu), lambda e: e.gated(swiglu_reference)),
     }
 )
-KERNELS = tuple(_PAIRS)
+_KERNELS = tuple(_PAIRS)
 
 
 @lru_cache(maxsize=16)
@@ -114,7 +114,7 @@ def faults(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
     from engines import kernels
 
     if not kernels.available(device):
-        return dict.fromkeys(KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
+        return dict.fromkeys(_KERNELS, "triton is not installed" if device.type == "cuda" else "they run on CUDA")
     examples = Examples(device, dtype)
     found = {name: _fault(*pair, examples) for name, pair in _PAIRS.items()}
     return {name: fault for name, fault in found.items() if fault is not None}
@@ -136,7 +136,7 @@ def serves(name: str, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _fault(
-    kernel: Callable[[Examples], Outputs], reference: Callable[[Examples], Outputs], examples: Examples
+    kernel: Callable[[Examples], _Outputs], reference: Callable[[Examples], _Outputs], examples: Examples
 ) -> str | None:
     try:
         found = [t.cpu() for t in kernel(examples)]

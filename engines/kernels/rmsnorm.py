@@ -9,7 +9,7 @@ from torch import Tensor
 from engines.kernels.launch import DTYPES, expect, power_of_two
 from engines.runtime.device import on
 
-MAX_WIDTH = 32768
+_MAX_WIDTH = 32768
 """A row is held in registers."""
 
 
@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None)
     from engines.kernels.jit.rmsnorm import normalize_rows
 
     rows, width = x.shape
-    expect(width <= MAX_WIDTH, f"rows of {MAX_WIDTH} at most")
+    expect(width <= _MAX_WIDTH, f"rows of {_MAX_WIDTH} at most")
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     if rows > 0:
         padded = power_of_two(width)

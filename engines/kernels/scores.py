@@ -15,9 +15,9 @@ from engines.kernels.importance import ContextRows, Selection, importance
 from engines.kernels.launch import expect, expect_alike, power_of_two, tiles
 from engines.runtime.device import on
 
-QUERY_ROWS = 16
-HEAD_TILE = 64
-UNIFORM_TILE = 32
+_QUERY_ROWS = 16
+_HEAD_TILE = 64
+_UNIFORM_TILE = 32
 """Context rows of a program, the pooling's neighbours on both sides among them."""
 
 
@@ -40,7 +40,7 @@ def scores(
     if out.numel() == 0:
         return out
     radius = kernel // 2
-    tile = max(UNIFORM_TILE if uniform else HEAD_TILE, power_of_two(4 * radius))
+    tile = max(_UNIFORM_TILE if uniform else _HEAD_TILE, power_of_two(4 * radius))
     # ``uniform`` averages all heads, so those of a group may be averaged before they meet their keys.
     mean_q = _mean_queries(q, building, group if uniform else 1, max_block)
     with on(q.device):
@@ -62,7 +62,7 @@ def scores(
             RADIUS=radius,
             TILE=tile,
             WIDTH=power_of_two(width),
-            num_warps=4 if tile <= HEAD_TILE else 8,
+            num_warps=4 if tile <= _HEAD_TILE else 8,
             enable_fp_fusion=True,
         )
     return out
@@ -85,8 +85,8 @@ def _mean_queries(q: Tensor, building: Building, group: int, max_block: int) -> 
             q.stride(1),
             D=width,
             GROUP=group,
-            TILES=tiles(max_block, QUERY_ROWS),
-            ROWS=QUERY_ROWS,
+            TILES=tiles(max_block, _QUERY_ROWS),
+            ROWS=_QUERY_ROWS,
             WIDTH=power_of_two(width),
             num_warps=4,
             enable_fp_fusion=True,

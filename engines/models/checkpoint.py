@@ -23,12 +23,12 @@ _LONGEST_NAME = 255
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 
-MOST_TEXT_BYTES = 1 << 28
+_MOST_TEXT_BYTES = 1 << 28
 """A configuration, tokenizer or template has no more; published ones have some 10 MB."""
 
 _TEXT_FILES = ("*.json", "*.jinja", "merges.txt")
 
-MODEL_TYPES = ("llada", "Dream")
+_MODEL_TYPES = ("llada", "Dream")
 """Values of ``model_type`` that ``read_config`` accepts, spelt as published."""
 
 # Configs, and what a tokenizer or a chat template may be stored in; no code.
@@ -67,9 +67,9 @@ def checkpoint_dir(model: str, *, weights: bool = True) -> Path:
 def read_text(path: Path) -> str:
     """A text file of a checkpoint, which must exist."""
     try:
-        if (size := path.stat().st_size) > MOST_TEXT_BYTES:
+        if (size := path.stat().st_size) > _MOST_TEXT_BYTES:
             raise UserError(
-                f"{path} has {size} bytes, and no such file has more than {MOST_TEXT_BYTES}: restore the file"
+                f"{path} has {size} bytes, and no such file has more than {_MOST_TEXT_BYTES}: restore the file"
             )
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -108,7 +108,7 @@ def read_config(directory: Path) -> LLaDAConfig | DreamConfig:
     if model_type == "Dream":
         generation = directory / "generation_config.json"
         return DreamConfig.from_dict(raw, read_json(generation) if generation.is_file() else None)
-    raise UserError(f"{path} has model_type={model_type!r}: give a checkpoint of type {' or '.join(MODEL_TYPES)}")
+    raise UserError(f"{path} has model_type={model_type!r}: give a checkpoint of type {' or '.join(_MODEL_TYPES)}")
 
 
 def config_of(model: str) -> LLaDAConfig | DreamConfig:

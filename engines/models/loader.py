@@ -26,7 +26,7 @@ from engines.runtime.machine import machine_memory_bytes
 Weights = Literal["checkpoint", "random"]
 Divide: TypeAlias = Callable[[LLaDAModelLM | DreamModel], Mapping[str, Part]]
 """Leaves a process's part of a network, in place; name of a tensor -> which part of it that is."""
-Network = TypeVar("Network", bound=PackedModel[Any])
+_Network = TypeVar("_Network", bound=PackedModel[Any])
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -115,7 +115,7 @@ def _check_stored(model: object, *, is_shape: bool) -> None:
         raise UserError(f"model={model!r} is a shape without weights: add --weights random, or give a checkpoint")
 
 
-def _stored(network: Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Part]) -> Network:
+def _stored(network: _Network, directory: Path, dtype: torch.dtype, device: str, parts: Mapping[str, Part]) -> _Network:
     load_weights(network, directory, repeated=network.tied_weights, dtype=dtype, device=device, parts=parts)
     return network.requires_grad_(False).eval()
 
@@ -130,7 +130,7 @@ def _check_room(network: PackedModel[Any], dtype: torch.dtype, device: str) -> N
         )
 
 
-def _drawn(network: Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> Network:
+def _drawn(network: _Network, dtype: torch.dtype, device: str, seed: int, parts: Mapping[str, Part]) -> _Network:
     """Weights from N(0, 0.02), biases too; norms are one."""
     _check_room(network, dtype, device)
     network = network.to(dtype).to_empty(device=device)

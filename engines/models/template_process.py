@@ -10,7 +10,7 @@ import json
 import sys
 
 MEMORY_BYTES = 1 << 30
-MOST_CHARS = 1 << 22
+_MOST_CHARS = 1 << 22
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         try:
             text = render(asked["template"], asked["variables"])
             text.encode("utf-8")
-            answer = {"text": text} if len(text) <= MOST_CHARS else {"error": f"it renders {len(text)} characters"}
+            answer = {"text": text} if len(text) <= _MOST_CHARS else {"error": f"it renders {len(text)} characters"}
         except MemoryError:
             answer = {"error": "it takes more than a gigabyte of memory"}
         except RecursionError:

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from engines.errors import UserError
 
-TIME_S = 2.0
+_TIME_S = 2.0
 """For one conversation; the process's own start comes on top."""
 START_S = 30.0
 _PROGRAM = Path(__file__).with_name("template_process.py")
@@ -61,10 +61,10 @@ class _Process:
             self._running = self._start()
             # Its start is not in a template's own time.
             self._exchange(json.dumps({"template": "", "variables": {}}), START_S)
-        answer = self._exchange(line, TIME_S)
+        answer = self._exchange(line, _TIME_S)
         if answer is None:
             self.end()
-            return {"error": f"it did not end within {TIME_S:g} s"}
+            return {"error": f"it did not end within {_TIME_S:g} s"}
         try:
             found: Mapping[str, Any] = json.loads(answer)
         except ValueError:

@@ -90,14 +90,14 @@ def load_tokenizer(directory: Path, *, required: Collection[SpecialToken] = get_
     return TextTokenizer(backend=backend, mask_token_id=ids["mask_token"], eos_token_id=ids["eos_token"])
 
 
-MOST_SHRINK = 4
+_MOST_SHRINK = 4
 """Bytes of a text for one of its normal form: 𝐀 (four) becomes A."""
 
 
 def longest_token(backend: Tokenizer) -> int:
     """Most bytes of a text that one token stands for."""
     longest = max((len(token.encode()) for token in backend.get_vocab(with_added_tokens=True)), default=1)
-    return longest * (1 if backend.normalizer is None else MOST_SHRINK)
+    return longest * (1 if backend.normalizer is None else _MOST_SHRINK)
 
 
 def token_content(token: Any) -> str | None:

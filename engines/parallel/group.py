@@ -17,10 +17,10 @@ from engines.parallel.division import span
 
 T = TypeVar("T")
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """A rank that waits longer for the others' tensors gives up."""
 
-IDLE_TIMEOUT = timedelta(days=1)
+_IDLE_TIMEOUT = timedelta(days=1)
 """Between two commands of rank 0, which may have no requests. A rank 0 that dies is noticed at once."""
 
 # Torch 2.13 has the first name and warns of the second, which is all that 2.11 has.
@@ -116,7 +116,7 @@ def join(rank: int, size: int, device: str, store: dist.Store) -> TensorParallel
         store=store,
         rank=rank,
         world_size=size,
-        timeout=COLLECTIVE_TIMEOUT,
+        timeout=_COLLECTIVE_TIMEOUT,
         # Makes NCCL connect now: it must not begin to while a graph is being captured.
         device_id=torch.device(device) if on_cuda else None,
     )
@@ -125,7 +125,7 @@ def join(rank: int, size: int, device: str, store: dist.Store) -> TensorParallel
         size=size,
         device=device,
         tensors=dist.group.WORLD,
-        control=dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT),
+        control=dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT),
     )
     group.all_reduce(torch.zeros(1, device=device))
     return group

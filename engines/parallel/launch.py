@@ -25,9 +25,9 @@ from engines.parallel.group import TensorParallel, abort_tensors, join, leave, r
 from engines.runtime.signals import held
 
 HOST = "127.0.0.1"
-START_TIMEOUT_S = 300.0
+_START_TIMEOUT_S = 300.0
 """For a process to import what it needs, and for all to meet."""
-END_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 60.0
 """For the others to return once rank 0 has, and to say why where one failed."""
 
 Entry = Callable[..., None]
@@ -56,16 +56,16 @@ def local_ranks(size: int, device: str, entry: Entry, *args: Any) -> Iterator[Te
         return
     # Port 0: the system chooses a free one, and the others are told which.
     store = dist.TCPStore(
-        HOST, 0, size, is_master=True, timeout=timedelta(seconds=START_TIMEOUT_S), wait_for_workers=False
+        HOST, 0, size, is_master=True, timeout=timedelta(seconds=_START_TIMEOUT_S), wait_for_workers=False
     )
     followers = _Followers(size, device, store.port, entry, args)
     group = None
     try:
-        followers.wait_for("ready", START_TIMEOUT_S)
+        followers.wait_for("ready", _START_TIMEOUT_S)
         group = join(0, size, own, store)
         followers.watch(group)
         yield group
-        followers.wait_for("done", END_TIMEOUT_S)
+        followers.wait_for("done", _END_TIMEOUT_S)
     except BaseException as error:
         # What a user is told is the same on every rank.
         failure = followers.failure() if isinstance(error, Exception) and not isinstance(error, UserError) else None
@@ -161,7 +161,7 @@ class _Followers:
             process.terminate()
         self.end(5.0)
 
-    def end(self, timeout_s: float = END_TIMEOUT_S) -> None:
+    def end(self, timeout_s: float = _END_TIMEOUT_S) -> None:
         for process in self._processes:
             process.join(timeout_s)
             if process.is_alive():
@@ -177,7 +177,7 @@ def _run(rank: int, size: int, device: str, port: int, pipe: Connection, entry: 
     status = 1
     try:
         pipe.send(_Said("ready"))
-        store = dist.TCPStore(HOST, port, size, is_master=False, timeout=timedelta(seconds=START_TIMEOUT_S))
+        store = dist.TCPStore(HOST, port, size, is_master=False, timeout=timedelta(seconds=_START_TIMEOUT_S))
         group = join(rank, size, rank_device(device, rank, size), store)
         entry(group, *args)
         pipe.send(_Said("done"))

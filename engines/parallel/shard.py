@@ -21,13 +21,13 @@ from engines.models.weights import Part
 from engines.parallel.division import check_division, span
 from engines.parallel.group import TensorParallel
 
-Cut = Literal["outputs", "inputs", "ids"]
+_Cut = Literal["outputs", "inputs", "ids"]
 
-_IN_LAYER: dict[str, Cut] = {
+_IN_LAYER: dict[str, _Cut] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "ff_proj", "gate_proj", "up_proj"), "outputs"),
     **dict.fromkeys(("attn_out", "ff_out", "o_proj", "down_proj"), "inputs"),
 }
-_OUTSIDE: dict[str, Cut] = {"wte": "ids", "embed_tokens": "ids", "ff_out": "outputs", "lm_head": "outputs"}
+_OUTSIDE: dict[str, _Cut] = {"wte": "ids", "embed_tokens": "ids", "ff_out": "outputs", "lm_head": "outputs"}
 
 
 class PartialLinear(nn.Module):

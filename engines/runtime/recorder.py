@@ -50,10 +50,10 @@ class CudaRecorder:
         # Other threads, such as NCCL's watchdog, go on asking the device.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = forward()
-        return CudaRecording(graph, out)
+        return _CudaRecording(graph, out)
 
 
-class CudaRecording:
+class _CudaRecording:
     def __init__(self, graph: torch.cuda.CUDAGraph, out: Tensor) -> None:
         self._graph, self._out = graph, out
 

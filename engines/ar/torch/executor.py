@@ -85,7 +85,7 @@ class TorchExecutor:
                 spare=1 + -(-longest_bucket // size),
             )
             self._longest_bucket = longest_bucket
-            self.pool = paged_pool(model, self.tables)
+            self.pool = _paged_pool(model, self.tables)
             # The last column belongs to no position, the last row to no sequence.
             self._tokens = torch.zeros((num_slots + 1, max_len + 2), dtype=torch.int64, device=self.device)
             if recorder is None and self.device.type == "cuda" and uses_graphs:
@@ -266,7 +266,7 @@ class TorchExecutor:
         )
 
 
-def paged_pool(model: CausalModel, tables: BlockTables) -> PoolTensors:
+def _paged_pool(model: CausalModel, tables: BlockTables) -> PoolTensors:
     """Memory of every block, nobody's included; zeros at first.
 
     Not unwritten: padding attends to nobody's block, and a NaN there would spread to no token but to its own next layer,

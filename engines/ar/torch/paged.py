@@ -27,7 +27,7 @@ from engines.runtime.rows import Ints
 from engines.runtime.staging import Staging
 from engines.runtime.store import Store
 
-BLOCK_SIZES = (16, 64, 256)
+_BLOCK_SIZES = (16, 64, 256)
 """Tried in this order: FlashAttention 2 takes multiples of 256 only, others smaller ones."""
 
 
@@ -86,10 +86,10 @@ class PagedAttention:
 
 def span_arrays(members: Members, tables: BlockTables) -> tuple[Ints, ...]:
     """cu_q, cu_k, used_k and table on the host."""
-    return spans_on_host(members.tokens, members.end, tables.table[members.slot])
+    return _spans_on_host(members.tokens, members.end, tables.table[members.slot])
 
 
-def spans_on_host(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
+def _spans_on_host(count: Ints, end: Ints, table: np.ndarray) -> tuple[Ints, ...]:
     """The same from the queries and keys of each sequence."""
     cu_q, cu_k = (np.concatenate(([0], np.cumsum(lengths))) for lengths in (count, end))
     return cu_q, cu_k, end, table.astype(np.int64)
@@ -126,7 +126,7 @@ def probe(device: torch.device, dtype: torch.dtype, head_dim: int, group: int) -
         return "flash kernels take bfloat16 and float16 on CUDA devices"
     faults = []
     for name, kernel in kernels():
-        for block_size in BLOCK_SIZES:
+        for block_size in _BLOCK_SIZES:
             found = fault(kernel, device, dtype, head_dim, group, block_size)
             if found is None:
                 return Served(name, kernel, block_size)
@@ -158,7 +158,7 @@ def fault(
             rows[places[:used]] = torch.randn(int(used), 2, head_dim, generator=random)
     q = torch.randn(int(count.sum()) + 3, 2 * group, head_dim, generator=random)
     q, k, v = (x.to(dtype) for x in (q, k, v))
-    tensors = [torch.from_numpy(array) for array in spans_on_host(count, end, table)]
+    tensors = [torch.from_numpy(array) for array in _spans_on_host(count, end, table)]
     spans = spans_of(tensors, max_q=150, max_k=300)
     real = int(count.sum())
     expected = ReferenceKernel()(q.float(), k.float(), v.float(), spans)[:real]

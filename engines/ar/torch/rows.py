@@ -13,7 +13,7 @@ from engines.ar.torch.blocks import BlockTables
 from engines.policies.step import Bucket, Rung
 from engines.runtime.rows import Ints, ranks
 
-RUNG_SEQUENCES = 64
+_RUNG_SEQUENCES = 64
 """Sequences a rung holds at most."""
 
 Size = Bucket | Rung
@@ -93,7 +93,7 @@ def packed_rows(work: StepWork, tables: BlockTables, *, least: int, sequences: i
     return CausalRows(slot, position, pool_row, first + work.tokens - 1, members, is_grid=False)
 
 
-def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -> CausalRows:
+def _padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) -> CausalRows:
     """Sequence i in row i of a grid [batch, length], its tokens first (LAPS §3.1).
 
     What follows them is computed as if the sequence went on. No real token sees it, and its K/V goes to places that a
@@ -119,12 +119,12 @@ def padded_rows(work: StepWork, tables: BlockTables, length: int, batch: int) ->
 def rows_in(size: Size, work: StepWork, tables: BlockTables, *, sequences: int = 0) -> CausalRows:
     """The rows of a step that runs in a bucket or a rung."""
     if isinstance(size, Bucket):
-        return padded_rows(work, tables, size.length, size.batch)
+        return _padded_rows(work, tables, size.length, size.batch)
     return packed_rows(work, tables, least=size.tokens, sequences=sequences)
 
 
 def most_sequences(size: Size) -> int:
-    return size.batch if isinstance(size, Bucket) else min(size.tokens, RUNG_SEQUENCES)
+    return size.batch if isinstance(size, Bucket) else min(size.tokens, _RUNG_SEQUENCES)
 
 
 def flat_index(rows: CausalRows, width: int) -> Ints:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 
-EPS = 1e-3
+_EPS = 1e-3
 
 
 def _float32(x: float) -> float:
@@ -23,7 +23,7 @@ def timesteps(num_steps: int) -> tuple[float, ...]:
 
     A product and sum in double precision, rounded once, is the fused multiply-add of torch's kernel.
     """
-    end = _float32(EPS)
+    end = _float32(_EPS)
     step = _float32(_float32(end - 1.0) / num_steps)
     half = (num_steps + 1) // 2
     return tuple(_float32(1.0 + step * i if i < half else end - step * (num_steps - i)) for i in range(num_steps + 1))

@@ -30,8 +30,8 @@ from engines.runtime.store import Store
 
 ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 MAX_ROWS = ROWS[-1]
-MIXED_SEQUENCES = 16
-QUERY_TILE = 128
+_MIXED_SEQUENCES = 16
+_QUERY_TILE = 128
 """Query rows of a flash kernel's block: bounds on the longest window below it cost the same."""
 
 
@@ -161,7 +161,7 @@ def graph_key(rows: int, sequences: int, longest: int, *, has_refresh: bool) -> 
     return GraphKey(
         rows=ROWS[bisect_left(ROWS, rows)],
         sequences=1 << (sequences - 1).bit_length(),
-        max_q=-(-longest // QUERY_TILE) * QUERY_TILE,
+        max_q=-(-longest // _QUERY_TILE) * _QUERY_TILE,
         has_refresh=has_refresh,
     )
 
@@ -170,7 +170,7 @@ def mixed_keys(max_num_seqs: int) -> Iterator[GraphKey]:
     """Keys of steps in which some requests are computed in full and none builds a cache. One size of sequences and windows
     does for each number of rows: empty blocks of a launch cost little beside a full forward."""
     for rows in ROWS:
-        yield graph_key(rows, min(max_num_seqs, MIXED_SEQUENCES), min(rows, MAX_ROWS), has_refresh=True)
+        yield graph_key(rows, min(max_num_seqs, _MIXED_SEQUENCES), min(rows, MAX_ROWS), has_refresh=True)
 
 
 def reuse_keys(max_num_seqs: int, block_length: int) -> Iterator[GraphKey]:

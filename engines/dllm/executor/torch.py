@@ -34,7 +34,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_its_device(method: Callable[P, R]) -> Callable[P, R]:
+def _on_its_device(method: Callable[P, R]) -> Callable[P, R]:
     """With the executor's device the current one, whatever the caller's is."""
 
     @wraps(method)
@@ -74,7 +74,7 @@ class TorchExecutor:
     def device(self) -> torch.device:
         return self.state.tokens.device
 
-    @on_its_device
+    @_on_its_device
     def paths(self) -> dict[str, Any]:
         """What its steps run on, and what was passed over and why, as JSON; nothing on a CPU."""
         report = self.kernels.report()
@@ -82,7 +82,7 @@ class TorchExecutor:
             report["cuda_graph_sizes"] = 0 if self.graphs is None else len(self.graphs.keys)
         return report
 
-    @on_its_device
+    @_on_its_device
     def close(self) -> None:
         """Give back what it holds of the device: layout, graphs and pool. It runs nothing afterwards.
 
@@ -96,7 +96,7 @@ class TorchExecutor:
             self.graphs.close()
         self.pool.close()
 
-    @on_its_device
+    @_on_its_device
     def prepare(self, block_length: int) -> None:
         """Capture the graphs of steps with blocks of that length, before anything is timed."""
         if self.graphs is None:
@@ -114,22 +114,22 @@ class TorchExecutor:
         for check in self.checks:
             check(request)
 
-    @on_its_device
+    @_on_its_device
     def release(self, request_id: int) -> tuple[int, ...]:
         token_ids = self.state.release(request_id)
         if self.state.is_empty:
             self.forward.rest()
         return token_ids
 
-    @on_its_device
+    @_on_its_device
     def wait(self) -> None:
         self.timer.wait()
 
-    @on_its_device
+    @_on_its_device
     def times(self) -> Mapping[int, StepTimes]:
         return self.timer.times()
 
-    @on_its_device
+    @_on_its_device
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepOutcome:
         assert not self._is_closed, "a closed executor has no pool"
