@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from types import MappingProxyType
 from typing import Any
 
 from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import GenerationConfig
 from engines.dllm.method import EVERYONES
 from engines.errors import UserError, require
+from engines.knobs import knobs_of
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_dir, config_of
 from engines.server.codec import Codec, IdsAlone, TextCodec
 from engines.server.protocol import Kind, ServedEngine
@@ -23,17 +23,7 @@ from repro.systems.dllm.named import dllm_system
 from repro.systems.dllm.settings import Settings
 from repro.systems.dllm.system import DllmSystem
 
-_OF_A_REQUEST: Mapping[str, Kind] = MappingProxyType(
-    {
-        "steps": int,
-        "block_length": int,
-        "threshold": float,
-        "factor": float,
-        "alg_temp": float,
-        "remasking": str,
-        "cfg_scale": float,
-    }
-)
+_OF_A_REQUEST = ("steps", "block_length", "threshold", "factor", "alg_temp", "remasking", "cfg_scale")
 """Settings of a generation that a request may ask for, beside those of OpenAI's API."""
 
 MOST_SETTINGS = 256
@@ -111,7 +101,8 @@ class DllmModel:
     @property
     def options(self) -> Mapping[str, Kind]:
         heeded = self._system.method.heeds[self.settings.family] | EVERYONES
-        return {name: kind for name, kind in _OF_A_REQUEST.items() if name in heeded}
+        knobs = knobs_of(GenerationConfig)
+        return {name: knobs[name].kind for name in _OF_A_REQUEST if name in heeded}
 
     def generation(self, asked: Mapping[str, Any]) -> GenerationConfig:
         """Without a number of steps as many a token as the server's own; ends early where there are blocks to end

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from engines.errors import UserError, require
 from repro.cli import options as opt
 from repro.cli.output import counting, print_json, print_table, say
 
@@ -19,66 +19,69 @@ if TYPE_CHECKING:
 _SHARED = "calibrate replaces files that an installed package shares with others"
 
 
-def calibrate(
-    platform: Annotated[
-        str, typer.Option(help="rtx4090 or l40s; of another card, what gpu-suite fitted on it.")
-    ] = "rtx4090",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the fit without storing it.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the stored constants, write the report again.")] = False,
-    write: Annotated[
-        bool, typer.Option("--write", help="Replace the stored constants and report, which every simulation rests on.")
-    ] = False,
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity",
-            help="Instead: how far predictions depend on lengths, batch rule and step overhead; a minute or two.",
-        ),
-    ] = False,
-    result_dir: opt.ResultDir = None,
-    json: opt.Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    platform: str = "rtx4090"
+    """rtx4090 or l40s; of another card, what gpu-suite fitted on it."""
+    dry_run: bool = False
+    """Show the fit without storing it."""
+    keep: bool = False
+    """Keep the stored constants, write the report again."""
+    write: bool = False
+    """Replace the stored constants and report, which every simulation rests on."""
+    sensitivity: bool = False
+    """Instead: how far predictions depend on lengths, batch rule and step overhead; a minute or two."""
+
+    def check(self) -> None:
+        """Refuse what cannot be, of a card that is fitted to stated numbers."""
+        from repro.paths import IS_INSTALLED
+
+        if IS_INSTALLED and not self.dry_run:
+            raise UserError(f"{_SHARED}: run it in a clone of the repository, or give --dry-run to see the fit alone")
+        for name in ("dry_run", "keep", "write") if self.sensitivity else ():
+            why = "has no effect with sensitivity, which fits nothing that is kept"
+            require(not getattr(self, name), f"{name} {why}: leave it out")
+        if self.dry_run and (self.keep or self.write):
+            raise UserError(f"dry_run and {'keep' if self.keep else 'write'}: give one of them")
+        require(self.dry_run or self.write or self.keep or self.sensitivity, _unasked(self.platform))
+
+
+def calibrate(*, asked: Asked, result_dir: opt.ResultDir = None, json: opt.Json = False) -> None:
     """Fit a card's constant on its named cells, and compare every stated number with what it gives; runs what is missing."""
-    from engines.errors import UserError, require
     from engines.hardware.roofline import Calibration
     from repro.files import writable_folder
-    from repro.paths import CALIBRATION, IS_INSTALLED, LOCAL, RESULTS
+    from repro.paths import CALIBRATION, LOCAL, RESULTS
     from repro.reports.fitting import PROTOCOLS, protocol_of
     from repro.reports.predictions import report, write_report
     from repro.systems import platforms
     from repro.systems.calibration import load_calibration
 
-    if platform not in PROTOCOLS and platforms.platform(platform).gpu is not None and not sensitivity:
-        require(not keep, "keep is for cards that are fitted to stated numbers: leave it out")
-        _adopt(platform, result_dir or RESULTS / platform, write=write, dry_run=dry_run, json=json)
+    card = asked.platform
+    if card not in PROTOCOLS and platforms.platform(card).gpu is not None and not asked.sensitivity:
+        require(not asked.keep, "keep is for cards that are fitted to stated numbers: leave it out")
+        _adopt(card, result_dir or RESULTS / card, write=asked.write, dry_run=asked.dry_run, json=json)
         return
-    protocol = protocol_of(platform)
-    if IS_INSTALLED and not dry_run:
-        raise UserError(f"{_SHARED}: run it in a clone of the repository, or give --dry-run to see the fit alone")
-    if sensitivity:
-        for name, given in (("dry_run", dry_run), ("keep", keep), ("write", write)):
-            require(not given, f"{name} has no effect with sensitivity, which fits nothing that is kept: leave it out")
+    protocol = protocol_of(card)
+    asked.check()
+    if asked.sensitivity:
         _print_sensitivity(protocol, json=json)
         return
-    if dry_run and (keep or write):
-        raise UserError(f"dry_run and {'keep' if keep else 'write'}: give one of them")
-    require(dry_run or write or keep, _unasked(platform))
-    if dry_run:
+    if asked.dry_run:
         calibration = _fit(protocol)
         found = report(calibration, [])
     else:
         writable_folder("calibration", CALIBRATION)
-        calibration = Calibration.load(CALIBRATION / f"{platform}.json") if keep else _fit(protocol)
-        calibration.save(CALIBRATION / f"{platform}.json")
+        calibration = Calibration.load(CALIBRATION / f"{card}.json") if asked.keep else _fit(protocol)
+        calibration.save(CALIBRATION / f"{card}.json")
         load_calibration.cache_clear()
-        found = report(calibration, _judged(platform, result_dir or LOCAL))
+        found = report(calibration, _judged(card, result_dir or LOCAL))
         write_report(found)
     if json:
         print_json(found)
         return
-    say(f"{platform}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
+    say(f"{card}: matmul = attention share of peak {calibration.matmul_efficiency:.4f}; {calibration.note}")
     say(f"fitted on {'; '.join(calibration.fitted_on)}")
-    if not dry_run:
+    if not asked.dry_run:
         _print_comparisons(found)
 
 

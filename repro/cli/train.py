@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,18 +10,27 @@ import typer
 
 from repro.cli import options as opt
 from repro.cli.output import print_json
+from repro.cli.spread import Given, Knobs, Some
+
+
+def _trained() -> dict[str, Sequence[type | Some]]:
+    from repro.training.config import TrainConfig
+
+    return {opt.WORKLOAD: (Some(TrainConfig, ("steps", "seed")),)}
+
+
+KNOBS = Knobs(_trained)
 
 
 def train_tiny(
+    *,
     out: Annotated[Path, typer.Option(help="Folder of the new checkpoint.")],
-    steps: Annotated[
-        int | None, typer.Option(help="Optimiser steps [default: those of the embedded checkpoint].")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of the training texts.")] = 0,
+    given: Annotated[Given, KNOBS],
     resume: Annotated[bool, typer.Option(help="Continue an interrupted run in --out.")] = True,
 ) -> None:
     """Train the tiny LLaDA on generated word problems and functions, and evaluate it on held-out ones."""
+    from engines.knobs import given_to
     from repro.training.config import TrainConfig
     from repro.training.loop import train_tiny as train
 
-    print_json(train(TrainConfig(seed=seed, **opt.given(steps=steps)), out, resume=resume))
+    print_json(train(given_to(TrainConfig(), given), out, resume=resume))

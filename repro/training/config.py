@@ -51,7 +51,9 @@ CURRICULUM = (
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     seed: Seed = 0
+    """Seed of the weights and of the training texts."""
     steps: Annotated[int, Range(1, 10**7)] = 3600
+    """Optimiser steps."""
 
     d_model: int = 160
     n_layers: int = 4
