@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -29,85 +28,102 @@ class PaddedAttend:
 
     def __call__(self, items: Sequence[PlanItem], rows: StepRows, pad_to: int | None) -> Attend:
         assert pad_to is not None, "a padded executor runs static batches only"
-        n = len(items)
-        pool, head_dim = self._pool, self._pool.k.shape[3]
         key_tokens = [item.key_tokens for item in items]
         is_refresh = items[0].phase.is_refresh
         width = pad_to if is_refresh else max(key_tokens)
         mask = None
         if min(key_tokens) < width:
-            columns = torch.arange(width, device=pool.k.device)
+            columns = torch.arange(width, device=self._pool.k.device)
             mask = (columns < self._staging.ints(key_tokens).unsqueeze(1))[:, None, None, :]
-
-        timer, num_rows, is_exact = self._timer, rows.num_rows, rows.num_rows >= MIN_ROWS
-        wide, narrow = ((n, num_rows // n, heads, head_dim) for heads in self._heads)
-        group = self._heads[0] // self._heads[1]
-
-        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            """The rows of q [n, L, H, D] end to end, then zeros up to MIN_ROWS; k and v [n, Hkv, Lk, D]."""
-            if group > 1:
-                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-            out = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1)
-            if not is_exact:
-                out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - num_rows))
-            timer.lap_inside("attention")
-            return out
-
-        def refresh(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            timer.lap_inside("gemm")
-            if rows.pack is not None:
-                rows.pack(pool.k[layer], pool.v[layer], q, k, v)
-                timer.lap_inside("selection")
-            if not is_exact:
-                q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
-            return attention(q.view(wide), k.view(narrow).transpose(1, 2), v.view(narrow).transpose(1, 2))
-
-        windows = [item.window_len for item in items]
-        ends = list(accumulate(windows))
-
-        def ragged(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            """Members at the end of answers of several lengths: each alone over its own slab."""
-            timer.lap_inside("gemm")
-            pool.k[layer].index_copy_(0, rows.pool_row, k[:num_rows])
-            pool.v[layer].index_copy_(0, rows.pool_row, v[:num_rows])
-            found = []
-            for item, window, end in zip(items, windows, ends, strict=True):
-                slab = slice(item.kv_start, item.kv_start + item.key_tokens)
-                own_k, own_v = (
-                    each[layer, slab].repeat_interleave(group, dim=1).transpose(0, 1)[None] for each in (pool.k, pool.v)
-                )
-                own_q = q[end - window : end].transpose(0, 1)[None]
-                found.append(F.scaled_dot_product_attention(own_q, own_k, own_v)[0].transpose(0, 1))
-            out = torch.cat(found)
-            if not is_exact:
-                out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - num_rows))
-            timer.lap_inside("attention")
-            return out
-
+        step = _Step(items, rows, self._pool, self._timer, self._heads, mask)
         if is_refresh:
-            return refresh
-        if len(set(windows)) > 1:
-            return ragged
-        slabs_k, slabs_v = _slabs(pool.k, items, width), _slabs(pool.v, items, width)
-        if mask is None:
-            # All members keep equally many rows, so the block's own are a plain part of the slabs.
-            own = slice(items[0].kept_rows, width)
-            own_k, own_v = ([slab[:, own] for slab in slabs] for slabs in (slabs_k, slabs_v))
+            return step.refresh
+        if len({item.window_len for item in items}) > 1:
+            return step.ragged
+        return step.reuse_of(width)
+
+
+class _Step:
+    """The layers of one step, each given its rows of q, k and v [N, H, D] end to end, with zeros up to MIN_ROWS."""
+
+    def __init__(
+        self,
+        items: Sequence[PlanItem],
+        rows: StepRows,
+        pool: PoolTensors,
+        timer: StepTimer,
+        heads: tuple[int, int],
+        mask: Tensor | None,
+    ) -> None:
+        self.items, self.rows, self.pool, self.timer, self.mask = items, rows, pool, timer, mask
+        self.num_rows, self.is_exact = rows.num_rows, rows.num_rows >= MIN_ROWS
+        self.group = heads[0] // heads[1]
+        self.wide, self.narrow = ((len(items), rows.num_rows // len(items), each, pool.k.shape[3]) for each in heads)
+
+    def refresh(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.timer.lap_inside("gemm")
+        if self.rows.pack is not None:
+            self.rows.pack(self.pool.k[layer], self.pool.v[layer], q, k, v)
+            self.timer.lap_inside("selection")
+        q, k, v = self._own(q, k, v)
+        return self._attention(q, k.view(self.narrow).transpose(1, 2), v.view(self.narrow).transpose(1, 2))
+
+    def ragged(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Members at the end of answers of several lengths: each alone over its own slab."""
+        self.timer.lap_inside("gemm")
+        self._store(layer, *self._own(q, k, v)[1:])
+        found, end = [], 0
+        for item in self.items:
+            start, end = end, end + item.window_len
+            slab = slice(item.kv_start, item.kv_start + item.key_tokens)
+            own_k, own_v = (
+                each[layer, slab].repeat_interleave(self.group, dim=1).transpose(0, 1)[None]
+                for each in (self.pool.k, self.pool.v)
+            )
+            own_q = q[start:end].transpose(0, 1)[None]
+            found.append(F.scaled_dot_product_attention(own_q, own_k, own_v)[0].transpose(0, 1))
+        return self._filled(torch.cat(found))
+
+    def reuse_of(self, width: int) -> Attend:
+        """Members with equal windows: one call over their slabs."""
+        slabs_k, slabs_v = (_slabs(each, self.items, width) for each in (self.pool.k, self.pool.v))
         keys, values = ([slab.transpose(1, 2) for slab in slabs] for slabs in (slabs_k, slabs_v))
+        # Where all members keep equally many rows, the block's own are a plain part of the slabs.
+        own = None if self.mask is not None else slice(self.items[0].kept_rows, width)
 
         def reuse(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            timer.lap_inside("gemm")
-            if not is_exact:
-                q, k, v = q[:num_rows], k[:num_rows], v[:num_rows]
-            if mask is None:
-                own_k[layer].copy_(k.view(narrow))
-                own_v[layer].copy_(v.view(narrow))
+            self.timer.lap_inside("gemm")
+            q, k, v = self._own(q, k, v)
+            if own is None:
+                self._store(layer, k, v)
             else:
-                pool.k[layer].index_copy_(0, rows.pool_row, k)
-                pool.v[layer].index_copy_(0, rows.pool_row, v)
-            return attention(q.view(wide), keys[layer], values[layer])
+                slabs_k[layer][:, own].copy_(k.view(self.narrow))
+                slabs_v[layer][:, own].copy_(v.view(self.narrow))
+            return self._attention(q, keys[layer], values[layer])
 
         return reuse
+
+    def _own(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Without the rows that fill up to MIN_ROWS."""
+        return (q, k, v) if self.is_exact else (q[: self.num_rows], k[: self.num_rows], v[: self.num_rows])
+
+    def _store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self.pool.k[layer].index_copy_(0, self.rows.pool_row, k)
+        self.pool.v[layer].index_copy_(0, self.rows.pool_row, v)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q is [N, H, D]; k and v are [n, Hkv, Lk, D]."""
+        if self.group > 1:
+            k, v = k.repeat_interleave(self.group, dim=1), v.repeat_interleave(self.group, dim=1)
+        q = q.view(self.wide).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+        return self._filled(out.transpose(1, 2).flatten(0, 1))
+
+    def _filled(self, out: Tensor) -> Tensor:
+        if not self.is_exact:
+            out = F.pad(out, (0, 0, 0, 0, 0, MIN_ROWS - self.num_rows))
+        self.timer.lap_inside("attention")
+        return out
 
 
 def _slabs(pool: Tensor, items: Sequence[PlanItem], width: int) -> tuple[Tensor, ...]:
