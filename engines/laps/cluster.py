@@ -101,7 +101,7 @@ class _PrefillSimulation:
         self._cached: dict[int, dict[int, int]] = {}
         """Session -> instance -> tokens of K/V, where caches are apart."""
         self.shares_cache = cluster.cache == "shared"
-        self._boundary, self._work_s, self._slo_s = cluster.boundary, system.work_s, cluster.slo_s
+        self._work_s = system.work_s
         self._moves: list[MoveRow] = []
         self._is_global = spatial is not None and spatial.pooling == "global"
         pools: dict[LengthClass, Any] = {}
@@ -180,11 +180,10 @@ class _PrefillSimulation:
         if cluster.slo_s is not None:
             row.deadline_s = now + cluster.slo_s
         if self._is_global:
-            self._describe(task)
-            pool = cluster.class_of(task.tokens)
-            asked(self._pool_queues[pool].push, task)
+            self._estimate(task)
+            asked(self._pool_queues[row.length_class].push, task)
             for instance in self.instances:
-                if instance.pool == pool and not instance.is_busy:
+                if instance.pool == row.length_class and not instance.is_busy:
                     instance.poke()
                     if instance.is_busy:
                         break
@@ -203,12 +202,12 @@ class _PrefillSimulation:
             task.history -= missing
             task.tokens += missing
             self.owed.more(task, missing)
-        self._describe(task)
+            row = self._requests[task.task_id]
+            row.history, row.tokens, row.length_class = task.history, task.tokens, self._cluster.class_of(task.tokens)
+        self._estimate(task)
         instance.enqueue(task)
 
-    def _describe(self, task: PrefillTask) -> None:
-        row = self._requests[task.task_id]
-        row.history, row.tokens, row.length_class = task.history, task.tokens, self._cluster.class_of(task.tokens)
+    def _estimate(self, task: PrefillTask) -> None:
         if self._work_s is not None:
             task.estimate_s = self._work_s(task.history, task.tokens)
 
