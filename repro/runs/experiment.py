@@ -88,18 +88,24 @@ class Experiment:
 
 @contextmanager
 def blamed(cell: Cell) -> Iterator[None]:
-    """The body runs code that the cell names: what that raises is said of it, and is no fault of this program."""
+    """The body runs code that the cell names."""
     try:
         yield
-    except (ImportError, MemoryError, KeyboardInterrupt, SystemExit):
-        raise
     except BaseException as error:
-        is_said = type(error).__module__.partition(".")[0] in PACKAGES
-        named = [f"{name}={value!r}" for name, value in _values(cell) if _module(value) is not None]
-        if is_said or not named:
+        if (said := fault_of(cell, error)) is error:
             raise
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise RunError(f"{', '.join(named)} fails ({said}): correct it") from error
+        raise said from error
+
+
+def fault_of(cell: Cell, error: BaseException) -> BaseException:
+    """What is said where the cell's run or its preparation raises: the code that the cell names fails, and not this program.
+    The error itself where the cell names none, or where it is said already."""
+    named = [f"{name}={value!r}" for name, value in _values(cell) if _module(value) is not None]
+    is_said = type(error).__module__.partition(".")[0] in PACKAGES
+    if not named or is_said or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
+        return error
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return RunError(f"{', '.join(named)} fails ({said}): correct it")
 
 
 def _values(cell: Cell) -> Iterator[tuple[str, object]]:

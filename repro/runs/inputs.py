@@ -17,6 +17,7 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -164,6 +165,12 @@ def changed(inputs: Inputs, modules: Iterable[str]) -> tuple[str, ...]:
     """Names of what is not as it was when a run was made of these modules."""
     roots = _roots(modules)
     return tuple(name for name, before in inputs.items() if _state(name, roots) != before)
+
+
+def is_of_a_plug_in(error: BaseException) -> bool:
+    """Whether it was raised in a file that is neither ours nor a library's."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and _kind(frames[-1].f_code.co_filename) == FOREIGN
 
 
 def _is_plugged(module: str) -> bool:

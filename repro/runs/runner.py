@@ -45,8 +45,8 @@ Make = Callable[[Experiment, OnProgress | None], Made]
 OnStart = Callable[[Experiment], None]
 OnDone = Callable[[Experiment, Made], None]
 OnStep = Callable[[Experiment, DriveProgress], None]
-OnError = Callable[[Experiment, Exception], bool]
-"""Whether to go on."""
+OnError = Callable[[Experiment, Exception], None]
+"""Raises what ends the sweep; returns where it goes on."""
 Start = Callable[[], AbstractContextManager[Worker]]
 """A worker, which ends with the body; at once where that ends by an exception."""
 
@@ -63,15 +63,14 @@ class Hooks:
 
 
 def run_here(experiments: Iterable[Experiment], make: Make, hooks: Hooks) -> None:
-    """One after the other; raises the error that is not to be gone on after."""
+    """One after the other."""
     for experiment in experiments:
         hooks.on_start(experiment)
         try:
             heard = None if hooks.on_step is None else partial(hooks.on_step, experiment)
             hooks.on_done(experiment, make(experiment, heard))
         except Exception as error:
-            if not hooks.on_error(experiment, error):
-                raise
+            hooks.on_error(experiment, error)
 
 
 def run_by_workers(assignment: Assignment, starts: Sequence[Start], hooks: Hooks) -> None:
@@ -182,5 +181,7 @@ class _Crew:
             self._engage(place)
 
     def _failed(self, experiment: Experiment, error: Exception) -> None:
-        if not self._hooks.on_error(experiment, error) and self._error is None:
-            self._error = error
+        try:
+            self._hooks.on_error(experiment, error)
+        except Exception as ending:
+            self._error = self._error or ending

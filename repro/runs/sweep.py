@@ -12,7 +12,8 @@ from engines.errors import RunError, UserError
 from engines.knobs import check_value
 from repro.files import writable_folder
 from repro.runs.cell import Cell
-from repro.runs.experiment import Experiment
+from repro.runs.experiment import Experiment, fault_of
+from repro.runs.inputs import is_of_a_plug_in
 from repro.runs.packing import Made, Packing
 from repro.runs.pool import Jobs, LocalPool, Pool
 from repro.runs.runner import Hooks, OnStep
@@ -145,14 +146,15 @@ class Sweep:
             reason = self._reasons[cell.key]
             close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=made.elapsed_s))
 
-        def on_error(experiment: Experiment, error: Exception) -> bool:
+        def on_error(experiment: Experiment, error: Exception) -> None:
+            fault = error if is_of_a_plug_in(error) else fault_of(experiment.cell, error)
             # An error that ends the sweep is raised: its traceback need not be in the log too.
-            is_said = isinstance(error, UserError | RunError)
-            if continue_on_error and not is_said:
+            if continue_on_error and not isinstance(error, UserError | RunError):
                 logger.error("%s failed", experiment.cell.folder_name, exc_info=error)
-            message = str(error) if is_said else f"{type(error).__name__}: {error}"
+            message = str(fault) if isinstance(fault, UserError | RunError) else f"{type(fault).__name__}: {fault}"
             close(CellOutcome(cell=experiment.cell, status="failed", reason=message))
-            return continue_on_error
+            if not continue_on_error:
+                raise fault from (None if fault is error else error)
 
         def on_reused(experiment: Experiment, run: StoredRun) -> None:
             reason = "made by another sweep meanwhile"

@@ -44,9 +44,18 @@ def _with(column: str, value: object) -> Callable[..., RunRecord]:
     return change
 
 
+def _raises(tables: object, manifest: object) -> RunRecord:
+    raise KeyError("soon")
+
+
 CHANGES: Mapping[float, Callable[..., Any]] = {
+    1.0: lambda tables, manifest: None,
+    2.0: lambda tables, manifest: RunRecord(tables={REQUESTS: tables[REQUESTS]}, manifest=manifest),
+    3.0: _with("finished_s", "soon"),
+    4.0: _with("finished_s", float("nan")),
     5.0: lambda tables, manifest: RunRecord(tables=tables, manifest={**manifest, "obtained": "measured"}),
     6.0: _with("output_len", -5),
+    7.0: _raises,
 }
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from pathlib import Path
 
 import pytest
 
 from engines.errors import RunError
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.runs.packing import Packing
+from repro.runs.store import Store
+from repro.runs.sweep import Sweep
 
 
-def made(name: str, service_s: float = 1.0) -> None:
-    cell = Cell(
+def asked(name: str, service_s: float = 1.0) -> Cell:
+    return Cell(
         system=f"support.lying_systems:{name}",
         dataset="jobs",
         platform="support.md1:WORKSHOP",
@@ -22,10 +25,13 @@ def made(name: str, service_s: float = 1.0) -> None:
         seed=0,
         knobs=(("service_s", service_s), ("num_prompts", 6)),
     )
-    made = Packing.of_this_process().make(prepare(cell))
-    validity = made.packed.manifest["validity"]
-    if not validity["valid"]:
-        raise RunError("; ".join(validity["reasons"]))
+
+
+def made(root: Path, name: str, service_s: float = 1.0) -> None:
+    (outcome,) = Sweep([prepare(asked(name, service_s))], Store(root)).run()
+    assert outcome.run is not None
+    if not outcome.run.validity.valid:
+        raise RunError("; ".join(outcome.run.validity.reasons))
 
 
 @pytest.mark.parametrize(
@@ -36,14 +42,30 @@ def made(name: str, service_s: float = 1.0) -> None:
         ("LEAVES", 1.0, "fails (GeneratorExit:): correct it"),
         ("NAMELESS", 1.0, "fails (TypeError: its family is no Family, or its title no text): correct it"),
         ("ORPHAN", 1.0, "fails (TypeError: its family is no Family"),
+        ("RUNS", 1.0, "fails (AttributeError: 'NoneType' object has no attribute"),
+        ("RUNS", 2.0, "fails (ValueError: table 'work' of a run of family queue is missing): correct it"),
+        ("RUNS", 3.0, "fails ("),
+        ("RUNS", 4.0, "column 'finished_s' holds a value that is not finite): correct it"),
         ("RUNS", 5.0, "says of its run that it is measured, and of itself simulated"),
         ("RUNS", 6.0, "1 of 6 requests have an output_len below 0"),
     ],
 )
-def test_what_a_system_does_wrong_is_said_of_it(name: str, service_s: float, said: str) -> None:
+def test_what_a_system_does_wrong_is_said_of_it(name: str, service_s: float, said: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=re.escape(said)) as failed:
-        made(name, service_s)
+        made(tmp_path, name, service_s)
     assert f"system='support.lying_systems:{name}'" in str(failed.value) or "output_len" in said
+
+
+def test_a_log_keeps_where_a_wrong_run_was_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    experiments = [prepare(asked("RUNS", service_s)) for service_s in (4.0, 7.0)]
+    with caplog.at_level(logging.ERROR):
+        wrong, unlucky = Sweep(experiments, Store(tmp_path)).run(continue_on_error=True)
+    assert wrong.reason.startswith(
+        "system='support.lying_systems:RUNS', platform='support.md1:WORKSHOP' fails (ValueError"
+    )
+    assert unlucky.reason == "KeyError: 'soon'", "it says itself where it was raised"
+    kinds = [entry.exc_info[0] for entry in caplog.records if entry.exc_info is not None]
+    assert kinds == [ValueError, KeyError]
 
 
 def test_another_fault_is_raised_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

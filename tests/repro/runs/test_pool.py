@@ -52,11 +52,17 @@ class Heard:
     def __init__(self, *, goes_on: bool = True) -> None:
         self.done: list[int] = []
         self.failed: dict[int, Exception] = {}
+        self._goes_on = goes_on
         self.hooks = Hooks(
             on_start=lambda _: None,
             on_done=lambda experiment, _: self.done.append(experiment.cell.seed),
-            on_error=lambda experiment, error: self.failed.update({experiment.cell.seed: error}) or goes_on,
+            on_error=self._heard,
         )
+
+    def _heard(self, experiment: Experiment, error: Exception) -> None:
+        self.failed[experiment.cell.seed] = error
+        if not self._goes_on:
+            raise error
 
 
 def run(
@@ -227,7 +233,7 @@ def test_an_interrupt_unlocks_every_unit() -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    hooks = Hooks(on_start=lambda _: None, on_done=stop, on_error=lambda *_: True)
+    hooks = Hooks(on_start=lambda _: None, on_done=stop, on_error=lambda *_: None)
     with pytest.raises(KeyboardInterrupt):
         run_by_workers(Assignment([EXPERIMENTS[:2], EXPERIMENTS[2:4]], locks.lock), FakeCluster().starts(2), hooks)
     assert locks.held == set()

@@ -78,9 +78,8 @@ def test_run_that_kills_its_process_is_tried_once_more(
     done: list[int] = []
     failed: list[tuple[int, str]] = []
 
-    def on_error(experiment: Experiment, error: Exception) -> bool:
+    def on_error(experiment: Experiment, error: Exception) -> None:
         failed.append((experiment.cell.seed, str(error)))
-        return True
 
     hooks = Hooks(on_start=lambda _: None, on_done=lambda each, _: done.append(each.cell.seed), on_error=on_error)
     run_by_workers(Assignment([experiments]), [partial(local_process, PACKING)], hooks)
