@@ -11,7 +11,7 @@ from repro.paths import LOCAL
 from repro.runs.cell import Cell, Scalar, plain
 from repro.runs.experiment import prepare, prepare_all
 from repro.runs.kept import forget
-from repro.runs.pools import pool_of
+from repro.runs.pool import pool_of
 from repro.runs.progress import sweep_progress
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 from repro.runs.cell import BASIS
 from repro.runs.experiment import Experiment
@@ -17,22 +16,22 @@ Lock = Callable[[Sequence[Experiment]], ExitStack | None]
 """What unlocks a group that was locked; None for one that is not to be made."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class _Group:
-    members: Sequence[Experiment]
-    left: deque[Experiment]
-    locked: ExitStack
+    def __init__(self, members: Sequence[Experiment], unlock: ExitStack) -> None:
+        self.members = members
+        self.left = deque(members)
+        self.unlock = unlock
 
 
 class Assignment:
     """A worker makes the runs of a group one by one, and then another group. Workers are known by a number.
 
-    Groups of repeats may be divided: a worker that finds none takes half of the longest. A unit is made whole by one worker, and
-    again where that is lost: its runs belong to one sitting of one machine.
+    A worker that finds no group more joins another one in the largest. A unit, which is a group with a lock, is made whole by one
+    worker, and again where that is lost: its runs belong to one sitting of one machine.
     """
 
     def __init__(self, groups: Iterable[Sequence[Experiment]], lock: Lock | None = None) -> None:
-        """``lock`` is of units; groups without one may be divided."""
+        """``lock`` is of units."""
         self._waiting = deque(groups)
         self._lock = lock
         self._groups: dict[int, _Group] = {}
@@ -45,50 +44,51 @@ class Assignment:
 
     def take(self, worker: int) -> Experiment | None:
         """Its next run; None where there is none for it."""
-        if worker in self._groups and not self._groups[worker].left:
-            self._groups.pop(worker).locked.close()
-        if worker not in self._groups and not (self._begin(worker) or self._divide(worker)):
+        group = self._groups.pop(worker, None)
+        if group is not None and not group.left:
+            group.unlock.close()
+            group = None
+        group = group or self._next() or self._largest()
+        if group is None:
             return None
-        return self._groups[worker].left.popleft()
+        self._groups[worker] = group
+        return group.left.popleft()
 
-    def _begin(self, worker: int) -> bool:
+    def _next(self) -> _Group | None:
         while self._waiting:
             members = self._waiting.popleft()
-            locked = ExitStack() if self._lock is None else self._lock(members)
-            if locked is not None:
-                self._groups[worker] = _Group(members=members, left=deque(members), locked=locked)
-                return True
-        return False
+            unlock = ExitStack() if self._lock is None else self._lock(members)
+            if unlock is not None:
+                return _Group(members, unlock)
+        return None
 
-    def _divide(self, worker: int) -> bool:
-        longest = max((group.left for group in self._groups.values()), key=len, default=None)
-        if self._lock is not None or not longest:
-            return False
-        half = [longest.pop() for _ in range((len(longest) + 1) // 2)][::-1]
-        self._groups[worker] = _Group(members=half, left=deque(half), locked=ExitStack())
-        return True
+    def _largest(self) -> _Group | None:
+        shared = [group for group in self._groups.values() if group.left and self._lock is None]
+        return max(shared, key=lambda group: len(group.left), default=None)
 
     def lost(self, worker: int, culprit: Experiment) -> list[Experiment]:
         """The worker is gone while it made the culprit. What was its will be taken again, but for the runs that are
         returned, which are given up."""
         group = self._groups.pop(worker)
-        group.locked.close()
-        name = culprit.cell.key if self._lock is None else group.members[0].cell.key
-        self._losses[name] += 1
-        is_given_up = self._losses[name] == MOST_LOSSES
-        if self._lock is None:
-            if again := [*([] if is_given_up else [culprit]), *group.left]:
-                self._waiting.appendleft(again)
-            return [culprit] if is_given_up else []
-        if is_given_up:
-            return [culprit, *group.left]
-        self._waiting.appendleft(group.members)
-        return []
+        group.unlock.close()
+        self._losses[culprit.cell.key] += 1
+        is_given_up = self._losses[culprit.cell.key] == MOST_LOSSES
+        if self._lock is not None:
+            if is_given_up:
+                return [culprit, *group.left]
+            self._waiting.appendleft(group.members)
+            return []
+        again = [] if is_given_up else [culprit]
+        if group not in self._groups.values():
+            again += group.left
+        if again:
+            self._waiting.appendleft(again)
+        return [culprit] if is_given_up else []
 
     def close(self) -> None:
         """Unlock every unit."""
         while self._groups:
-            self._groups.popitem()[1].locked.close()
+            self._groups.popitem()[1].unlock.close()
 
 
 def by_repeats(experiments: Iterable[Experiment]) -> list[list[Experiment]]:

@@ -133,8 +133,12 @@ class Cell:
         parts = [self.system, self.dataset, self.platform, self.executor]
         if self.rate is not None:
             parts.append(f"r{self.rate:g}")
-        prefix = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join([*parts, f"s{self.seed}"])).lstrip("._-")
-        return prefix[:PREFIX_LENGTH]
+        return file_name("_".join([*parts, f"s{self.seed}"]))
+
+
+def file_name(text: str) -> str:
+    """As much of it as a file's name may hold."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:PREFIX_LENGTH]
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import gc
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,9 +47,7 @@ class Packing:
         self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
     ) -> Made:
         """A run in a sitting says besides how busy the machine was."""
-        if experiment.is_measured:
-            return self._make(experiment, on_progress, sitting)
-        with _collecting_rarely():
+        with nullcontext() if experiment.is_measured else _collecting_rarely():
             return self._make(experiment, on_progress, sitting)
 
     def _make(self, experiment: Experiment, on_progress: OnProgress | None, sitting: Sitting | None) -> Made:

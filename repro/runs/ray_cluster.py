@@ -1,4 +1,5 @@
-"""A Ray cluster: one that is there, or one of this machine alone, started for a sweep and stopped with it."""
+"""A Ray cluster: one that is there, or one of this machine alone, started for a sweep and stopped with it; and the code that its
+workers need, gathered in one folder, to be sent to machines that have no checkout."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from typing import Any
 
 from engines.errors import RunError, UserError
 from repro.cores import usable_cores
+from repro.paths import CALIBRATION, DATASETS, IS_INSTALLED, PAPER
+from repro.runs.code import PACKAGES, spec_of
 from repro.runs.experiment import Experiment
-from repro.runs.shipping import gather
 
 PASSED_ON = ("REPRO_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 """Variables of the environment, by their beginnings, that workers get. Secrets are none of them: Ray shows these to whoever
@@ -28,6 +30,7 @@ may look at the cluster."""
 OBJECT_STORE_BYTES = 512 * 2**20
 """Of a cluster of this machine: a few records on their way."""
 SHARED_MEMORY = Path("/dev/shm")
+_LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 
 
 def require_ray() -> None:
@@ -136,3 +139,33 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0]
+
+
+# -- its workers' code -----------------------------------------------------------------------------------
+
+
+def gather(experiments: Iterable[Experiment], folder: Path) -> None:
+    """Fill ``folder``, which goes in front of a worker's ``sys.path``: the packages that decide numbers, with the data
+    beside them, laid out as a wheel is (repro/paths.py); and those of plug-ins, which the experiments name or what they name
+    imports."""
+    plugged_in = {name for experiment in experiments for name in experiment.plugged_in}
+    for package in sorted(PACKAGES | plugged_in):
+        for source in _sources(package):
+            if source.is_dir():
+                shutil.copytree(source, folder / package, ignore=_LEFT_OUT, dirs_exist_ok=True)
+            else:
+                shutil.copy2(source, folder)
+    if not IS_INSTALLED:
+        for source, name in ((DATASETS, "datasets"), (PAPER, "results/paper"), (CALIBRATION, "results/calibration")):
+            shutil.copytree(source, folder / "repro" / "data" / name, ignore=_LEFT_OUT)
+
+
+def _sources(package: str) -> Iterator[Path]:
+    """Its folders, several where it is spread over ``sys.path``; or the file that it is."""
+    spec = spec_of(package)
+    if spec is None:
+        return
+    if spec.submodule_search_locations is not None:
+        yield from map(Path, spec.submodule_search_locations)
+    elif spec.origin is not None and Path(spec.origin).is_file():
+        yield Path(spec.origin)

@@ -1,54 +1,29 @@
-"""A sweep's runs as tasks of workers on a Ray cluster. They come back packed; this process alone writes the store."""
+"""A sweep's runs by workers on a Ray cluster. They come back packed; this process alone writes the store."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from engines.errors import RunError, UserError
 from repro.runs.assignment import Assignment, Lock, by_repeats
 from repro.runs.experiment import Experiment
+from repro.runs.locks import UnitLocks
 from repro.runs.packing import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.ray_cluster import check_address, connected, require_ray
-from repro.runs.ray_worker import RayWorker, identity, refusal
+from repro.runs.ray_nodes import Identity, Needs, Node, alike, died, measuring, needs_of, nodes_of
+from repro.runs.ray_worker import RayWorker, refusal
 from repro.runs.runner import PATIENCE_S, Hooks, Start, WorkerLost, run_by_workers
 from repro.runs.sitting import Sitting
 from repro.runs.unit import together
-from repro.runs.unit_locks import UnitLocks
 
 logger = logging.getLogger(__name__)
-
-Identity = Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    id: str
-    machine: str
-    """Nodes of one machine have one."""
-    num_cpus: float
-    num_gpus: float
-    address: str = ""
-
-    @property
-    def name(self) -> str:
-        """As messages have it (``node_name``)."""
-        return f"node {self.address} ({self.machine})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needs:
-    """What a measured run asks of its machine."""
-
-    device: str
-    num_gpus: int
 
 
 class RayPool:
@@ -92,17 +67,15 @@ class RayPool:
         if not experiments:
             return
         self._connect(experiments)
-        measured: dict[Needs, list[Experiment]] = {}
+        measured: dict[Needs, list[bytes]] = {}
         for experiment in experiments:
             if experiment.is_measured:
-                measured.setdefault(needs_of(experiment), []).append(experiment)
+                measured.setdefault(needs_of(experiment), []).append(self._pickled(experiment))
             else:
                 experiment.deployment.check_machine()
         for needs, own in measured.items():
             _, nodes = self._machines(needs)
-            pickled = [self._pickled(experiment) for experiment in own]
-            task = self._ray.remote(refusal).options(**self._on(nodes[0], num_cpus=0, num_gpus=needs.num_gpus))
-            (reason,) = self._answers([task.remote(pickled)], nodes[:1])
+            (reason,) = self._ask(nodes[:1], refusal, own, num_gpus=needs.num_gpus)
             if reason is not None:
                 raise UserError(reason)
 
@@ -125,24 +98,18 @@ class RayPool:
             units = together(experiment for experiment in experiments if needs_of(experiment) == needs)
             self._measure(units, needs, locks.take, packing, hooks)
             # Waited for without a node in hand.
-            for unit, locked in locks.waited_for():
-                with locked:
+            for unit, lock in locks.waited_for():
+                with lock:
                     self._measure([unit], needs, lambda _: ExitStack(), packing, hooks)
 
     def _measure(
         self, units: Sequence[Sequence[Experiment]], needs: Needs, lock: Lock, packing: Packing, hooks: Hooks
     ) -> None:
         _, nodes = self._machines(needs)
-        starts: list[Start] = [
-            partial(
-                self._worker,
-                self._on(node, num_cpus=node.num_cpus, num_gpus=needs.num_gpus, threads=_threads(node)),
-                packing,
-                [node],
-                is_measuring=True,
-            )
-            for node in nodes[: len(units)]
-        ]
+        starts: list[Start] = []
+        for node in nodes[: len(units)]:
+            options = self._on(node, num_cpus=node.num_cpus, num_gpus=needs.num_gpus)
+            starts.append(partial(self._worker, options, packing, [node], is_measuring=True))
         run_by_workers(Assignment(units, lock), starts, hooks)
 
     # -- the cluster ------------------------------------------------------------------------------------
@@ -158,19 +125,15 @@ class RayPool:
         """The nodes that measured runs are made on, and what they all are."""
         if needs not in self._alike:
             able = measuring(self._nodes(), needs)
-            tasks = [
-                self._ray.remote(identity)
-                # A share of a GPU: its name is all that is asked.
-                .options(**self._on(node, num_cpus=0, num_gpus=min(needs.num_gpus, 0.01), threads=_threads(node)))
-                .remote(needs.device)
-                for node in able
-            ]
-            here = machine_identity("cpu")
-            self._alike[needs] = alike(able, self._answers(tasks, able), here)
+            # A share of a GPU: its name is all that is asked.
+            found = self._ask(able, machine_identity, needs.device, num_gpus=min(needs.num_gpus, 0.01))
+            self._alike[needs] = alike(able, found, machine_identity("cpu"))
         return self._alike[needs]
 
-    def _answers(self, tasks: Sequence[Any], nodes: Sequence[Node]) -> list[Any]:
-        """Of a task on each of the nodes."""
+    def _ask(self, nodes: Sequence[Node], question: Callable[..., Any], *given: object, num_gpus: float) -> list[Any]:
+        """What a function returns on each of the nodes, which it asks for no CPU of."""
+        task = self._ray.remote(question)
+        tasks = [task.options(**self._on(node, num_cpus=0, num_gpus=num_gpus)).remote(*given) for node in nodes]
         while waiting := self._ray.wait(tasks, num_returns=len(tasks), timeout=PATIENCE_S)[1]:
             if (gone := died(nodes, self._nodes())) is not None:
                 raise RunError(f"{gone} before it answered: run the command again")
@@ -184,15 +147,16 @@ class RayPool:
             raise RunError(f"{gone} before it answered: run the command again") from error
         return answers
 
-    def _on(self, node: Node, *, num_cpus: float, num_gpus: float, threads: str | None = None) -> dict[str, Any]:
+    def _on(self, node: Node, *, num_cpus: float, num_gpus: float) -> dict[str, Any]:
         """Options of what runs on this node and no other."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "scheduling_strategy": strategy}
-        if threads is not None:
-            options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": threads}}
-        return options
+        return {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": node.threads}},
+        }
 
     def _pickled(self, value: object) -> bytes:
         pickled: bytes = self._ray.cloudpickle.dumps(value)
@@ -201,7 +165,7 @@ class RayPool:
     @contextmanager
     def _worker(
         self, options: Mapping[str, Any], packing: Packing, nodes: Sequence[Node], *, is_measuring: bool
-    ) -> Iterator[_RemoteWorker]:
+    ) -> Iterator[_Actor]:
         """On one of the nodes, or of such as join later where it is bound to none."""
 
         def hopeless() -> str | None:
@@ -210,32 +174,30 @@ class RayPool:
             return None if is_elsewhere else died(nodes, alive)
 
         actor = self._ray.remote(RayWorker).options(max_restarts=0, max_task_retries=0, **options)
-        handle = actor.remote(is_measuring=is_measuring)
+        handle = actor.remote(packing, is_measuring=is_measuring)
         try:
-            yield _RemoteWorker(handle, lambda experiment: self._pickled((experiment, packing)), hopeless)
+            yield _Actor(handle, self._pickled, hopeless)
         finally:
             self._ray.kill(handle, no_restart=True)
 
 
-class _RemoteWorker:
-    def __init__(self, actor: Any, pickled: Callable[[Experiment], bytes], hopeless: Callable[[], str | None]) -> None:
-        self._actor = actor
+class _Actor:
+    def __init__(self, handle: Any, pickled: Callable[[object], bytes], hopeless: Callable[[], str | None]) -> None:
+        self._handle = handle
         self._pickled = pickled
         self.hopeless = hopeless
-        self.where = "a node"
+        self._where = "a node"
 
-    def begun(self) -> Future[Any]:
-        future: Future[Any] = self._actor.where.remote().future()
-        future.add_done_callback(self._learn)
-        return future
-
-    def submit(self, experiment: Experiment) -> Future[Any]:
+    def submit(self, experiment: Experiment | None) -> Future[Any]:
+        if experiment is None:
+            where: Future[Any] = self._handle.where.remote().future()
+            return where
         code = experiment.code
         # As a checked fact, not by trust: what the worker imports is what this process has.
-        future: Future[Any] = self._actor.make.remote(
+        made: Future[Any] = self._handle.make.remote(
             self._pickled(experiment), code.digest, dict(code.modules)
         ).future()
-        return future
+        return made
 
     def result(self, future: Future[Any]) -> Any:
         import ray
@@ -245,86 +207,9 @@ class _RemoteWorker:
         except ray.exceptions.RayTaskError:
             raise
         except ray.exceptions.RayError as error:
-            raise WorkerLost(f"the worker on {self.where} was lost ({type(error).__name__})") from error
+            raise WorkerLost(f"the worker on {self._where} was lost ({type(error).__name__})") from error
+        if isinstance(made, str):
+            self._where = made
         if isinstance(made, Exception):
             raise made
         return made
-
-    def _learn(self, future: Future[Any]) -> None:
-        if future.exception() is None:
-            self.where = future.result()
-
-
-def needs_of(experiment: Experiment) -> Needs:
-    if experiment.is_tied_here:
-        raise UserError(
-            f"pool='ray': system={experiment.cell.system!r} is served by processes that Ray does not place: use --pool local"
-        )
-    device = experiment.device
-    if device.startswith("cuda:"):
-        raise UserError(f"device={device!r} is one device and Ray chooses which: use --device cuda")
-    return Needs(device=device, num_gpus=experiment.num_gpus)
-
-
-def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[Node]:
-    """Those that are alive of what ``ray.nodes()`` tells."""
-    return [
-        Node(
-            id=each["NodeID"],
-            machine=each["NodeManagerHostname"],
-            num_cpus=each["Resources"].get("CPU", 0.0),
-            num_gpus=each["Resources"].get("GPU", 0.0),
-            address=each.get("NodeManagerAddress", ""),
-        )
-        for each in told
-        if each["Alive"]
-    ]
-
-
-def died(nodes: Sequence[Node], alive: Sequence[Node]) -> str | None:
-    """Which of the nodes are no longer there, in a clause; None where all are."""
-    left = {node.id for node in alive}
-    names = list(dict.fromkeys(node.name for node in nodes if node.id not in left))
-    return f"{' and '.join(names)} died" if names else None
-
-
-def measuring(nodes: Sequence[Node], needs: Needs) -> list[Node]:
-    """Nodes that a run can be measured on: alone on their machine, and with the GPUs it needs."""
-    sharing = Counter(node.machine for node in nodes)
-    able = [node for node in nodes if node.num_cpus >= 1 and node.num_gpus >= needs.num_gpus]
-    if not able:
-        what = f"{needs.num_gpus} GPUs" if needs.num_gpus else "CPUs"
-        raise UserError(f"pool='ray': a measured run needs a node with {what}, and the cluster has none: add one")
-    alone = [node for node in able if sharing[node.machine] == 1]
-    if not alone:
-        raise UserError(
-            f"pool='ray': a measured run needs a machine to itself, and {sharing[able[0].machine]} nodes of this cluster share "
-            f"{able[0].machine}: measure with --pool local, or start one node a machine"
-        )
-    return alone
-
-
-def alike(nodes: Sequence[Node], identities: Sequence[Identity], here: Identity) -> tuple[Identity, list[Node]]:
-    """The largest group of nodes that are the same machine, as measured times go; of equal ones that of ``here``, or the
-    first. Runs of unlike machines could not be compared."""
-    groups: list[tuple[Identity, list[Node]]] = []
-    for node, found in zip(nodes, identities, strict=True):
-        own = next((members for known, members in groups if known == found), None)
-        if own is None:
-            groups.append((found, [node]))
-        else:
-            own.append(node)
-    best = max(groups, key=lambda group: (len(group[1]), group[0] == here))
-    if len(groups) > 1:
-        logger.warning(
-            "measuring on %d of %d nodes, which are alike (%s)",
-            len(best[1]),
-            len(nodes),
-            ", ".join(f"{name} {value}" for name, value in best[0].items()),
-        )
-    return best
-
-
-def _threads(node: Node) -> str:
-    """Those of a measured run: as many as the node has CPUs, which it takes."""
-    return str(int(node.num_cpus))

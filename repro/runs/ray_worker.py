@@ -6,7 +6,6 @@ import pickle
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from engines.errors import RunError, UserError
 from repro.runs.experiment import Experiment
@@ -26,8 +25,9 @@ def node_name() -> str:
 class RayWorker:
     """One process on a node. What it raises is returned: Ray would wrap it."""
 
-    def __init__(self, *, is_measuring: bool) -> None:
+    def __init__(self, packing: Packing, *, is_measuring: bool) -> None:
         """A process that measures is a sitting: its node has nothing else to do as long as it lives."""
+        self._packing = packing
         self._sitting = Sitting() if is_measuring else None
         self._where = node_name()
 
@@ -35,13 +35,13 @@ class RayWorker:
         return self._where
 
     def make(self, pickled: bytes, digest: str, modules: Mapping[str, str]) -> Made | Exception:
-        """The run of an experiment, pickled with the sweep's packing, whose code on the sweep's machine has this digest, and these modules."""
+        """The run of a pickled experiment, whose code on the sweep's machine has this digest, and these modules."""
         try:
-            experiment, packing = _asked(pickled)
+            experiment: Experiment = pickle.loads(pickled)
             self._check_code(experiment, digest, modules)
             self._check_machine(experiment)
             self._check_variables(experiment)
-            return packing.make(experiment, sitting=self._sitting)
+            return self._packing.make(experiment, sitting=self._sitting)
         except Exception as error:
             return _sendable(error, self._where)
 
@@ -67,16 +67,6 @@ class RayWorker:
                 f"{self._where} has another value of the environment variable {other[0].removeprefix('$')}, which a plug-in "
                 f"names: workers get REPRO_* alone, make the run with --pool local"
             )
-
-
-def _asked(pickled: bytes) -> tuple[Experiment, Packing]:
-    experiment, packing = pickle.loads(pickled)
-    return experiment, packing
-
-
-def identity(device: str) -> dict[str, Any]:
-    """Of the node that this is called on."""
-    return machine_identity(device)
 
 
 def refusal(pickled: Sequence[bytes]) -> str | None:

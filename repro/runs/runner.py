@@ -1,4 +1,4 @@
-"""Runs experiments, each at most once, here or by workers; a stop loses only those in flight."""
+"""Runs experiments, each once, here or by workers; a stop loses only those in flight."""
 
 from __future__ import annotations
 
@@ -29,24 +29,19 @@ class WorkerLost(RunError):
 class Worker(Protocol):
     """Makes one run at a time."""
 
-    def begun(self) -> Future[Any]:
-        """Done once it can work."""
+    def submit(self, experiment: Experiment | None) -> Future[Any]:
+        """Its run; of None nothing, once the worker can work."""
+
+    def result(self, future: Future[Any]) -> Any:
+        """What a future that is done holds. Raises WorkerLost where the worker is gone, else what the run has raised."""
 
     def hopeless(self) -> str | None:
         """Why it can never begin: what it needs is gone. None where it may."""
 
-    def submit(self, experiment: Experiment) -> Future[Any]: ...
 
-    def result(self, future: Future[Any]) -> Any:
-        """Of a future that is done. Raises WorkerLost where the worker is gone, else what the run has raised."""
-
-
-Make = Callable[[Experiment, OnProgress | None], Made]
-OnStart = Callable[[Experiment], None]
-OnDone = Callable[[Experiment, Made], None]
 OnStep = Callable[[Experiment, DriveProgress], None]
-OnError = Callable[[Experiment, Exception], None]
-"""Raises what ends the sweep; returns where it goes on."""
+"""Hears of runs made in this process."""
+Make = Callable[[Experiment, OnProgress | None], Made]
 Start = Callable[[], AbstractContextManager[Worker]]
 """A worker, which ends with the body; at once where that ends by an exception."""
 
@@ -55,11 +50,11 @@ Start = Callable[[], AbstractContextManager[Worker]]
 class Hooks:
     """What is told while runs are made."""
 
-    on_start: OnStart
-    on_done: OnDone
-    on_error: OnError
+    on_start: Callable[[Experiment], None]
+    on_done: Callable[[Experiment, Made], None]
+    on_error: Callable[[Experiment, Exception], None]
+    """Raises what ends the sweep; returns where it goes on."""
     on_step: OnStep | None = None
-    """Of runs made in this process."""
 
 
 def run_here(experiments: Iterable[Experiment], make: Make, hooks: Hooks) -> None:
@@ -87,11 +82,10 @@ class _Crew:
         self._starts = starts
         self._hooks = hooks
         self._stack = stack
-        self._workers: dict[int, Worker] = {}
-        """By their place among the starts; a lost one's is taken by who replaces it."""
-        self._ends: dict[int, ExitStack] = {}
-        self._beginning: dict[Future[Any], int] = {}
-        self._making: dict[Future[Any], tuple[int, Experiment]] = {}
+        self._workers: dict[int, tuple[Worker, ExitStack]] = {}
+        """With what ends them, by their place among the starts; a lost one's is taken by who replaces it."""
+        self._in_hand: dict[Future[Any], tuple[int, Experiment | None]] = {}
+        """None: the worker begins."""
         self._idle: set[int] = set()
         self._error: Exception | None = None
         """The first that ends the sweep."""
@@ -99,14 +93,10 @@ class _Crew:
     def work(self) -> None:
         for place in range(len(self._starts)):
             self._engage(place)
-        while self._making or (self._assignment.is_left and self._error is None):
-            waiting = [*self._making, *self._beginning]
-            done, _ = wait(waiting, timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
-            for future in filter(done.__contains__, waiting):
-                if future in self._beginning:
-                    self._begin(self._beginning.pop(future), future)
-                else:
-                    self._finish(*self._making.pop(future), future)
+        while self._is_making or (self._assignment.is_left and self._error is None):
+            done, _ = wait(self._in_hand, timeout=PATIENCE_S, return_when=FIRST_COMPLETED)
+            for future in [each for each in self._in_hand if each in done]:
+                self._take_up(*self._in_hand.pop(future), future)
             for place in sorted(self._idle):
                 self._hand_over(place)
             if not done:
@@ -114,34 +104,15 @@ class _Crew:
         if self._error is not None:
             raise self._error
 
+    @property
+    def _is_making(self) -> bool:
+        return any(experiment is not None for _, experiment in self._in_hand.values())
+
     def _engage(self, place: int) -> None:
-        self._ends[place] = end = self._stack.enter_context(ExitStack())
-        self._workers[place] = worker = end.enter_context(self._starts[place]())
-        self._beginning[worker.begun()] = place
-
-    def _begin(self, place: int, future: Future[Any]) -> None:
-        try:
-            self._workers[place].result(future)
-        except WorkerLost as error:
-            self._retire(place, self._workers[place].hopeless() or str(error))
-        else:
-            self._hand_over(place)
-
-    def _look(self) -> None:
-        """After a while without a sign of any."""
-        for future, place in list(self._beginning.items()):
-            if (reason := self._workers[place].hopeless()) is not None:
-                del self._beginning[future]
-                self._retire(place, reason)
-        if not self._making:
-            logger.warning("waiting for the first of %d workers: what they need is not free", len(self._starts))
-
-    def _retire(self, place: int, reason: str) -> None:
-        del self._workers[place]
-        self._ends.pop(place).close()
-        if not self._workers:
-            raise RunError(f"{reason}: nothing is left to make the other runs, run the command again")
-        logger.warning("%s; its runs are made elsewhere", reason)
+        end = self._stack.enter_context(ExitStack())
+        worker = end.enter_context(self._starts[place]())
+        self._workers[place] = worker, end
+        self._in_hand[worker.submit(None)] = place, None
 
     def _hand_over(self, place: int) -> None:
         experiment = None if self._error is not None else self._assignment.take(place)
@@ -150,20 +121,27 @@ class _Crew:
             return
         self._idle.discard(place)
         self._hooks.on_start(experiment)
-        self._making[self._workers[place].submit(experiment)] = place, experiment
+        self._in_hand[self._workers[place][0].submit(experiment)] = place, experiment
 
-    def _finish(self, place: int, experiment: Experiment, future: Future[Any]) -> None:
+    def _take_up(self, place: int, experiment: Experiment | None, future: Future[Any]) -> None:
+        worker, _ = self._workers[place]
         try:
-            made = self._workers[place].result(future)
+            made = worker.result(future)
         except WorkerLost as error:
-            self._replace(place, experiment, error)
+            if experiment is None:
+                self._retire(place, worker.hopeless() or str(error))
+            else:
+                self._replace(place, experiment, error)
         except Exception as error:
+            if experiment is None:
+                raise
             self._failed(experiment, error)
             self._hand_over(place)
         else:
             # It is at the next while this one is stored.
             self._hand_over(place)
-            self._stored(experiment, made)
+            if experiment is not None:
+                self._stored(experiment, made)
 
     def _stored(self, experiment: Experiment, made: Made) -> None:
         try:
@@ -171,17 +149,31 @@ class _Crew:
         except Exception as error:
             self._failed(experiment, error)
 
-    def _replace(self, place: int, experiment: Experiment, error: WorkerLost) -> None:
-        for lost in self._assignment.lost(place, experiment):
-            self._failed(lost, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
-        del self._workers[place]
-        self._ends.pop(place).close()
-        if self._assignment.is_left and self._error is None:
-            logger.warning("%s while it made %s, which is made again", error, experiment.cell.folder_name)
-            self._engage(place)
-
     def _failed(self, experiment: Experiment, error: Exception) -> None:
         try:
             self._hooks.on_error(experiment, error)
         except Exception as ending:
             self._error = self._error or ending
+
+    def _replace(self, place: int, experiment: Experiment, error: WorkerLost) -> None:
+        self._workers.pop(place)[1].close()
+        for lost in self._assignment.lost(place, experiment):
+            self._failed(lost, WorkerLost(f"{error}; it was tried {MOST_LOSSES} times"))
+        if self._assignment.is_left and self._error is None:
+            logger.warning("%s while it made %s, which is made again", error, experiment.cell.folder_name)
+            self._engage(place)
+
+    def _look(self) -> None:
+        """After a while without a sign of any."""
+        for future, (place, experiment) in list(self._in_hand.items()):
+            if experiment is None and (reason := self._workers[place][0].hopeless()) is not None:
+                del self._in_hand[future]
+                self._retire(place, reason)
+        if not self._is_making:
+            logger.warning("waiting for the first of %d workers: what they need is not free", len(self._starts))
+
+    def _retire(self, place: int, reason: str) -> None:
+        self._workers.pop(place)[1].close()
+        if not self._workers:
+            raise RunError(f"{reason}: nothing is left to make the other runs, run the command again")
+        logger.warning("%s; its runs are made elsewhere", reason)

@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,6 @@ from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.inputs import changed as changed_inputs
-from repro.runs.locks import CellLocks
 from repro.runs.record import REQUESTS, SCHEMA_VERSION, LazyTables, RunRecord, Table, sums_of
 from repro.runs.run_file import (
     CELL,
@@ -179,7 +178,6 @@ class Store:
         """``accept_other_code`` takes runs that other code made as done, and marks them; so does ``accept_other_machine``
         with those measured on a machine unlike this one, which is for drawing them and not for adding to them."""
         self.root = root
-        self._locks = CellLocks(root)
         self.accept_other_code = accept_other_code
         self.accept_other_machine = accept_other_machine
         self._is_cleared = False
@@ -202,11 +200,6 @@ class Store:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns
-
-    def locked(self, cells: Sequence[Cell], *, wait: bool) -> AbstractContextManager[bool]:
-        """Whether all the cells are this process's to make, in the body; ``wait`` for others to have made theirs. Several
-        locks may be held at once, if they share no cell."""
-        return self._locks.held(cells, wait=wait)
 
     def find(self, experiment: Experiment) -> State:
         """Whether the stored run is this cell's, by this code and schema, and every byte is as it was written."""

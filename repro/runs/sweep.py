@@ -14,13 +14,13 @@ from repro.files import writable_folder
 from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, fault_of
 from repro.runs.inputs import is_of_a_plug_in
+from repro.runs.locks import UnitLocks
 from repro.runs.packing import Made, Packing
 from repro.runs.pool import Jobs, LocalPool, Pool
 from repro.runs.runner import Hooks, OnStep
 from repro.runs.sitting import Sitting
 from repro.runs.store import Store, StoredRun
 from repro.runs.unit import broken, interleaved, units
-from repro.runs.unit_locks import UnitLocks
 
 logger = logging.getLogger(__name__)
 

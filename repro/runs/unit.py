@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import groupby
 
+from repro.runs.cell import file_name
 from repro.runs.experiment import Experiment
 from repro.runs.store import StoredRun
 
 Unit = Hashable
 
 
-def unit_of(experiment: Experiment) -> Unit | None:
+def unit_of(experiment: Experiment) -> tuple[str, str, str, int] | None:
     """None for a run that is compared with nothing, or is simulated."""
     cell = experiment.cell
     if not experiment.is_measured or cell.comparison is None:
         return None
     return (cell.comparison, cell.platform, cell.executor, cell.seed)
+
+
+def name_of(unit: Sequence[Experiment]) -> str:
+    """A file's name for a unit, whichever of its cells are asked for; a run without one is known by its own."""
+    if (found := unit_of(unit[0])) is None:
+        return unit[0].cell.folder_name
+    return file_name("_".join(map(str, found)))
 
 
 def units(experiments: Iterable[Experiment]) -> dict[Unit, list[Experiment]]:

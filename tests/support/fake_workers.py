@@ -34,32 +34,35 @@ class FakeWorker:
     gone: str | None = None
     """What it needs, which is no longer there: it never begins."""
 
-    def begun(self) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self.gone is not None:
-            return future
-        if self.dies_at is not None and self.dies_at < 0:
-            future.set_exception(Lost())
-        else:
-            future.set_result(None)
-        return future
-
     def hopeless(self) -> str | None:
         return self.gone
 
-    def submit(self, experiment: Experiment) -> Future[Any]:
-        assert not self.is_closed
+    def submit(self, experiment: Experiment | None) -> Future[Any]:
         """Makes it at once: a pool never has to wait."""
+        assert not self.is_closed
         assert not self.is_dead
         future: Future[Any] = Future()
-        self.log.append((self.where, experiment.cell.seed))
-        self.is_dead = self.num_made == self.dies_at
-        self.num_made += 1
         try:
-            future.set_exception(Lost()) if self.is_dead else future.set_result(PACKING.make(experiment))
+            if experiment is not None:
+                self._make(experiment, future)
+            elif self.gone is None:
+                self._begin(future)
         except Exception as error:
             future.set_exception(error)
         return future
+
+    def _begin(self, future: Future[Any]) -> None:
+        if self.dies_at is not None and self.dies_at < 0:
+            raise Lost
+        future.set_result(None)
+
+    def _make(self, experiment: Experiment, future: Future[Any]) -> None:
+        self.log.append((self.where, experiment.cell.seed))
+        self.is_dead = self.num_made == self.dies_at
+        self.num_made += 1
+        if self.is_dead:
+            raise Lost
+        future.set_result(PACKING.make(experiment))
 
     def result(self, future: Future[Any]) -> Any:
         try:

@@ -28,20 +28,19 @@ from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.inputs import _state
-from repro.runs.locks import CellLocks
+from repro.runs.locks import UnitLocks, locked
 from repro.runs.packing import Made, Packing
 from repro.runs.pool import LocalPool
-from repro.runs.ray_cluster import check_address, passed_on
-from repro.runs.ray_pool import Needs, Node, RayPool, alike, died, measuring, needs_of, nodes_of
+from repro.runs.ray_cluster import check_address, gather, passed_on
+from repro.runs.ray_nodes import Needs, Node, alike, died, measuring, needs_of, nodes_of
+from repro.runs.ray_pool import RayPool
 from repro.runs.ray_worker import RayWorker
 from repro.runs.run_file import PROVENANCE, parts_of
 from repro.runs.runner import Hooks, run_by_workers
-from repro.runs.shipping import gather, plugged_in
 from repro.runs.sitting import Sitting
 from repro.runs.store import Store
 from repro.runs.sweep import Sweep
 from repro.runs.unit import together
-from repro.runs.unit_locks import UnitLocks
 
 EXPERIMENTS = [prepare(fake_cell(seed=seed, num_prompts=2)) for seed in range(6)]
 
@@ -153,9 +152,9 @@ def test_repeats_of_a_cell_stay_with_a_worker_that_has_their_like() -> None:
     first, second = assignment.take(0), assignment.take(1)
     assert (first, second) == (groups[0][0], groups[1][0])
     assert [assignment.take(0) for _ in range(2)] == groups[0][1:]
-    # With nothing of its own it takes over half of what another one has left.
-    assert assignment.take(0) == groups[1][2]
-    assert assignment.take(1) == groups[1][1]
+    # With nothing of its own it joins another one.
+    assert assignment.take(0) == groups[1][1]
+    assert assignment.take(1) == groups[1][2]
     assert (assignment.take(0), assignment.take(1), assignment.is_left) == (None, None, False)
 
 
@@ -244,45 +243,37 @@ def test_an_interrupt_unlocks_every_unit() -> None:
 
 def test_locks_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
     """Closing one file that has locks would end those of the others too."""
-    cells = [fake_cell(seed=seed) for seed in range(3)]
-    locks = CellLocks(tmp_path)
-    with locks.held(cells[:2], wait=False) as first:
-        with locks.held(cells[2:], wait=False) as second:
-            assert first
-            assert second
-            assert others_find(tmp_path, [0, 1, 2]) == [False, False, False]
-        assert others_find(tmp_path, [0, 1, 2]) == [False, False, True]
-    assert others_find(tmp_path, [0, 1, 2]) == [True, True, True]
+    paths = [tmp_path / f".{name}.lock" for name in "abc"]
+    with held(paths[0]), held(paths[1]):
+        with held(paths[2]):
+            assert others_find(paths) == [False, False, False]
+        assert others_find(paths) == [False, False, True]
+    assert others_find(paths) == [True, True, True]
 
 
 def test_a_folder_is_shared_whatever_it_is_called_and_wherever_temporary_files_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As two containers see it, or two users: neither the name nor TMPDIR is theirs alone."""
-    cells = [fake_cell(seed=0)]
     (tmp_path / "runs").mkdir()
     (tmp_path / "also").symlink_to("runs")
-    with CellLocks(tmp_path / "runs").held(cells, wait=False) as is_mine:
+    with held(tmp_path / "runs" / ".a.lock"):
         monkeypatch.setenv("TMPDIR", str(tmp_path))
         monkeypatch.setattr("tempfile.tempdir", None)
-        assert is_mine
-        assert others_find(tmp_path / "also", [0]) == [False]
-        assert [path.name for path in (tmp_path / "runs").iterdir()] == [f".{cells[0].folder_name}.lock"]
-        with CellLocks(tmp_path / "runs").held(cells, wait=False) as is_mine_too:  # a thread of this process
-            assert not is_mine_too
+        assert others_find([tmp_path / "also" / ".a.lock"]) == [False]
+        assert locked(tmp_path / "runs" / ".a.lock", wait=False) is None, "nor has it a thread of this process"
     assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path: Path) -> None:
-    """Though the file it waited for is removed with it: no two ever have the cell."""
-    cell = fake_cell(seed=0)
+    """Though the file it waited for is removed with it: no two ever have the unit."""
     in_it, twice = [0], []
 
     def work() -> None:
         for _ in range(20):
-            with CellLocks(tmp_path).held([cell], wait=True) as is_mine:
+            with held(tmp_path / ".a.lock", wait=True):
                 in_it[0] += 1
-                twice.append((is_mine, in_it[0]))
+                twice.append(in_it[0])
                 time.sleep(0)
                 in_it[0] -= 1
 
@@ -291,14 +282,39 @@ def test_who_waits_gets_the_lock_once_it_is_given_up(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert twice == [(True, 1)] * 80
+    assert twice == [1] * 80
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_lock_that_a_dead_process_left_behind_is_free(tmp_path: Path) -> None:
-    (tmp_path / f".{fake_cell(seed=0).folder_name}.lock").write_text("left")
-    assert others_find(tmp_path, [0]) == [True]
+    (tmp_path / ".a.lock").write_text("left")
+    assert others_find([tmp_path / ".a.lock"]) == [True]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_unit_has_a_lock_whichever_of_its_cells_are_asked_for(tmp_path: Path) -> None:
+    """Nor do two cells without a comparison share one."""
+    store = Store(tmp_path)
+    compared = [
+        prepare(fake_cell(seed=seed, executor="torch", rate=rate, **{COMPARISON: "a/b"}))
+        for seed in (0, 1)
+        for rate in (1.0, 2.0)
+    ]
+    alone = [prepare(fake_cell(seed=0, executor="torch", rate=rate)) for rate in (1.0, 2.0)]
+    locks = UnitLocks(store, {each.cell.key: None for each in (*compared, *alone)}, lambda *_: None)
+    with ExitStack() as stack:
+
+        def is_free(unit: Sequence[Experiment]) -> bool:
+            lock = locks.take(unit)
+            return lock is not None and bool(stack.enter_context(lock))
+
+        assert is_free(compared[:1])
+        assert [path.name for path in tmp_path.iterdir()] == [".a-b_cpu_torch_0.lock"]
+        assert not is_free(compared[1:2])
+        assert is_free(compared[2:])
+        assert is_free(alone[:1])
+        assert is_free(alone[1:])
+        assert not is_free(alone[1:])
 
 
 def pipe(path: Path) -> None:
@@ -327,12 +343,9 @@ def listening(path: Path) -> None:
     ],
 )
 def test_what_somebody_put_where_a_lock_goes_is_refused(tmp_path: Path, put: Callable[[Path], None], why: str) -> None:
-    put(tmp_path / f".{fake_cell(seed=0).folder_name}.lock")
-    with (
-        pytest.raises(RunError, match=rf"\.lock cannot be locked in .* \({why}\): remove it, or give another"),
-        CellLocks(tmp_path).held([fake_cell(seed=0)], wait=False),
-    ):
-        pytest.fail("it was taken")
+    put(tmp_path / ".a.lock")
+    with pytest.raises(RunError, match=rf"\.lock cannot be locked in .* \({why}\): remove it, or give another"):
+        locked(tmp_path / ".a.lock", wait=False)
     assert not (tmp_path / "target").exists()
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -344,21 +357,26 @@ def test_a_file_system_without_locks_is_said(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    with CellLocks(tmp_path).held([fake_cell(seed=0)], wait=False) as is_mine:
-        assert is_mine
-    assert "has no locks (No locks available): run one sweep at a time in it" in caplog.text
+    with held(tmp_path / ".a.lock"):
+        assert "has no locks (No locks available): run one sweep at a time in it" in caplog.text
 
 
-def others_find(root: Path, seeds: Sequence[int]) -> list[bool]:
-    """Whether another process could take each cell; and whether it leaves those alone that it takes in vain."""
+def held(path: Path, *, wait: bool = False) -> ExitStack:
+    lock = locked(path, wait=wait)
+    assert lock is not None
+    return lock
+
+
+def others_find(paths: Sequence[Path]) -> list[bool]:
+    """Whether another process could take each lock; and whether it leaves those alone that it takes in vain."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        found = []
-        for seed in seeds:
-            with CellLocks(root).held([fake_cell(seed=seed)], wait=False) as is_mine:
-                found.append(is_mine)
-        os.write(writer, bytes(found))
+        found = [locked(path, wait=False) for path in paths]
+        os.write(writer, bytes(lock is not None for lock in found))
+        for lock in found:
+            if lock is not None:
+                lock.close()
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(writer)
@@ -445,9 +463,13 @@ def test_a_node_that_dies_before_it_answers_is_named(tmp_path: Path, monkeypatch
     told = {"NodeID": "b", "NodeManagerHostname": "m", "NodeManagerAddress": "10.0.0.7", "Resources": {"CPU": 2.0}}
     nodes = nodes_of([{**told, "Alive": True}])
     answers = iter([{**told, "Alive": True}, {**told, "Alive": False}])
-    pool._ray = SimpleNamespace(wait=lambda tasks, **_: ([], tasks), nodes=lambda: [next(answers)])
+    monkeypatch.setattr(RayPool, "_on", lambda *_, **__: {})
+    task = SimpleNamespace(options=lambda: SimpleNamespace(remote=object))
+    pool._ray = SimpleNamespace(
+        remote=lambda _: task, wait=lambda tasks, **_: ([], tasks), nodes=lambda: [next(answers)]
+    )
     with pytest.raises(RunError, match=r"^node 10\.0\.0\.7 \(m\) died before it answered: run the command again"):
-        pool._answers([object()], nodes)
+        pool._ask(nodes, len, num_gpus=1)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", ":6379", "head:", "http://head:8265", ""])
@@ -494,7 +516,6 @@ def test_runs_against_real_servers_are_refused_before_anything_starts(
 
 def test_plug_ins_are_sent_along(tmp_path: Path) -> None:
     experiment = prepare(fake_cell())
-    assert plugged_in([experiment]) == {"support"}
     gather([experiment], tmp_path)
     assert (tmp_path / "support" / "fake_system.py").is_file()
     assert (tmp_path / "repro" / "data" / "results" / "calibration" / "rtx4090.json").is_file()
@@ -505,7 +526,7 @@ def test_plug_ins_are_sent_along(tmp_path: Path) -> None:
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> RayWorker:
     monkeypatch.setattr("repro.runs.ray_worker.node_name", lambda: "node 10.0.0.7 (gpu-07)")
-    return RayWorker(is_measuring=False)
+    return RayWorker(PACKING, is_measuring=False)
 
 
 def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
@@ -513,7 +534,7 @@ def made(worker: RayWorker, experiment: Experiment, **changes: Any) -> Any:
 
     code = experiment.code
     asked = {"digest": code.digest, "modules": dict(code.modules), **changes}
-    return worker.make(pickle.dumps((experiment, PACKING)), **asked)
+    return worker.make(pickle.dumps(experiment), **asked)
 
 
 def test_a_worker_with_another_environment_refuses(worker: RayWorker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,13 +37,20 @@ def groups(*sizes: int) -> list[list[Experiment]]:
 def test_repeats_of_a_cell_stay_with_the_process_that_began_them() -> None:
     """Two cells, three repeats each; the first process is twice as fast, and helps in the end."""
     assignment = Assignment(groups(3, 3))
-    assert taken(assignment, [0, 0, 1, 0, 0, 1, 1]) == [(0, 0), (0, 1), (1, 3), (0, 2), (0, 5), (1, 4)]
+    assert taken(assignment, [0, 0, 1, 0, 0, 1, 1]) == [(0, 0), (0, 1), (1, 3), (0, 2), (0, 4), (1, 5)]
 
 
-def test_process_with_nothing_left_takes_half_of_what_has_most_left_to_do() -> None:
+def test_process_with_nothing_left_joins_where_most_is_left_to_do() -> None:
     assignment = Assignment(groups(2, 8))
-    assert taken(assignment, [0, 1, 2, 0]) == [(0, 0), (1, 2), (2, 6), (0, 1)]
-    assert taken(assignment, [0, 2, 0, 2, 2, 1]) == [(0, 4), (2, 7), (0, 5), (2, 8), (2, 9), (1, 3)]
+    assert taken(assignment, [0, 1, 2, 0]) == [(0, 0), (1, 2), (2, 3), (0, 1)]
+    assert taken(assignment, [0, 2, 0, 2, 2, 1]) == [(0, 4), (2, 5), (0, 6), (2, 7), (2, 8), (1, 9)]
+
+
+def test_what_a_lost_process_shared_stays_with_the_others() -> None:
+    assignment = Assignment(groups(4))
+    assert taken(assignment, [0, 1]) == [(0, 0), (1, 1)]
+    assert assignment.lost(0, EXPERIMENTS[0]) == []
+    assert taken(assignment, [1, 2, 2, 1, 0]) == [(1, 2), (2, 0), (2, 3)]
 
 
 def test_cells_without_repeats_go_to_whoever_is_free() -> None:
