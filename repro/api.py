@@ -77,18 +77,13 @@ def load(cell: Cell, *, result_dir: str | Path = LOCAL) -> StoredRun:
 def _folder(result_dir: object) -> Path:
     """Refuses what is no path; an empty one would be the working directory."""
     text = plain(result_dir)
-    if not isinstance(text, str) or not text.strip() or "\0" in text or not _is_encodable(text):
-        raise UserError(f"result_dir={text!r} is no path of a folder: give one, or leave it out")
-    return Path(text)
-
-
-def _is_encodable(text: str) -> bool:
-    """Not so is half a character; bytes of a name that are no text have a way of their own (``os.fsdecode``)."""
     try:
-        os.fsencode(text)
+        # Half a character cannot be encoded; bytes of a name that are no text have a way of their own.
+        is_path = isinstance(text, str) and bool(text.strip()) and b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
-        return False
-    return True
+        is_path = False
+    require(is_path, f"result_dir={text!r} is no path of a folder: give one, or leave it out")
+    return Path(text)
 
 
 def _cells(cells: object) -> list[Cell]:

@@ -23,10 +23,8 @@ CELL_SCHEMA_VERSION = 1
 COMPARISON = "comparison"
 """Knob that names what a measured cell is compared in. It is part of the key, so that no run is in two comparisons: each
 makes its own, together. No system sees it."""
-
 BASIS = "basis"
 """Knob of a prepared cell: a digest of its requests, and of the checkpoint or calibration behind its numbers."""
-
 NOTES = (BASIS,)
 """Knobs that say something about a cell and ask nothing of its run."""
 

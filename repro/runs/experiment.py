@@ -39,12 +39,7 @@ class Experiment:
 
     @property
     def code(self) -> Code:
-        return code_of((*self.deployment.modules, *_named(self.cell)))
-
-    @property
-    def plugged_in(self) -> frozenset[str]:
-        """Packages that are none of ours."""
-        return frozenset(name.partition(".")[0] for name in self.code.modules) - PACKAGES
+        return code_of((*self.deployment.modules, *_plugged_in(self.cell).values()))
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
@@ -100,7 +95,7 @@ def blamed(cell: Cell) -> Iterator[None]:
 def fault_of(cell: Cell, error: BaseException) -> BaseException:
     """What is said where the cell's run or its preparation raises: the code that the cell names fails, and not this program.
     The error itself where the cell names none, or where it is said already."""
-    named = [f"{name}={value!r}" for name, value in _values(cell) if _module(value) is not None]
+    named = _plugged_in(cell)
     is_said = type(error).__module__.partition(".")[0] in PACKAGES
     if not named or is_said or isinstance(error, ImportError | MemoryError | KeyboardInterrupt | SystemExit):
         return error
@@ -108,13 +103,10 @@ def fault_of(cell: Cell, error: BaseException) -> BaseException:
     return RunError(f"{', '.join(named)} fails ({said}): correct it")
 
 
-def _values(cell: Cell) -> Iterator[tuple[str, object]]:
-    yield from (("system", cell.system), ("platform", cell.platform), *cell.knobs)
-
-
-def _named(cell: Cell) -> list[str]:
-    """Modules that the cell names, as ``module:NAME``."""
-    return [module for _, value in _values(cell) if (module := _module(value)) is not None]
+def _plugged_in(cell: Cell) -> dict[str, str]:
+    """The modules that the cell names, as ``module:NAME``, by what it says of each."""
+    values = (("system", cell.system), ("platform", cell.platform), *cell.knobs)
+    return {f"{name}={value!r}": module for name, value in values if (module := _module(value)) is not None}
 
 
 def _module(value: object) -> str | None:
@@ -147,7 +139,7 @@ def prepare(cell: Cell) -> Experiment:
             raise TypeError("its family is no Family, or its title no text")
         deployment, workload = system.prepare(_as_asked(cell))
         digest = hashlib.sha256(f"{workload.provenance.checksum} {deployment.basis}".encode()).hexdigest()[:12]
-    _named(cell)  # refuses what lies in no file
+    _plugged_in(cell)  # refuses what lies in no file
     knobs = {**cell.knob_values, **getattr(deployment, "defaults", {}), BASIS: digest}
     return Experiment(cell=replace(cell, knobs=tuple(knobs.items())), deployment=deployment, workload=workload)
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from repro.runs.metrics import METRICS, Metric
-from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, RunRecord, check_table
+from repro.runs.record import REQUEST_COLUMNS, REQUESTS, Column, RunRecord
+from repro.runs.tables import check_table
 from repro.runs.validity import CHECKS, Validity
 
 Check = Callable[[RunRecord], Iterator[str]]

@@ -22,13 +22,6 @@ _OBJECTS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
-    packed: Packed
-    elapsed_s: float
-    """Of the run alone."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Packing:
     """Makes a run and packs it, in whatever process of whatever machine it is called: what it knows is the sweep's.
 
@@ -45,12 +38,12 @@ class Packing:
 
     def make(
         self, experiment: Experiment, on_progress: OnProgress | None = None, sitting: Sitting | None = None
-    ) -> Made:
+    ) -> Packed:
         """A run in a sitting says besides how busy the machine was."""
         with nullcontext() if experiment.is_measured else _collecting_rarely():
             return self._make(experiment, on_progress, sitting)
 
-    def _make(self, experiment: Experiment, on_progress: OnProgress | None, sitting: Sitting | None) -> Made:
+    def _make(self, experiment: Experiment, on_progress: OnProgress | None, sitting: Sitting | None) -> Packed:
         started, began, load = utc_now(), time.perf_counter(), None
         if sitting is None:
             record = experiment.run(on_progress)
@@ -67,7 +60,7 @@ class Packing:
             sitting=None if sitting is None else sitting.id,
             busy_s=_busy_s(experiment, record),
         )
-        return Made(packed=pack(experiment, record, provenance), elapsed_s=elapsed)
+        return pack(experiment, record, provenance)
 
 
 @contextmanager

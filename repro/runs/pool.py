@@ -21,9 +21,10 @@ from repro.runs.assignment import Assignment, by_repeats
 from repro.runs.cell import plain
 from repro.runs.experiment import Experiment
 from repro.runs.locks import UnitLocks
-from repro.runs.packing import Made, Packing
+from repro.runs.packing import Packing
 from repro.runs.runner import Hooks, WorkerLost, run_by_workers, run_here
 from repro.runs.sitting import Sitting
+from repro.runs.store import Packed
 from repro.runs.workers import begin_worker, ending_with_its_workers
 
 Jobs = Annotated[int, Range(1, 1024)] | None
@@ -172,7 +173,7 @@ def _begin() -> None:
     """Nothing: the process is there."""
 
 
-def _make(packing: Packing, experiment: Experiment, workload: bytes) -> Made:
+def _make(packing: Packing, experiment: Experiment, workload: bytes) -> Packed:
     """A workload of thousands of sessions takes a fifth of the time of its simulation to be sent: each is sent whole and read once."""
     return packing.make(replace(experiment, workload=_unpickled(workload)))
 

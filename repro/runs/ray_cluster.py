@@ -148,8 +148,8 @@ def gather(experiments: Iterable[Experiment], folder: Path) -> None:
     """Fill ``folder``, which goes in front of a worker's ``sys.path``: the packages that decide numbers, with the data
     beside them, laid out as a wheel is (repro/paths.py); and those of plug-ins, which the experiments name or what they name
     imports."""
-    plugged_in = {name for experiment in experiments for name in experiment.plugged_in}
-    for package in sorted(PACKAGES | plugged_in):
+    imported = {name.partition(".")[0] for experiment in experiments for name in experiment.code.modules}
+    for package in sorted(PACKAGES | imported):
         for source in _sources(package):
             if source.is_dir():
                 shutil.copytree(source, folder / package, ignore=_LEFT_OUT, dirs_exist_ok=True)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from engines.errors import RunError, UserError
 from repro.runs.experiment import Experiment
 from repro.runs.inputs import changed
-from repro.runs.packing import Made, Packing
+from repro.runs.packing import Packing
 from repro.runs.provenance import machine_identity
 from repro.runs.sitting import Sitting
+from repro.runs.store import Packed
 
 
 def node_name() -> str:
@@ -34,7 +35,7 @@ class RayWorker:
     def where(self) -> str:
         return self._where
 
-    def make(self, pickled: bytes, digest: str, modules: Mapping[str, str]) -> Made | Exception:
+    def make(self, pickled: bytes, digest: str, modules: Mapping[str, str]) -> Packed | Exception:
         """The run of a pickled experiment, whose code on the sweep's machine has this digest, and these modules."""
         try:
             experiment: Experiment = pickle.loads(pickled)

@@ -17,7 +17,6 @@ SCHEMA_VERSION = 8
 """What is in the file of a stored run. Raise it with any change of columns, metrics or their meaning."""
 
 Obtained = Literal["measured", "simulated"]
-Status = Literal["ok", "failed", "unfinished"]
 ColumnKind = Literal["int", "float", "str", "bool"]
 Table = dict[str, list[Any]]
 
@@ -143,15 +142,3 @@ def columns_of(row: type) -> tuple[Column, ...]:
 
 def empty_table(columns: Sequence[Column]) -> Table:
     return {column.name: [] for column in columns}
-
-
-def check_table(name: str, table: Table, columns: Sequence[Column]) -> None:
-    """Raise ValueError for a table that does not have exactly these columns, all of one length, nulls where they may be."""
-    expected = [column.name for column in columns]
-    if wrong := sorted(set(table) ^ set(expected)):
-        raise ValueError(f"table {name}: column {wrong[0]!r} is {'unknown' if wrong[0] in table else 'missing'}")
-    if len({len(values) for values in table.values()}) > 1:
-        raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
-    for column in columns:
-        if not column.nullable and None in table[column.name]:
-            raise ValueError(f"table {name}: column {column.name!r} holds a null")

@@ -14,7 +14,7 @@ from engines.errors import RunError
 from repro.runs.assignment import MOST_LOSSES, Assignment
 from repro.runs.drivers.steps import DriveProgress, OnProgress
 from repro.runs.experiment import Experiment
-from repro.runs.packing import Made
+from repro.runs.store import Packed
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Worker(Protocol):
 
 OnStep = Callable[[Experiment, DriveProgress], None]
 """Hears of runs made in this process."""
-Make = Callable[[Experiment, OnProgress | None], Made]
+Make = Callable[[Experiment, OnProgress | None], Packed]
 Start = Callable[[], AbstractContextManager[Worker]]
 """A worker, which ends with the body; at once where that ends by an exception."""
 
@@ -51,7 +51,7 @@ class Hooks:
     """What is told while runs are made."""
 
     on_start: Callable[[Experiment], None]
-    on_done: Callable[[Experiment, Made], None]
+    on_done: Callable[[Experiment, Packed], None]
     on_error: Callable[[Experiment, Exception], None]
     """Raises what ends the sweep; returns where it goes on."""
     on_step: OnStep | None = None
@@ -126,7 +126,7 @@ class _Crew:
     def _take_up(self, place: int, experiment: Experiment | None, future: Future[Any]) -> None:
         worker, _ = self._workers[place]
         try:
-            made = worker.result(future)
+            packed = worker.result(future)
         except WorkerLost as error:
             if experiment is None:
                 self._retire(place, worker.hopeless() or str(error))
@@ -141,11 +141,11 @@ class _Crew:
             # It is at the next while this one is stored.
             self._hand_over(place)
             if experiment is not None:
-                self._stored(experiment, made)
+                self._stored(experiment, packed)
 
-    def _stored(self, experiment: Experiment, made: Made) -> None:
+    def _stored(self, experiment: Experiment, packed: Packed) -> None:
         try:
-            self._hooks.on_done(experiment, made)
+            self._hooks.on_done(experiment, packed)
         except Exception as error:
             self._failed(experiment, error)
 

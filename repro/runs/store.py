@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.errors import RunError, require
-from repro.files import replace_bytes
+from repro.files import replacing
 from repro.runs.cell import BASIS, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
@@ -39,8 +40,11 @@ from repro.runs.run_file import (
 from repro.runs.sitting import contention
 from repro.runs.statistics import Interval, mean_interval
 from repro.runs.system import SYSTEMS
-from repro.runs.tables import check_finite, plain_table
+from repro.runs.tables import plain_table
 from repro.runs.validity import Validity
+
+_LEFT_S = 3600.0
+"""Age of a file that is still being written from which nobody writes it."""
 
 
 class StoreError(RunError):
@@ -222,16 +226,13 @@ class Store:
             raise StoreError(f"{experiment.cell.folder_name}: {state.reason}")
         return state.run
 
-    def save(self, experiment: Experiment, record: RunRecord, *, provenance: Mapping[str, Any]) -> StoredRun:
-        """Replaces whatever was stored of the cell, in one rename once everything is written."""
-        return self.put(pack(experiment, record, provenance))
-
     def put(self, packed: Packed) -> StoredRun:
-        """As ``save``."""
+        """Replaces whatever was stored of the cell, in one rename once everything is written."""
         file = self.file(packed.cell)
         self._clear_leftovers()
         try:
-            replace_bytes(file, packed.content)
+            with replacing(file) as temporary:
+                temporary.write_bytes(packed.content)
         except OSError as error:
             raise RunError(
                 f"{file.name} could not be stored in {self.root} ({error.strerror or error}): make room, or give another "
@@ -242,17 +243,15 @@ class Store:
         return StoredRun(packed.cell, file, packed.manifest, packed.provenance, content=packed.content)
 
     def _clear_leftovers(self) -> None:
-        """Of processes that were killed while they stored. Once, before the first run: a look at all files for each run takes
-        longer than storing it where there are thousands."""
+        """Old ones, of processes that were killed while they stored. Once, before the first run: a look at all files for each run
+        takes longer than storing it where there are thousands."""
         if self._is_cleared:
             return
         self._is_cleared = True
-        with suppress(OSError):
-            for name in os.listdir(self.root):
-                _, is_partial, pid = name.rpartition(f"{SUFFIX}.partial-")
-                if is_partial and name.startswith(".") and not _is_running(pid):
-                    with suppress(OSError):
-                        (self.root / name).unlink()
+        for path in self.root.glob(f".*{SUFFIX}.partial-*"):
+            with suppress(OSError):
+                if time.time() - path.lstat().st_mtime > _LEFT_S:
+                    path.unlink()
 
     def _checked(self, experiment: Experiment, file: Path, content: bytes) -> State:
         cell, code = experiment.cell, experiment.code
@@ -288,8 +287,6 @@ def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any
     """Check and sum up a run, and write its file in memory: most of the work of storing it."""
     cell, family, code = experiment.cell, experiment.family, experiment.code
     family.check_tables(record)
-    for name, columns in family.columns.items():
-        check_finite(name, record.tables[name], columns)
     validity = family.assess(record)
     manifest = {
         "schema_version": SCHEMA_VERSION,
@@ -324,19 +321,6 @@ def _unlike(stored: Mapping[str, Any] | None, here: Mapping[str, Any] | None) ->
     return "; ".join(
         f"{name} {stored.get(name)} -> {value}" for name, value in here.items() if stored.get(name) != value
     )
-
-
-def _is_running(pid: str) -> bool:
-    """Whether another process of that number is there, which may be writing."""
-    if not pid.isdigit() or int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _named(modules: Sequence[str]) -> str:

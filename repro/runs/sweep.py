@@ -15,14 +15,16 @@ from repro.runs.cell import Cell
 from repro.runs.experiment import Experiment, fault_of
 from repro.runs.inputs import is_of_a_plug_in
 from repro.runs.locks import UnitLocks
-from repro.runs.packing import Made, Packing
+from repro.runs.packing import Packing
 from repro.runs.pool import Jobs, LocalPool, Pool
 from repro.runs.runner import Hooks, OnStep
 from repro.runs.sitting import Sitting
-from repro.runs.store import Store, StoredRun
+from repro.runs.store import Packed, Store, StoredRun
 from repro.runs.unit import broken, interleaved, units
 
 logger = logging.getLogger(__name__)
+
+EventKind = Literal["started", "ran", "reused", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +34,13 @@ class CellOutcome:
     reason: str
     """Why it ran or was reused; for a failed cell, the error."""
     run: StoredRun | None = None
-    elapsed_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellEvent:
     """``started`` (to a pool: handed over), one of the outcomes, or ``interrupted``, which ends the run."""
 
-    kind: Literal["started", "ran", "reused", "failed", "interrupted"]
+    kind: EventKind
     cell: Cell | None
     message: str
     num_closed: int
@@ -122,68 +123,23 @@ class Sweep:
         check_value(Jobs, "jobs", jobs)
         # The code that runs was imported before the first cell: an edit in the middle of a sweep is not in it.
         packing = Packing.of_this_process()
-        sitting = sitting or Sitting()
-
-        def tell(
-            kind: Literal["started", "ran", "reused", "failed", "interrupted"], cell: Cell | None, message: str
-        ) -> None:
-            if on_event is not None:
-                event = CellEvent(
-                    kind=kind, cell=cell, message=message, num_closed=len(self._outcomes), num_total=self.num_cells
-                )
-                on_event(event)
-
-        def close(outcome: CellOutcome) -> None:
-            self._outcomes[outcome.cell.key] = outcome
-            tell(outcome.status, outcome.cell, outcome.reason)
-
-        def on_start(experiment: Experiment) -> None:
-            tell("started", experiment.cell, self._reasons[experiment.cell.key])
-
-        def on_done(experiment: Experiment, made: Made) -> None:
-            run = self.store.put(made.packed)
-            cell = experiment.cell
-            reason = self._reasons[cell.key]
-            close(CellOutcome(cell=cell, status="ran", reason=reason, run=run, elapsed_s=made.elapsed_s))
-
-        def on_error(experiment: Experiment, error: Exception) -> None:
-            fault = error if is_of_a_plug_in(error) else fault_of(experiment.cell, error)
-            # An error that ends the sweep is raised: its traceback need not be in the log too.
-            if continue_on_error and not isinstance(error, UserError | RunError):
-                logger.error("%s failed", experiment.cell.folder_name, exc_info=error)
-            message = str(fault) if isinstance(fault, UserError | RunError) else f"{type(fault).__name__}: {fault}"
-            close(CellOutcome(cell=experiment.cell, status="failed", reason=message))
-            if not continue_on_error:
-                raise fault from (None if fault is error else error)
-
-        def on_reused(experiment: Experiment, run: StoredRun) -> None:
-            reason = "made by another sweep meanwhile"
-            close(CellOutcome(cell=experiment.cell, status="reused", reason=reason, run=run))
-
+        making = _Making(self, on_event, continue_on_error)
         for outcome in self._outcomes.values():
-            tell(outcome.status, outcome.cell, outcome.reason)
+            making.tell(outcome.status, outcome.cell, outcome.reason)
         todo = [replace(experiment, inputs=experiment.inputs_now()) for experiment in self.to_run]
         simulated = [experiment for experiment in todo if not experiment.is_measured]
         measured = interleaved([experiment for experiment in todo if experiment.is_measured])
-        hooks = Hooks(on_start=on_start, on_done=on_done, on_error=on_error, on_step=on_step)
-        locks = UnitLocks(self.store, self._seen, on_reused)
+        hooks = Hooks(on_start=making.start, on_done=making.done, on_error=making.failed, on_step=on_step)
         try:
             if simulated:
                 self.pool.simulate(simulated, jobs, packing, hooks)
             if measured:
-                self.pool.measure(measured, sitting, packing, locks, hooks)
+                locks = UnitLocks(self.store, self._seen, making.reused)
+                self.pool.measure(measured, sitting or Sitting(), packing, locks, hooks)
         except KeyboardInterrupt:
-            num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
-            num_left = len(self._unique) - len(self._outcomes)
-            tell(
-                "interrupted",
-                None,
-                f"interrupted: {len(self._outcomes) - num_failed} cells done, {num_failed} failed, {num_left} left; "
-                f"the same command continues",
-            )
+            making.interrupted()
             raise
-        cells = [experiment.cell for experiment in self.experiments]
-        return [replace(self._outcomes[cell.key], cell=cell) for cell in cells]
+        return [replace(self._outcomes[each.cell.key], cell=each.cell) for each in self.experiments]
 
     @property
     def num_cells(self) -> int:
@@ -212,3 +168,50 @@ class Sweep:
     def _run(self, key: str) -> StoredRun | None:
         outcome = self._outcomes.get(key)
         return None if outcome is None else outcome.run
+
+
+class _Making:
+    """What becomes of a sweep's missing runs while they are made."""
+
+    def __init__(self, sweep: Sweep, on_event: OnEvent | None, continue_on_error: bool) -> None:
+        self._sweep = sweep
+        self._outcomes = sweep._outcomes
+        self._on_event = on_event
+        self._continue_on_error = continue_on_error
+
+    def tell(self, kind: EventKind, cell: Cell | None, message: str) -> None:
+        if self._on_event is not None:
+            num_closed, num_total = len(self._outcomes), self._sweep.num_cells
+            self._on_event(CellEvent(kind=kind, cell=cell, message=message, num_closed=num_closed, num_total=num_total))
+
+    def _close(self, outcome: CellOutcome) -> None:
+        self._outcomes[outcome.cell.key] = outcome
+        self.tell(outcome.status, outcome.cell, outcome.reason)
+
+    def start(self, experiment: Experiment) -> None:
+        self.tell("started", experiment.cell, self._sweep.why(experiment.cell))
+
+    def done(self, experiment: Experiment, packed: Packed) -> None:
+        cell = experiment.cell
+        run = self._sweep.store.put(packed)
+        self._close(CellOutcome(cell=cell, status="ran", reason=self._sweep.why(cell), run=run))
+
+    def reused(self, experiment: Experiment, run: StoredRun) -> None:
+        reason = "made by another sweep meanwhile"
+        self._close(CellOutcome(cell=experiment.cell, status="reused", reason=reason, run=run))
+
+    def failed(self, experiment: Experiment, error: Exception) -> None:
+        fault = error if is_of_a_plug_in(error) else fault_of(experiment.cell, error)
+        # An error that ends the sweep is raised: its traceback need not be in the log too.
+        if self._continue_on_error and not isinstance(error, UserError | RunError):
+            logger.error("%s failed", experiment.cell.folder_name, exc_info=error)
+        message = str(fault) if isinstance(fault, UserError | RunError) else f"{type(fault).__name__}: {fault}"
+        self._close(CellOutcome(cell=experiment.cell, status="failed", reason=message))
+        if not self._continue_on_error:
+            raise fault from (None if fault is error else error)
+
+    def interrupted(self) -> None:
+        num_failed = sum(outcome.status == "failed" for outcome in self._outcomes.values())
+        num_done, num_left = len(self._outcomes) - num_failed, self._sweep.num_cells - len(self._outcomes)
+        said = f"{num_done} cells done, {num_failed} failed, {num_left} left; the same command continues"
+        self.tell("interrupted", None, f"interrupted: {said}")

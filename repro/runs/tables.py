@@ -1,4 +1,4 @@
-"""Tables as they are stored: a list of plain values per column."""
+"""Tables as a run has them, checked, and as they are stored: a list of plain values per column."""
 
 from __future__ import annotations
 
@@ -19,17 +19,23 @@ _KINDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any], Any]]] = {
 }
 
 
-def check_finite(name: str, table: Table, columns: Sequence[Column]) -> None:
-    """Raise ValueError for a number that is none."""
+def check_table(name: str, table: Table, columns: Sequence[Column]) -> None:
+    """Raise ValueError for a table that does not have exactly these columns, all of one length, nulls where they may be and
+    no number that is none."""
+    expected = [column.name for column in columns]
+    if wrong := sorted(set(table) ^ set(expected)):
+        raise ValueError(f"table {name}: column {wrong[0]!r} is {'unknown' if wrong[0] in table else 'missing'}")
+    if len({len(values) for values in table.values()}) > 1:
+        raise ValueError(f"table {name}: columns differ in length: { {k: len(v) for k, v in table.items()} }")
     for column in columns:
-        if column.kind == "float" and not _is_finite(table[column.name]):
-            raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
-
-
-def _is_finite(values: Sequence[float | None]) -> bool:
-    """Nulls aside. A sum is finite only of finite values; where it overflows each is looked at."""
-    given = [value for value in values if value is not None]
-    return math.isfinite(sum(given)) or all(map(math.isfinite, given))
+        values = table[column.name]
+        if not column.nullable and None in values:
+            raise ValueError(f"table {name}: column {column.name!r} holds a null")
+        if column.kind == "float":
+            given = [value for value in values if value is not None]
+            # A sum is finite only of finite values; where it overflows each is looked at.
+            if not math.isfinite(sum(given)) and not all(map(math.isfinite, given)):
+                raise ValueError(f"table {name}: column {column.name!r} holds a value that is not finite")
 
 
 def plain_table(name: str, table: Table, columns: Sequence[Column]) -> Table:

@@ -34,13 +34,9 @@ class TimedStep(Protocol):
 
 
 R = TypeVar("R", bound=TimedRequest)
-RequestT = TypeVar("RequestT", bound=TimedRequest, contravariant=True)
-StepT_co = TypeVar("StepT_co", bound=TimedStep, covariant=True)
-S = TypeVar("S", bound=TimedStep)
-StepT_contra = TypeVar("StepT_contra", bound=TimedStep, contravariant=True)
 
 
-class StepEngine(Protocol[RequestT, StepT_co]):
+class StepEngine(Protocol):
     @property
     def has_work(self) -> bool:
         """Whether any submitted request is neither finished nor failed."""
@@ -51,13 +47,13 @@ class StepEngine(Protocol[RequestT, StepT_co]):
     @property
     def num_running(self) -> int: ...
 
-    def submit(self, request: RequestT) -> None: ...
+    def submit(self, request: Any) -> None: ...
 
-    def step(self) -> StepT_co | None:
+    def step(self) -> TimedStep | None:
         """Runs one iteration; None when there is nothing it can run now."""
 
 
-class StepLog(Protocol[StepT_contra]):
+class StepLog(Protocol):
     """What a driver tells; the tables of a run are made from it."""
 
     @property
@@ -65,7 +61,7 @@ class StepLog(Protocol[StepT_contra]):
 
     def submit(self, request_id: int, now: float) -> None: ...
 
-    def stamp(self, step: StepT_contra, start: float, end: float) -> None: ...
+    def stamp(self, step: Any, start: float, end: float) -> None: ...
 
 
 class EngineStalledError(RunError):
@@ -84,10 +80,10 @@ OnProgress = Callable[[DriveProgress], None]
 
 
 def drive_steps(
-    engine: StepEngine[R, S],
-    ordered: Sequence[R],
+    engine: StepEngine,
+    ordered: Sequence[TimedRequest],
     clock: Clock,
-    log: StepLog[S],
+    log: StepLog,
     *,
     on_progress: OnProgress | None = None,
     should_stop: Callable[[], bool] | None = None,

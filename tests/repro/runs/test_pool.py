@@ -29,7 +29,7 @@ from repro.runs.cell import COMPARISON, Cell
 from repro.runs.experiment import Experiment, prepare
 from repro.runs.inputs import _state
 from repro.runs.locks import UnitLocks, locked
-from repro.runs.packing import Made, Packing
+from repro.runs.packing import Packing
 from repro.runs.pool import LocalPool
 from repro.runs.ray_cluster import check_address, gather, passed_on
 from repro.runs.ray_nodes import Needs, Node, alike, died, measuring, needs_of, nodes_of
@@ -38,7 +38,7 @@ from repro.runs.ray_worker import RayWorker
 from repro.runs.run_file import PROVENANCE, parts_of
 from repro.runs.runner import Hooks, run_by_workers
 from repro.runs.sitting import Sitting
-from repro.runs.store import Store
+from repro.runs.store import Packed, Store
 from repro.runs.sweep import Sweep
 from repro.runs.unit import together
 
@@ -131,7 +131,7 @@ def test_an_error_that_ends_the_sweep_is_raised_once_the_others_have_finished() 
 def test_an_error_while_a_run_is_stored_ends_the_sweep() -> None:
     heard = Heard(goes_on=False)
 
-    def full(experiment: Experiment, _: Made) -> None:
+    def full(experiment: Experiment, _: Packed) -> None:
         raise RunError("make room")
 
     with pytest.raises(RunError, match="make room"):
@@ -541,7 +541,7 @@ def test_a_worker_with_another_environment_refuses(worker: RayWorker, monkeypatc
     """Workers get few variables: the plug-in would make another number there."""
     monkeypatch.setenv("SUPPORT_ALPHA", "1")
     here = replace(EXPERIMENTS[0], inputs={"$SUPPORT_ALPHA": _state("$SUPPORT_ALPHA", ())})
-    assert isinstance(made(worker, here), Made)
+    assert isinstance(made(worker, here), Packed)
     monkeypatch.delenv("SUPPORT_ALPHA")
     refusal = made(worker, here)
     assert isinstance(refusal, RunError)
@@ -570,11 +570,11 @@ def test_a_pool_is_told_what_was_read_so_far(tmp_path: Path) -> None:
 
 def test_a_worker_makes_the_same_run_and_says_where(worker: RayWorker) -> None:
     found = made(worker, EXPERIMENTS[0])
-    here = PACKING.make(EXPERIMENTS[0]).packed
-    told, expected = (parts_of(packed.content) for packed in (found.packed, here))
+    here = PACKING.make(EXPERIMENTS[0])
+    told, expected = (parts_of(packed.content) for packed in (found, here))
     assert {**told, PROVENANCE: b""} == {**expected, PROVENANCE: b""}
-    assert found.packed.provenance["python"]
-    assert found.packed.provenance["command"] == ["repro", "bench"]
+    assert found.provenance["python"]
+    assert found.provenance["command"] == ["repro", "bench"]
 
 
 def test_a_worker_with_other_code_refuses(worker: RayWorker) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from repro.runs.experiment import Experiment, prepare
 from repro.runs.family import Family
 from repro.runs.record import SCHEMA_VERSION, RunRecord
 from repro.runs.run_file import encoded, json_line
-from repro.runs.store import Store, StoredRun, StoreError
+from repro.runs.store import Store, StoredRun, StoreError, pack
 from repro.systems.dllm.family import DLLM
 
 
@@ -32,7 +33,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def save(store: Store, record: RunRecord, experiment: Experiment = EXPERIMENT) -> Path:
-    return store.save(experiment, record, provenance=make_provenance()).file
+    return store.put(pack(experiment, record, make_provenance())).file
 
 
 def test_round_trip(store: Store) -> None:
@@ -82,8 +83,8 @@ def test_an_empty_run_is_stored_and_is_invalid(store: Store) -> None:
 
 def test_lines_do_not_depend_on_when_or_how_it_ran(tmp_path: Path) -> None:
     first, second = Store(tmp_path / "a"), Store(tmp_path / "b")
-    one = first.save(EXPERIMENT, make_record(), provenance=make_provenance()).file
-    two = second.save(EXPERIMENT, make_record(), provenance=make_provenance("2026-01-01T00:00:00Z")).file
+    one = first.put(pack(EXPERIMENT, make_record(), make_provenance())).file
+    two = second.put(pack(EXPERIMENT, make_record(), make_provenance("2026-01-01T00:00:00Z"))).file
     assert lines(one) == lines(two)
     assert one.read_bytes() != two.read_bytes()
 
@@ -234,7 +235,7 @@ def test_every_byte_counts(store: Store) -> None:
 
 
 def test_a_provenance_with_keys_that_json_turns_into_text_can_be_read(store: Store) -> None:
-    store.save(EXPERIMENT, make_record(), provenance={**make_provenance(), "dataset": {10: "a", 9: ("b",)}})
+    store.put(pack(EXPERIMENT, make_record(), {**make_provenance(), "dataset": {10: "a", 9: ("b",)}}))
     assert store.load(EXPERIMENT).provenance["dataset"] == {"10": "a", "9": ["b"]}
 
 
@@ -308,9 +309,11 @@ def test_an_interrupt_while_writing_leaves_the_old_run(
 
 def test_what_a_killed_process_left_half_written_is_no_run(store: Store) -> None:
     file = save(store, make_record(0.25))
-    dead, alive = (store.root / f".{file.name}.partial-{pid}" for pid in (2**22 + 1, 1))
+    dead, alive = (store.root / f".{file.name}.partial-{pid}" for pid in (2, 3))
     file.rename(dead)
     alive.write_bytes(b"")
+    an_hour_ago = time.time() - 3601
+    os.utime(dead, (an_hour_ago, an_hour_ago))
     assert store.find(EXPERIMENT).reason == "not stored"
     again = Store(store.root)
     save(again, make_record(2.0))
@@ -337,7 +340,7 @@ SIMULATED = prepare(fake_cell(rate=1.0, num_prompts=4))
 
 
 def simulated(store: Store, experiment: Experiment = SIMULATED) -> StoredRun:
-    store.save(experiment, experiment.run(), provenance=make_provenance())
+    store.put(pack(experiment, experiment.run(), make_provenance()))
     return store.load(experiment)
 
 
@@ -374,7 +377,7 @@ def test_tables_of_a_workload_that_is_gone_are_refused(store: Store) -> None:
 
 
 def test_a_run_that_was_just_saved_is_the_one_that_is_loaded(store: Store) -> None:
-    saved = store.save(EXPERIMENT, make_record(), provenance=make_provenance())
+    saved = store.put(pack(EXPERIMENT, make_record(), make_provenance()))
     loaded = store.load(EXPERIMENT)
     assert isinstance(saved, StoredRun)
     assert saved == loaded

@@ -18,7 +18,7 @@ from repro.generation import GenerateOptions, generate
 from repro.runs.cell import Cell, Scalar
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.runs.store import Store
+from repro.runs.store import Store, pack
 from repro.systems.dllm import graded
 from repro.systems.dllm.family import DLLM
 from repro.systems.dllm.graded import decode_answers, encode_prompts, grade_run, require_task
@@ -156,7 +156,7 @@ def test_stopping_at_the_end_of_text_changes_no_verdict(sparse: tuple[Any, RunRe
 def test_accuracy_is_stored(sparse: tuple[Any, RunRecord], tmp_path: Path) -> None:
     experiment, record = sparse
     store = Store(tmp_path)
-    store.save(experiment, record, provenance={"finished_utc": "now"})
+    store.put(pack(experiment, record, {"finished_utc": "now"}))
     stored = store.load(experiment)
     assert stored.record.requests["correct"] == record.requests["correct"]
     accuracy = stored.summary["accuracy"]
