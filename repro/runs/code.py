@@ -13,7 +13,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,11 @@ class Code:
     digest: str
     modules: Mapping[str, str]
     """Module -> digest of its own source."""
+
+    @cached_property
+    def plugged_in(self) -> tuple[str, ...]:
+        """Those that are none of ours."""
+        return tuple(name for name in self.modules if name.partition(".")[0] not in PACKAGES)
 
     def changed_from(self, stored: Mapping[str, str]) -> tuple[str, ...]:
         """Modules that differ from those of a stored run, or are on one side only."""

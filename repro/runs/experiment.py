@@ -43,7 +43,7 @@ class Experiment:
 
     def inputs_now(self) -> dict[str, str | None]:
         """What its plug-ins rest on besides their modules, as far as is known."""
-        return merged(self.inputs, inputs_of(self.code.modules))
+        return merged(self.inputs, inputs_of(self.code))
 
     @property
     def is_measured(self) -> bool:
@@ -110,8 +110,8 @@ def _plugged_in(cell: Cell) -> dict[str, str]:
 
 
 def _module(value: object) -> str | None:
-    where, colon, _ = value.partition(":") if isinstance(value, str) else ("", "", "")
-    is_name = colon and all(part.isidentifier() for part in where.split("."))
+    where, _, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+    is_name = name.isidentifier() and all(part.isidentifier() for part in where.split("."))
     if not is_name or where.partition(".")[0] in sys.stdlib_module_names - {"__main__"}:
         return None
     if where in sys.modules and getattr(sys.modules[where], "__file__", None) is None:
@@ -128,6 +128,8 @@ def check_device(cell: Cell) -> None:
 
 def _as_asked(cell: Cell) -> Cell:
     """As a system sees it."""
+    if cell.comparison is None:
+        return cell
     return replace(cell, knobs=tuple(knob for knob in cell.knobs if knob[0] != COMPARISON))
 
 

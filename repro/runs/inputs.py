@@ -25,7 +25,7 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from types import FrameType
 
-from repro.runs.code import PACKAGES, place, source_digest
+from repro.runs.code import PACKAGES, Code, place, source_digest
 
 Inputs = Mapping[str, str | None]
 """Name -> digest of what it stood for; None where it was not there."""
@@ -133,19 +133,19 @@ def _imported() -> Iterator[str]:
             yield file
 
 
-def inputs_of(modules: Iterable[str]) -> dict[str, str | None]:
-    """What the plug-ins among these modules, which are all that a run imports by name, rest on so far."""
-    roots = _roots(modules)
-    if not roots:
+def inputs_of(code: Code) -> dict[str, str | None]:
+    """What the plug-ins among the modules of this code rest on so far."""
+    sources = {str(path) for name in code.plugged_in if (path := place(name)) is not None}
+    if not sources:
         return {}
-    sources = {str(path) for name in modules if _is_plugged(name) and (path := place(name)) is not None}
+    roots = _roots(code)
     read = _seen.rested_on(sources)
     found = {_name(path, roots): _settled(path, _seen.digests[path]) for path in read}
-    code = {*sources, *(path for path in read if path.endswith(".py") and _kind(path) == FOREIGN)}
-    for unseen in code & _seen.before:
+    own = {*sources, *(path for path in read if path.endswith(".py") and _kind(path) == FOREIGN)}
+    for unseen in own & _seen.before:
         found[f"{_name(unseen, roots)}, imported before repro"] = TWO
-    for told in sorted({told for source in code for told in _told(source)}):
-        if _seen.writers.get(told, set()) & {HARNESS, *code}:
+    for told in sorted({told for source in own for told in _told(source)}):
+        if _seen.writers.get(told, set()) & {HARNESS, *own}:
             continue
         name = _name(told, roots) if os.path.isabs(told) else told
         if name not in found:
@@ -161,9 +161,9 @@ def merged(one: Inputs, other: Inputs) -> dict[str, str | None]:
     return dict(sorted({**one, **other, **both}.items()))
 
 
-def changed(inputs: Inputs, modules: Iterable[str]) -> tuple[str, ...]:
-    """Names of what is not as it was when a run was made of these modules."""
-    roots = _roots(modules)
+def changed(inputs: Inputs, code: Code) -> tuple[str, ...]:
+    """Names of what is not as it was when a run was made by this code."""
+    roots = _roots(code) if inputs else ()
     return tuple(name for name, before in inputs.items() if _state(name, roots) != before)
 
 
@@ -171,10 +171,6 @@ def is_of_a_plug_in(error: BaseException) -> bool:
     """Whether it was raised in a file that is neither ours nor a library's."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and _kind(frames[-1].f_code.co_filename) == FOREIGN
-
-
-def _is_plugged(module: str) -> bool:
-    return module.partition(".")[0] not in PACKAGES
 
 
 # -- by whom -------------------------------------------------------------------------------------------------
@@ -304,15 +300,15 @@ def _content(path: str) -> str | None:
 # -- what it is called ---------------------------------------------------------------------------------------
 
 
-def _roots(modules: Iterable[str]) -> tuple[Path, ...]:
-    """Folders that the plug-ins among the modules are found in, ours and the working directory: names of files in them are the
-    same on another machine. Empty where none is plugged in."""
+def _roots(code: Code) -> tuple[Path, ...]:
+    """Folders that its plug-ins are found in, ours and the working directory: names of files in them are the same on another
+    machine."""
     found = {
         path.parents[name.count(".") + (path.name == "__init__.py")]: None
-        for name in modules
-        if _is_plugged(name) and (path := place(name)) is not None
+        for name in code.plugged_in
+        if (path := place(name)) is not None
     }
-    return (*found, _HOME, Path.cwd()) if found else ()
+    return (*found, _HOME, Path.cwd())
 
 
 def _name(path: str, roots: Sequence[Path]) -> str:

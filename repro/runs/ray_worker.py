@@ -63,7 +63,7 @@ class RayWorker:
 
     def _check_variables(self, experiment: Experiment) -> None:
         told = {name: digest for name, digest in experiment.inputs.items() if name.startswith("$")}
-        if other := changed(told, experiment.code.modules):
+        if other := changed(told, experiment.code):
             raise RunError(
                 f"{self._where} has another value of the environment variable {other[0].removeprefix('$')}, which a plug-in "
                 f"names: workers get REPRO_* alone, make the run with --pool local"

@@ -268,7 +268,7 @@ class Store:
         changed = () if manifest["code"]["digest"] == code.digest else code.changed_from(manifest["code"]["modules"])
         if changed and not self.accept_other_code:
             return unusable(f"code changed: {_named(changed)}")
-        if read := changed_inputs(provenance["inputs"], code.modules):
+        if read := changed_inputs(provenance["inputs"], code):
             if not self.accept_other_code:
                 return unusable(f"what its plug-in reads has changed, or is not known: {_named(read)}")
             changed += read

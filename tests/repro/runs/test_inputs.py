@@ -63,7 +63,7 @@ def run() -> Inputs:
     """What a run of the plug-in rests on; it is asked for a number."""
     plug = importlib.import_module("plug")
     plug.number()
-    return inputs_of(code_of(["plug"]).modules)
+    return inputs_of(code_of(["plug"]))
 
 
 def stale(before: Inputs, codes: object) -> bool:
@@ -71,7 +71,7 @@ def stale(before: Inputs, codes: object) -> bool:
     forget()
     importlib.import_module("plug")
     now = code_of(["plug"])
-    return now != codes or bool(changed(before, now.modules))
+    return now != codes or bool(changed(before, now))
 
 
 HERE = "import os, json\nfrom pathlib import Path\nhere = Path(__file__).parent\ntable = here / ('da' + 'ta.txt')\n"
@@ -263,7 +263,7 @@ def test_of_two_processes_that_saw_different_things_neither_counts() -> None:
 
 
 def test_nothing_is_kept_of_our_own_systems() -> None:
-    assert inputs_of(code_of(["repro.runs.cell"]).modules) == {}
+    assert inputs_of(code_of(["repro.runs.cell"])) == {}
 
 
 SCHEDULER = """
