@@ -7,7 +7,7 @@ have no latency, and count against goodput. Times count from the due time, so wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -137,11 +137,6 @@ class Slo:
                 raise UserError(f"slo {self.name!r} has {metric}={limit!r}: a limit must be positive seconds")
 
 
-def slos_from(mapping: Mapping[str, Mapping[str, float]]) -> tuple[Slo, ...]:
-    """From a manifest's ``slos``: ``{name: {time: limit in seconds}}``."""
-    return tuple(Slo(name=name, limits=tuple(sorted(limits.items()))) for name, limits in sorted(mapping.items()))
-
-
 def goodput(record: RunRecord, slo: Slo) -> dict[str, Any]:
     """num_good; requests_s = num_good / window; attainment = num_good / all requests, failed ones included.
 
@@ -166,7 +161,10 @@ def told_of_good(record: RunRecord, good: npt.NDArray[np.bool_]) -> dict[str, An
 
 
 def _all_goodputs(record: RunRecord) -> dict[str, Any]:
-    return {slo.name: goodput(record, slo) for slo in slos_from(record.manifest.get("slos", {}))}
+    """By the manifest's ``slos``: ``{name: {time: limit in seconds}}``."""
+    asked = sorted(record.manifest.get("slos", {}).items())
+    slos = [Slo(name=name, limits=tuple(sorted(limits.items()))) for name, limits in asked]
+    return {slo.name: goodput(record, slo) for slo in slos}
 
 
 def floats(column: Sequence[float | None]) -> Floats:

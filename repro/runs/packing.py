@@ -41,26 +41,23 @@ class Packing:
     ) -> Packed:
         """A run in a sitting says besides how busy the machine was."""
         with nullcontext() if experiment.is_measured else _collecting_rarely():
-            return self._make(experiment, on_progress, sitting)
-
-    def _make(self, experiment: Experiment, on_progress: OnProgress | None, sitting: Sitting | None) -> Packed:
-        started, began, load = utc_now(), time.perf_counter(), None
-        if sitting is None:
-            record = experiment.run(on_progress)
-        else:
-            record, load = sitting.measure(partial(experiment.run, on_progress))
-        elapsed = time.perf_counter() - began
-        provenance = collect(
-            obtained=record.obtained,
-            timing=Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load),
-            git=self.git,
-            calibration=record.manifest.get("calibration"),
-            dataset=record.manifest.get("dataset"),
-            argv=self.command,
-            sitting=None if sitting is None else sitting.id,
-            busy_s=_busy_s(experiment, record),
-        )
-        return pack(experiment, record, provenance)
+            started, began, load = utc_now(), time.perf_counter(), None
+            if sitting is None:
+                record = experiment.run(on_progress)
+            else:
+                record, load = sitting.measure(partial(experiment.run, on_progress))
+            elapsed = time.perf_counter() - began
+            provenance = collect(
+                obtained=record.obtained,
+                timing=Timing(started_utc=started, finished_utc=utc_now(), elapsed_s=elapsed, load=load),
+                git=self.git,
+                calibration=record.manifest.get("calibration"),
+                dataset=record.manifest.get("dataset"),
+                argv=self.command,
+                sitting=None if sitting is None else sitting.id,
+                busy_s=_busy_s(experiment, record),
+            )
+            return pack(experiment, record, provenance)
 
 
 @contextmanager

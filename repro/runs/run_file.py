@@ -7,15 +7,16 @@ All lines but the provenance and the seal are the same for the same simulated ce
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import struct
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from repro.seal import SEAL, digest_of
+
 SUFFIX = ".jsonl.gz"
-CELL, MANIFEST, SUMMARY, PROVENANCE, SEAL = "cell", "manifest", "summary", "provenance", "seal"
+CELL, MANIFEST, SUMMARY, PROVENANCE = "cell", "manifest", "summary", "provenance"
 
 _HEADER = bytes.fromhex("1f8b08000000000000ff")
 _LAST_STORED = b"\x01"
@@ -52,7 +53,7 @@ def json_line(name: str, value: Any) -> bytes:
 def _seal(content: bytes) -> bytes:
     """A digest of the compressed lines, as another line in a gzip member of its own. It is not compressed: its bytes are the same
     whatever compresses."""
-    line = json_line(SEAL, hashlib.sha256(content).hexdigest())
+    line = json_line(SEAL, digest_of(content))
     size = struct.pack("<HH", len(line), len(line) ^ 0xFFFF)
     return _HEADER + _LAST_STORED + size + line + struct.pack("<II", zlib.crc32(line), len(line))
 

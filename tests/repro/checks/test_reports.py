@@ -27,10 +27,10 @@ from repro.reports.figures import DLLM_SERVE, PAPERS
 from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import load_claims
 from repro.reports.predictions import medians, report, report_path, write_report
-from repro.reports.seal import sealed
 from repro.reports.stamp import save_claims
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
+from repro.seal import sealed
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import graded
 

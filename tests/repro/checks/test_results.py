@@ -18,8 +18,8 @@ from repro import paths
 from repro.checks.results import Checked, check_results, is_alike
 from repro.cli.main import app
 from repro.reports import stamp as stamp_module
-from repro.reports.seal import sealed
 from repro.runs import code
+from repro.seal import sealed
 from repro.systems import calibration
 
 SMALL = ("--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")

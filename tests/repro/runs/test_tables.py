@@ -11,7 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-    return [Column("c", kind, nullable=True)]
+from engines.ar.cluster.record import RoundRow, TaskRow, WorkerRow
+from engines.ar.table import rows_of, table_of
+from engines.laps.record import InstanceRow, StepRow
+from repro.runs.record import Column, columns_of
+from repro.runs.tables import check_table, plain_table
 
 KINDS: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers() | st.integers(-(2**63), 2**63 - 1).map(np.int64),
@@ -51,4 +55,25 @@ def test_numbers_are_finite(values: list[float | None], is_finite: bool) -> None
         check_table("t", {"c": values}, column("float"))
     else:
         with pytest.raises(ValueError, match="table t: column 'c' holds a value that is not finite"):
-    return [Column("c", kind, nullable=True)]
+            check_table("t", {"c": values}, column("float"))
+
+
+def test_columns_are_read_off_the_rows_of_a_table() -> None:
+    """A field is a column; the text below it, on one line, is what it means."""
+    found = {column.name: column for column in columns_of(TaskRow)}
+    assert list(found) == [field.name for field in fields(TaskRow)]
+    assert (found["task_id"].kind, found["task_id"].nullable) == ("int", False)
+    assert (found["started_s"].kind, found["started_s"].nullable) == ("float", True)
+    assert (found["is_local"].kind, found["kind"].kind) == ("bool", "str")
+    assert found["started_s"].meaning == "When it left its queue."
+    pool = columns_of(InstanceRow)[1]
+    assert (pool.name, pool.kind, pool.nullable) == ("pool", "str", True)
+    assert all(column.meaning for row in (RoundRow, TaskRow, StepRow) for column in columns_of(row))
+
+
+def test_a_table_is_its_rows_turned() -> None:
+    rows = [WorkerRow(3, "decode", 8, 0), WorkerRow(4, "prefill", 1, 2, num_prefills=7)]
+    table = table_of(WorkerRow, rows)
+    assert (table["worker_id"], table["num_prefills"], table["kv_peak"]) == ([3, 4], [0, 7], [None, None])
+    assert list(rows_of(table, "role", "server")) == [("decode", 0), ("prefill", 2)]
+    assert table_of(WorkerRow, []) == {column.name: [] for column in columns_of(WorkerRow)}
