@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.machinery import ModuleSpec
@@ -76,12 +76,15 @@ def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
     content = path.read_bytes()
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     tree = _parsed(content)
-    return source_digest(content), () if tree is None else tuple(dict.fromkeys(_imported(tree, package)))
+    return _digest(content, tree), () if tree is None else tuple(dict.fromkeys(_imported(tree, package)))
 
 
 def source_digest(content: bytes) -> str:
     """Of the syntax tree; of what Python cannot read, a module in machine code say, as it is."""
-    tree = _parsed(content)
+    return _digest(content, _parsed(content))
+
+
+def _digest(content: bytes, tree: ast.Module | None) -> str:
     text: list[str] = []
     if tree is not None:
         _canonical(tree, text)
@@ -131,7 +134,7 @@ def place(name: str) -> Path | None:
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
     """Every name that may be a module: packages on the way count too, and what is imported from one."""
-    for node in _running(tree):
+    for node in _running(tree.body):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _with_parents(alias.name)
@@ -151,15 +154,18 @@ def _with_parents(name: str) -> Iterator[str]:
         yield ".".join(parts[:length])
 
 
-def _running(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those for type checkers alone."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+def _running(parts: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All statements but those for type checkers alone."""
+    for part in parts:
+        if isinstance(part, ast.If) and isinstance(part.test, ast.Name) and part.test.id == "TYPE_CHECKING":
             continue
-        yield node
-        yield from _running(node)
+        yield part
+        for name in _BLOCKS:
+            yield from _running(getattr(part, name, ()))
 
 
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Where a statement, a handler or a case has others."""
 _LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
