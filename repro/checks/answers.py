@@ -19,7 +19,7 @@ from repro.reports.fitting import PROTOCOLS
 from repro.reports.paper import Claim, load_claims, read_claims
 from repro.reports.predictions import medians, read_report, report_path
 from repro.reports.stamp import answered_by, changed_files, read_stamp
-from repro.seal import is_whole
+from repro.runs.seal import is_whole
 from repro.systems.calibration import load_calibration
 
 OF_RUNS = ("obtained", "code", "commit", "runs", "command", "minutes")

@@ -17,7 +17,7 @@ from engines.errors import UserError
 from repro.checks.quotes import missing
 from repro.checks.results import OTHER_FOLDERS, Checked
 from repro.files import replace_text
-from repro.seal import is_whole, sealed
+from repro.runs.seal import is_whole, sealed
 
 NAME = "accepted.json"
 READ_WITH: Mapping[str, tuple[str, ...]] = {

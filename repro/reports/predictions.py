@@ -16,7 +16,7 @@ from repro import paths
 from repro.files import replace_text
 from repro.reports.claims import Judged
 from repro.reports.claims_file import as_row
-from repro.seal import sealed
+from repro.runs.seal import sealed
 
 SCHEMA_VERSION = 3
 KINDS: Mapping[str, str] = MappingProxyType({"tok/s": "throughputs", "x": "ratios", "%": "ratios", "s": "latencies"})

@@ -18,8 +18,8 @@ from repro.reports.figures import PAPERS, FigureEntry, Paper, Rendered, View
 from repro.reports.paper import FOLDERS, load_claims, load_figures
 from repro.reports.roles import MOST_ALONE
 from repro.runs.code import DIGEST_LENGTH, code_of
+from repro.runs.seal import is_whole, sealed
 from repro.runs.store import StoredRun
-from repro.seal import is_whole, sealed
 
 SCHEMA_VERSION = 2
 

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from repro.seal import SEAL, digest_of
+from repro.runs.seal import SEAL, digest_of
 
 SUFFIX = ".jsonl.gz"
 CELL, MANIFEST, SUMMARY, PROVENANCE = "cell", "manifest", "summary", "provenance"

@@ -19,7 +19,7 @@ from repro.gpu_suite.adoption import read_fit
 from repro.gpu_suite.suite import _read as read_state
 from repro.paths import CALIBRATION, RESULTS
 from repro.reports.stamp import _digest as digest
-from repro.seal import sealed
+from repro.runs.seal import sealed
 
 DEEP = "[" * 100_000
 SESSIONS = ("bench", "--platform", "h20x32", "--num-prompts", 2)

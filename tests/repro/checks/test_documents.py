@@ -14,7 +14,7 @@ from repro.checks.documents import NAME, READ_WITH, accept, check_documents
 from repro.checks.quotes import missing, plain, quotes
 from repro.cli.main import app
 from repro.paths import REPO, RESULTS
-from repro.seal import sealed
+from repro.runs.seal import sealed
 
 
 @pytest.fixture(scope="module")

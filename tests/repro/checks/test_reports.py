@@ -30,7 +30,7 @@ from repro.reports.predictions import medians, report, report_path, write_report
 from repro.reports.stamp import save_claims
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
-from repro.seal import sealed
+from repro.runs.seal import sealed
 from repro.systems.calibration import load_calibration
 from repro.systems.dllm import graded
 

@@ -19,7 +19,7 @@ from repro.checks.results import Checked, check_results, is_alike
 from repro.cli.main import app
 from repro.reports import stamp as stamp_module
 from repro.runs import code
-from repro.seal import sealed
+from repro.runs.seal import sealed
 from repro.systems import calibration
 
 SMALL = ("--platform", "rtx4090", "--request-rate", "0.5", "--num-prompts", "4")
