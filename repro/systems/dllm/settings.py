@@ -10,7 +10,7 @@ from baselines.dllm.published import PublishedMethod
 from engines.dllm.config import EngineConfig, GenerationConfig
 from engines.dllm.method import Method
 from engines.errors import UserError, require
-from engines.knobs import Fixed, check_fields, check_given, given_to, knobs_of
+from engines.knobs import Fixed, check_fields, check_given, given_to
 from engines.models.checkpoint import PUBLISHED_CONFIGS, checkpoint_digest, checkpoint_dir, config_of, digest_of
 from engines.parallel.division import check_division
 from repro.runs.cell import NOTES, Cell
@@ -120,7 +120,7 @@ def _baseline(cell: Cell, method: Method) -> tuple[BaselineKnobs, Mapping[str, A
     usual = BaselineKnobs(reading=default_reading(cell.executor))
     if not isinstance(method, PublishedMethod):
         return usual, {}
-    baseline = given_to(usual, {name: value for name, value in cell.asked.items() if name in knobs_of(BaselineKnobs)})
+    baseline = given_to(usual, cell.asked)
     return baseline, {"reading": baseline.reading}
 
 
