@@ -106,8 +106,8 @@ class PrefillInstance(Worker):
         super()._start(plan)
 
     def _finish(self, plan: StepPlan) -> None:
-        num_short = sum(task.tokens < self._boundary_tokens for task, _ in plan.shares)
-        num_finished = sum(task.tokens == task.computed for task, _ in plan.shares)
+        num_short = sum([task.tokens < self._boundary_tokens for task, _ in plan.shares])
+        num_finished = sum([task.tokens == task.computed for task, _ in plan.shares])
         row = StepRow(
             self.worker_id,
             self._start_s,

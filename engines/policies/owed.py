@@ -36,14 +36,21 @@ class _Due:
     def check(self) -> None:
         """Raise RunError where the task is not as it was."""
         task = self.task
-        now = (task.tokens - task.computed, task.history + task.tokens, task.order, task.ready_s)
-        was = (self.left, self.end, self.order, self.ready_s)
-        if now != was:
-            place = next(place for place in range(len(now)) if now[place] != was[place])
-            name = ("left", "history + tokens", "order", "ready_s")[place]
-            raise RunError(
-                f"a policy has changed prefill {task.task_id}: {name}={now[place]!r}, where {was[place]!r} is due"
-            )
+        if (
+            task.tokens - task.computed == self.left
+            and task.history + task.tokens == self.end
+            and task.order == self.order
+            and task.ready_s == self.ready_s
+        ):
+            return
+        parts = {
+            "left": (task.tokens - task.computed, self.left),
+            "history + tokens": (task.history + task.tokens, self.end),
+            "order": (task.order, self.order),
+            "ready_s": (task.ready_s, self.ready_s),
+        }
+        name, (found, due) = next(each for each in parts.items() if each[1][0] != each[1][1])
+        raise RunError(f"a policy has changed prefill {task.task_id}: {name}={found!r}, where {due!r} is due")
 
 
 class Owed:

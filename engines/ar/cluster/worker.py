@@ -134,15 +134,18 @@ class Worker:
         host.owed.run(shares, worker_id)
         chunks = []
         tokens = 0
+        had_begun = bool(self.begun)
         for task, share in shares:
             computed = task.computed
             chunks.append(Chunk(task.history + computed, share))
             if computed == 0:
                 host.task_started(task, worker_id, now)
-                self.begun.append(task)
+                if share < task.tokens:
+                    self.begun.append(task)
             task.computed = computed + share
             tokens += share
-        self.begun = [task for task in self.begun if task.tokens > task.computed]
+        if had_begun:
+            self.begun = [task for task in self.begun if task.tokens > task.computed]
         self._busy_s += self._step_s
         self._step_s = self._cost.step_s(chunks, decoding, context, mode)
         self._start_s, self._end_s = now, now + self._step_s
