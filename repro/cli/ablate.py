@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
-
 from engines.errors import require
 from engines.knobs import Range, check_fields
 from repro.cli import options as opt
@@ -27,13 +25,8 @@ class Asked:
     component: str
     """engine, scheduler, budgeting, sparsity or refresh; ladder for all, one by one. Of AMPD: routing or reordering. Of LAPS: graphs,
     disaggregation, awd or reserve."""
-    dataset: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Several times [default: livebench, burst, osc; dureader, gaia of AMPD, lmsys-chat-1m of LAPS].",
-            rich_help_panel=opt.WHAT,
-        ),
-    ] = None
+    dataset: list[str] | None = None
+    """Several times [default: livebench, burst, osc; dureader, gaia of AMPD, lmsys-chat-1m of LAPS]."""
     platform: str | None = None
     """Where ('repro list' shows platforms) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."""
     reading: str | None = None

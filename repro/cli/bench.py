@@ -37,29 +37,17 @@ class Asked:
     """The cells, besides their knobs: each system on each data set at each rate."""
 
     panel: ClassVar[str] = opt.WHAT
-    system: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="'repro list', or module:NAME; several times [default: dllm-serve, or ampd on clusters].",
-            rich_help_panel=opt.WHAT,
-        ),
-    ] = None
-    dataset_name: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="livebench, burst or osc, a session trace or conversations; several times [default: osc, dureader or "
-            "lmsys-chat-1m, as the system serves].",
-            rich_help_panel=opt.WHAT,
-        ),
-    ] = None
+    system: list[str] | None = None
+    """'repro list', or module:NAME; several times [default: dllm-serve, or ampd on clusters]."""
+    dataset_name: list[str] | None = None
+    """livebench, burst or osc, a session trace or conversations; several times [default: osc, dureader or lmsys-chat-1m, as
+    the system serves]."""
     platform: str = "cpu-tiny"
     """cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, h20x32 for clusters, or module:NAME."""
     executor: str | None = None
     """torch (measured) or roofline (simulated) [default: the platform's]."""
-    request_rate: Annotated[
-        list[str] | None,
-        typer.Option(help="Requests/s or 'inf'; several times [default: inf].", rich_help_panel=opt.WORKLOAD),
-    ] = None
+    request_rate: list[str] | None = None
+    """Requests/s or 'inf'; several times [default: inf]."""
     seed: opt.Seed = 0
 
     def cells(self, where: Platform, knobs: Mapping[str, Mapping[str, Any]]) -> list[Cell]:

@@ -27,39 +27,26 @@ class FigureOptions:
     """Which views of a figure, from which runs."""
 
     panel: ClassVar[str] = opt.WHAT
-    platform: Annotated[
-        list[str] | None, typer.Option(help="Several times [default: the figure's own].", rich_help_panel=opt.WHAT)
-    ] = None
-    reading: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Of the baselines: published, efficient or policy; several times [default: published where simulated, "
-            "else efficient].",
-            rich_help_panel=opt.WHAT,
-        ),
-    ] = None
+    platform: list[str] | None = None
+    """Several times [default: the figure's own]."""
+    reading: list[str] | None = None
+    """Of the baselines: published, efficient or policy; several times [default: published where simulated, else
+    efficient]."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
     """Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what the figure's claims
     take, 1 to 10]."""
     executor: Literal["torch", "roofline"] | None = None
     """torch (measured) or roofline (simulated) [default: the platform's]."""
-    request_rate: Annotated[
-        list[str] | None,
-        typer.Option(help="Instead of the platform's rates, requests/s; several times.", rich_help_panel=opt.WORKLOAD),
-    ] = None
+    request_rate: list[str] | None = None
+    """Instead of the platform's rates, requests/s; several times."""
     num_prompts: Annotated[int, Range(most=10**5)] | None = None
     """Requests per run, where the figure does not fix them."""
     weights: str | None = None
     """checkpoint, or random for a shape without a download."""
     result_dir: opt.ResultDir = None
     accept_other_code: opt.OtherCode = False
-    out_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir].",
-            rich_help_panel=opt.RUNS,
-        ),
-    ] = None
+    out_dir: Annotated[Path | None, typer.Option(rich_help_panel=opt.RUNS)] = None
+    """Where figures go [default: results/figures/PAPER, or figures/PAPER in --result-dir]."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -44,9 +44,8 @@ class Prompted:
     panel: ClassVar[str] = opt.WHAT
     prompt: str | None = None
     """Prompt text; '-' reads standard input."""
-    prompt_ids: Annotated[
-        Path | None, typer.Option(help="File of token ids, as a JSON list.", rich_help_panel=opt.WHAT)
-    ] = None
+    prompt_ids: Path | None = None
+    """File of token ids, as a JSON list."""
     chat: Annotated[
         bool | None,
         typer.Option(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -30,13 +30,14 @@ EXPECTED = "gpu-suite-expected.json"
 class Asked:
     budget: float = 520.0
     """Seconds this call may take; the next job has to fit."""
-    result_dir: Annotated[Path | None, typer.Option(help="Where results go [default: results/PLATFORM].")] = None
-    export: Annotated[
-        Path | None, typer.Option(help="Folder for one archive of the results, written anew after every job.")
-    ] = None
+    result_dir: Path | None = None
+    """Where results go [default: results/PLATFORM]."""
+    export: Path | None = None
+    """Folder for one archive of the results, written anew after every job."""
     platform: str | None = None
     """The card's, which is read off it; cpu-tiny runs the stages small, on this CPU."""
-    stage: Annotated[list[str] | None, typer.Option(help="Only this stage; several times.")] = None
+    stage: list[str] | None = None
+    """Only this stage; several times."""
     first: bool = False
     """Only the stages of the first minutes on a card."""
     dry_run: bool = False

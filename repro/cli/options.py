@@ -96,10 +96,12 @@ class Stored:
     """Which runs are reused, and where they are."""
 
     panel: ClassVar[str] = RUNS
-    result_dir: ResultDir = None
+    result_dir: Path | None = None
+    """Where runs are [default: results/local]."""
     force: bool = False
     """Run again what is already stored."""
-    accept_other_code: OtherCode = False
+    accept_other_code: bool = False
+    """Reuse stored runs that other code made, and mark them."""
 
     @property
     def store(self) -> Store:

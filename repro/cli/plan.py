@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import typer
-
 from engines.errors import UserError
 from engines.knobs import Memory, check_fields
 from repro.cli import options as opt
@@ -28,7 +26,8 @@ COLUMNS = (
 @dataclass(frozen=True, kw_only=True)
 class Asked:
     panel: ClassVar[str] = opt.WHAT
-    platform: Annotated[list[str] | None, typer.Option(help="Several times [default: rtx4090 and l40s].")] = None
+    platform: list[str] | None = None
+    """Several times [default: rtx4090 and l40s]."""
     memory_limit: Memory | None = None
     """Another memory size, e.g. 80GB."""
     input_len: int = 300

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-import typer
-
 from engines.errors import require
 from engines.knobs import Range, check_fields
 from repro.cli import options as opt
@@ -60,12 +58,8 @@ class Sample:
     """TTFT objective [default: the paper's]."""
     slo_itl_s: Objective | None = None
     """ITL objective [default: the paper's]."""
-    trace_path: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSONL of your own sessions, as they are, instead of the generator.", rich_help_panel=opt.WORKLOAD
-        ),
-    ] = None
+    trace_path: Path | None = None
+    """JSONL of your own sessions, as they are, instead of the generator."""
     num_sessions: Annotated[int, Range(1, 10**5)] | None = None
     """Sessions of the sample [default: 99, more for more GPUs]."""
 

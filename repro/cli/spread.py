@@ -144,11 +144,17 @@ def _of_dataclass(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     knobs = knobs_of(group)
     for field in fields(group):
-        declared, default = hints[field.name], field.default
-        if any(isinstance(mark, typer.models.ParameterInfo) for mark in getattr(declared, "__metadata__", ())):
-            yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=declared)
+        declared, default, panel = hints[field.name], field.default, getattr(group, "panel", None)
+        if field.name in knobs and not _is_option(declared):
+            yield _parameter(knobs[field.name], panel, default=default)
         else:
-            yield _parameter(knobs[field.name], getattr(group, "panel", None), default=default)
+            # A path, or several of something.
+            own = declared if _is_option(declared) else Annotated[declared, typer.Option(rich_help_panel=panel)]
+            yield inspect.Parameter(field.name, _KEYWORD, default=_or_required(default), annotation=own)
+
+
+def _is_option(declared: Any) -> bool:
+    return any(isinstance(mark, typer.models.ParameterInfo) for mark in getattr(declared, "__metadata__", ()))
 
 
 def _parameter(knob: Knob, panel: str | None, *, default: object) -> inspect.Parameter:
