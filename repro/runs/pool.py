@@ -69,7 +69,7 @@ def pool_of(name: str, address: str | None = None, jobs: int | None = None) -> A
     check_value(Jobs, "jobs", jobs)
     name, address = plain(name), plain(address)
     require(address is None or isinstance(address, str), f"address={address!r} must be a text: auto or host:port")
-    require(name in POOLS, f"pool={name!r} is unknown: use {' or '.join(POOLS)}")
+    require(isinstance(name, str) and name in POOLS, f"pool={name!r} is unknown: use {' or '.join(POOLS)}")
     if name == "local":
         require(address is None, f"address={address!r} is of a Ray cluster: add --pool ray, or leave it out")
         return nullcontext(LocalPool())
