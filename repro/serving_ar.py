@@ -26,11 +26,11 @@ SHAPES: Mapping[str, CausalConfig] = {"tiny-qwen2": tiny_causal(), **CAUSAL_SHAP
 """Served with random weights: the full-size ones, and one for a CPU."""
 
 ID_BYTES = 8
-"""Of a token in its slot."""
+"""Bytes of a token id in its slot."""
 CPU_KV_BYTES = 1 << 30
 """K/V on a CPU, where nothing else is said."""
 CUDA_SHARE = 0.9
-"""Of a card's memory, where no limit is given."""
+"""Share of a card's memory, where no limit is given."""
 
 
 def is_causal(model: str) -> bool:

@@ -41,4 +41,4 @@ class DllmCacheOptions(DreamOptions):
 
 
 OPTIONS = (ServeOptions, FastDllmOptions, DllmCacheOptions, SparseOptions)
-"""Of all methods that have any, the plain samplers' among them."""
+"""Options of all methods that have any, the plain samplers' among them."""

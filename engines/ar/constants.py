@@ -43,7 +43,7 @@ class CostConstants:
     tensor_parallel_loss: float = 0.0
     """A degree of n does the work of n / (1 + loss log2 n) GPUs, besides its communication."""
     all_reduce_latency_s: float = 12e-6
-    """Of each of the two all-reduces per layer."""
+    """Latency of each of the two all-reduces per layer."""
     nvlink_efficiency: float = 0.7
     inter_server_gb_s: float = _INTER_SERVER_GB_S
     """Per GPU, one direction."""
@@ -51,7 +51,7 @@ class CostConstants:
     transfer_latency_s: float = 1e-3
     """The alpha of a KV transfer (AMPD App. A.1, Hockney's model)."""
     memory_share: float = 0.85
-    """Of a GPU's memory for weights and KV; the rest holds activations, graphs and the runtime."""
+    """Share of a GPU's memory for weights and KV; the rest holds activations, graphs and the runtime."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -48,7 +48,7 @@ class KvPool:
         return entry.tokens if entry is not None else 0
 
     def protected(self, session: int, now: float) -> int:
-        """Of its cached tokens, those a time-to-live protects."""
+        """How many of its cached tokens a time-to-live protects."""
         entry = self._idle.get(session)
         return entry.tokens if entry is not None and entry.keep_until_s > now else 0
 

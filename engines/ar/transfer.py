@@ -18,7 +18,7 @@ class Link:
     name: _LinkName
     latency_s: float
     bytes_per_s: float
-    """Of one GPU; ranks of a tensor-parallel group send in parallel."""
+    """Bandwidth of one GPU; ranks of a tensor-parallel group send in parallel."""
 
 
 @dataclass(frozen=True, kw_only=True)

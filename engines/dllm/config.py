@@ -23,7 +23,7 @@ FirstStep = Literal["ranked", "first_and_ranked", "first_position"]
 
 
 MOST_TOKENS = 2**17
-"""Of one answer."""
+"""The most tokens of one answer."""
 AnswerTokens = Annotated[int, Range(1, MOST_TOKENS)]
 Level = Annotated[float, Range(0, 1e6)]
 MEASURED = Only(executor="torch")
@@ -113,7 +113,7 @@ class SparsityConfig(Retention):
     """Which context rows survive a Refresh (dLLM-Serve §4.5)."""
 
     selection: Selection = "head"
-    """Of rows: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), dense every row."""
+    """Which rows are kept: head keeps each head's own top-k, uniform one set for all heads of a layer (Sparse-dLLM), dense every row."""
     refresh_delay: Annotated[int, Range(0, 1)] = 1
     """1: the cache is built at a block's second step (as published); 0: at its first, with a single Refresh a block."""
     min_kept: Annotated[int, Range(0, 1), Fixed] = 1

@@ -97,7 +97,7 @@ class _PrefillSimulation:
         self._turns: dict[int, tuple[_Talk, int]] = {}
         """Unfinished requests of sessions, by request id."""
         self._clients: dict[int, Clients] = {}
-        """Of streams that are closed loops."""
+        """Clients of the streams that are closed loops."""
         self._cached: dict[int, dict[int, int]] = {}
         """Session -> instance -> tokens of K/V, where caches are apart."""
         self.shares_cache = cluster.cache == "shared"

@@ -53,7 +53,7 @@ class ControllerConfig:
     quantile: Annotated[float, Range(0, 1)] = 0.9
     """The aggregate over a pool: P90."""
     window_s: Seconds = 10.0
-    """Of the averages that ``mended`` compares; 0 compares what each interval shows."""
+    """Length of the averages that ``mended`` compares; 0 compares what each interval shows."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -70,7 +70,7 @@ class PressureController:
     def __init__(self, config: ControllerConfig) -> None:
         self.config = config
         self._last_s = -math.inf
-        """Of the last move."""
+        """Time of the last move."""
         self._short, self._long = _Average(config), _Average(config)
 
     def decide(self, shorts: Sequence[Signals], longs: Sequence[Signals], now: float) -> Adjustment:

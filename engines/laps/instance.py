@@ -40,7 +40,7 @@ class PrefillInstance(Worker):
         self.steps: list[StepRow] = []
         self.num_requests = 0
         self.late: list[bool] = []
-        """Of each request finished since the last signals, whether it missed its deadline."""
+        """For each request finished since the last signals, whether it missed its deadline."""
         self._cached_tokens = host.cached_tokens
         self._boundary_tokens, self._pulls = boundary, pulls
         self._left_tokens = 0

@@ -69,7 +69,7 @@ class FloorForm:
 
 
 def _positive_root(a: float, b: float, c: float) -> float:
-    """Of a x^2 + b x = c with a, c >= 0; 0 where there is none."""
+    """The positive root of a x^2 + b x = c with a, c >= 0; 0 where there is none."""
     if a == 0:
         return c / b if b > 0 else math.inf if c > 0 else 0.0
     # Both forms are the same root; each cancels for one sign of b.

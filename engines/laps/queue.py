@@ -12,7 +12,7 @@ from engines.policies.queue import OpenQueue
 from engines.policies.task import PrefillTask
 
 _RATE_WEIGHT = 0.1
-"""Of the newest gap between arrivals in their moving average."""
+"""Weight of the newest gap between arrivals in their moving average."""
 
 
 class ClassQueue(OpenQueue):

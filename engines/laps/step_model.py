@@ -34,7 +34,7 @@ class StepModel:
     history_s: float
     shapes: Mapping[Bucket | Rung, float]
     fallback_s: float = 0.0
-    """Of looking for a graph in vain."""
+    """Seconds of looking for a graph in vain."""
     mean_error: float = 0.0
 
     def step_s(self, chunks: Sequence[Chunk], decoding: int, context: int, mode: object = None) -> float:

@@ -54,7 +54,7 @@ class WaitConfig:
 
     @property
     def deadline_s(self) -> float:
-        """Of a request, from its arrival."""
+        """A request's deadline, counted from its arrival."""
         return math.inf if self.slo_s is None else self.slo_s
 
 

@@ -13,7 +13,7 @@ Layers = Annotated[int, Range(1, 1024)]
 Heads = Annotated[int, Range(1, 4096)]
 Hidden = Annotated[int, Range(1, 2**20)]
 Rows = Annotated[int, Range(1, 2**24)]
-"""Of a vocabulary, or positions."""
+"""Rows of a vocabulary, or positions."""
 Positive = Annotated[float, Range(above=0, most=1e30)]
 
 

@@ -30,7 +30,7 @@ class Asked:
     platform: str | None = None
     """Where ('repro list' shows platforms) [default: cpu-tiny, h20x32 for AMPD, h200 for LAPS]."""
     reading: str | None = None
-    """Of Sparse-dLLM: published, efficient or policy [default: published where simulated, else efficient]."""
+    """Reading of Sparse-dLLM: published, efficient or policy [default: published where simulated, else efficient]."""
     request_rate: str | None = None
     """Requests/s, or inf [default: the platform's highest; 2 of AMPD, 60 of LAPS]."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
@@ -38,7 +38,7 @@ class Asked:
     limit: Annotated[int, Range(0, 10**5)] | None = None
     """Problems per task, where variants commit other tokens and are measured; 0 for no accuracy [default: 200]."""
     model: str | None = None
-    """Of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B]."""
+    """Model of AMPD and LAPS [default: Llama-3.1-70B, Qwen2.5-14B]."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 TRACES = ("dureader", "gaia")
 RATE = 2.0
-"""Of the paper's Figure 5."""
+"""The rate of the paper's Figure 5."""
 NUM_RUNS = 10
 """Where none are asked for: one seed is an anecdote."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from repro.systems.platforms import Platform
 
 NUM_PROBLEMS = 200
-"""Of a task, where no limit is given."""
+"""Problems of a task, where no limit is given."""
 
 COLUMNS = {
     "tok/s": lambda row: number(row["throughput_tok_s"]) + _plus_minus(row["throughput_half_width"]),

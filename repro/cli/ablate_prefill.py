@@ -50,7 +50,7 @@ def study(asked: Asked, knobs: Mapping[str, Any]) -> Study:
 
 
 def _row(runs: Runs, base: Runs) -> Row:
-    """Of all runs, INVALID ones too: that a policy never ends is what some of these show. Differences are paired by seed."""
+    """The row of all runs, INVALID ones too: that a policy never ends is what some of these show. Differences are paired by seed."""
     from repro.runs.statistics import mean_interval
 
     def over(metric: str, part: str | None = None) -> float | None:

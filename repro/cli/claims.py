@@ -77,7 +77,7 @@ def claims(
 
 
 def _committed(paper: Paper, stated: Sequence[Claim]) -> dict[str, Judged]:
-    """Of the repository; none in an installed package, or of a paper of one's own."""
+    """What the repository has judged; nothing in an installed package, or of a paper of one's own."""
     from engines.errors import UserError
     from repro.paths import IS_INSTALLED, RESULTS
     from repro.reports.claims_file import judged_again, read

@@ -30,7 +30,7 @@ class FigureOptions:
     platform: list[str] | None = None
     """Several times [default: the figure's own]."""
     reading: list[str] | None = None
-    """Of the baselines: published, efficient or policy; several times [default: published where simulated, else
+    """Reading of the baselines: published, efficient or policy; several times [default: published where simulated, else
     efficient]."""
     num_runs: Annotated[int, Range(1, 1000)] | None = None
     """Repeats with seeds 0, 1, ...; figures show 95 % intervals [default: 3 where times are measured, else what the figure's claims

@@ -28,7 +28,7 @@ WHAT, WORKLOAD, SERVER, ENGINE, DECODING, METHOD, RUNS = (
     "Runs and output",
 )
 PANELS = (WHAT, WORKLOAD, SERVER, ENGINE, DECODING, METHOD, RUNS)
-"""Of a help, in their order."""
+"""Panels of a help, in their order."""
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.", rich_help_panel=RUNS)]
 ResultDir = Annotated[Path | None, typer.Option(help="Where runs are [default: results/local].", rich_help_panel=RUNS)]

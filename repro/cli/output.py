@@ -16,9 +16,9 @@ NOT_A_TERMINAL = 160
 NARROW = 14
 """A cell with a number in it that is no wider is never broken into lines."""
 MOST_COLUMNS = 1000
-"""Of a terminal that one would believe."""
+"""The widest terminal that one would believe."""
 MOST_LINES = 3
-"""Of a row in a frame, where one without is lower."""
+"""The most lines of a row in a frame, where one without is lower."""
 
 
 class Layout(NamedTuple):
@@ -78,7 +78,7 @@ def _broken(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _lengths(columns: Sequence[str], rows: Sequence[Sequence[str]], *, by_word: bool) -> list[int]:
-    """Of each column the longest cell, or the longest word of its head and cells; a number and its unit stay together."""
+    """The longest cell of each column, or the longest word of its head and cells; a number and its unit stay together."""
 
     def length(cell: str, *, is_head: bool = False) -> int:
         may_break = is_head or len(cell) > NARROW or not any(map(str.isdigit, cell))

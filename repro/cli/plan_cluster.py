@@ -37,7 +37,7 @@ class Asked:
     hardware: str = "h20"
     """The kind of GPU: h20, b200, h200, h100, a100, l40s or rtx4090."""
     constants: str = "physical"
-    """Of the cost model: physical, trial-r2, ..."""
+    """Constants of the cost model: physical, trial-r2, ..."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -21,7 +21,7 @@ def print_runs(runs: Sequence[StoredRun]) -> None:
 
 
 def _print_family(runs: Sequence[StoredRun], shown: Sequence[Shown]) -> None:
-    """Of what was asked, only what these runs have."""
+    """Shows what was asked, as far as these runs have it."""
     lengths = [lengths_of(run) for run in runs]
     asked = {
         "system": [run.title for run in runs],

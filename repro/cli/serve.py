@@ -50,7 +50,7 @@ class Asked:
     system: str | None = None
     """dllm-serve, a sampler under its continuous batching, or ar for causal models [default: the model's]."""
     platform: str | None = None
-    """Of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
+    """Platform of a diffusion LLM: cpu-tiny, rtx4090, l40s, a100, h100, h200, b200, or module:NAME."""
     model: str | None = None
     """Checkpoint directory or hub id of a LLaDA, Dream, Qwen2 or Llama; 'tiny'; or a shape (llada-8b, dream-7b, qwen2.5-7b,
     tiny-qwen2) with --weights random."""

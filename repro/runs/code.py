@@ -80,7 +80,7 @@ def _source(name: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def source_digest(content: bytes) -> str:
-    """Of the syntax tree; of what Python cannot read, a module in machine code say, as it is."""
+    """A digest of the syntax tree; of what Python cannot read, a module in machine code say, as it is."""
     return _digest(content, _parsed(content))
 
 

@@ -67,7 +67,7 @@ class Experiment:
 
     @property
     def num_gpus(self) -> int:
-        """Of the machine that its run is made on."""
+        """GPUs of the machine that its run is made on."""
         if not self.is_measured or not self.device.startswith("cuda"):
             return 0
         return int(self.cell.knob_values.get("tensor_parallel") or 1)

@@ -21,10 +21,10 @@ class Shown(NamedTuple):
     metric: str
     is_share: bool = False
     stat: str | None = None
-    """Of a metric that is a distribution."""
+    """Which number of a metric that is a distribution."""
     scale: float = 1.0
     is_predicted: bool = False
-    """Of a measured run: what the simulator said, and its error, instead of what was measured."""
+    """Whether a measured run shows what the simulator said, and its error, instead of what was measured."""
 
 
 WAITS = (Shown("wait s", "queue_wait_s", stat="mean"), Shown("longest wait s", "queue_wait_s", stat="max"))

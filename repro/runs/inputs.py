@@ -156,7 +156,7 @@ def inputs_of(code: Code) -> dict[str, str | None]:
 
 
 def merged(one: Inputs, other: Inputs) -> dict[str, str | None]:
-    """Of two processes that had a part in a run."""
+    """Inputs of two processes that had a part in a run."""
     both = {name: one[name] if one[name] == other[name] else TWO for name in one.keys() & other.keys()}
     return dict(sorted({**one, **other, **both}.items()))
 
@@ -261,7 +261,7 @@ _kept: dict[str, tuple[tuple[int, ...], str]] = {}
 
 
 def _digest(path: str) -> str | None:
-    """Of a file's content, a module's as in a code identity, or the names in a folder; None where there is nothing to read."""
+    """A digest of a file's content, a module's as in a code identity, or the names in a folder; None where there is nothing to read."""
     if not path.endswith(".py"):
         return _content(path)
     try:

@@ -44,7 +44,7 @@ class Timing:
     finished_utc: str
     elapsed_s: float
     load: Load | None = None
-    """Of the machine, while a run was measured."""
+    """What the machine did besides while a run was measured."""
 
 
 def utc_now() -> str:

@@ -28,7 +28,7 @@ PASSED_ON = ("REPRO_", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREA
 """Variables of the environment, by their beginnings, that workers get. Secrets are none of them: Ray shows these to whoever
 may look at the cluster."""
 OBJECT_STORE_BYTES = 512 * 2**20
-"""Of a cluster of this machine: a few records on their way."""
+"""Object store of a cluster on this machine: a few records on their way."""
 SHARED_MEMORY = Path("/dev/shm")
 _LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".*")
 

@@ -16,7 +16,7 @@ MIN_CPU_SHARE = 0.9
 """Processor seconds per second of steps below which a run on a CPU was kept waiting. A step never sleeps, so a free machine
 gives it at least one; more, where the library computes in several threads, which makes the bound generous."""
 MAX_SLOWDOWN = 1.25
-"""Of the calibration loop, over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine; a
+"""Seconds of the calibration loop over the fastest of its sitting. Frequency and caches move it by a few percent on a quiet machine; a
 neighbour that takes a quarter of a core or more moves it by 25 % and more, which is also where a disturbance outgrows
 the differences between systems that the figures are about."""
 WARM_UP = 10
@@ -33,12 +33,12 @@ class Load:
     """What the machine did while a run was measured; seconds."""
 
     cpu_s: float
-    """Of this process, all its threads."""
+    """Processor seconds of this process, all its threads."""
     wall_s: float
     loop_before_s: float
     loop_after_s: float
     best_loop_s: float
-    """Of the sitting so far."""
+    """Seconds of the fastest loop of the sitting so far."""
 
 
 @dataclass(kw_only=True)

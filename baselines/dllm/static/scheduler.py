@@ -114,7 +114,7 @@ class StaticBatchScheduler(Scheduler):
         self._pad_to = max(sequence.request.total_len for sequence in members)
 
     def _phases(self, sequence: Sequence) -> Phases:
-        """Of all its steps; nothing of one that runs alone, whose steps may not be known."""
+        """Phases of all its steps; none of one that runs alone, whose steps may not be known."""
         if self.batch_size == 1:
             return ()
         generation = replace(sequence.request.generation, seed=0)

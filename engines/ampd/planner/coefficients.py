@@ -75,7 +75,7 @@ def coefficients(
     num_gpus: int,
     method: Method | None = None,
 ) -> Coefficients:
-    """Of every (n, k) that leaves the other phase at least one worker; ``method`` None goes by ``num_gpus``."""
+    """Coefficients of every (n, k) that leaves the other phase at least one worker; ``method`` None goes by ``num_gpus``."""
     require(bool(degrees), "degrees=(): the planner needs a degree the model fits")
     most = num_gpus - min(degrees)
     require(

@@ -71,9 +71,9 @@ class Policies:
     make_router: Callable[[int], Router] = lambda seed: Local()
     make_binder: Callable[[], Binder] = LeastKvMemory
     make_prefill_queue: Callable[[], PrefillQueue] = PrefillQueue
-    """Of workers that only prefill."""
+    """Makes the queue of workers that only prefill."""
     make_local_queue: Callable[[], PrefillQueue] = PrefillQueue
-    """Of workers that decode."""
+    """Makes the queue of prefills on workers that decode."""
     prefill_batching: Batching = ONE_BY_ONE
     local_batching: Batching = ONE_BY_ONE
     estimator: Estimator | None = None

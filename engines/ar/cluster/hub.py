@@ -24,7 +24,7 @@ class Live:
     home: Home
     round_index: int = 0
     row: int = -1
-    """Of the current round in the record."""
+    """Index of the current round's row in the record."""
     context: int = 0
     """Tokens so far: prompts and answers, the newest token included. Behind while it decodes."""
     left: int = 0

@@ -64,7 +64,7 @@ class TaskRow:
     session_id: int
     """request_id of its session."""
     round: int
-    """Of the session."""
+    """Number of the round in its session."""
     kind: str
     """initial, incremental, or recompute (after a preemption)."""
     worker_id: int
@@ -110,7 +110,7 @@ class TransferRow:
     tokens: int
     """Tokens of K/V."""
     bytes: int
-    """Of them."""
+    """Bytes that they take."""
     start_s: float
     """Begin."""
     end_s: float
@@ -160,7 +160,7 @@ class Gaps(NamedTuple):
     """Gaps between consecutive tokens of a round; run i is ``tokens[i]`` gaps of mean ``gap_s[i]``. Sorted by row."""
 
     row: npt.NDArray[np.int64]
-    """Of the rounds table."""
+    """Rows of the rounds table."""
     gap_s: npt.NDArray[np.float64]
     tokens: npt.NDArray[np.int64]
 

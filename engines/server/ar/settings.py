@@ -33,13 +33,13 @@ class ArSettings:
     max_num_seqs: Count = 256
     """Requests running at once."""
     max_model_len: Annotated[int, Range(2, 2**20)] | None = None
-    """Of ar: most tokens of a prompt and its answer [default: the model's positions]."""
+    """With ar, most tokens of a prompt and its answer [default: the model's positions]."""
     kv_tokens: Annotated[int, Range(2)] | None = None
-    """Of ar: tokens of K/V in the pool [default: what memory leaves; on a CPU 1 GiB of them]."""
+    """With ar, tokens of K/V in the pool [default: what memory leaves; on a CPU 1 GiB of them]."""
     memory_limit: Memory | None = None
     """Bytes of the device, weights included."""
     keep_kv: bool = True
-    """Of ar: keep the K/V of answers for the prompts that go on from them."""
+    """With ar, keep the K/V of answers for the prompts that go on from them."""
     gen_length: Annotated[int, Range(1, 2**17)] = 256
     """Tokens of an answer where a request asks for no number."""
     temperature: Annotated[float, Range(0, 1e6)] = 0.0

@@ -34,7 +34,7 @@ class Reply:
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
-    """Of the prompt, taken from a cache; None where the endpoint does not say."""
+    """Tokens of the prompt that were taken from a cache; None where the endpoint does not say."""
     finish_reason: str | None = None
     error: str | None = None
     """One sentence; None where the answer is whole."""

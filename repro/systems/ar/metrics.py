@@ -60,7 +60,7 @@ def round_itl_s(record: RunRecord, stat: str) -> dict[str, Any]:
 
 
 def local_share(record: RunRecord) -> float | None:
-    """Of the rounds' prefills; recomputations after a preemption are not counted."""
+    """Share of the rounds' prefills that run locally; recomputations after a preemption are not counted."""
     local = record.tables[ROUNDS]["is_local"]
     return sum(local) / len(local) if local else None
 

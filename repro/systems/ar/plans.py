@@ -25,7 +25,7 @@ from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig
 
 PLANNER, SEARCH = "planner", "search"
 _OTHER_SEED = 10**6
-"""Of the samples that plans are made on; runs that are reported have smaller ones."""
+"""Seed of the samples that plans are made on; runs that are reported have smaller ones."""
 _NUM_SAMPLES = 3
 _NUM_CANDIDATES = 6
 """Disaggregated deployments that a search simulates, the likeliest by closed forms."""

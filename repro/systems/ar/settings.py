@@ -26,7 +26,7 @@ from repro.workloads.sessions import SessionWorkload, SessionWorkloadConfig, bui
 from repro.workloads.sessions.card import Lengths
 
 DEFAULT_READING = Reading(scope="round", ttft="every", itl="p95")
-"""Of SLO attainment, where a cell names no other: under it a simulated grid came closest to Figure 4 most often
+"""What SLO attainment means, where a cell names no other reading: under it a simulated grid came closest to Figure 4 most often
 (``repro reproduce ampd/readings`` scores all sixteen)."""
 PLANNING_RATE = 0.6
 """Sessions/s that plans are made for where a cell has no rate. The paper states none; at 0.4 to 0.6 the planner finds most

@@ -68,7 +68,7 @@ class BaselineKnobs:
     """What a baseline stands for, and how large its batches are; dLLM-Serve heeds none of it."""
 
     reading: ReadingName = "efficient"
-    """Of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
+    """Reading of a baseline: published, the default of a simulation; efficient, that of a measurement; or policy."""
     batch_size: Annotated[int, Range(1, 2**14), STATIC] | None = None
     """Static batch of a baseline; what batch_rule says by default."""
     batch_rule: Annotated[BatchRule, STATIC] = DEFAULT_BATCH_RULE

@@ -12,7 +12,7 @@ PAPER_REQUESTS = {"livebench": 128, "burst": 2000, "osc": 2000}
 """Trace sizes that the paper's printed latencies imply (its text states none)."""
 
 LEAST_REQUESTS = 6
-"""Of a run whose number of requests follows the rate."""
+"""The fewest requests of a run whose number follows the rate."""
 
 
 @dataclass(frozen=True, kw_only=True)

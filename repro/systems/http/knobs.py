@@ -18,7 +18,7 @@ GOODPUT_TIMES = ("ttft", "tpot", "e2el")
 LONGEST_PROMPT = 4096
 """Where nothing else is asked for."""
 MOST_LIMIT_MS = 1e9
-"""Of a good request; twelve days."""
+"""The longest limit of a good request; twelve days."""
 _ONE = "each request is answered once, as a stream, whose pieces are timed: leave it out"
 _NOT_EXTRA: Mapping[str, str] = {
     "model": "use --model",
@@ -82,7 +82,7 @@ class HttpKnobs(RequestKnobs):
 
     @property
     def longest_prompt(self) -> int:
-        """Of a server of any context."""
+        """The longest prompt that a server of any context is sent."""
         return LONGEST_PROMPT if self.max_prompt_len is None else self.max_prompt_len
 
     @property

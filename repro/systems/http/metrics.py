@@ -81,7 +81,7 @@ def requested_rate(record: RunRecord) -> float | None:
 
 @metric("requests/s", "(first turns - 1) / span of their due times", _FEW)
 def due_rate(record: RunRecord) -> float | None:
-    """Of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
+    """The rate of the arrivals that were drawn, which a finite number of draws moves off the requested rate."""
     return _rate(floats(record.requests["arrival_s"])[_first_turns(record)])
 
 

@@ -41,7 +41,7 @@ class HttpDeployment:
 
     @property
     def basis(self) -> str:
-        """Of the endpoint's own description; what else is behind it, nobody outside can tell."""
+        """A digest of the endpoint's own description; what else is behind it, nobody outside can tell."""
         return hashlib.sha256(json.dumps(self.card, sort_keys=True).encode()).hexdigest()[:12]
 
     @property

@@ -16,7 +16,7 @@ from repro.systems.http.server_metrics import tokens_generated
 MIN_REQUESTS = 10
 """Below it there is no p90 and no verdict."""
 MIN_RATE_SHARE = 0.95
-"""Of the rate at which requests fell due, that they have to be sent at."""
+"""The share of the rate at which requests fell due that they have to be sent at."""
 MAX_DRIFT, MIN_DRIFT_S = 2.0, 0.1
 """A run drifts whose last quarter waits this many times as long for its first output as its first quarter, and this much
 longer: the rate is above what the endpoint can serve, and latencies say how long the run was."""
@@ -97,7 +97,7 @@ def cold_cache(record: RunRecord) -> Iterator[str]:
 
 
 def no_drift(record: RunRecord) -> Iterator[str]:
-    """Of runs with a rate: what comes all at once waits as long as it must."""
+    """Looks at runs with a rate: what comes all at once waits as long as it must."""
     if record.facts.get("requested_rate") is None:
         return
     ttft = floats(record.requests["first_output_s"]) - floats(record.requests["arrival_s"])

@@ -127,7 +127,7 @@ class HttpWorkload:
 
 
 Make = Callable[..., HttpConversation]
-"""Of what one conversation has of its own."""
+"""Makes a conversation of what it has of its own."""
 
 
 def prompt_bounds(ask: AnyAsk) -> tuple[int, int]:
@@ -144,13 +144,13 @@ def prompt_bounds(ask: AnyAsk) -> tuple[int, int]:
 
 @kept(maxsize=2)
 def tokenizer_of(name: str) -> TextTokenizer:
-    """Of any checkpoint: an autoregressive model's has no mask."""
+    """The tokenizer of any checkpoint: an autoregressive model's has no mask."""
     folder = TINY_DIR if name == "tiny" else checkpoint_dir(name, weights=False)
     return load_tokenizer(folder, required=())
 
 
 def workload_of(cell: Cell, knobs: HttpKnobs, model: str, context: int | None) -> HttpWorkload:
-    """Of a data set's requests, or a session trace's sessions; ``context`` is the tokens that the model takes, where that
+    """The workload of a data set's requests, or a session trace's sessions; ``context`` is the tokens that the model takes, where that
     is known."""
     tokenizer = tokenizer_of(knobs.tokenizer)
     fields: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}

@@ -27,9 +27,9 @@ GIVEN_UP_S = 600.0
 """Simulated time, besides what users think and answers take, after which a run is given up: a policy that dispatches nothing never
 ends."""
 _SLOWEST_TOKEN_S = 0.05
-"""Of an answer, where it is decoded."""
+"""The longest that a token of an answer takes, where it is decoded."""
 _ON_TORCH = "repro.systems.laps.on_torch"
-"""Of measured runs: a simulation loads no torch, nor depends on its code."""
+"""The module of measured runs: a simulation loads no torch, nor depends on its code."""
 Build = Callable[[Settings, Mapping[str, Any]], PrefillSystem]
 
 

@@ -19,7 +19,7 @@ from repro.systems.laps.system import PrefillSystemEntry
 
 FIGURES = ("fig1", "fig3", "fig5", "fig6")
 MOST_TOKENS = 16_384
-"""Of a conversation on a card."""
+"""The most tokens of a conversation on a card."""
 LEAST_TURNS = 4
 
 
@@ -49,7 +49,7 @@ class LoopGrid:
 
     setting: Setting
     num_turns: int
-    """Of a run, but no fewer than ``LEAST_TURNS`` for each client."""
+    """Turns of a run, but no fewer than ``LEAST_TURNS`` for each client."""
     seeds: Sequence[int] = (0, 1, 2)
     long_clients: Sequence[int] = (0, 1, 4)
     short_clients: Sequence[int] = (0, 4, 16)

@@ -52,7 +52,7 @@ def rps(record: RunRecord) -> float | None:
 
 
 def ttft_of(record: RunRecord, chosen: _Mask) -> Floats:
-    """Of the finished ones of these."""
+    """TTFT of the finished ones of these."""
     return known((column(record, "finished_s") - column(record, "arrival_s"))[chosen])
 
 
@@ -91,7 +91,7 @@ def in_system(record: RunRecord) -> float | None:
 
 
 def mode_shares(record: RunRecord) -> dict[str, float]:
-    """Of all steps, by how they ran."""
+    """Shares of all steps, by how they ran."""
     kinds = [mode.partition(" ")[0] for mode in record.tables[STEPS]["mode"]]
     return {kind: kinds.count(kind) / len(kinds) for kind in ("eager", "fallback", "graph", "rung") if kinds}
 
@@ -102,7 +102,7 @@ def graph_share(record: RunRecord) -> float | None:
 
 
 def tokens_s(record: RunRecord) -> float | None:
-    """Of steps that began in the window."""
+    """Tokens per second in steps that began in the window."""
     start_s, end_s = window(record)
     steps = record.tables[STEPS]
     if end_s <= start_s or not steps["tokens"]:
@@ -124,7 +124,7 @@ def requests_per_step(record: RunRecord) -> float | None:
 
 
 def busy_share(record: RunRecord) -> float | None:
-    """Of the window and all instances."""
+    """Busy share of the window and all instances."""
     start_s, end_s = window(record)
     steps = record.tables[STEPS]
     if not steps["tokens"]:

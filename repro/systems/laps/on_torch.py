@@ -21,7 +21,7 @@ _THREADS = 1
 PROFILED = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 """Prompts whose steps the policies' step model is fitted to: one in a thousand of the workload's is longer."""
 REPEATS = 3
-"""Of each, of which the shortest counts."""
+"""Repeats of each, of which the shortest counts."""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from engines.errors import UserError
 from repro.systems.platforms import Platform
 
 MODELS = ("Qwen2.5-7B", "Qwen2.5-14B", "Qwen2.5-32B")
-"""Of LAPS §4."""
+"""The models of LAPS §4."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,19 +24,19 @@ class PrefillPart:
     """A shape by name (engines.models.shape), or of a measured instance (repro.prefill.instance)."""
     dataset: str
     clients: int
-    """Of a closed loop, where neither a rate nor a number of clients is given."""
+    """Clients of a closed loop, where neither a rate nor a number of clients is given."""
     num_turns: int
     slo_s: float
     """TTFT objective (LAPS §4.1)."""
     most_instances: int
     length_scale: float = 1.0
-    """Of every prompt and answer, and of the boundary and budgets in tokens."""
+    """Factor on every prompt and answer, and on the boundary and budgets in tokens."""
     most_tokens: int = 0
-    """Of a conversation, where steps are measured."""
+    """The most tokens of a conversation, where steps are measured."""
     time_scale: float = 1.0
-    """Of every time that the paper's settings state for an objective of 0.4 s."""
+    """Factor on every time that the paper's settings state for an objective of 0.4 s."""
     max_num_seqs: int = 256
-    """Of a step of Reserve's."""
+    """The most requests of a step of Reserve's."""
 
 
 PARTS: Mapping[str, PrefillPart] = MappingProxyType(

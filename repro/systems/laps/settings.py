@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHORT_PROMPT = 63
 """Most tokens of a short prompt in LAPS Figures 1 and 3."""
 _MEMORY_SHARE = 0.85
-"""Of a GPU's memory, for weights and K/V."""
+"""Share of a GPU's memory, for weights and K/V."""
 BOUNDARY = 256
 """L_m, tokens of the data set."""
 MEASURED_GRID = tuple(bucket for bucket in GRID if bucket.length <= 64 and bucket.batch <= 16)
@@ -85,7 +85,7 @@ class Settings:
 
     @property
     def roofline(self) -> PrefillCost:
-        """Of a simulated card."""
+        """The cost of prefills on a simulated card."""
         assert self.part.gpu is not None
         return _cost_of(self.model, self.part.gpu, self.constants)
 

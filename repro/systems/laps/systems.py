@@ -23,7 +23,7 @@ from repro.systems.laps.system import PrefillSystemEntry
 
 Config = TypeVar("Config", WaitConfig, TemporalConfig, ReserveConfig)
 _SHORT_SHARE = 0.25
-"""Of the instances, for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
+"""Share of the instances for the short pool where nothing else is asked: short turns are a quarter of the tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

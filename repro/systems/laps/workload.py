@@ -29,7 +29,7 @@ class PrefillWorkloadConfig:
     arrivals: ArrivalConfig | None
     """None: closed loops."""
     length_scale: float = 1.0
-    """Of prompts and answers, after they are drawn: ``low`` and ``high`` are the data set's tokens."""
+    """Factor on prompts and answers after they are drawn: ``low`` and ``high`` are the data set's tokens."""
 
     @property
     def dataset(self) -> str:
@@ -60,7 +60,7 @@ class PrefillWorkload:
 
     @property
     def last_sessions(self) -> tuple[int, ...]:
-        """Of each closed loop."""
+        """The last session of each closed loop."""
         return () if self.config.arrivals is not None else tuple(each.sessions[-1].session_id for each in self.streams)
 
     @cached_property

@@ -32,7 +32,7 @@ MEASURED = "torch"
 UNKNOWN_URL = "http://127.0.0.1:1"
 """Until the server has started."""
 LONGEST_CONTEXT = 2**20
-"""Of a model that is launched by its name: only it knows, and data sets keep their own lengths."""
+"""The longest context of a model that is launched by its name: only it knows, and data sets keep their own lengths."""
 TEMPLATE_TOKENS = 64
 """That a chat template may add to a turn."""
 

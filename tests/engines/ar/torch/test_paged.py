@@ -103,7 +103,7 @@ def varlen_attn(
 
 
 def test_packages_are_called_as_they_take_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of ``flash_attn`` the public function, of torch each way to call it; whichever fails says so."""
+    """The public function of ``flash_attn``, and each way to call that of torch; whichever fails says so."""
     interface, varlen = ModuleType("flash_attn.flash_attn_interface"), ModuleType("torch.nn.attention.varlen")
     interface._flash_attn_varlen_forward = interface.flash_attn_varlen_func = flash_attn_func  # type: ignore[attr-defined]
     varlen.varlen_attn = varlen.varlen_attn_out = varlen_attn  # type: ignore[attr-defined]

@@ -1,0 +1,43 @@
+"""How long a function may be, and how a docstring begins."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+
+from repro.paths import REPO
+
+PACKAGES = ("engines", "baselines", "repro", "paper_figures", "benchmarks")
+MOST_LINES = 60
+
+
+@cache
+def files() -> tuple[tuple[str, str], ...]:
+    paths = [path for package in PACKAGES for path in sorted((REPO / package).rglob("*.py"))]
+    return tuple((str(path.relative_to(REPO)), path.read_text(encoding="utf-8")) for path in paths)
+
+
+def nodes() -> Iterator[tuple[str, ast.AST]]:
+    for name, text in files():
+        for node in ast.walk(ast.parse(text)):
+            yield name, node
+
+
+def test_a_function_can_be_seen_at_once() -> None:
+    """How many paths it has is for ruff (C901)."""
+    functions = [
+        (name, node.name, (node.end_lineno or 0) - node.lineno + 1)
+        for name, node in nodes()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    assert [each for each in functions if each[2] > MOST_LINES] == []
+
+
+def test_a_docstring_says_what_the_thing_is_or_does() -> None:
+    texts = [
+        (name, node.lineno, node.value.value)
+        for name, node in nodes()
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    assert [(name, line) for name, line, text in texts if text.startswith(("Of ", "Likewise"))] == []
