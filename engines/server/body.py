@@ -193,16 +193,22 @@ class ChatBody(_Body):
             description="a list of at least one message, each a role and a content: a text, or parts of type 'text'",
         ),
     ]
+    max_completion_tokens: Count | None = None
+    """The newer name of ``max_tokens``."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_length(cls, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        left = dict(fields)
-        new, old = left.pop("max_completion_tokens", None), left.get("max_tokens")
-        if new is not None and old is not None and old != new:
-            sentence = f"max_tokens={_shown(old)} and max_completion_tokens={_shown(new)} are two lengths of one answer"
+    @model_validator(mode="after")
+    def _has_one_length(self) -> Self:
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            sentence = f"max_tokens={old} and max_completion_tokens={new} are two lengths of one answer"
             raise refused(f"{sentence}: give one of them", "max_tokens")
-        return left if new is None else left | {"max_tokens": new}
+        return self
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        given = super().generation
+        newer = given.pop("max_completion_tokens", None)
+        return given if newer is None else given | {"max_tokens": newer}
 
     @property
     def turns(self) -> Sequence[Mapping[str, str]]:
@@ -248,6 +254,8 @@ class Schema:
     def _refusal(self, found: pydantic.ValidationError) -> ApiError:
         """The first error in a sentence: where it is, what is there, and what should be."""
         error = found.errors(include_url=False)[0]
+        if error["type"] == "string_unicode":  # of a name too, which has no place of its own
+            return refused(f"{_shown(error['input'])} holds half a character (a lone surrogate): take it out")
         field = str(error["loc"][0])
         place = "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in error["loc"])[1:]
         value = _shown(error["input"])

@@ -131,6 +131,16 @@ def test_the_newer_name_of_an_answer_s_length() -> None:
     assert read(ChatBody, max_completion_tokens=4).generation == {"max_tokens": 4}
     assert read(ChatBody, max_completion_tokens=None, max_tokens=3).generation == {"max_tokens": 3}
     assert "max_completion_tokens=4 is unknown" in refusal(max_completion_tokens=4)
+    assert read(ChatBody, max_completion_tokens=4, max_tokens=4).generation == {"max_tokens": 4}
+    assert refusal(ChatBody, max_completion_tokens=0) == "max_completion_tokens=0 must be at least 1"
+    assert refusal(ChatBody, max_completion_tokens=1, max_tokens=True) == "max_tokens=True must be a whole number"
+
+
+def test_half_a_character_is_refused_wherever_it_stands() -> None:
+    sentence = r"'a\ud800' holds half a character (a lone surrogate): take it out"
+    assert refusal(**{"a\ud800": 1}) == refusal(stop="a\ud800") == sentence
+    assert refusal(stream=True, stream_options={"a\ud800": 1}) == sentence
+    assert refusal(ChatBody, messages=[{**MESSAGES[0], "a\ud800": 1}]) == sentence
 
 
 NEUTRAL = {
