@@ -16,9 +16,10 @@ from engines.errors import UserError
 def replacing(path: Path) -> Iterator[Path]:
     """Yields another name, for the body to write to. It is renamed at the body's end, and removed where that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    # A name of this writer alone: threads, and containers that share the folder, have the same process number.
+    temporary = path.with_name(f".{path.name}.partial-{os.urandom(8).hex()}")
     try:
-        # What lies there is a dead process's, or a link that somebody put there to be written through.
+        # What lies there is a link that somebody put there to be written through.
         temporary.unlink(missing_ok=True)
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         yield temporary

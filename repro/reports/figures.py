@@ -39,7 +39,7 @@ class View:
     """Arrival rates in place of the platform's, requests/s."""
 
     is_grouped: bool = True
-    """Whether measured cells that are compared are made in one session; a suite on a machine of its own need not."""
+    """Whether measured cells that are compared are made in one sitting; a suite on a machine of its own need not."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -96,7 +96,7 @@ class View:
         return replace(cell, knobs=tuple({**dict(self.knobs), **cell.knob_values}.items())) if self.knobs else cell
 
     def together(self, comparison: str) -> Knobs:
-        """The knob that makes a measured cell a part of a comparison, whose cells are measured in one session."""
+        """The knob that makes a measured cell a part of a comparison, whose cells are measured in one sitting."""
         if self.obtained == "simulated" or not self.is_grouped:
             return ()
         is_default = self.reading == default_reading(self.platform)

@@ -164,9 +164,7 @@ class _Process:
                 child.join(ENDING_S)
                 if child.exitcode == UNGUARDED:
                     raise UserError(_UNGUARDED_SAID) from None
-            raise WorkerLost(
-                "a process of this machine ended while it made a run: it was killed, for want of memory say"
-            ) from error
+            raise WorkerLost("a process of this machine ended (it was killed, for want of memory say)") from error
 
 
 def _begin() -> None:

@@ -226,9 +226,12 @@ def test_a_disk_that_fills_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_is_not_written_through_a_link_of_its_temporary_name(tmp_path: Path) -> None:
+def test_a_file_is_not_written_through_a_link_of_its_temporary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "target"
-    (tmp_path / f".x.csv.partial-{os.getpid()}").symlink_to(target)
+    monkeypatch.setattr(os, "urandom", bytes)
+    (tmp_path / f".x.csv.partial-{bytes(8).hex()}").symlink_to(target)
     replace_text(tmp_path / "x.csv", "a,b\n")
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
     assert not (tmp_path / "x.csv").is_symlink()

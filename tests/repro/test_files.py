@@ -49,3 +49,14 @@ def test_a_failure_of_another_file_keeps_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as error, replacing(tmp_path / "a"):
         (tmp_path / "missing").read_bytes()
     assert error.value.filename == str(tmp_path / "missing")
+
+
+def test_two_that_write_a_file_at_once_both_finish(tmp_path: Path) -> None:
+    """Threads have one process number, and so have containers that share a folder: the later stays, whole."""
+    path = tmp_path / "a"
+    with replacing(path) as later:
+        with replacing(path) as earlier:
+            later.write_text("later")
+            earlier.write_text("earlier")
+        assert path.read_text() == "earlier"
+    assert [each.read_text() for each in tmp_path.iterdir()] == ["later"]
