@@ -14,7 +14,7 @@ from paper_figures.ampd.attainment import Attainments, Means, floor_of, tabulate
 from paper_figures.ampd.contenders import CONTENDERS, grid
 from paper_figures.ampd.layout import DEFAULT, ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import DETAIL_MODEL, DETAIL_RATE, TRACES, details, panel_of
-from paper_figures.common.figure import Columns, Page, table
+from paper_figures.common.figure import Columns, Page, attributes, table
 from paper_figures.common.panel import Axis, Bars, Layer, Mark, Panel
 from paper_figures.common.runs import Measure, Runs
 from paper_figures.common.style import Look
@@ -50,16 +50,14 @@ class AblationRow:
 
 
 CSV_COLUMNS: Columns[AblationRow] = {
-    "part": lambda row: row.part,
-    "trace": lambda row: row.trace,
-    "contender": lambda row: row.contender,
+    **attributes("part", "trace", "contender"),
     "value_percent": lambda row: row.at.mean,
     "half_width": lambda row: row.at.half_width,
     "paper_percent": lambda row: row.paper,
     "obtained": lambda row: "simulated",
 }
 TABLE_COLUMNS: Columns[AblationRow] = {
-    "part": lambda row: row.part,
+    **attributes("part"),
     "trace": lambda row: load_session_card(row.trace).title,
     "contender": lambda row: CONTENDERS[row.contender].title,
     "ours %": lambda row: said(row.at),

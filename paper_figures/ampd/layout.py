@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from paper_figures.ampd.attainment import Attainments
 from paper_figures.ampd.contenders import CONTENDERS, PAIRED_SEEDS
-from paper_figures.common.caption import basis_of, invalid_notes
-from paper_figures.common.figure import Page, Picture, Table, figure, no_cells, no_findings
+from paper_figures.common.caption import invalid_notes
+from paper_figures.common.figure import Page, Picture, Table, figure
 from paper_figures.common.panel import Axis, Layer, Line, Panel
 from paper_figures.common.runs import Runs
-from repro.reports.claims import Finding
-from repro.reports.figures import Figure, View
-from repro.runs.cell import Cell
+from repro.reports.figures import View
 from repro.runs.statistics import Interval
 
 DEFAULT = "reading round/every/p95, 99 sessions a run"
@@ -21,27 +20,8 @@ WIDE = 4
 """Panels beside each other: a row a model."""
 
 
-def ampd_figure(
-    name: str,
-    source: str,
-    *,
-    page: Callable[[Runs], Page],
-    cells: Callable[[View], list[Cell]] = no_cells,
-    findings: Callable[[Runs], list[Finding]] = no_findings,
-    num_runs: int = PAIRED_SEEDS,
-    under_title: Callable[[Runs], str] = basis_of,
-) -> Figure:
-    """``cells`` are of all seeds, those of one before the next."""
-    return figure(
-        name=f"ampd/{name}",
-        source=source,
-        platforms=("h20x32",),
-        page=page,
-        cells=cells,
-        findings=findings,
-        num_runs=1 if cells is no_cells else num_runs,
-        under_title=under_title,
-    )
+ampd_figure = partial(figure, paper="ampd", platforms=("h20x32",), num_runs=PAIRED_SEEDS)
+"""``cells`` are of all seeds, those of one before the next."""
 
 
 def ampd_page(
@@ -59,13 +39,15 @@ def ampd_page(
     is_transient: bool = True,
 ) -> Page:
     """A caption: what is concluded, how the runs were obtained, what they are (``about``), and how many are overloaded."""
+    calibrations = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
+    obtained = f"All runs simulated on a discrete-event cluster; {' and '.join(calibrations)}".rstrip(".") + "."
     transient = [transient_sentence(runs)] if is_transient else []
     return Page(
         table=table,
         csv=csv,
         picture=Picture(
             panels=panels,
-            caption=[*conclusions, obtained_sentence(runs), *about, *transient],
+            caption=[*conclusions, obtained, *about, *transient],
             columns=columns,
             after_title=after_title,
         ),
@@ -106,12 +88,6 @@ def over_rates(
 
 def seeds_text(view: View) -> str:
     return f"{len(view.seeds)} paired seeds"
-
-
-def obtained_sentence(runs: Runs) -> str:
-    """How the numbers came about."""
-    found = sorted({str(run.record.manifest["calibration"]) for run in runs.all[:1]})
-    return f"All runs simulated on a discrete-event cluster; {' and '.join(found)}".rstrip(".") + "."
 
 
 def transient_sentence(runs: Runs) -> str:

@@ -19,10 +19,11 @@ from paper_figures.ampd.attainment import Attainments, Floats, floor_of, gains, 
 from paper_figures.ampd.contenders import grid
 from paper_figures.ampd.layout import ampd_figure, ampd_page, seeds_text
 from paper_figures.ampd.panels import MODELS, panels
-from paper_figures.common.figure import Columns, Page, table
+from paper_figures.common.figure import Columns, Page, attributes, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Points
 from paper_figures.common.runs import Of, Runs
 from paper_figures.common.style import GUIDE_COLOR, Look
+from paper_figures.common.words import shown
 from repro.reports.figures import Knobs, View
 from repro.runs.cell import Cell
 from repro.runs.statistics import Interval
@@ -61,12 +62,12 @@ class Score:
     """The sum of both, with its interval."""
     llama_vllm: float
     """vLLM's part over Llama's panels alone."""
-    winner_right: int
+    winner_right: int | None
     """Cells in which the better of Dynamo and vLLM is the paper's."""
-    gaia_colocated: int
+    gaia_colocated: int | None
     """Those of GAIA's 15 cells in which vLLM is ahead of Dynamo."""
-    others_disaggregated: int
-    """Those of the other 45 in which Dynamo is."""
+    others_disaggregated: int | None
+    """Those of the other 45 in which Dynamo is. None of the three for the null, in which no system is ahead of another."""
 
     @property
     def sort_key(self) -> float:
@@ -94,6 +95,9 @@ def score_of(table: Attainments, view: View, constants: str, reading: str, plans
     def off(means: dict[str, Floats], other: str, target: Floats) -> Floats:
         return np.abs(np.log(gains(means, ampd, other, floor)) - target)
 
+    def count(cells: np.ndarray) -> int | None:
+        return None if reading == NULL else int(cells.sum())
+
     means = dict(table.means)
     is_llama = np.array([panel.model.startswith("Llama") for panel in table.panels])
     is_gaia = np.array([panel.trace == "gaia" for panel in table.panels])
@@ -111,9 +115,9 @@ def score_of(table: Attainments, view: View, constants: str, reading: str, plans
             )
         ),
         llama_vllm=float(np.nanmean(off(means, vllm, to_vllm)[is_llama])),
-        winner_right=int(((simulated * stated > 0) | (stated == 0)).sum()),
-        gaia_colocated=int((simulated[is_gaia] < 0).sum()),
-        others_disaggregated=int((simulated[~is_gaia] > 0).sum()),
+        winner_right=count((simulated * stated > 0) | (stated == 0)),
+        gaia_colocated=count(simulated[is_gaia] < 0),
+        others_disaggregated=count(simulated[~is_gaia] > 0),
     )
 
 
@@ -124,46 +128,27 @@ def null_score(view: View) -> Score:
     return score_of(Attainments(panels=panels(), rates=rates, values=values), view, "-", NULL, "-")
 
 
-def counts_of(score: Score) -> dict[str, int | None]:
-    """None of the null, in which no system is ahead of another."""
-    names = ("winner_right", "gaia_colocated", "others_disaggregated")
-    return {name: None if score.reading == NULL else getattr(score, name) for name in names}
-
-
 CSV_COLUMNS: Columns[Score] = {
-    "constants": lambda score: score.constants,
-    "reading": lambda score: score.reading,
-    "plans": lambda score: score.plans,
+    **attributes("constants", "reading", "plans"),
     "score": lambda score: score.whole.mean,
     "half_width": lambda score: score.whole.half_width,
-    "dynamo": lambda score: score.dynamo,
-    "vllm": lambda score: score.vllm,
-    "llama_vllm": lambda score: score.llama_vllm,
-    "winner_right": lambda score: counts_of(score)["winner_right"],
-    "gaia_colocated": lambda score: counts_of(score)["gaia_colocated"],
-    "others_disaggregated": lambda score: counts_of(score)["others_disaggregated"],
+    **attributes("dynamo", "vllm", "llama_vllm", "winner_right", "gaia_colocated", "others_disaggregated"),
 }
 
 
 def table_columns(num_cells: int) -> Columns[Score]:
-    def count(score: Score, name: str) -> object:
-        found = counts_of(score)[name]
-        return "-" if found is None else found
-
     def whole(score: Score) -> str:
         return "-" if score.whole.mean is None else f"{score.whole.mean:.3f} ± {score.whole.half_width or 0:.3f}"
 
     return {
-        "constants": lambda score: score.constants,
-        "reading": lambda score: score.reading,
-        "plans": lambda score: score.plans,
+        **attributes("constants", "reading", "plans"),
         "score": whole,
         "Dynamo": lambda score: f"{score.dynamo:.3f}",
         "vLLM": lambda score: f"{score.vllm:.3f}",
         "vLLM, Llama": lambda score: f"{score.llama_vllm:.3f}",
-        f"winner right of {num_cells}": lambda score: count(score, "winner_right"),
-        "GAIA co-located": lambda score: count(score, "gaia_colocated"),
-        "others disaggregated": lambda score: count(score, "others_disaggregated"),
+        f"winner right of {num_cells}": lambda score: shown(score.winner_right, ""),
+        "GAIA co-located": lambda score: shown(score.gaia_colocated, ""),
+        "others disaggregated": lambda score: shown(score.others_disaggregated, ""),
     }
 
 
@@ -243,6 +228,9 @@ def conclusions(found: Sequence[Score], view: View) -> list[str]:
     )
     best = next(score for score in found if score.reading != NULL)
     better = sum(score.sort_key < null.sort_key for score in found)
+    same = [score for score in found if score.plans == "same"]
+    turned = [score for score in same if (score.gaia_colocated or 0) >= 8]
+    most = max((score.others_disaggregated or 0 for score in turned), default=0)
     surely = sum(score.sort_key + (score.whole.half_width or 0.0) < null.sort_key for score in found)
     return [
         f"The null scores {null.sort_key:.3f}; {better} of {len(found) - 1} combinations score less (are nearer to Figure 4), "
@@ -250,20 +238,10 @@ def conclusions(found: Sequence[Score], view: View) -> list[str]:
         f"Best: {best.constants} with {best.reading} ({best.plans} plans), {best.sort_key:.3f}.",
         f"The default, {default.constants} with {default.reading}, scores {default.sort_key:.3f} on AMPD's plan, number "
         f"{found.index(default) + 1} of {len(found)}: it says little more of Figure 4 than that no system differs.",
-        _both_orders(found),
+        f"GAIA turns to co-location, as in the paper, in {len(turned)} of {len(same)} combinations on AMPD's plan; in these Dynamo is "
+        f"ahead in at most {most} of the 45 other cells, where the paper has 41.",
         f"For Llama against vLLM alone the default is {default.llama_vllm:.3f} off and the null {null.llama_vllm:.3f}.",
     ]
-
-
-def _both_orders(found: Sequence[Score]) -> str:
-    """Co-location ahead in GAIA and Dynamo ahead elsewhere: the paper has both."""
-    same = [score for score in found if score.plans == "same"]
-    turned = [score for score in same if score.gaia_colocated >= 8]
-    most = max((score.others_disaggregated for score in turned), default=0)
-    return (
-        f"GAIA turns to co-location, as in the paper, in {len(turned)} of {len(same)} combinations on AMPD's plan; in these Dynamo is "
-        f"ahead in at most {most} of the 45 other cells, where the paper has 41."
-    )
 
 
 def own_constants(view: View) -> str:

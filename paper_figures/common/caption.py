@@ -14,13 +14,10 @@ from repro.workloads.card import load_card
 
 
 def validity_text(runs: Sequence[StoredRun]) -> str:
-    invalid, contended = (sum(each) for each in zip(*map(_faults, runs), strict=True)) if runs else (0, 0)
+    invalid = sum(not run.validity.valid for run in runs)
+    contended = sum(bool(run.validity.warnings) for run in runs)
     text = "yes" if not invalid else f"{invalid} of {len(runs)} runs INVALID"
     return text if not contended else f"{text}, {contended} of {len(runs)} contended"
-
-
-def _faults(run: StoredRun) -> tuple[bool, bool]:
-    return not run.validity.valid, bool(run.validity.warnings)
 
 
 def obtained_text(runs: Sequence[StoredRun]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engines.errors import UserError
 from paper_figures.common import style
@@ -56,9 +57,18 @@ class Page:
     """Behind the title over the table as Markdown, which a figure with None has not."""
 
 
+def attributes(*names: str) -> Columns[Any]:
+    """Columns that are called as what they show of an item."""
+    return {name: attrgetter(name) for name in names}
+
+
 def no_cells(view: View) -> list[Cell]:
     """None: arithmetic is enough."""
     return []
+
+
+def as_asked(cells: Iterable[Cell], view: View) -> Iterable[Cell]:
+    return cells
 
 
 def no_findings(runs: Runs) -> list[Finding]:
@@ -67,32 +77,35 @@ def no_findings(runs: Runs) -> list[Finding]:
 
 
 def figure(
-    *,
     name: str,
     source: str,
+    *,
     platforms: tuple[str, ...],
     page: Callable[[Runs], Page],
+    paper: str | None = None,
     title: str | None = None,
-    cells: Callable[[View], list[Cell]] = no_cells,
+    cells: Callable[[View], Iterable[Cell]] = no_cells,
+    in_order: Callable[[Iterable[Cell], View], Iterable[Cell]] = as_asked,
     findings: Callable[[Runs], list[Finding]] = no_findings,
     num_runs: int = 1,
     is_timed: bool = True,
     decides_on: tuple[str, ...] | None = None,
+    card: str | None = None,
     place: Callable[[Platform], str] = lambda where: where.title,
     under_title: Callable[[Runs], str] = basis_of,
     needs_runs: bool = False,
-    answers: Callable[[View], bool] = lambda view: True,
 ) -> Figure:
-    """``name`` is ``paper/figure``; its paper lists it with a title, unless one is given. ``answers`` says in which views it
-    has findings."""
-    title, bare = title or FIGURES[name].title, name.rpartition("/")[2]
+    """``name`` is ``paper/figure``, or where the paper is given the figure's own; its paper lists it with a title, unless one is
+    given. ``card`` is the paper's: only there, and only of baselines as published, are its numbers comparable."""
+    whole = name if paper is None else f"{paper}/{name}"
+    title, bare, has_cells = title or FIGURES[whole].title, whole.rpartition("/")[2], cells is not no_cells
 
     def asked(view: View) -> list[Cell]:
-        return list({cell.key: replace(cell, figure=bare) for cell in cells(view)}.values())
+        return list({cell.key: replace(cell, figure=bare) for cell in in_order(cells(view), view)}.values())
 
     def render(stored: Sequence[StoredRun], view: View, out: Path) -> Rendered:
         runs = Runs(stored, view)
-        if needs_runs and not stored:
+        if needs_runs and has_cells and not stored:
             raise UserError(
                 f"figure {bare} on platform={view.platform.name!r} has no runs: run this first: repro reproduce {bare} "
                 f"--platform {view.platform.name}"
@@ -100,7 +113,8 @@ def figure(
         return _write(page(runs), title, lambda: under_title(runs), out / f"{bare}-{view.stem}")
 
     def found(stored: Sequence[StoredRun], view: View) -> list[Finding]:
-        return findings(Runs(stored, view)) if answers(view) else []
+        is_comparable = card is None or (view.platform.name == card and view.reading == "published")
+        return findings(Runs(stored, view)) if is_comparable else []
 
     return Figure(
         title=title,
@@ -109,9 +123,9 @@ def figure(
         cells=asked,
         render=render,
         findings=found,
-        num_runs=num_runs,
+        num_runs=num_runs if has_cells else 1,
         is_timed=is_timed,
-        decides_on=decides_on,
+        decides_on=decides_on if card is None else (card,),
         place=place,
     )
 

@@ -115,7 +115,7 @@ class Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A value that the paper prints."""
+    """A value that the paper prints: hollow, on top of all else, with a white rim that sets it off."""
 
     label: str
     place: float
@@ -124,10 +124,16 @@ class Mark:
     size: float = 8
 
     def draw(self, axes: Axes) -> None:
-        look = self.look
-        style.paper_marker(
-            axes, self.place, self.value, color=look.color, marker=look.marker, label=self.label, size=self.size
-        )
+        from matplotlib import patheffects
+
+        rim, look = patheffects.withStroke(linewidth=3, foreground="white"), {**self.look.line, "linestyle": "none"}
+        hollow: dict[str, Any] = {
+            "markersize": self.size,
+            "fillstyle": "none",
+            "markeredgewidth": 1.4,
+            "path_effects": [rim],
+        }
+        axes.plot([self.place], [self.value], label=self.label, zorder=10, **look, **hollow)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,9 +38,6 @@ CAPTION_LINES = 3
 LINE_SPACING = 1.35
 CHARACTERS_PER_INCH, TITLE_CHARACTERS_PER_INCH = 19, 11
 """Density of caption and title text, with a margin."""
-PAPER_ZORDER = 10
-"""The paper's values lie on top of everything."""
-
 GUIDE_COLOR = "#8A8A8A"
 """Lines that are no series."""
 
@@ -273,27 +270,6 @@ def log_scale(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def paper_marker(
-    axes: Axes, place: float, value: float, *, color: str, marker: str, label: str, size: float = 8
-) -> None:
-    """A value that the paper prints: hollow, on top of all else, with a white rim that sets it off."""
-    from matplotlib import patheffects
-
-    axes.plot(
-        [place],
-        [value],
-        linestyle="none",
-        marker=marker,
-        markersize=size,
-        fillstyle="none",
-        markeredgewidth=1.4,
-        color=color,
-        label=label,
-        zorder=PAPER_ZORDER,
-        path_effects=[patheffects.withStroke(linewidth=3, foreground="white")],
-    )
-
-
 def foot_label(axes: Axes, place: float, value: float | None) -> None:
     """A bar's number below the axis, where neither its interval nor the paper's value can be."""
     text = "no run" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
@@ -311,11 +287,6 @@ def foot_label(axes: Axes, place: float, value: float | None) -> None:
     axes.tick_params(axis="x", length=0, pad=FOOT_POINTS + 6)
 
 
-def caption_page(title: str, caption: Sequence[str]) -> bytes:
-    """All of a figure's caption, a sentence a line, under its title."""
-    return "\n".join([*title.split("\n"), "", *caption, ""]).encode()
-
-
 def publish(
     figure: Figure,
     panels: Sequence[Axes],
@@ -331,7 +302,8 @@ def publish(
     text = out / f"{name}.txt"
     compose(figure, panels, title=title, caption=caption, more=text.name, width_inches=width_inches, num_rows=num_rows)
     png, pdf = (out / f"{name}.{kind}" for kind in ("png", "pdf"))
-    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: caption_page(title, caption)})
+    sentences = "\n".join([*title.split("\n"), "", *caption, ""])
+    replace_all({png: rendered(figure, "png"), pdf: rendered(figure, "pdf"), text: sentences.encode()})
     return png, pdf, text
 
 

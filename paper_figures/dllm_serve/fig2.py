@@ -9,17 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engines.dllm.config import EngineConfig, GenerationConfig, SparsityConfig
+from engines.dllm.config import EngineConfig, SparsityConfig
 from engines.dllm.memory.budget import MemoryPlan, concurrency, divide_memory, rows_for_request
 from engines.hardware.catalogue import GB
-from engines.models.checkpoint import config_of
-from engines.models.shape import ModelShape
 from paper_figures.common.caption import basis
 from paper_figures.common.figure import Columns, Page, Picture, Table, table
 from paper_figures.common.panel import Axis, Guide, Layer, Panel, Stack
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import WIDE_INCHES
-from paper_figures.dllm_serve.layout import PAPER, dllm_figure
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
 from repro.reports.claims import Finding
 from repro.reports.figures import View
 from repro.runs.cell import Cell
@@ -78,7 +76,8 @@ def cells(view: View) -> list[Cell]:
 
 def page(runs: Runs) -> Page:
     where, splits = runs.view.platform, splits_of(runs)
-    caption, (scale, unit) = caption_of(splits, runs), _unit(where)
+    caption = caption_of(splits, runs)
+    scale, unit = (GB, "GB") if where.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
     return Page(
         table=Table(
             columns=("logits", *(f"{name} {unit}" for name in PARTS), "requests at once", "obtained"),
@@ -115,9 +114,9 @@ def panel(splits: Sequence[Split], scale: int, unit: str) -> Panel:
 
 
 def findings(runs: Runs) -> list[Finding]:
-    where, shape = runs.view.platform, _shape(runs.view.platform)
+    where, shape = runs.view.platform, shape_of(runs.view.platform)
     standard, aware = (split.plan for split in splits_of(runs))
-    generation, logits = _generation(where), shape.logits_bytes_per_row()
+    generation, logits = generation_of(where), shape.logits_bytes_per_row()
     total_len = PROMPT_LEN + generation.gen_length
     half, quarter = (
         aware.kv_rows // rows_for_request(total_len, generation, SparsityConfig(retention_ratio=ratio))
@@ -141,26 +140,20 @@ def findings(runs: Runs) -> list[Finding]:
 def splits_of(runs: Runs) -> list[Split]:
     """Standard profiling first."""
     where = runs.view.platform
-    if where.executor == "roofline":
-        return [_computed(where, mode) for mode in MODES]
-    by_mode = {str(run.cell.knob_values.get("logit_rows", "decomposed")): run for run in runs.all}
-    return [
-        _split(where, mode, MemoryPlan(**by_mode[mode].facts["memory_plan"]), "measured")
-        for mode in MODES
-        if mode in by_mode
-    ]
-
-
-def _computed(where: Platform, mode: str) -> Split:
-    plan = divide_memory(_shape(where), where.part(DllmPart).memory_bytes, _config(where), logit_rows=mode)  # type: ignore[arg-type]
-    return _split(where, mode, plan, "simulated")
-
-
-def _split(where: Platform, mode: str, plan: MemoryPlan, obtained: str) -> Split:
-    generation = _generation(where)
-    prompt_len = max(1, round(PROMPT_LEN * where.part(DllmPart).length_scale))
-    requests = concurrency(plan, _config(where), prompt_len + generation.gen_length, generation) if plan.fits else 0
-    return Split(mode=mode, plan=plan, requests=requests, obtained=obtained)
+    plans: dict[str, MemoryPlan] = {}
+    for run in runs.all:
+        plans[str(run.cell.knob_values.get("logit_rows", "decomposed"))] = MemoryPlan(**run.facts["memory_plan"])
+    config, generation, part = _config(where), generation_of(where), where.part(DllmPart)
+    is_computed = where.executor == "roofline"
+    prompt_len, found = max(1, round(PROMPT_LEN * part.length_scale)), []
+    for mode in MODES:
+        if is_computed:
+            plans[mode] = divide_memory(shape_of(where), part.memory_bytes, config, logit_rows=mode)  # type: ignore[arg-type]
+        if (plan := plans.get(mode)) is not None:
+            requests = concurrency(plan, config, prompt_len + generation.gen_length, generation) if plan.fits else 0
+            obtained = "simulated" if is_computed else "measured"
+            found.append(Split(mode=mode, plan=plan, requests=requests, obtained=obtained))
+    return found
 
 
 def _config(where: Platform) -> EngineConfig:
@@ -171,20 +164,6 @@ def _config(where: Platform) -> EngineConfig:
         max_num_seqs=part.max_num_seqs,
         max_model_len=part.max_model_len,
     )
-
-
-def _generation(where: Platform) -> GenerationConfig:
-    part = where.part(DllmPart)
-    return GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
-
-
-def _shape(where: Platform) -> ModelShape:
-    part = where.part(DllmPart)
-    return ModelShape.from_config(config_of(part.model), name=part.model)
-
-
-def _unit(where: Platform) -> tuple[int, str]:
-    return (GB, "GB") if where.part(DllmPart).memory_bytes >= GB else (10**6, "MB")
 
 
 def caption_of(splits: Sequence[Split], runs: Runs) -> list[str]:

@@ -51,19 +51,14 @@ COLUMNS: Columns[StoredRun] = {
     "mean_running": Measure(path="mean_running"),
     "num_steps": Measure(path="num_steps"),
     "kv_rows": lambda run: run.facts.get("kv_rows"),
-    "weights_bytes": lambda run: bytes_of(run, "weights"),
-    "activation_bytes": lambda run: bytes_of(run, "activations"),
-    "logits_bytes": lambda run: bytes_of(run, "logits"),
-    "kv_bytes": lambda run: bytes_of(run, "kv"),
+    "weights_bytes": lambda run: memory_of(run).get("weights"),
+    "activation_bytes": lambda run: memory_of(run).get("activations"),
+    "logits_bytes": lambda run: memory_of(run).get("logits"),
+    "kv_bytes": lambda run: memory_of(run).get("kv"),
     "obtained": lambda run: run.obtained,
     "valid": lambda run: run.validity.valid,
     "run_folder": lambda run: run.cell.folder_name,
 }
-
-
-def bytes_of(run: StoredRun, part: str) -> int | None:
-    memory = memory_of(run)
-    return None if memory is None else getattr(memory, part)
 
 
 def cells(view: View) -> list[Cell]:
@@ -129,9 +124,9 @@ def panel(axis: Varied, complete: Sequence[GrowthPoint]) -> Panel:
 
 
 def memory_layers(points: Sequence[GrowthPoint]) -> list[Layer]:
-    known = [(point.value, point.memory) for point in points if point.memory is not None]
-    places = [value for value, _ in known]
-    logits, activations = ([getattr(memory, part) / 1e6 for _, memory in known] for part in ("logits", "activations"))
+    known = {point.value: memory for point in points if (memory := memory_of(point.runs[0]))}
+    places = list(known)
+    logits, activations = ([memory[part] / 1e6 for memory in known.values()] for part in ("logits", "activations"))
     orange, green = Look(color="#D55E00", marker="s"), Look(color="#009E73", marker="^")
     return [
         Points(label="logits (d, MB)", places=places, values=logits, look=orange, zorder=2),
@@ -146,7 +141,7 @@ def table_row(point: GrowthPoint, complete: Sequence[GrowthPoint]) -> tuple[str,
         values = [of(run) for run in point.runs if run.validity.valid]
         return mean_interval([value for value in values if value is not None]).mean
 
-    logits, first_logits = (bytes_of(each.runs[0], "logits") for each in (point, first))
+    logits, first_logits = (memory_of(each.runs[0]).get("logits") for each in (point, first))
     costs = exponent((first.value, first.cost), (point.value, point.cost))
     return (
         point.axis.name,

@@ -46,16 +46,6 @@ class Varied:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Bytes by part: planned from shapes, activations and logits measured where the run was."""
-
-    weights: int
-    activations: int
-    logits: int
-    kv: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class GrowthPoint:
     """The repeats of one value of an axis, by seed."""
 
@@ -72,10 +62,6 @@ class GrowthPoint:
         """Seconds per generated token."""
         mean = self.throughput.mean
         return 1 / mean if mean else None
-
-    @property
-    def memory(self) -> Memory | None:
-        return memory_of(self.runs[0]) if self.runs else None
 
 
 def scaled(where: Platform, length: int) -> int:
@@ -159,17 +145,18 @@ def points_of(runs: Runs) -> list[GrowthPoint]:
     ]
 
 
-def memory_of(run: StoredRun) -> Memory | None:
+def memory_of(run: StoredRun) -> Mapping[str, int]:
+    """Bytes by part: planned from shapes, activations and logits measured where the run was; nothing without a plan."""
     facts: Mapping[str, Any] = run.facts
     plan = facts.get("memory_plan")
     if plan is None:
-        return None
-    return Memory(
-        weights=plan["weights_bytes"],
-        activations=facts.get("measured_activation_bytes", plan["activation_bytes"]),
-        logits=facts.get("measured_logits_bytes", plan["logits_bytes"]),
-        kv=plan["kv_bytes"],
-    )
+        return {}
+    return {
+        "weights": plan["weights_bytes"],
+        "activations": facts.get("measured_activation_bytes", plan["activation_bytes"]),
+        "logits": facts.get("measured_logits_bytes", plan["logits_bytes"]),
+        "kv": plan["kv_bytes"],
+    }
 
 
 def exponent(first: tuple[float, float | None], last: tuple[float, float | None]) -> float | None:

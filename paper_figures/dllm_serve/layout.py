@@ -1,56 +1,44 @@
-"""What dLLM-Serve's figures have in common: where they are drawn, and in which view they answer claims."""
+"""What dLLM-Serve's figures have in common."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from engines.dllm.config import GenerationConfig
+from engines.models.checkpoint import config_of
+from engines.models.shape import ModelShape
 from paper_figures.common.caption import held_out_note
-from paper_figures.common.figure import Page, figure, no_cells, no_findings
+from paper_figures.common.figure import figure
 from paper_figures.common.runs import Runs
 from paper_figures.common.style import Look
-from repro.reports.claims import Finding
-from repro.reports.figures import Figure, View
 from repro.reports.paper import load_figures
-from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
+from repro.systems.dllm.part import DllmPart
+from repro.systems.platforms import Platform
 
 PAPER = "dLLM-Serve (arXiv:2512.17077)"
 PRINTED = Look(color="black", marker="D")
 """Look of the paper's values in bars."""
 
 
-def dllm_figure(
-    name: str,
-    source: str,
-    *,
-    platforms: tuple[str, ...],
-    page: Callable[[Runs], Page],
-    cells: Callable[[View], list[Cell]] = no_cells,
-    findings: Callable[[Runs], list[Finding]] = no_findings,
-    card: str | None = None,
-    decides_on: tuple[str, ...] | None = None,
-    is_timed: bool = True,
-    needs_runs: bool = True,
-) -> Figure:
-    """``card`` is the paper's: only there, and only of baselines as published, are its numbers comparable."""
-    return figure(
-        name=f"dllm-serve/{name}",
-        source=source,
-        platforms=platforms,
-        page=page,
-        cells=cells,
-        findings=findings,
-        is_timed=is_timed,
-        decides_on=decides_on if card is None else (card,),
-        needs_runs=needs_runs and cells is not no_cells,
-        answers=lambda view: card is None or (view.platform.name == card and view.reading == "published"),
-    )
+dllm_figure = partial(figure, paper="dllm-serve", needs_runs=True)
 
 
 def printed_in(figure: str) -> Mapping[str, Any]:
     """Values of a figure that the paper's text or labels print."""
     return next(entry.values for entry in load_figures("dllm-serve") if entry.id == f"dllm-serve/{figure}")
+
+
+def generation_of(where: Platform) -> GenerationConfig:
+    part = where.part(DllmPart)
+    return GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
+
+
+def shape_of(where: Platform) -> ModelShape:
+    model = where.part(DllmPart).model
+    return ModelShape.from_config(config_of(model), name=model)
 
 
 def simulation_note(runs: Runs) -> list[str]:

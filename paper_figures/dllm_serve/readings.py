@@ -32,46 +32,34 @@ from repro.runs.store import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class OurEngine:
-    """dLLM-Serve, whose two settings everything is held against."""
+class Setting:
+    """What a system runs as: one of the two settings of dLLM-Serve, which everything is held against, or a reading of a baseline
+    and within it a rule of batching."""
 
     label: str
-    line: str
     knobs: Knobs = ()
-
-    def knobs_of(self, system: str) -> Knobs:
-        return self.knobs
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchSetting:
-    """How a baseline batches: a reading, and within it a rule."""
-
-    label: str
-    knobs: Knobs
+    line: str = "-"
 
     def knobs_of(self, system: str) -> Knobs:
         """Published Sparse-dLLM serves one request at a time and heeds no rule."""
-        if system == "sparse-dllm" and ("reading", "published") in self.knobs:
-            return (("reading", "published"),)
-        return self.knobs
+        return PUBLISHED if system == "sparse-dllm" and PUBLISHED[0] in self.knobs else self.knobs
 
 
-ENGINES = (
-    OurEngine(label="dLLM-Serve, two refreshes per block (as published)", line="-"),
-    OurEngine(label="dLLM-Serve, one refresh per block", line="--", knobs=(("refresh_delay", 0),)),
-)
 PUBLISHED: Knobs = (("reading", "published"),)
+ENGINES = (
+    Setting(label="dLLM-Serve, two refreshes per block (as published)"),
+    Setting(label="dLLM-Serve, one refresh per block", line="--", knobs=(("refresh_delay", 0),)),
+)
 SETTINGS = (
-    BatchSetting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
-    BatchSetting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
-    BatchSetting(label="published, for the workload", knobs=PUBLISHED),
-    BatchSetting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
-    BatchSetting(label="policy, packed", knobs=(("reading", "policy"),)),
+    Setting(label="published, batch of one", knobs=(*PUBLISHED, ("batch_rule", "one"))),
+    Setting(label="published, for max_model_len", knobs=(*PUBLISHED, ("batch_rule", "max_model_len"))),
+    Setting(label="published, for the workload", knobs=PUBLISHED),
+    Setting(label="efficient, for the workload", knobs=(("reading", "efficient"),)),
+    Setting(label="policy, packed", knobs=(("reading", "policy"),)),
 )
 """Ordered from published code with the least memory to the baseline's rule on dLLM-Serve's own engine."""
 PAPER = "as the paper prints"
-Place = tuple[str, str, OurEngine | BatchSetting]
+Place = tuple[str, str, Setting]
 """Data set, system, and what it runs as."""
 
 
@@ -89,7 +77,7 @@ def places(view: View) -> list[Place]:
     return found
 
 
-def cell(view: View, dataset: str, system: str, how: OurEngine | BatchSetting) -> Cell:
+def cell(view: View, dataset: str, system: str, how: Setting) -> Cell:
     """At the platform's highest rate; Figure 3 and Table 4 share some of the runs."""
     return view.cell(None, system, dataset, rate=max(view.dllm.rates), knobs=how.knobs_of(system))
 
@@ -98,13 +86,13 @@ def cells(view: View) -> list[Cell]:
     return cell_by_cell((cell(view, *place) for place in places(view)), view)
 
 
-def throughput(runs: Runs, dataset: str, system: str, how: OurEngine | BatchSetting) -> float | None:
+def throughput(runs: Runs, dataset: str, system: str, how: Setting) -> float | None:
     """Mean over repeats."""
     is_asked = (dataset, system, how) in places(runs.view)
     return runs.at(cell(runs.view, dataset, system, how), THROUGHPUT).mean if is_asked else None
 
 
-def gain(runs: Runs, dataset: str, engine: OurEngine, setting: BatchSetting) -> float | None:
+def gain(runs: Runs, dataset: str, engine: Setting, setting: Setting) -> float | None:
     """Throughput of dLLM-Serve over that of the fastest baseline."""
     values = [throughput(runs, dataset, system, setting) for system in BASELINES]
     best = max((value for value in values if value is not None), default=None)
@@ -243,33 +231,27 @@ def panel(runs: Runs, dataset: str) -> Panel:
     )
 
 
-def table_row(runs: Runs, dataset: str, setting: BatchSetting) -> tuple[str, ...]:
+def table_row(runs: Runs, dataset: str, setting: Setting) -> tuple[str, ...]:
     asked = [place for place in places(runs.view) if place[0] == dataset and place[2] in (setting, *ENGINES)]
     own = [run for place in asked for run in runs.of(cell(runs.view, *place))]
-    texts = []
+    baselines, texts = [], []
+    for system in BASELINES:
+        value, sizes = (
+            throughput(runs, dataset, system, setting),
+            batch_sizes(runs.of(cell(runs.view, dataset, system, setting))),
+        )
+        baselines.append(shown(value, ".1f") + (f" ({sizes})" if sizes and value is not None else ""))
     for engine in ENGINES:
         texts.append(shown(throughput(runs, dataset, OURS, engine), ".1f"))
         texts.append(shown(gain(runs, dataset, engine, setting), ".2f", "x"))
-    return (
-        dataset_title(dataset),
-        setting.label,
-        *(baseline_text(runs, dataset, system, setting) for system in BASELINES),
-        *texts,
-        validity_text(own),
-    )
-
-
-def baseline_text(runs: Runs, dataset: str, system: str, setting: BatchSetting) -> str:
-    value = throughput(runs, dataset, system, setting)
-    sizes = "" if value is None else batch_sizes(runs.of(cell(runs.view, dataset, system, setting)))
-    return shown(value, ".1f") + (f" ({sizes})" if sizes else "")
+    return (dataset_title(dataset), setting.label, *baselines, *texts, validity_text(own))
 
 
 def batch_sizes(runs: Sequence[StoredRun]) -> str:
     return " or ".join(map(str, sorted({size for run in runs if (size := run.facts.get("batch_size")) is not None})))
 
 
-def csv_row(runs: Runs, dataset: str, system: str, how: OurEngine | BatchSetting) -> tuple[object, ...]:
+def csv_row(runs: Runs, dataset: str, system: str, how: Setting) -> tuple[object, ...]:
     view, asked = runs.view, cell(runs.view, dataset, system, how)
     own, value = runs.of(asked), runs.at(asked, THROUGHPUT).mean
     ours = [throughput(runs, dataset, OURS, engine) for engine in ENGINES]

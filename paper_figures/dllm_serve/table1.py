@@ -6,17 +6,15 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baselines.dllm.dllm_cache.memory import memory_bytes_per_token
-from engines.dllm.config import GenerationConfig, SparsityConfig
+from engines.dllm.config import SparsityConfig
 from engines.dllm.request import Request
 from engines.dllm.sequence import cache_rows
-from engines.models.checkpoint import config_of
 from engines.models.shape import ModelShape
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve.layout import PAPER, dllm_figure
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure, generation_of, shape_of
 from repro.reports.claims import Finding
 from repro.reports.paper import load_table
-from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import Platform
 
 PROMPT_LEN = 300
@@ -31,7 +29,7 @@ PRINTED = {
 
 
 def page(runs: Runs) -> Page:
-    shape, request = _shape(runs.view.platform), _request(runs.view.platform)
+    shape, request = shape_of(runs.view.platform), _request(runs.view.platform)
     rows = []
     for row in load_table("dllm_serve/table1.csv"):
         name, footprint = IMPLEMENTED.get(str(row["work"]).replace(" (Ours)", ""), ("not implemented", None))
@@ -66,23 +64,15 @@ def findings(runs: Runs) -> list[Finding]:
     ]
 
 
-def _dense(shape: ModelShape, request: Request) -> int:
-    return request.total_len * shape.kv_bytes_per_token
-
-
 def _sparse(shape: ModelShape, request: Request) -> int:
     return cache_rows(request, SparsityConfig()) * shape.kv_bytes_per_token
-
-
-def _features(shape: ModelShape, request: Request) -> int:
-    return request.total_len * memory_bytes_per_token(shape)
 
 
 Footprint = Callable[[ModelShape, Request], int]
 IMPLEMENTED: Mapping[str, tuple[str, Footprint | None]] = MappingProxyType(
     {
-        "dLLM-Cache": ("dllm-cache", _features),
-        "Fast-dLLM": ("fast-dllm (dual)", _dense),
+        "dLLM-Cache": ("dllm-cache", lambda shape, request: request.total_len * memory_bytes_per_token(shape)),
+        "Fast-dLLM": ("fast-dllm (dual)", lambda shape, request: request.total_len * shape.kv_bytes_per_token),
         "Sparse-dLLM": ("sparse-dllm", _sparse),
         "dLLM-Serve": ("dllm-serve", _sparse),
     }
@@ -91,14 +81,7 @@ IMPLEMENTED: Mapping[str, tuple[str, Footprint | None]] = MappingProxyType(
 
 
 def _request(where: Platform) -> Request:
-    part = where.part(DllmPart)
-    generation = GenerationConfig(gen_length=part.gen_length, block_length=part.block_length, steps=part.steps)
-    return Request(request_id=0, prompt_len=PROMPT_LEN, generation=generation)
-
-
-def _shape(where: Platform) -> ModelShape:
-    part = where.part(DllmPart)
-    return ModelShape.from_config(config_of(part.model), name=part.model)
+    return Request(request_id=0, prompt_len=PROMPT_LEN, generation=generation_of(where))
 
 
 FIGURE = dllm_figure("table1", f"{PAPER}, Table 1, §3", platforms=("rtx4090",), page=page, findings=findings)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from engines.hardware.catalogue import GB, gpu
-from engines.models.checkpoint import config_of
-from engines.models.shape import ModelShape
 from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
-from paper_figures.dllm_serve.layout import PAPER, dllm_figure
+from paper_figures.dllm_serve.layout import PAPER, dllm_figure, shape_of
 from repro.reports.paper import TableValue, load_table
 from repro.systems.calibration import describe_calibration, load_calibration
-from repro.systems.dllm.part import DllmPart
 from repro.systems.platforms import platform as platform_of
 
 COLUMNS = (
@@ -32,8 +29,7 @@ COLUMNS = (
 def row_of(printed: Mapping[str, TableValue]) -> tuple[str, ...]:
     where = platform_of(str(printed["platform"]))
     assert where.gpu is not None
-    card, model = gpu(where.gpu), where.part(DllmPart).model
-    weights = ModelShape.from_config(config_of(model), name=model).weight_bytes
+    card, weights = gpu(where.gpu), shape_of(where).weight_bytes
     return (
         str(printed["gpu"]),
         f"{printed['cpu']} x {printed['cpu_sockets']}",

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from engines.laps.hol import TwoClasses, waits_s
 from engines.laps.latency import PaperForm, fit_floor_form, fit_paper_form, fit_paper_totals
 from engines.models.shape import model_shape
 from engines.policies.step import Chunk
-from paper_figures.common.figure import Page, table
+from paper_figures.common.figure import Page, Table
 from paper_figures.common.runs import Runs
 from paper_figures.laps.contenders import MODELS
 from paper_figures.laps.layout import laps_figure
@@ -31,8 +30,7 @@ FAR = 1e9
 """A history as good as endless."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Boundaries:
+class Boundaries(NamedTuple):
     """Tokens, of one model."""
 
     printed: float
@@ -81,25 +79,15 @@ def boundaries(model: str, card: str) -> Boundaries:
 
 
 @lru_cache(maxsize=1)
-def waits() -> tuple[tuple[float, float], ...]:
-    """Mean wait of each simulated queue, and what of it is the penalty: less that of the same arrivals which all take the mean time."""
-    found = []
+def waits() -> tuple[Interval, Interval]:
+    """Seconds over the simulated queues: the mean wait, and what of it is the head-of-line penalty: less that of the same arrivals
+    which all take the mean time."""
+    mixed_s, penalties_s = [], []
     for seed in range(NUM_QUEUES):
         gaps_s, service_s = QUEUE.drawn(NUM_JOBS, seed)
-        mixed_s = float(waits_s(gaps_s, service_s).mean())
-        uniform_s = float(waits_s(gaps_s, np.full_like(service_s, QUEUE.mean_s)).mean())
-        found.append((mixed_s, mixed_s - uniform_s))
-    return tuple(found)
-
-
-def wait() -> Interval:
-    """Mean wait in seconds over the queues."""
-    return mean_interval([mixed_s for mixed_s, _ in waits()])
-
-
-def penalty() -> Interval:
-    """Head-of-line penalty, likewise."""
-    return mean_interval([penalty_s for _, penalty_s in waits()])
+        mixed_s.append(float(waits_s(gaps_s, service_s).mean()))
+        penalties_s.append(mixed_s[-1] - float(waits_s(gaps_s, np.full_like(service_s, QUEUE.mean_s)).mean()))
+    return mean_interval(mixed_s), mean_interval(penalties_s)
 
 
 def in_ms(seconds: Interval, digits: int = 1) -> str:
@@ -113,23 +101,24 @@ def in_ms(seconds: Interval, digits: int = 1) -> str:
 
 def page(runs: Runs) -> Page:
     card = part_of(runs.view.platform).gpu
-    columns: dict[str, Callable[[str], object]] = {
-        "model": lambda model: model,
-        "printed, H = 0": lambda model: f"{boundaries(model, card).printed:.0f}",
-        "printed, H without end": lambda model: f"{boundaries(model, card).printed_limit:.0f}",
-        "the same from total times": lambda model: f"{boundaries(model, card).from_totals:.0f}".replace("inf", "none"),
-        "with a floor (weights), H = 0": lambda model: f"{boundaries(model, card).floor:.0f}",
-        "H = 8192": lambda model: f"{boundaries(model, card).floor_far:.0f}",
-        "with a floor (launches)": lambda model: f"{boundaries(model, card).eager:.0f}",
-    }
+    wait, penalty = waits()
     return Page(
-        table=table(MODELS, columns),
+        table=Table(
+            columns=(
+                *("model", "printed, H = 0", "printed, H without end", "the same from total times"),
+                *("with a floor (weights), H = 0", "H = 8192", "with a floor (launches)"),
+            ),
+            rows=[
+                (model, *(f"{tokens:.0f}".replace("inf", "none") for tokens in boundaries(model, card)))
+                for model in MODELS
+            ],
+        ),
         notes=(
             "Tokens; the paper says 150 to 512. Its formula knows no read of the weights: with grouped K/V heads a token's matrices take some hundred times as long as its K/V, "
             "so every first prompt is compute-bound. From total times a fit pours their floor into gamma_r, and the limit is what the sampled lengths make of it.",
             "With a floor T = max(c, beta L) + alpha L (L + 2H) + gamma_r H the boundary c / beta lies in the printed range, and falls with the history instead of growing.",
-            f"Head-of-line blocking, M/G/1 with {100 * QUEUE.short_share:.0f} % short jobs at a load of {QUEUE.load:.2f}: {in_ms(penalty())} ms simulated, "
-            f"{1e3 * QUEUE.hol_penalty_s:.1f} ms by the formula; mean wait {in_ms(wait())} ms, {1e3 * QUEUE.wait_s:.1f} by Pollaczek and Khinchine "
+            f"Head-of-line blocking, M/G/1 with {100 * QUEUE.short_share:.0f} % short jobs at a load of {QUEUE.load:.2f}: {in_ms(penalty)} ms simulated, "
+            f"{1e3 * QUEUE.hol_penalty_s:.1f} ms by the formula; mean wait {in_ms(wait)} ms, {1e3 * QUEUE.wait_s:.1f} by Pollaczek and Khinchine "
             f"({NUM_QUEUES} queues of {NUM_JOBS:,} jobs).",
             "Computed from the roofline of the card with assumed efficiencies; nothing here was timed.",
         ),
@@ -140,7 +129,7 @@ def page(runs: Runs) -> Page:
 def findings(runs: Runs) -> list[Finding]:
     card = part_of(runs.view.platform).gpu
     found = {model: boundaries(model, card) for model in MODELS}
-    middle, hol = found[MODELS[1]], penalty()
+    middle, (_, hol) = found[MODELS[1]], waits()
     planted = PaperForm(alpha=1e-9, beta=2e-6, gamma_w=5e-6, gamma_r=4e-7)
     first, root = planted.boundary(), planted.boundary(1000)
     equation = planted.alpha * root**2 + (2 * planted.alpha * 1000 + planted.beta - planted.gamma_w) * root

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from paper_figures.common.caption import contended_note, device_text, invalid_notes
-from paper_figures.common.figure import Page, Picture, Table, figure, no_findings, seed_by_seed
+from paper_figures.common.figure import Page, Picture, Table, figure, seed_by_seed
 from paper_figures.common.panel import Axis, Line, Panel
 from paper_figures.common.runs import Of, Runs
 from paper_figures.laps.contenders import CONTENDERS, PAIRED_SEEDS
 from paper_figures.laps.measures import csv_of
-from repro.reports.claims import Finding
-from repro.reports.figures import Figure, View
+from repro.reports.figures import View
 from repro.runs.cell import Cell
 from repro.systems.laps.part import part_of
-from repro.systems.platforms import Platform
-
-PLATFORMS = ("h200",)
-
-
-def laps_figure(
-    name: str,
-    source: str,
-    *,
-    page: Callable[[Runs], Page],
-    cells: Callable[[View], Iterable[Cell]] | None = None,
-    findings: Callable[[Runs], list[Finding]] = no_findings,
-    under_title: Callable[[Runs], str] | None = None,
-) -> Figure:
-    """``cells`` are those of one seed; None where nothing is run."""
-    return figure(
-        name=f"laps/{name}",
-        source=source,
-        platforms=PLATFORMS,
-        page=page,
-        cells=lambda view: [] if cells is None else seed_by_seed(cells(view), view),
-        findings=findings,
-        num_runs=1 if cells is None else PAIRED_SEEDS,
-        place=place_of,
-        under_title=under_title or basis_of,
-    )
 
 
 def laps_page(
@@ -84,13 +58,21 @@ def doubling(places: Sequence[float], label: str | None = None) -> Axis:
     return Axis(scale="log2", ticks=places, label=label)
 
 
-def place_of(where: Platform) -> str:
-    return part_of(where).title
-
-
 def basis_of(runs: Runs) -> str:
     kind = "simulated, uncalibrated" if runs.view.obtained == "simulated" else "measured"
-    return f"{kind}: {place_of(runs.view.platform)}"
+    return f"{kind}: {part_of(runs.view.platform).title}"
+
+
+laps_figure = partial(
+    figure,
+    paper="laps",
+    platforms=("h200",),
+    num_runs=PAIRED_SEEDS,
+    in_order=seed_by_seed,
+    place=lambda where: part_of(where).title,
+    under_title=basis_of,
+)
+"""``cells`` are those of one seed."""
 
 
 def how_obtained(runs: Runs) -> list[str]:

@@ -27,34 +27,21 @@ MOVES = Measure(path="moves_per_minute")
 PER_STEP = Measure(path="requests_per_step")
 
 _SHOWN = frozenset({"model", "num_instances", "clients", "kappa", "basis", COMPARISON})
-
-
-def _contender(run: StoredRun) -> str:
-    return next((each.name for each in CONTENDERS.values() if each.system == run.cell.system), run.cell.system)
-
-
-def _other_knobs(run: StoredRun) -> str:
-    return " ".join(f"{name}={value}" for name, value in sorted(run.cell.knob_values.items()) if name not in _SHOWN)
-
-
-def _of_lengths() -> dict[str, Measure]:
-    """What became of each length of prompt, beside every mean."""
-    parts = {"ttft_mean_ms": "mean", "ttft_p90_ms": "p90", "ttft_max_ms": "max", "violations_percent": "violations"}
-    return {
-        f"{column}_{name}": Measure(path=f"by_length/{name}/{part}", scale=100 if part == "violations" else 1e3)
-        for name, _, _ in BUCKETS
-        for column, part in parts.items()
-    }
-
+_OF_LENGTHS = {"ttft_mean_ms": "mean", "ttft_p90_ms": "p90", "ttft_max_ms": "max", "violations_percent": "violations"}
+"""What became of each length of prompt, beside every mean."""
 
 COLUMNS: Columns[StoredRun] = {
     "model": lambda run: run.cell.knob_values.get("model", part_of(platform(run.cell.platform)).model),
     "instances": lambda run: run.cell.knob_values.get("num_instances", 1),
     "clients": lambda run: run.cell.knob_values.get("clients"),
     "rate_turns_s": lambda run: run.cell.rate,
-    "contender": _contender,
+    "contender": lambda run: next(
+        (each.name for each in CONTENDERS.values() if each.system == run.cell.system), run.cell.system
+    ),
     "kappa": lambda run: run.cell.knob_values.get("kappa", 0.0),
-    "knobs": _other_knobs,
+    "knobs": lambda run: " ".join(
+        f"{name}={value}" for name, value in sorted(run.cell.knob_values.items()) if name not in _SHOWN
+    ),
     "seed": lambda run: run.cell.seed,
     "rps": RPS,
     "ttft_mean_ms": MEAN,
@@ -63,7 +50,11 @@ COLUMNS: Columns[StoredRun] = {
     "violations_percent": LATE,
     "violations_short_percent": LATE_SHORT,
     "violations_long_percent": LATE_LONG,
-    **_of_lengths(),
+    **{
+        f"{column}_{name}": Measure(path=f"by_length/{name}/{part}", scale=100 if part == "violations" else 1e3)
+        for name, _, _ in BUCKETS
+        for column, part in _OF_LENGTHS.items()
+    },
     "in_system": Measure(path="in_system"),
     "graph_share": Measure(path="graph_share"),
     "padding": Measure(path="padding"),

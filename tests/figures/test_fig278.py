@@ -11,6 +11,7 @@ from support.stored_runs import FAILED, caption_of, changed, read_csv, runs_of, 
 
 from engines.dllm.memory.budget import divide_memory
 from paper_figures.dllm_serve import fig2, fig3, fig7, fig8
+from paper_figures.dllm_serve.layout import shape_of
 from repro.reports.ablation import COMPONENTS, LADDER, component
 from repro.reports.figures import View
 from repro.reports.paper import load_claims
@@ -47,7 +48,7 @@ def test_memory_split_of_a_card_is_arithmetic(tmp_path: Path) -> None:
 def test_measured_memory_split_comes_from_the_runs(tmp_path: Path, drawn: list[Figure]) -> None:
     cells = fig2.FIGURE.cells(CPU_VIEW)
     assert [dict(cell.knobs) for cell in cells] == [{"logit_rows": "monolithic"}, {}]
-    config, shape = fig2._config(CPU_TINY), fig2._shape(CPU_TINY)
+    config, shape = fig2._config(CPU_TINY), shape_of(CPU_TINY)
     runs = []
     for run in runs_of(cells, lambda _: 100.0):
         mode = run.cell.knob_values.get("logit_rows", "decomposed")

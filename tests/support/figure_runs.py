@@ -12,6 +12,7 @@ from support.stored_runs import changed, stored
 
 from engines.dllm.memory.budget import divide_memory
 from paper_figures.dllm_serve import fig2
+from paper_figures.dllm_serve.layout import shape_of
 from repro.reports.figures import Figure, View
 from repro.runs.cell import Cell
 from repro.runs.store import StoredRun
@@ -58,7 +59,7 @@ def _run(cell: Cell, view: View) -> StoredRun:
     is_graded = "selection" in cell.knob_values and cell.rate is None
     run = stored(cell, tok_s=throughput(cell), n=NUM_PROBLEMS if is_graded else 4, stretch=0.75)
     plan = divide_memory(
-        fig2._shape(view.platform),
+        shape_of(view.platform),
         view.platform.part(DllmPart).memory_bytes,
         fig2._config(view.platform),
         logit_rows=cell.knob_values.get("logit_rows", "decomposed"),  # type: ignore[arg-type]
