@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
@@ -17,9 +19,10 @@ from repro.cli import options as opt
 from repro.cli.output import print_json, print_table, say
 
 if TYPE_CHECKING:
-    from repro.reports.figures import Figure, FigureEntry, Rendered, View
+    from repro.reports.figures import Figure, Rendered, View
+    from repro.reports.memo import Memo
     from repro.runs.cell import Cell
-    from repro.runs.store import Store, StoredRun
+    from repro.runs.store import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +98,10 @@ class FigureOptions:
         return shlex.join(words)
 
     @property
-    def store(self) -> Store:
+    def root(self) -> Path:
         from repro.paths import LOCAL
-        from repro.runs.store import Store
 
-        return Store(self.result_dir or LOCAL, accept_other_code=self.accept_other_code)
+        return self.result_dir or LOCAL
 
     def out(self, name: str) -> Path:
         """Folder of the figure ``PAPER/NAME``: papers have figures of one name, on one platform too."""
@@ -112,19 +114,33 @@ Name = Annotated[
     str, typer.Argument(help="Name of the figure ('repro list' shows them), or a module of your own and a colon.")
 ]
 
+UNCHANGED = (
+    "nothing to do: the runs behind this figure, the code, the data and the figure's files are as they were when it was drawn; "
+    "'repro figure' draws it again"
+)
+
 Force = Annotated[bool, typer.Option("--force", help="Run again what is already stored.", rich_help_panel=opt.RUNS)]
 
 
 def reproduce(
     *, name: Name, asked: FigureOptions, placement: opt.Placement, force: Force = False, json: opt.Json = False
 ) -> None:
-    """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF and CSV."""
-    _make(name, asked, placement, force=force, json=json, draw_only=False)
+    """Run everything behind a figure (stored runs are reused) and draw it: PNG, PDF and CSV. Where runs, code, data and files
+    are as they were when it was drawn, it stays; 'repro figure' draws it in any case."""
+    from repro.reports.memo import Memo
+
+    memo = Memo(asked.root, (name, asked))
+    is_told = logging.getLogger().isEnabledFor(logging.INFO)  # what is reused, run by run
+    known = None if force or is_told or placement.pool != "local" or placement.address else memo.said()
+    if known is None:
+        _make(name, asked, placement, memo, force=force, json=json)
+    else:
+        _say(known["figures"], [*known["lines"], UNCHANGED], json=json)
 
 
 def figure(*, name: Name, asked: FigureOptions, json: opt.Json = False) -> None:
     """Redraw a figure from stored runs; runs nothing."""
-    _make(name, asked, opt.Placement(), force=False, json=json, draw_only=True)
+    _make(name, asked, opt.Placement(), None, force=False, json=json)
 
 
 def check_rates(name: str, views: Sequence[View], cells: Sequence[Cell]) -> None:
@@ -156,20 +172,23 @@ def check_baselines(name: str, asked: FigureOptions, cells: Sequence[Cell]) -> N
 
 
 def _make(
-    name: str, asked: FigureOptions, placement: opt.Placement, *, force: bool, json: bool, draw_only: bool
+    name: str, asked: FigureOptions, placement: opt.Placement, memo: Memo | None, *, force: bool, json: bool
 ) -> None:
-    from repro.cli.sweep import require_folders, require_runs, run_sweep, say_what_ran, sweep_of
+    """Draws what is stored where no ``memo`` is given, else makes what is missing."""
+    from repro.cli.sweep import require_alike, require_folders, require_runs, run_sweep, sweep_of, what_ran
     from repro.files import readable_folder, writable_folder
     from repro.reports.costs import processor_s, write_cost
+    from repro.reports.drawing import draw
     from repro.reports.figures import figure as figure_of
+    from repro.runs.store import Store
 
-    began, opened = processor_s(), placement.opened()
+    began, opened, draw_only = processor_s(), placement.opened(), memo is None
     entry = figure_of(name)
     drawing, views = entry.load(), asked.views(name)
-    store, out = asked.store, asked.out(entry.name)
+    out = asked.out(entry.name)
+    store = Store(asked.root, accept_other_code=asked.accept_other_code, accept_other_machine=draw_only)
     if draw_only:
         readable_folder("result_dir", store.root)
-        store.accept_other_machine = True
     # One sweep for all views: readings share the runs of dLLM-Serve.
     grids = [[view.applied(cell) for cell in drawing.cells(view)] for view in views]
     cells = [cell for grid in grids for cell in grid]
@@ -185,63 +204,78 @@ def _make(
         outcomes = [] if draw_only else run_sweep(sweep, out_dir=out, jobs=placement.jobs)
     require_runs(sweep, name, asked.command(name))
     writable_folder("out_dir", out)
-    drawn = [_drawn(entry, name, view, runs, out) for view, runs in zip(views, sweep.by_grid(grids), strict=True)]
-    if not json:
-        for each in drawn:
-            each.say(drawing)
+    figures = []
+    for view, runs in zip(views, sweep.by_grid(grids), strict=True):
+        assert runs is not None
+        require_alike(runs, name)
+        figures.append(_said_of(entry.name, drawing, view, runs, draw(entry, view, runs, out)))
     is_whole = bool(outcomes) and all(outcome.status == "ran" for outcome in outcomes)
     # What a cluster's nodes take is not seen here.
     if is_whole and placement.pool == "local" and len(views) == 1 and not (views[0].knobs or views[0].rates):
         write_cost(store.root, entry, views[0], processor_s() - began)
-    if json:
-        print_json({"figures": [each.as_json(entry.name) for each in drawn]})
-    if outcomes:
-        say_what_ran(outcomes, store.root)
-        if all(outcome.status == "reused" for outcome in outcomes):
-            say(
-                "nothing new to run: every run behind this figure is stored; the figure was drawn from them",
-                file=sys.stderr,
-            )
+    if memo is not None:
+        _keep(memo, entry.module, views, sweep.runs, figures, store.root)
+    lines = [*what_ran(outcomes, store.root)] if outcomes else []
+    if outcomes and all(outcome.status == "reused" for outcome in outcomes):
+        lines.append("nothing new to run: every run behind this figure is stored; the figure was drawn from them")
+    _say(figures, lines, json=json)
 
 
-class Drawn(NamedTuple):
-    view: View
-    runs: Sequence[StoredRun]
-    rendered: Rendered
+def _keep(
+    memo: Memo,
+    module: str,
+    views: Sequence[View],
+    runs: Sequence[StoredRun],
+    figures: Sequence[Mapping[str, Any]],
+    root: Path,
+) -> None:
+    """Keeps what is said again as long as nothing of the figures changes."""
+    from repro.cli.sweep import what_ran
+    from repro.reports.memo import is_known
+    from repro.runs.sweep import CellOutcome
 
-    def say(self, drawing: Figure) -> None:
-        from repro.cli.said import lengths_line
+    if is_known(module, views, runs):
+        reused = [CellOutcome(cell=run.cell, status="reused", reason=run.why_reused, run=run) for run in runs]
+        files = [[Path(file) for file in each["json"]["files"]] for each in figures]
+        stamps = [own[0].with_suffix(".json") for own in files]
+        lines = [*what_ran(reused, root)] if reused else []
+        memo.keep(runs, [*chain(*files), *stamps], {"figures": figures, "lines": lines})
 
-        rendered = self.rendered
-        print_table(f"{drawing.title} - {drawing.place(self.view.platform)}", rendered.columns, rendered.rows)
-        if self.runs:
-            say(lengths_line(self.runs), "  ")
-        for note in rendered.notes:
-            say(note, "  ")
-        say("files: " + ", ".join(_relative(path) for path in rendered.files), "  ")
 
-    def as_json(self, name: str) -> dict[str, Any]:
-        from repro.cli.said import lengths_json
+def _said_of(
+    name: str, drawing: Figure, view: View, runs: Sequence[StoredRun], rendered: Rendered
+) -> Mapping[str, Any]:
+    """All that is said of a drawn figure, as a memo keeps it."""
+    from repro.cli.said import lengths_json, lengths_line
 
-        return {
+    return {
+        "title": f"{drawing.title} - {drawing.place(view.platform)}",
+        "lengths": lengths_line(runs) if runs else None,
+        "json": {
             "figure": name,
-            "platform": self.view.platform.name,
-            "reading": self.view.reading,
-            "lengths": lengths_json(self.runs),
-            "files": [str(path) for path in self.rendered.files],
-            "columns": self.rendered.columns,
-            "rows": self.rendered.rows,
-            "notes": self.rendered.notes,
-        }
+            "platform": view.platform.name,
+            "reading": view.reading,
+            "lengths": lengths_json(runs),
+            "files": [str(path) for path in rendered.files],
+            "columns": rendered.columns,
+            "rows": rendered.rows,
+            "notes": rendered.notes,
+        },
+    }
 
 
-def _drawn(entry: FigureEntry, name: str, view: View, runs: Sequence[StoredRun] | None, out: Path) -> Drawn:
-    from repro.cli.sweep import require_alike
-    from repro.reports.drawing import draw
-
-    assert runs is not None
-    require_alike(runs, name)
-    return Drawn(view, runs, draw(entry, view, runs, out))
+def _say(figures: Sequence[Mapping[str, Any]], lines: Sequence[str], *, json: bool) -> None:
+    """``lines`` are of the runs, and go to stderr."""
+    for figure in figures if not json else ():
+        page = figure["json"]
+        print_table(figure["title"], page["columns"], page["rows"])
+        for note in filter(None, (figure["lengths"], *page["notes"])):
+            say(note, "  ")
+        say("files: " + ", ".join(_relative(Path(file)) for file in page["files"]), "  ")
+    if json:
+        print_json({"figures": [figure["json"] for figure in figures]})
+    for line in lines:
+        say(line, file=sys.stderr)
 
 
 def _relative(path: Path) -> str:

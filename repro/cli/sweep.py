@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -68,26 +68,31 @@ def run_sweep(
 
 def say_what_ran(outcomes: Sequence[CellOutcome], root: Path) -> None:
     """Runs done, reused and why, on stderr."""
+    for line in what_ran(outcomes, root):
+        say(line, file=sys.stderr)
+
+
+def what_ran(outcomes: Sequence[CellOutcome], root: Path) -> Iterator[str]:
     ran = sum(outcome.status == "ran" for outcome in outcomes)
     reused = [outcome for outcome in outcomes if outcome.status == "reused"]
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     line = f"{counted(ran, 'run')} done, {len(reused)} reused"
     if reused:
         line += f" (e.g. {reused[0].reason}; --force runs them again)"
-    say(f"{line}; runs: {root}", file=sys.stderr)
+    yield f"{line}; runs: {root}"
     for outcome in failed:
-        say(f"failed {outcome.cell.folder_name}: {outcome.reason}", file=sys.stderr)
+        yield f"failed {outcome.cell.folder_name}: {outcome.reason}"
     invalid = [each.run for each in outcomes if each.run is not None and not each.run.validity.valid]
     warned = [each.run for each in outcomes if each.run is not None and each.run.validity.warnings]
-    _say_of("INVALID", [(run, run.validity.reasons) for run in invalid])
-    _say_of("warning", [(run, run.validity.warnings) for run in warned])
+    yield from _first_of("INVALID", [(run, run.validity.reasons) for run in invalid])
+    yield from _first_of("warning", [(run, run.validity.warnings) for run in warned])
 
 
-def _say_of(what: str, found: Sequence[tuple[StoredRun, Sequence[str]]]) -> None:
+def _first_of(what: str, found: Sequence[tuple[StoredRun, Sequence[str]]]) -> Iterator[str]:
     for run, reasons in found[:MAX_WARNED]:
-        say(f"{what} {run.cell.folder_name}: {'; '.join(reasons)}", file=sys.stderr)
+        yield f"{what} {run.cell.folder_name}: {'; '.join(reasons)}"
     if len(found) > MAX_WARNED:
-        say(f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}", file=sys.stderr)
+        yield f"{what}: so too {counted(len(found) - MAX_WARNED, 'more run')}"
 
 
 def is_failure(outcome: CellOutcome) -> bool:

@@ -59,8 +59,8 @@ class StoredRun:
     provenance: Mapping[str, Any]
     other_code: tuple[str, ...] = ()
     """Modules that are not as they were when it ran."""
-    is_of_other_machine: bool = False
-    """Whether it was measured on a machine unlike this one."""
+    other_machine: str = ""
+    """In what it was measured on a machine unlike this one."""
     content: bytes = field(default=b"", repr=False)
     """The file's, as it was found to be whole: numbers are read of it when they are asked for."""
 
@@ -133,6 +133,13 @@ class StoredRun:
         )
 
     @property
+    def why_reused(self) -> str:
+        said = f"done: same cell, finished {self.provenance['finished_utc']}"
+        said += f"; other code: {_named(self.other_code)}" if self.other_code else ""
+        said += f"; other machine: {self.other_machine}" if self.other_machine else ""
+        return said if self.validity.valid else f"{said}; INVALID: {'; '.join(self.validity.reasons)}"
+
+    @property
     def obtained(self) -> str:
         """How the numbers came about: measured or simulated; from datasheet peaks alone, on a busy machine, or by other
         code than there is now, where that is so."""
@@ -142,7 +149,7 @@ class StoredRun:
         if contention(self.provenance.get("load")):
             obtained += ", contended"
         obtained += ", other code" if self.other_code else ""
-        return obtained + (", other machine" if self.is_of_other_machine else "")
+        return obtained + (", other machine" if self.other_machine else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,12 +282,8 @@ class Store:
         unlike = _unlike(manifest.get("machine"), experiment.machine)
         if unlike and not self.accept_other_machine:
             return unusable(f"another machine: {unlike}")
-        run = StoredRun(cell, file, manifest, provenance, changed, bool(unlike), content)
-        note = f"; other code: {_named(changed)}" if changed else ""
-        note += f"; other machine: {unlike}" if unlike else ""
-        if not run.validity.valid:
-            note += f"; INVALID: {'; '.join(run.validity.reasons)}"
-        return State(run=run, reason=f"done: same cell, finished {provenance['finished_utc']}{note}")
+        run = StoredRun(cell, file, manifest, provenance, changed, unlike, content)
+        return State(run=run, reason=run.why_reused)
 
 
 def pack(experiment: Experiment, record: RunRecord, provenance: Mapping[str, Any]) -> Packed:
