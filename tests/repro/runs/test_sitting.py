@@ -14,7 +14,16 @@ from paper_figures.common.caption import contended_note, obtained_text, seeds_se
 from repro.runs.cell import Cell
 from repro.runs.experiment import prepare
 from repro.runs.record import RunRecord
-from repro.runs.sitting import MAX_SLOWDOWN, MIN_CPU_SHARE, WARM_UP, Load, Sitting, calibration_loop, contention
+from repro.runs.sitting import (
+    FRESH_S,
+    MAX_SLOWDOWN,
+    MIN_CPU_SHARE,
+    WARM_UP,
+    Load,
+    Sitting,
+    calibration_loop,
+    contention,
+)
 from repro.runs.store import Store, StoredRun
 from repro.runs.sweep import Sweep
 
@@ -48,14 +57,31 @@ def test_signs_of_contention(readings: dict[str, float | None] | None, said: tup
     assert contention(readings) == said
 
 
-def test_a_busy_start_is_held_against_the_sessions_best() -> None:
-    loops = [0.06] * (WARM_UP - 1) + [0.05, 0.05, 0.11, 0.04, 0.05]
+def test_a_busy_start_is_held_against_the_sittings_best() -> None:
+    loops = [0.06] * (WARM_UP - 1) + [0.05, 0.11, 0.04, 0.05]
     sitting = Sitting(loop=scripted(loops), cpu=scripted([1.0, 4.0, 5.0, 6.0]), wall=scripted([0.0, 2.0, 2.0, 3.0]))
     result, first = sitting.measure(lambda: "done")
     assert result == "done"
     assert first == Load(cpu_s=3.0, wall_s=2.0, loop_before_s=0.05, loop_after_s=0.11, best_loop_s=0.05)
     _, second = sitting.measure(lambda: None)
     assert (second.loop_before_s, second.loop_after_s, second.best_loop_s) == (0.04, 0.05, 0.04)
+
+
+@pytest.mark.parametrize(
+    ("between_s", "after_first", "before_second"),
+    [(FRESH_S, MAX_SLOWDOWN, MAX_SLOWDOWN), (FRESH_S, MAX_SLOWDOWN + 0.01, 1.1), (FRESH_S + 0.01, 1.0, 1.1)],
+    ids=["quiet a moment ago", "busy a moment ago", "quiet long ago"],
+)
+def test_a_loop_that_found_the_machine_quiet_a_moment_ago_is_not_repeated(
+    between_s: float, after_first: float, before_second: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repro.runs.sitting.time.monotonic", lambda: now)
+    sitting = Sitting(loop=scripted([1.0] * WARM_UP + [after_first, 1.1, 1.1]))
+    now = 0.0
+    sitting.measure(lambda: None)
+    now += between_s
+    _, second = sitting.measure(lambda: None)
+    assert (second.loop_before_s, second.loop_after_s) == (before_second, 1.1)
 
 
 def test_the_loop_does_some_work() -> None:
@@ -72,7 +98,7 @@ def measured(tmp_path: Path, loops: Iterable[float]) -> StoredRun:
 
 
 def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
-    run = measured(tmp_path, [0.05] * (WARM_UP + 1) + [0.1])
+    run = measured(tmp_path, [0.05] * WARM_UP + [0.1])
     assert run.validity.valid
     assert run.validity.warnings == ("contended: the calibration loop took 2.00 times the sitting's best",)
     assert run.obtained == "measured, contended"
@@ -87,7 +113,7 @@ def test_a_contended_run_is_valid_and_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path: Path) -> None:
-    run = measured(tmp_path, [0.05] * WARM_UP + [0.1, 0.05])
+    run = measured(tmp_path, [0.05] * (WARM_UP - 1) + [0.1, 0.1, 0.05])
     assert (run.validity.warnings, run.obtained) == (
         ("contended: the calibration loop took 2.00 times the sitting's best",),
         "measured, contended",
@@ -95,7 +121,7 @@ def test_a_run_that_begins_on_a_busy_machine_says_so(tmp_path: Path) -> None:
 
 
 def test_a_quiet_run_says_nothing(tmp_path: Path) -> None:
-    run = measured(tmp_path, [0.05] * (WARM_UP + 2))
+    run = measured(tmp_path, [0.05] * (WARM_UP + 1))
     assert (run.validity.warnings, run.obtained) == ((), "measured")
 
 
