@@ -17,12 +17,12 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from engines.errors import UserError, require
 
@@ -76,11 +76,6 @@ class Only:
     def __init__(self, **values: object) -> None:
         self.values = {name: value if isinstance(value, tuple) else (value,) for name, value in values.items()}
 
-    @classmethod
-    def of(cls, marks: tuple[Any, ...]) -> Only:
-        """All conditions among the marks."""
-        return cls(**{name: value for mark in marks if isinstance(mark, cls) for name, value in mark.values.items()})
-
     @property
     def said(self) -> str:
         return ", ".join(f"{name}={' or '.join(map(_written_in, values))}" for name, values in self.values.items())
@@ -129,7 +124,8 @@ class Knob(NamedTuple):
         if value is None and self.may_be_none:
             return
         said = f"{prefix}{self.name}"
-        if not isinstance(value, _KINDS[self.kind]) or (isinstance(value, bool) and self.kind is not bool):
+        is_one = type(value) is self.kind or (isinstance(value, _KINDS[self.kind]) and not isinstance(value, bool))
+        if not is_one:
             raise UserError(f"{said}={value!r} must be {_KIND_SAID[self.kind]}")
         if self.choices and value not in self.choices:
             raise UserError(f"{said}={value!r} is unknown: use one of {', '.join(self.choices)}")
@@ -148,49 +144,73 @@ _KINDS: Mapping[type, type] = {int: Integral, float: Real, bool: bool, str: str}
 _KIND_SAID = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
+class _Schema(NamedTuple):
+    """What a class of settings declares."""
+
+    own: Mapping[str, Knob]
+    """The fields that are a number, a text or a truth value, also the fixed ones."""
+    inside: Mapping[str, type]
+    """The fields that are settings themselves, and hold knobs."""
+    knobs: Mapping[str, Knob]
+    conditions: tuple[tuple[str, Only], ...]
+
+
 @cache
+def _schema_of(kind: Any) -> _Schema:
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise UserError(
+            f"settings {kind.__qualname__} declare a field by what is imported for type checkers alone ({error}): import it"
+        ) from None
+    own: dict[str, Knob] = {}
+    inside: dict[str, type] = {}
+    knobs: dict[str, Knob] = {}
+    conditions: list[tuple[str, Only]] = []
+    for field in fields(kind):
+        base, may_be_none, marks = _taken_apart(hints[field.name])
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        knob, only = _knob(field.name, default, base, may_be_none, marks), _only(marks)
+        if knob is not None:
+            own[field.name] = knob
+        elif isinstance(base, type) and is_dataclass(base) and not may_be_none and Fixed not in marks:
+            inside[field.name], inner = base, _schema_of(base)
+            knobs |= inner.knobs
+            conditions += [*inner.conditions, *((name, only) for name in inner.knobs)]
+    return _Schema(
+        own,
+        inside,
+        {name: knob for name, knob in own.items() if not knob.is_fixed} | knobs,
+        tuple((name, only) for name, only in (*((k.name, k.only) for k in own.values()), *conditions) if only.values),
+    )
+
+
 def knobs_of(kind: Any) -> Mapping[str, Knob]:
     """The knobs of settings, by name; those of settings inside of them too."""
-    found = {name: knob for name, knob in _own_knobs(kind).items() if not knob.is_fixed}
-    for inner in _inside(kind).values():
-        found |= knobs_of(inner.kind)
-    return found
+    return _schema_of(kind).knobs
 
 
-@cache
-def _own_knobs(kind: Any) -> Mapping[str, Knob]:
-    """The fields that are a number, a text or a truth value, also the fixed ones."""
-    hints = _hints(kind)
-    found = {field.name: _knob(field.name, _default(field), hints.get(field.name)) for field in fields(kind)}
-    return {name: knob for name, knob in found.items() if knob is not None}
-
-
-class _Inner(NamedTuple):
-    kind: type
-    only: Only
-
-
-@cache
-def _inside(kind: Any) -> Mapping[str, _Inner]:
-    """The fields that are settings themselves, and hold knobs."""
-    found = {}
-    hints = _hints(kind)
-    for field in fields(kind):
-        inner, may_be_none, marks = _taken_apart(hints.get(field.name))
-        if isinstance(inner, type) and is_dataclass(inner) and not may_be_none and Fixed not in marks:
-            found[field.name] = _Inner(inner, Only.of(marks))
-    return found
+def conditions_of(kind: Any) -> tuple[tuple[str, Only], ...]:
+    """Every field that has an effect only beside some values of others, and what they are."""
+    return _schema_of(kind).conditions
 
 
 def check_fields(instance: Any) -> None:
     """Refuse a field of a dataclass that is not what it is declared to be; settings inside of it check themselves."""
-    for name, knob in _own_knobs(_kind(instance)).items():
+    for name, knob in _schema_of(instance.__class__).own.items():
         knob.check(getattr(instance, name))
+
+
+class Checked:
+    """A dataclass whose fields are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def check_value(declared: Any, name: str, value: object) -> None:
     """Refuse a number, a text or a truth value that is not what is declared; what is declared to be something else passes."""
-    knob = _knob(name, MISSING, declared)
+    knob = _knob(name, MISSING, *_taken_apart(declared))
     if knob is not None:
         knob.check(value)
 
@@ -203,10 +223,15 @@ def given_to(settings: Settings, given: Mapping[str, Any], **beside: object) -> 
     """
     given = {name: value for name, value in given.items() if value is not None}
     changed = _replaced(settings, given)
-    values = beside | {name: getattr(part, name) for part in _parts(changed) for name in _own_knobs(_kind(part))}
-    for name, only in conditions_of(_kind(changed)):
-        if name in given:
-            _check_effect(name, given[name], only, values)
+    asked = [(name, only) for name, only in conditions_of(type(settings)) if name in given]
+    values = beside | _values(changed) if asked else {}
+    for name, only in asked:
+        for other, wanted in only.values.items():
+            found = values.get(other, wanted[0])  # what stands nowhere here is checked elsewhere
+            require(
+                found in wanted,
+                f"{name}={_written_in(given[name])} has no effect with {other}={_written_in(found)}: leave it out",
+            )
     return changed
 
 
@@ -227,8 +252,8 @@ def helps_of(kind: type) -> Mapping[str, str]:
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
             found |= _texts_of(base)
-    for inner in _inside(kind).values():
-        found |= helps_of(inner.kind)
+    for inner in _schema_of(kind).inside.values():
+        found |= helps_of(inner)
     return found
 
 
@@ -238,8 +263,8 @@ def declared_in(kind: type) -> Mapping[str, type]:
     for base in reversed(kind.__mro__):
         if is_dataclass(base):
             found |= dict.fromkeys(vars(base).get("__annotations__", ()), base)
-    for inner in _inside(kind).values():
-        found |= declared_in(inner.kind)
+    for inner in _schema_of(kind).inside.values():
+        found |= declared_in(inner)
     return found
 
 
@@ -251,54 +276,35 @@ def written(number: object) -> str:
         return f"{'-' if number < 0 else ''}9999..."  # type: ignore[operator]
 
 
-def _kind(instance: object) -> Any:
-    return type(instance)
-
-
 def _replaced(settings: Any, given: Mapping[str, Any]) -> Any:
-    own = _own_knobs(_kind(settings))
+    schema = _schema_of(settings.__class__)
+    own = schema.own
     changes = {name: own[name].taken(value) for name, value in given.items() if name in own and not own[name].is_fixed}
-    for name, inner in _inside(_kind(settings)).items():
-        if given.keys() & knobs_of(inner.kind).keys():
+    for name, inner in schema.inside.items():
+        if given.keys() & knobs_of(inner).keys():
             changes[name] = _replaced(getattr(settings, name), given)
     return replace(settings, **changes) if changes else settings
 
 
-def _parts(settings: Any) -> Iterator[Any]:
-    yield settings
-    for name in _inside(_kind(settings)):
-        yield from _parts(getattr(settings, name))
-
-
-@cache
-def conditions_of(kind: Any) -> tuple[tuple[str, Only], ...]:
-    """Every field that has an effect only beside some values of others, and what they are."""
-    own = [(name, knob.only) for name, knob in _own_knobs(kind).items()]
-    for inner in _inside(kind).values():
-        own += conditions_of(inner.kind)
-        own += [(name, inner.only) for name in knobs_of(inner.kind)]
-    return tuple((name, only) for name, only in own if only.values)
-
-
-def _check_effect(name: str, value: object, only: Only, values: Mapping[str, object]) -> None:
-    for other, wanted in only.values.items():
-        found = values.get(other, wanted[0])  # what stands nowhere here is checked elsewhere
-        require(
-            found in wanted,
-            f"{name}={_written_in(value)} has no effect with {other}={_written_in(found)}: leave it out",
-        )
+def _values(settings: Any) -> dict[str, object]:
+    """Holds all fields that are a number, a text or a truth value, of settings inside of settings too."""
+    schema = _schema_of(settings.__class__)
+    found = {name: getattr(settings, name) for name in schema.own}
+    for name in schema.inside:
+        found |= _values(getattr(settings, name))
+    return found
 
 
 def _written_in(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+def _only(marks: tuple[Any, ...]) -> Only:
+    """All conditions among the marks."""
+    return Only(**{name: value for mark in marks if isinstance(mark, Only) for name, value in mark.values.items()})
 
 
-def _knob(name: str, default: Any, declared: Any) -> Knob | None:
-    base, may_be_none, marks = _taken_apart(declared)
+def _knob(name: str, default: Any, base: Any, may_be_none: bool, marks: tuple[Any, ...]) -> Knob | None:
     choices: tuple[str, ...] = ()
     if get_origin(base) is Literal:
         choices, base = get_args(base), str
@@ -310,7 +316,7 @@ def _knob(name: str, default: Any, declared: Any) -> Knob | None:
         may_be_none=may_be_none,
         choices=choices,
         range=next((mark for mark in marks if isinstance(mark, Range)), None),
-        only=Only.of(marks),
+        only=_only(marks),
         is_fixed=Fixed in marks,
         is_size=Size in marks,
         default=default,
@@ -334,19 +340,6 @@ def _taken_apart(declared: Any) -> tuple[Any, bool, tuple[Any, ...]]:
             (declared,) = others
         else:
             return declared, may_be_none, marks
-
-
-def _hints(kind: type) -> Mapping[str, Any]:
-    """What the fields are declared to be; without those whose names are imported for type checkers alone."""
-    found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        names = vars(sys.modules[base.__module__])
-        for name, declared in vars(base).get("__annotations__", {}).items():
-            try:
-                found[name] = eval(declared, dict(names)) if isinstance(declared, str) else declared
-            except NameError:
-                found.pop(name, None)
-    return found
 
 
 @cache

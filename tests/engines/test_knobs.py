@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -119,3 +119,10 @@ def test_a_value_by_itself_is_held_to_what_is_declared() -> None:
 def test_what_is_made_directly_is_checked_too() -> None:
     with pytest.raises(UserError, match="floor='x' must be a whole number"):
         Cache(floor="x")  # type: ignore[arg-type]
+
+
+def test_a_field_that_type_checkers_alone_know_is_refused_in_a_sentence():
+    with pytest.raises(
+        UserError, match=r"settings Plugged declare a field by .* \(name 'Elsewhere' is not defined\): import"
+    ):
+        knobs_of(make_dataclass("Plugged", [("other", "Elsewhere")]))
